@@ -1,0 +1,1 @@
+"""What files and messages may hold. No I/O; imports nothing of autoqec but errors."""

@@ -1,0 +1,154 @@
+"""EnvSpec: what is decoded, under which noise, within which limits. A frozen file."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from autoqec.contracts.base import Contract
+
+SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
+
+BASELINES = ("mwpm", "mwpm_correlated")
+
+
+class StimGeneratorCode(Contract):
+    """A circuit from `stim.Circuit.generated`. https://github.com/quantumlib/Stim"""
+
+    kind: Literal["stim_generator"] = "stim_generator"
+    task: Literal[
+        "surface_code:rotated_memory_z",
+        "surface_code:rotated_memory_x",
+        "surface_code:unrotated_memory_z",
+        "surface_code:unrotated_memory_x",
+        "repetition_code:memory",
+    ]
+    distance: int = Field(ge=2, le=63)
+    rounds: int = Field(ge=1, le=10_000)
+
+
+class StimFileCode(Contract):
+    """A circuit with detectors, observables and its own noise, in stim's text format.
+
+    `text` is the file's content: the frozen env carries it, so that nobody needs the path again.
+    """
+
+    kind: Literal["stim_file"] = "stim_file"
+    path: str
+    text: str | None = None
+    rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
+
+
+Code = Annotated[StimGeneratorCode | StimFileCode, Field(discriminator="kind")]
+
+
+class CircuitDepolarizing(Contract):
+    """All four noise parameters of stim's generator equal p. p lies in (0, 1/2)."""
+
+    model: Literal["circuit_depolarizing"] = "circuit_depolarizing"
+    p: tuple[float, ...] = Field(min_length=1)
+    target_p: float
+
+    @field_validator("p")
+    @classmethod
+    def _in_range(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        for value in values:
+            if not 0.0 < value < 0.5:
+                raise ValueError(f"p = {value} lies outside (0, 1/2)")
+        if len(set(values)) != len(values):
+            raise ValueError("a value of p stands twice")
+        return values
+
+    @model_validator(mode="after")
+    def _target_listed(self) -> CircuitDepolarizing:
+        if self.target_p not in self.p:
+            raise ValueError(f"target_p = {self.target_p} is not in the list p = {list(self.p)}")
+        return self
+
+
+class FileNoise(Contract):
+    """The noise is written in the code's own file: one operating point, no p to choose."""
+
+    model: Literal["from_file"] = "from_file"
+
+
+Noise = Annotated[CircuitDepolarizing | FileNoise, Field(discriminator="model")]
+
+Band = tuple[int, int]
+
+
+class SeedPolicy(Contract):
+    """Disjoint bands of sampler seeds, both ends included, below 2**32."""
+
+    train: Band
+    val: Band
+    holdout: Band
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> SeedPolicy:
+        bands = {name: getattr(self, name) for name in ("train", "val", "holdout")}
+        for name, (low, high) in bands.items():
+            if not 0 <= low <= high < SEED_SPACE:
+                raise ValueError(f"band {name} = [{low}, {high}] must satisfy 0 <= low <= high < 2**32")
+        ordered = sorted(bands.items(), key=lambda item: item[1])
+        for (one, (_, high)), (two, (low, _)) in zip(ordered, ordered[1:], strict=False):
+            if low <= high:
+                raise ValueError(f"bands {one} and {two} overlap at seed {low}")
+        return self
+
+
+class Constraints(Contract):
+    """Upper bounds a candidate must keep; a round beyond them is refused before training."""
+
+    max_params: int = Field(default=2_000_000, ge=1)
+    max_flops_per_syndrome: int = Field(default=50_000_000, ge=1)
+
+
+class Protocol(Contract):
+    """How a decoder of this env is judged."""
+
+    min_relative_gain: float = Field(
+        default=0.02, ge=0, lt=1, description="lower bound of the relative gain must reach this"
+    )
+    alpha: float = Field(default=0.05, gt=0, lt=1, description="error budget of the whole run")
+
+
+class EnvSpec(Contract):
+    """env.yaml: code x noise x constraints."""
+
+    schema_version: Literal[1] = 1
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,63}$")
+    code: Code
+    noise: Noise
+    seed_policy: SeedPolicy
+    backend: Literal["mwpm"] = "mwpm"
+    baselines: tuple[str, ...] = ("mwpm", "mwpm_correlated")
+    constraints: Constraints = Constraints()
+    protocol: Protocol = Protocol()
+
+    @field_validator("baselines")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in BASELINES:
+                raise ValueError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
+        if "mwpm" not in names:
+            raise ValueError("the plain backend `mwpm` must be among the baselines")
+        return names
+
+    @model_validator(mode="after")
+    def _noise_fits_code(self) -> EnvSpec:
+        from_file = self.noise.model == "from_file"
+        if (self.code.kind == "stim_file") != from_file:
+            raise ValueError("noise model `from_file` belongs to code kind `stim_file`, and to no other")
+        return self
+
+    @property
+    def points(self) -> tuple[float | None, ...]:
+        """Operating points; (None,) where the noise comes with the file."""
+        return self.noise.p if isinstance(self.noise, CircuitDepolarizing) else (None,)
+
+    @property
+    def target(self) -> float | None:
+        return self.noise.target_p if isinstance(self.noise, CircuitDepolarizing) else None

@@ -1,0 +1,69 @@
+"""Replies of the roles: the same models whether a search or a language model speaks."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, ValidationError, model_validator
+
+from autoqec.contracts.base import Contract, first_fault
+from autoqec.contracts.round import ComposeMode, ForkFrom
+from autoqec.errors import ContractError
+
+Line = Annotated[str, Field(min_length=1, max_length=400)]
+Paragraph = Annotated[str, Field(min_length=1, max_length=4000)]
+
+
+class IdeatorResponse(Contract):
+    """What to try next, and from where."""
+
+    hypothesis: Line = Field(description="one sentence: what is expected to help, and why")
+    slug: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)
+    fork_from: ForkFrom = "baseline"
+    compose_mode: ComposeMode | None = None
+    proposal: dict[str, Any] = Field(description="the predecoder config that embodies the hypothesis")
+    source: str = Field(default="", max_length=200, description="which ideator spoke, and from which state")
+
+    @model_validator(mode="after")
+    def _mode_fits(self) -> IdeatorResponse:
+        if (self.compose_mode is not None) != isinstance(self.fork_from, tuple):
+            raise ValueError("`compose_mode` belongs to a composition (a list in `fork_from`), and to nothing else")
+        return self
+
+
+class FileEdit(Contract):
+    """One whole file of the search surface, by its name inside it."""
+
+    path: str = Field(max_length=120)
+    text: str = Field(max_length=200_000)
+
+
+class CoderResponse(Contract):
+    """The hypothesis as an edit of the search surface."""
+
+    dsl_config: dict[str, Any]
+    edits: tuple[FileEdit, ...] = Field(default=(), max_length=8)
+    commit_message: Line
+
+
+class AnalystResponse(Contract):
+    """A nomination, never a verdict."""
+
+    verdict: Literal["candidate", "ignore"]
+    summary_1line: Line
+    analysis: Paragraph
+    next_hypothesis_seed: Line
+
+
+Reply = TypeVar("Reply", bound=Contract)
+
+
+def parse_response(kind: type[Reply], text: str) -> Reply:
+    """A role's reply from JSON text; ContractError names the first wrong field. Nothing is mirrored before this."""
+    try:
+        return kind.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise ContractError(f"not JSON: {error.msg} at character {error.pos}", where=kind.__name__) from error
+    except ValidationError as error:
+        raise ContractError(first_fault(error), where=kind.__name__) from error

@@ -1,0 +1,75 @@
+"""Named sizes of work: shots, steps and limits. One table; `autoqec run --dry-run` shows it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autoqec.contracts.base import Contract
+
+ProfileName = Literal["smoke", "dev", "prod"]
+
+
+class Profile(Contract):
+    """Budgets count shots and floating-point operations, so that they repeat exactly; seconds only kill."""
+
+    name: ProfileName
+    train_shots: int  # labelled shots for training on edge labels
+    finetune_shots: int  # shots near failure for fine-tuning through the matching
+    train_gflops: int  # cap on forward+backward work; large nets take fewer steps
+    val_shots: int  # per round, same shots for every round of an env and profile
+    judge_test_shots: int  # at most, for the sequential test
+    judge_effect_shots: int  # second draw at the target p: the published effect
+    judge_point_shots: int  # per other p of the env
+    round_wallclock_s: int  # kills the Runner child
+    judge_wallclock_s: int  # kills the candidate process
+    memory_gb: float  # kills the Runner child
+    disk_mb: int  # artifacts of one round
+
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name="smoke",
+            train_shots=16_384,
+            finetune_shots=256,
+            train_gflops=50,
+            val_shots=4_000,
+            judge_test_shots=20_000,
+            judge_effect_shots=10_000,
+            judge_point_shots=4_000,
+            round_wallclock_s=120,
+            judge_wallclock_s=120,
+            memory_gb=4,
+            disk_mb=64,
+        ),
+        Profile(
+            name="dev",
+            train_shots=1_500_000,
+            finetune_shots=60_000,
+            train_gflops=2_000,
+            val_shots=20_000,
+            judge_test_shots=100_000,
+            judge_effect_shots=100_000,
+            judge_point_shots=20_000,
+            round_wallclock_s=400,
+            judge_wallclock_s=600,
+            memory_gb=8,
+            disk_mb=256,
+        ),
+        Profile(
+            name="prod",
+            train_shots=200_000_000,
+            finetune_shots=5_000_000,
+            train_gflops=2_000_000,
+            val_shots=200_000,
+            judge_test_shots=2_000_000,
+            judge_effect_shots=1_000_000,
+            judge_point_shots=200_000,
+            round_wallclock_s=6 * 3600,
+            judge_wallclock_s=3 * 3600,
+            memory_gb=64,
+            disk_mb=4096,
+        ),
+    )
+}

@@ -1,0 +1,167 @@
+"""The only speller of paths under runs/ and .worktrees/, and of branch names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN_ID = re.compile(r"^\d{8}-\d{6}(-[1-9]\d*)?$")
+BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
+SURFACE = "autoqec/decoders/modules"
+SURFACE_CONFIG = f"{SURFACE}/predecoder.yaml"
+
+
+@dataclass(frozen=True)
+class RoundLayout:
+    """Files of one round directory."""
+
+    dir: Path
+    round: int
+
+    @property
+    def config(self) -> Path:
+        return self.dir / "config.yaml"
+
+    @property
+    def train_log(self) -> Path:
+        return self.dir / "train.log"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.dir / "checkpoint.pt"
+
+    @property
+    def metrics(self) -> Path:
+        return self.dir / "metrics.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.dir / "artifact_manifest.json"
+
+    @property
+    def manifest_error(self) -> Path:
+        return self.dir / "manifest_error.txt"
+
+    @property
+    def pointer(self) -> Path:
+        return self.dir / pointer_name(self.round)
+
+    @property
+    def train_dir(self) -> Path:
+        return self.dir / "train"
+
+    @property
+    def progress(self) -> Path:
+        return self.train_dir / "progress.csv"
+
+    @property
+    def report_md(self) -> Path:
+        return self.dir / "verification_report.md"
+
+    @property
+    def report_json(self) -> Path:
+        return self.dir / "verification_report.json"
+
+
+@dataclass(frozen=True)
+class RunLayout:
+    """Files of one run; `repo_root` is the lab repository's top level."""
+
+    repo_root: Path
+    run_id: str
+
+    @property
+    def root(self) -> Path:
+        return runs_dir(self.repo_root) / self.run_id
+
+    @property
+    def history(self) -> Path:
+        return self.root / "history.jsonl"
+
+    @property
+    def attempts(self) -> Path:
+        return self.root / "attempts.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "log.md"
+
+    @property
+    def pareto(self) -> Path:
+        return self.root / "pareto.json"
+
+    @property
+    def preview(self) -> Path:
+        return self.root / "pareto_preview.json"
+
+    @property
+    def candidates(self) -> Path:
+        return self.root / "candidate_pareto.json"
+
+    @property
+    def fork_graph(self) -> Path:
+        return self.root / "fork_graph.json"
+
+    @property
+    def run_info(self) -> Path:
+        return self.root / "run.json"
+
+    @property
+    def env(self) -> Path:
+        return self.root / "env.yaml"
+
+    @property
+    def secret(self) -> Path:
+        return self.root / "secret"
+
+    @property
+    def owner(self) -> Path:
+        return self.root / "owner.json"
+
+    @property
+    def salvage(self) -> Path:
+        return self.root / "salvage"
+
+    def round(self, number: int) -> RoundLayout:
+        return RoundLayout(self.root / f"round_{number}", number)
+
+    def worktree(self, branch: str) -> Path:
+        return self.repo_root / ".worktrees" / branch.replace("/", "-")
+
+    def branch(self, number: int, slug: str) -> str:
+        return f"exp/{self.run_id}/{number:02d}-{slug}"
+
+    @property
+    def branch_prefix(self) -> str:
+        return f"exp/{self.run_id}/"
+
+    @property
+    def pin_prefix(self) -> str:
+        return f"refs/autoqec/pin/{self.run_id}/"
+
+    def pin(self, attempt_id: str) -> str:
+        return f"{self.pin_prefix}{attempt_id}"
+
+
+def runs_dir(repo_root: Path) -> Path:
+    return repo_root / "runs"
+
+
+def quarantined(branch: str) -> str:
+    """exp/<run>/<rest> -> quarantine/<run>/<rest>."""
+    return "quarantine/" + branch.removeprefix("exp/")
+
+
+def pointer_name(number: int) -> str:
+    return f"round_{number}_pointer.json"
+
+
+def pointer_on_branch(number: int) -> str:
+    """Path of the pointer inside the branch's tree."""
+    return f"round_{number}/{pointer_name(number)}"
+
+
+def round_of_branch(branch: str) -> int | None:
+    match = BRANCH.match(branch)
+    return int(match["round"]) if match else None
