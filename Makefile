@@ -1,0 +1,70 @@
+# Every target sets up what it needs. `make run` on a fresh clone is all there is to know.
+#   PY=python3.12 make install      another interpreter (3.11 or newer)
+#   PIP_ARGS="--index-url …"        another package index
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PY ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+PIP_ARGS ?=
+ENV ?= autoqec/envs/builtin/surface_d5_depol.yaml
+ROUNDS ?= 3
+PROFILE ?= dev
+SEED ?= 1
+ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# One thread a process: results repeat, and the tests' two processes do not fight.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install run test test-all test-crash bench prove-judge setup-sandbox lint docs
+
+help:
+	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
+	@echo "make test           lint, types, layers, and the tests that are quick"
+	@echo "make test-all       every test; make test-crash: the crash sweeps"
+	@echo "make bench          figures as ratios into benchmarks/; make prove-judge: the judge itself on trial"
+	@echo "make setup-sandbox  bubblewrap, where one is root; make lint; make docs"
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. Mend: PY=/path/to/python3.12 make install" >&2; exit 2; }
+	test -x $(BIN)/python || $(PY) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	touch $(STAMP)
+
+run: install
+	$(BIN)/autoqec run $(ENV) --rounds $(ROUNDS) --profile $(PROFILE) --seed $(SEED) $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: lint
+	$(BIN)/python -m pytest -m 'not long' $(ARGS)
+
+test-all: lint
+	$(BIN)/python -m pytest $(ARGS)
+
+test-crash: install
+	$(BIN)/python -m pytest tests/crash $(ARGS)
+
+bench: install
+	$(BIN)/python -m benchmarks.bench $(ARGS)
+
+prove-judge: install
+	$(BIN)/python -m benchmarks.prove_judge $(ARGS)
+
+docs: install
+	$(BIN)/python -m docs.generate
+
+setup-sandbox:
+	@if command -v bwrap >/dev/null; then bwrap --version; \
+	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y --no-install-recommends bubblewrap; \
+	else echo "bubblewrap is missing and you are not root. Mend: sudo apt-get install bubblewrap" >&2; exit 2; fi

@@ -1,0 +1,1 @@
+"""Envs that come with the package: data, no code."""
