@@ -1,0 +1,124 @@
+"""Whole files or none: temporary in the same directory, fsync, rename, fsync of the directory.
+
+A failed fsync is never retried (the kernel may have dropped the pages): DiskFailed, and the next start re-reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from autoqec.errors import DiskFailed
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{16}\.tmp$")
+
+
+@contextmanager
+def disk(path: Path) -> Iterator[None]:
+    """Turn any OSError into DiskFailed that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise failed(path, error) from error
+
+
+def failed(path: Path, error: OSError) -> DiskFailed:
+    reason = error.strerror or str(error)
+    if error.errno in _FULL:
+        mend = f"free space on its file system (`df -h {path.parent}`), then start again with --resume"
+    elif error.errno in _DENIED:
+        mend = f"make it writable (`ls -ld {path.parent}`), then start again with --resume"
+    else:
+        mend = "look at the disk (`dmesg | tail`), then start again with --resume"
+    return DiskFailed(f"could not be written: {reason}", where=str(path), mend=mend)
+
+
+def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace `path` by `data`: a reader sees the old file or the new one, whole; after return it is durable.
+
+    A symlink at `path` is replaced, never followed. Raises DiskFailed, and then leaves the old file alone.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    with disk(path):
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+        try:
+            try:
+                write_all(fd, data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+    fsync_dir(path.parent)
+
+
+def write_text(path: Path | str, text: str, *, mode: int = 0o644) -> None:
+    """As `write_bytes`, UTF-8."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_json(path: Path | str, value: Any, *, mode: int = 0o644) -> None:
+    """As `write_bytes`: two-space JSON with a newline at the end, keys in the order given; ValueError for NaN."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", mode=mode)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def fsync_dir(directory: Path | str) -> None:
+    """Make the names in `directory` durable."""
+    with disk(Path(directory)):
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Some network file systems cannot sync a directory; they order names themselves.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(fd)
+
+
+def make_dir(directory: Path | str, *, exclusive: bool = False) -> None:
+    """Create `directory` and its missing parents, durably. `exclusive`: FileExistsError where it stands already."""
+    directory = Path(directory)
+    if directory.is_dir() and not exclusive:
+        return
+    if not directory.parent.is_dir():
+        make_dir(directory.parent)
+    try:
+        os.mkdir(directory)
+    except FileExistsError as error:
+        if exclusive:
+            raise
+        if not directory.is_dir():
+            raise failed(directory, error) from error
+    except OSError as error:
+        raise failed(directory, error) from error
+    fsync_dir(directory.parent)
+
+
+def sweep(directory: Path | str) -> list[Path]:
+    """Remove what a killed `write_bytes` left in `directory` (not below it); returns what was removed."""
+    directory = Path(directory)
+    with disk(directory):
+        found = sorted(entry for entry in directory.iterdir() if _TEMPORARY.match(entry.name) and not entry.is_dir())
+        for entry in found:
+            entry.unlink(missing_ok=True)
+    return found

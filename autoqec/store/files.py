@@ -1,0 +1,204 @@
+"""YAML in and out, and the loading of env files."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from autoqec.contracts.base import first_fault
+from autoqec.contracts.env import EnvSpec, StimFileCode
+from autoqec.errors import InputError
+
+MAX_BYTES = 16 * 2**20
+_MAX_DEPTH = 32
+_TAG = "tag:yaml.org,2002:"
+# YAML 1.2's core schema: 1e-3 is a number, `no` and 2024-01-01 are words, 010 is ten.
+_NULL = re.compile(r"^(?:~|null|)$")
+_BOOL = re.compile(r"^(?:true|false)$")
+_INT = re.compile(r"^[-+]?[0-9]+$")
+_FLOAT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.inf$|^\.nan$")
+_KINDS = (("null", _NULL, ["~", "n", ""]), ("bool", _BOOL, list("tf")))
+_NUMBERS = (("int", _INT, list("-+0123456789")), ("float", _FLOAT, list("-+.0123456789")))
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every word that either YAML version takes for something else."""
+
+
+for _kind, _pattern, _first in _KINDS + _NUMBERS:
+    _Loader.add_implicit_resolver(_TAG + _kind, _pattern, _first)
+    _Dumper.add_implicit_resolver(_TAG + _kind, _pattern, _first)
+
+
+def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise _fault(f"key {key!r} is no word", key_node.start_mark)
+        if key in result:
+            raise _fault(f"key `{key}` stands twice", key_node.start_mark)
+        result[key] = loader.construct_object(value_node, deep=True)
+    return result
+
+
+def _construct_int(loader: Any, node: yaml.ScalarNode) -> int:
+    if len(node.value) > 30:
+        raise _fault("an integer of more than 30 digits", node.start_mark)
+    return int(node.value)
+
+
+def _construct_float(loader: Any, node: yaml.ScalarNode) -> float:
+    text = node.value.lower()
+    value = float(text) if text[-3:] not in ("inf", "nan") else math.nan
+    if not math.isfinite(value):
+        raise _fault(f"{node.value} is no finite number", node.start_mark)
+    return value
+
+
+_Loader.add_constructor(_TAG + "map", _construct_mapping)
+_Loader.add_constructor(_TAG + "int", _construct_int)
+_Loader.add_constructor(_TAG + "float", _construct_float)
+
+
+def _fault(what: str, mark: Any) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=what, problem_mark=mark)
+
+
+def load_yaml(text: str, *, where: str) -> Any:
+    """Plain values only: no tags, anchors or aliases; no key twice; no NaN; bounded size and depth.
+
+    Raises InputError naming `where` and the line.
+    """
+    if len(text) > MAX_BYTES:
+        raise InputError(f"larger than {MAX_BYTES >> 20} MiB", where=where, mend="make the file smaller")
+    try:
+        _admit(text)
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        place = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
+        raise InputError(error.problem or "not YAML", where=place, mend=f"edit {where}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"not YAML: {str(error).splitlines()[0]}", where=where, mend=f"edit {where}") from error
+
+
+def _admit(text: str) -> None:
+    """Refuse on the event stream, before anything is built, what could blow up or be more than plain values."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise _fault("anchors and aliases are refused", event.start_mark)
+        if tag := getattr(event, "tag", None):
+            raise _fault(f"tags are refused ({tag})", event.start_mark)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MAX_DEPTH:
+            raise _fault(f"nested deeper than {_MAX_DEPTH}", event.start_mark)
+
+
+def dump_config(config: dict[str, Any]) -> str:
+    """One key a paragraph, at every depth, in the order given; `load_yaml` reads back the same value.
+
+    The blank line between neighbours lets `git merge` join independent edits and conflict on rival ones.
+    """
+    return "\n".join(_paragraphs(config, ""))
+
+
+def _paragraphs(config: dict[str, Any], indent: str) -> list[str]:
+    out = []
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            out += [f"{indent}{_line(key)}:\n", *_paragraphs(value, indent + "  ")]
+        elif isinstance(value, str) and "\n" in value and _fits_block(value):
+            body = "".join(f"{indent}  {line}\n" if line else "\n" for line in value.removesuffix("\n").split("\n"))
+            out.append(f"{indent}{_line(key)}: {'|' if value.endswith(chr(10)) else '|-'}\n{body}")
+        else:
+            out.append(f"{indent}{_line(key)}: {_line(value)}\n")
+    return out
+
+
+def _line(value: Any) -> str:
+    """One line for any plain value."""
+    if isinstance(value, tuple):
+        value = list(value)
+    style = '"' if isinstance(value, str) and not value.isprintable() else None
+    text = yaml.dump(
+        value,
+        Dumper=_Dumper,
+        default_flow_style=True,
+        default_style=style,
+        width=math.inf,
+        allow_unicode=True,
+        sort_keys=False,
+    )
+    return str(text).removesuffix("\n").removesuffix("\n...")
+
+
+def _fits_block(text: str) -> bool:
+    """Whether a literal block holds `text` exactly, with blank lines after it."""
+    lines = text.split("\n")
+    plain = all(line.isprintable() or not line.replace("\t", "").strip() for line in lines)
+    return plain and not text.endswith("\n\n") and text[:1] not in (" ", "\t", "\n")
+
+
+def read_text(path: Path | str, *, what: str = "file", mend: str | None = None) -> str:
+    """A regular UTF-8 file of at most MAX_BYTES; InputError otherwise."""
+    path = Path(path)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise InputError(f"{what} cannot be read: {error.strerror}", where=str(path), mend=mend) from error
+    with os.fdopen(fd, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise InputError(f"{what} is no regular file", where=str(path), mend=mend)
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{what} is larger than {MAX_BYTES >> 20} MiB", where=str(path), mend=mend)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{what} is not UTF-8 text", where=str(path), mend=mend) from error
+
+
+def load_env(path: Path | str) -> tuple[EnvSpec, str]:
+    """An env file and its frozen text: self-contained (a circuit file's text stands in it), every default written.
+
+    The text is a function of the EnvSpec; `parse_env` of it gives the same EnvSpec. Raises InputError on any fault.
+    """
+    path = Path(path)
+    mend = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
+    text = read_text(path, what="env file", mend=mend)
+    env = _validate(load_yaml(text, where=str(path)), where=str(path))
+    if isinstance(env.code, StimFileCode) and env.code.text is None:
+        mend = f"correct `code.path` in {path} (relative to that file)"
+        circuit = read_text(path.parent / env.code.path, what="circuit file", mend=mend)
+        env = env.model_copy(update={"code": env.code.model_copy(update={"text": circuit})})
+    return env, dump_config(env.dump())
+
+
+def parse_env(text: str, *, where: str) -> EnvSpec:
+    """A frozen env. Raises InputError; also where a circuit file's text is not in it."""
+    env = _validate(load_yaml(text, where=where), where=where)
+    if isinstance(env.code, StimFileCode) and env.code.text is None:
+        raise InputError("`code.text` is missing: this env is not frozen", where=where, mend="load it from its file")
+    return env
+
+
+def _validate(data: Any, *, where: str) -> EnvSpec:
+    try:
+        return EnvSpec.model_validate(data)
+    except ValidationError as error:
+        raise InputError(first_fault(error), where=where, mend=f"edit {where}") from error

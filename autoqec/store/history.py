@@ -1,0 +1,102 @@
+"""The only reader and writer of a run's truth: history.jsonl, attempts.jsonl, run.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from autoqec.contracts.base import first_fault
+from autoqec.contracts.history import ATTEMPT_LINE, AttemptLine, HistoryRow, RunInfo
+from autoqec.errors import ContractError, DiskFailed, InputError, RunPaused
+from autoqec.store import atomic, jsonl
+from autoqec.store.layout import RunLayout
+
+Parsed = TypeVar("Parsed")
+
+
+class History:
+    """Truth of one run. Nothing is cached: every call reads the disk."""
+
+    def __init__(self, layout: RunLayout) -> None:
+        self.layout = layout
+
+    def rows(self) -> list[HistoryRow]:
+        """Finished rounds, oldest first; a torn last line is left out, unknown keys are kept.
+
+        Raises RunPaused naming the line that is damaged.
+        """
+        return self._read(self.layout.history, lambda data, where: HistoryRow.read(data, where=where))
+
+    def attempts(self) -> list[AttemptLine]:
+        """Write-ahead lines, oldest first; as tolerant as `rows`."""
+        return self._read(self.layout.attempts, _attempt)
+
+    def append_row(self, row: HistoryRow) -> None:
+        """The commit point of a round.
+
+        Raises ContractError for a row without round directory, and for a second row of an attempt that is
+        no follow-up (`refers_to_attempt`).
+        """
+        directory = self.layout.round(row.round).dir
+        if not directory.is_dir():
+            raise ContractError(f"row of round {row.round} without its directory {directory}", where="history")
+        attempt = row.round_attempt_id
+        if attempt is not None and row.refers_to_attempt is None and attempt in self.closed_attempts():
+            raise ContractError(f"attempt {attempt} has its row already", where="history")
+        jsonl.append(self.layout.history, row.dump(), salvage=self.layout.salvage)
+
+    def append_attempt(self, line: AttemptLine) -> None:
+        """Write ahead: durable on return."""
+        jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage)
+
+    def closed_attempts(self) -> set[str]:
+        """Attempts that have their row."""
+        return {
+            row.round_attempt_id
+            for row in self.rows()
+            if row.round_attempt_id is not None and row.refers_to_attempt is None
+        }
+
+    def info(self) -> RunInfo:
+        """run.json. InputError where there is no such run; RunPaused where the file is damaged."""
+        path = self.layout.run_info
+        try:
+            return RunInfo.read(json.loads(path.read_bytes()), where=str(path))
+        except FileNotFoundError as error:
+            raise InputError(
+                f"there is no run {self.layout.run_id!r}: {path} is missing", mend="`autoqec show` lists the runs"
+            ) from error
+        except (ValueError, ContractError) as error:
+            raise _damaged(error, path) from error
+        except OSError as error:
+            raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
+
+    def write_info(self, info: RunInfo) -> None:
+        """Once, at the start of the run."""
+        if self.layout.run_info.exists():
+            raise ContractError("run.json is written once", where=str(self.layout.run_info))
+        atomic.write_json(self.layout.run_info, info.dump())
+
+    def _read(self, path: Path, parse: Callable[[dict[str, Any], str], Parsed]) -> list[Parsed]:
+        try:
+            return [parse(data, f"{path}:{number}") for number, data in enumerate(jsonl.read(path), start=1)]
+        except ContractError as error:
+            raise _damaged(error, path) from error
+
+
+def _attempt(data: dict[str, Any], where: str) -> AttemptLine:
+    try:
+        return ATTEMPT_LINE.validate_python(data, extra="allow")
+    except ValidationError as error:
+        raise ContractError(first_fault(error), where=where) from error
+
+
+def _damaged(error: Exception, path: Path) -> RunPaused:
+    what = error.what if isinstance(error, ContractError) else str(error)
+    where = error.where if isinstance(error, ContractError) and error.where else str(path)
+    mend = f"restore {path} from a backup, or repair that line by hand, then --resume"
+    return RunPaused(what, where=where, mend=mend)

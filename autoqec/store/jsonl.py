@@ -1,0 +1,121 @@
+"""JSON lines that survive a crash: a line counts once its newline is on disk."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autoqec.errors import ContractError, DiskFailed
+from autoqec.store import atomic
+
+_BLOCK = 1 << 16
+
+
+def append(path: Path | str, value: Any, *, salvage: Path | None = None) -> None:
+    """Append `value` as one line; durable on return.
+
+    A torn tail (a line without newline, or holding NUL bytes after a power cut) is moved to
+    `salvage` (default: `salvage/` beside the file) first. Writers exclude each other by flock on the file.
+    On failure the file is cut back to what it was. Raises DiskFailed; ValueError for NaN.
+    """
+    path = Path(path)
+    line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    with atomic.disk(path):
+        fd, created = _open(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            size = _heal(fd, path, salvage or path.parent / "salvage")
+            _append_line(fd, line, size)
+        finally:
+            os.close(fd)
+    if created:
+        atomic.fsync_dir(path.parent)
+
+
+def read(path: Path | str) -> list[dict[str, Any]]:
+    """Every whole line; [] where there is no file; a torn last line is left out.
+
+    Raises ContractError naming file and line for a damaged line anywhere else.
+    """
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
+    whole = data[: len(data) - len(_torn_tail(data))]
+    return [_parse(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], start=1)]
+
+
+def _open(path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+    except FileExistsError:
+        return os.open(path, flags), False
+
+
+def _append_line(fd: int, line: bytes, size: int) -> None:
+    try:
+        if os.write(fd, line) != len(line):
+            raise OSError(28, "No space left on device (short write)")
+        os.fsync(fd)
+    except BaseException:
+        with suppress(OSError):
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        raise
+
+
+def _heal(fd: int, path: Path, salvage: Path) -> int:
+    """Cut a torn tail off, its bytes kept; returns the size that is whole."""
+    size = os.fstat(fd).st_size
+    torn = _torn_tail(_last_lines(fd, size))
+    if not torn:
+        return size
+    keep = size - len(torn)
+    atomic.make_dir(salvage)
+    # The name is a function of place and bytes: healing that is killed and repeated saves the same file.
+    name = f"{path.name}.{keep}.{hashlib.sha256(torn).hexdigest()[:12]}.torn"
+    atomic.write_bytes(salvage / name, torn)
+    os.ftruncate(fd, keep)
+    os.fsync(fd)
+    return keep
+
+
+def _last_lines(fd: int, size: int) -> bytes:
+    """The end of the file, long enough to hold its last line and the newline before it."""
+    data = b""
+    while len(data) < size and data.count(b"\n", 0, max(len(data) - 1, 0)) == 0:
+        start = max(0, size - len(data) - _BLOCK)
+        data = os.pread(fd, size - len(data) - start, start) + data
+    return data
+
+
+def _torn_tail(data: bytes) -> bytes:
+    """What follows the last whole line. JSON holds no raw NUL: a last line with one was never written out."""
+    if not data:
+        return b""
+    end = len(data) - 1 if data.endswith(b"\n") else len(data)
+    last = data[data.rfind(b"\n", 0, end) + 1 :]
+    return last if not last.endswith(b"\n") or b"\0" in last else b""
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"the line is damaged: {error}", where=where) from error
+    if not isinstance(value, dict):
+        raise ContractError("the line holds no JSON object", where=where)
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
