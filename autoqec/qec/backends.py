@@ -1,0 +1,125 @@
+"""Classical decoders behind one protocol. Built once; reweighted, never rebuilt from a DEM per shot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import pymatching
+
+from autoqec.errors import InputError
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import unpack
+
+MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
+
+
+class Backend(Protocol):
+    """decode: packed detection events uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables]."""
+
+    name: str
+
+    def decode(self, detectors: np.ndarray) -> np.ndarray: ...
+
+
+class SoftBackend(Backend, Protocol):
+    """decode_soft: also log-odds float32 [n, n_edges], each shot decoded exactly under its own."""
+
+    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray: ...
+
+
+class Mwpm:
+    """Minimum-weight perfect matching on the components that hold an observable (PyMatching).
+
+    https://github.com/oscarhiggott/PyMatching
+    """
+
+    name = "mwpm"
+
+    def __init__(self, problem: Problem) -> None:
+        graph = problem.graph
+        self._n_detectors = problem.n_detectors
+        self._graph = graph
+        inside = np.zeros((1, problem.n_detectors), np.uint8)
+        inside[0, graph.own] = 1
+        self._own_bits = np.packbits(inside, axis=1, bitorder="little")
+        self._matching = self._build(-graph.log_odds)
+        self._wide = self._build_wide(problem)
+
+    def _build(self, weights: np.ndarray) -> pymatching.Matching:
+        graph = self._graph
+        return pymatching.Matching.from_check_matrix(
+            graph.check_matrix, weights=weights, faults_matrix=graph.faults_matrix
+        )
+
+    def _build_wide(self, problem: Problem) -> pymatching.Matching:
+        """The same graph over all detector ids, so that packed shots need no repacking."""
+        matching = pymatching.Matching()
+        for (one, two), weight, flips in zip(
+            self._graph.endpoints, -self._graph.log_odds, self._graph.observables, strict=True
+        ):
+            ids = set(np.nonzero(flips)[0].tolist())
+            if two < 0:
+                matching.add_boundary_edge(int(one), weight=weight, fault_ids=ids, merge_strategy="smallest-weight")
+            else:
+                matching.add_edge(int(one), int(two), weight=weight, fault_ids=ids, merge_strategy="smallest-weight")
+        matching.ensure_num_fault_ids(problem.n_observables)
+        return matching
+
+    def decode(self, detectors: np.ndarray) -> np.ndarray:
+        own = detectors & self._own_bits
+        columns = -(-self._wide.num_detectors // 8)  # detectors beyond the last edge have no bit to give
+        return self._wide.decode_batch(np.ascontiguousarray(own[:, :columns]), bit_packed_shots=True).astype(bool)
+
+    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """One matching a shot under weights -log_odds, clipped to +-MAX_LOG_ODDS nats.
+
+        Raises ValueError on a wrong shape or a value that is not finite.
+        """
+        graph = self._graph
+        if log_odds.shape != (len(detectors), graph.n_edges):
+            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), graph.n_edges)}")
+        if not np.isfinite(log_odds).all():
+            raise ValueError("log-odds hold values that are not finite")
+        events = unpack(detectors, self._n_detectors)[:, graph.own]
+        weights = -np.clip(log_odds.astype(np.float64), -MAX_LOG_ODDS, MAX_LOG_ODDS)
+        answers = np.zeros((len(detectors), graph.observables.shape[1]), bool)
+        # Nothing fired and no edge is likelier flipped than not: the empty matching is the minimum.
+        trivial = ~events.any(axis=1) & (weights > 0).all(axis=1)
+        for shot in np.nonzero(~trivial)[0]:
+            answers[shot] = self._build(weights[shot]).decode(events[shot])
+        return answers
+
+
+class CorrelatedMwpm:
+    """PyMatching's two-pass correlated matching on the full decomposed DEM."""
+
+    name = "mwpm_correlated"
+
+    def __init__(self, problem: Problem) -> None:
+        self._matching = pymatching.Matching.from_detector_error_model(problem.dem, enable_correlations=True)
+
+    def decode(self, detectors: np.ndarray) -> np.ndarray:
+        answers = self._matching.decode_batch(detectors, bit_packed_shots=True, enable_correlations=True)
+        return answers.astype(bool)
+
+
+BACKENDS: dict[str, Callable[[Problem], Backend]] = {"mwpm": Mwpm, "mwpm_correlated": CorrelatedMwpm}
+
+
+def make(name: str, problem: Problem) -> Backend:
+    """A backend by its name in an env; InputError lists the known ones."""
+    if name not in BACKENDS:
+        raise InputError(
+            f"unknown backend {name!r}", where="env field `backend`", mend=f"choose one of {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[name](problem)
+
+
+def make_soft(problem: Problem) -> SoftBackend:
+    """The env's backend, which takes per-shot log-odds."""
+    backend = make(problem.env.backend, problem)
+    if not hasattr(backend, "decode_soft"):
+        raise InputError(f"backend `{backend.name}` takes no per-shot log-odds", where="env field `backend`")
+    return backend  # type: ignore[return-value]
