@@ -1,0 +1,70 @@
+"""What one shot costs: parameters and floating-point operations, counted while the net runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from autoqec.decoders.base import Predecoder
+
+FREE = {  # moves and makes numbers, computes none
+    "aten.view", "aten.t", "aten.transpose", "aten.permute", "aten.expand", "aten.slice", "aten.select",
+    "aten.unsqueeze", "aten.squeeze", "aten.detach", "aten.clone", "aten.copy_", "aten.cat", "aten.stack",
+    "aten.index", "aten.index_select", "aten.gather", "aten.new_zeros", "aten.zeros", "aten.zeros_like",
+    "aten.empty", "aten.arange", "aten.split", "aten.split_with_sizes", "aten.alias", "aten._to_copy",
+    "aten._unsafe_view", "aten.reshape", "aten.full", "aten.ones", "aten.bincount", "aten.unbind",
+}  # fmt: skip
+MATRIX = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten._scaled_dot_product_attention"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """n_params: every stored element, buffers too. flops_per_syndrome: 2 x MAC + elementwise, one shot, backend excluded."""
+
+    n_params: int
+    flops_per_syndrome: int
+
+
+class _Elementwise(TorchDispatchMode):
+    """One operation for every element that an operation reads or writes, whichever is more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = str(func.overloadpacket)
+        if name == "aten.addmm":
+            self.total += _elements(out)  # the fused bias, which torch's counter leaves out
+        elif name not in FREE and name not in MATRIX:
+            self.total += max(_elements(out), max((_elements(value) for value in args), default=0))
+        return out
+
+
+def _elements(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return math.prod(value.shape)
+    if isinstance(value, list | tuple):
+        return sum(_elements(item) for item in value)
+    return 0
+
+
+def count(model: Predecoder, n_detectors: int) -> Cost:
+    """Count one shot. torch's own counter takes the matrix work; the elementwise rest is ours."""
+    was_training = model.training
+    model.eval()
+    shot = torch.zeros(1, n_detectors)
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as matrix, _Elementwise() as rest:
+            model(shot)
+    finally:
+        model.train(was_training)
+    stored = sum(value.numel() for value in model.state_dict().values())
+    return Cost(n_params=stored, flops_per_syndrome=int(matrix.get_total_flops()) + rest.total)

@@ -1,0 +1,41 @@
+"""Which tree `autoqec.decoders.modules` is: the package's own, or a branch's, overlaid once a process."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from autoqec.errors import ContractError
+
+PACKAGE = "autoqec.decoders.modules"
+
+
+def mount(modules_dir: Path | str | None) -> None:
+    """Make `modules_dir` the search surface of this process; None keeps the package's own.
+
+    Call it once, before anything is built: a module that was already imported could not be replaced safely.
+    """
+    if modules_dir is None:
+        return
+    directory = Path(modules_dir).resolve()
+    loaded = sys.modules.get(PACKAGE)
+    if loaded is not None:
+        if Path(loaded.__path__[0]).resolve() == directory:
+            return
+        raise RuntimeError(f"{PACKAGE} is already loaded from {loaded.__path__[0]}")
+    spec = importlib.util.spec_from_file_location(
+        PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)]
+    )
+    if spec is None or spec.loader is None or not (directory / "__init__.py").is_file():
+        raise ContractError("the search surface has no __init__.py", where=str(directory), mend="check out the branch")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[PACKAGE] = package
+    spec.loader.exec_module(package)
+
+
+def architecture(family: str) -> ModuleType:
+    """The module that builds `family`; ImportError where the surface has none."""
+    return importlib.import_module(f"{PACKAGE}.{family}")
