@@ -1,0 +1,116 @@
+"""One conformance suite that every backend passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymatching
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.qec.backends import BACKENDS, make, make_soft
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import pack, sample, unpack
+from tests.support.envs import problem, repetition
+
+NAMES = sorted(BACKENDS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEveryBackend:
+    def test_shape_and_kind(self, name: str) -> None:
+        prob = problem(3)
+        answers = make(name, prob).decode(sample(prob, 100, 1).detectors)
+        assert answers.shape == (100, 1) and answers.dtype == bool
+
+    def test_nothing_fired_nothing_flipped(self, name: str) -> None:
+        prob = problem(3)
+        assert not make(name, prob).decode(np.zeros((3, 3), np.uint8)).any()
+
+    def test_single_mechanisms_are_corrected(self, name: str) -> None:
+        prob = problem(3)
+        answers = make(name, prob).decode(pack(prob.H.T.toarray()))
+        assert np.array_equal(answers, prob.L.T.toarray().astype(bool))
+
+    def test_decodes_better_than_no_decoder(self, name: str) -> None:
+        prob = problem(3)
+        shots = sample(prob, 5000, 2)
+        failed = (make(name, prob).decode(shots.detectors) != shots.observables).any(axis=1)
+        assert failed.mean() < 0.5 * shots.observables.any(axis=1).mean()
+
+    def test_batches_do_not_matter(self, name: str) -> None:
+        prob = problem(3)
+        detectors = sample(prob, 300, 4).detectors
+        backend = make(name, prob)
+        whole = backend.decode(detectors)
+        parts = np.concatenate([backend.decode(detectors[i : i + 37]) for i in range(0, 300, 37)])
+        assert np.array_equal(whole, parts)
+
+    def test_empty_batch(self, name: str) -> None:
+        prob = problem(3)
+        assert make(name, prob).decode(np.zeros((0, 3), np.uint8)).shape == (0, 1)
+
+
+def test_unknown_backend_lists_the_known() -> None:
+    with pytest.raises(InputError, match="mwpm_correlated"):
+        make("oracle", problem(3))
+
+
+class TestSoftPriors:
+    def test_the_priors_themselves_change_nothing(self) -> None:
+        prob = problem(3)
+        backend = make_soft(prob)
+        detectors = sample(prob, 2000, 1).detectors
+        log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (2000, 1))
+        assert (backend.decode_soft(detectors, log_odds) == backend.decode(detectors)).mean() > 0.999
+
+    @pytest.mark.parametrize("which", ["z", "x", "repetition"])
+    def test_against_a_matching_built_edge_by_edge(self, which: str) -> None:
+        """Same weights, same answer; negative weights included."""
+        prob = Problem.from_env(repetition(3)) if which == "repetition" else problem(3, 0.01, which)
+        graph = prob.graph
+        rng = np.random.default_rng(0)
+        n = 200
+        detectors = sample(prob, n, 3).detectors
+        log_odds = (graph.log_odds + rng.normal(0, 3, (n, graph.n_edges))).astype(np.float32)
+        assert (log_odds > 0).any()
+        answers = make_soft(prob).decode_soft(detectors, log_odds)
+        events = unpack(detectors, prob.n_detectors)
+        inside = np.isin(np.arange(prob.n_detectors), graph.own)
+        for shot in range(n):
+            matching = pymatching.Matching()
+            for edge, (one, two) in enumerate(graph.endpoints):
+                matching.add_edge(
+                    int(one),
+                    int(two) if two >= 0 else prob.n_detectors,
+                    fault_ids={0} if graph.observables[edge, 0] else set(),
+                    weight=-float(log_odds[shot, edge]),
+                    merge_strategy="smallest-weight",
+                )
+            matching.set_boundary_nodes({prob.n_detectors})
+            matching.ensure_num_fault_ids(1)
+            assert answers[shot, 0] == matching.decode(np.append(events[shot] * inside, 0))[0]
+
+    def test_certain_edges_win(self) -> None:
+        """An edge made certain is applied, whatever the syndrome says elsewhere."""
+        prob = problem(3)
+        graph = prob.graph
+        edge = int(np.nonzero(graph.observables[:, 0])[0][0])
+        ends = [int(d) for d in graph.endpoints[edge] if d >= 0]
+        events = np.zeros((1, prob.n_detectors), np.uint8)
+        events[0, ends] = 1
+        log_odds = np.full((1, graph.n_edges), -9.0, np.float32)
+        log_odds[0, edge] = 9.0
+        assert make_soft(prob).decode_soft(pack(events), log_odds)[0, 0]
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf])
+    def test_values_that_are_not_finite_are_refused(self, bad: float) -> None:
+        prob = problem(3)
+        log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (2, 1))
+        log_odds[1, 0] = bad
+        with pytest.raises(ValueError, match="not finite"):
+            make_soft(prob).decode_soft(np.zeros((2, 3), np.uint8), log_odds)
+
+    def test_wrong_shapes_are_refused_naming_both(self) -> None:
+        prob = problem(3)
+        with pytest.raises(ValueError, match=r"\(2, 4\), expected \(2, 55\)"):
+            make_soft(prob).decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))

@@ -1,0 +1,37 @@
+"""Small envs that tests share."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.qec.problem import Problem
+
+BANDS = SeedPolicy(train=(0, 999_999), val=(1_000_000, 1_999_999), holdout=(2_000_000, 2_999_999))
+
+
+def surface(d: int = 3, p: float = 0.01, basis: str = "z", rounds: int | None = None) -> EnvSpec:
+    return EnvSpec(
+        name=f"surface_d{d}_{basis}",
+        code=StimGeneratorCode(
+            task=f"surface_code:rotated_memory_{basis}",  # type: ignore[arg-type]
+            distance=d,
+            rounds=rounds or d,
+        ),
+        noise=CircuitDepolarizing(p=(p,), target_p=p),
+        seed_policy=BANDS,
+    )
+
+
+def repetition(d: int = 5, p: float = 0.02) -> EnvSpec:
+    return EnvSpec(
+        name=f"repetition_d{d}",
+        code=StimGeneratorCode(task="repetition_code:memory", distance=d, rounds=d),
+        noise=CircuitDepolarizing(p=(p,), target_p=p),
+        seed_policy=BANDS,
+    )
+
+
+@lru_cache(maxsize=8)
+def problem(d: int = 3, p: float = 0.01, basis: str = "z") -> Problem:
+    return Problem.from_env(surface(d, p, basis))

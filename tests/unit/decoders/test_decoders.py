@@ -1,0 +1,237 @@
+"""From a config to a net, its cost, and its checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+import autoqec.decoders.modules as own_surface
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.decoders import checkpoint, flops
+from autoqec.decoders.base import ProblemView
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import ContractError
+from autoqec.qec.problem import Problem
+from tests.support.envs import problem, repetition
+
+MLP = {"type": "mlp", "mlp": {"hidden": 16}}
+GNN = {"type": "gnn", "gnn": {"hidden": 6, "layers": 2}}
+
+KNOBS: list[tuple[dict[str, Any], str, list[Any]]] = [
+    (MLP, "mlp.inputs", ["other_sector", "all"]),
+    (MLP, "mlp.hidden", [8, 16]),
+    (MLP, "mlp.depth", [1, 2, 3]),
+    (MLP, "mlp.activation", ["relu", "gelu", "silu"]),
+    (MLP, "mlp.skip", [True, False]),
+    (MLP, "head", ["linear", "mlp_small"]),
+    (GNN, "gnn.inputs", ["other_sector", "all"]),
+    (GNN, "gnn.hidden", [4, 6]),
+    (GNN, "gnn.layers", [1, 2, 3]),
+    (GNN, "gnn.message_fn", ["mlp", "gated_mlp"]),
+    (GNN, "gnn.aggregation", ["sum", "mean", "max"]),
+    (GNN, "gnn.normalization", ["none", "layer"]),
+    (GNN, "gnn.residual", [True, False]),
+    (GNN, "gnn.edge_features", [True, False]),
+    (GNN, "head", ["linear", "mlp_small"]),
+]
+
+
+def with_knob(base: dict[str, Any], path: str, value: Any) -> PredecoderDSL:
+    config = {key: dict(part) if isinstance(part, dict) else part for key, part in base.items()}
+    *outer, last = path.split(".")
+    target = config
+    for key in outer:
+        target = target[key]
+    target[last] = value
+    return parse_dsl(config)
+
+
+def response(dsl: PredecoderDSL) -> torch.Tensor:
+    """The net's output after its zero-started layers were stirred by fixed noise."""
+    prob = problem(3)
+    model = compile_predecoder(dsl, prob, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
+    shots = (torch.rand(16, prob.n_detectors, generator=torch.Generator().manual_seed(1)) < 0.2).float()
+    return model(shots).detach()
+
+
+@pytest.mark.parametrize(("base", "path", "values"), KNOBS, ids=[f"{b['type']}-{p}" for b, p, _ in KNOBS])
+def test_every_option_of_every_knob_changes_the_function(base: dict[str, Any], path: str, values: list[Any]) -> None:
+    outputs = [response(with_knob(base, path, value)) for value in values]
+    for i, one in enumerate(outputs):
+        for other in outputs[i + 1 :]:
+            assert not torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("config", [MLP, GNN])
+def test_untrained_output_is_the_prior(config: dict[str, Any]) -> None:
+    prob = problem(3)
+    model = compile_predecoder(parse_dsl(config), prob, seed=0)
+    out = model(torch.ones(5, prob.n_detectors))
+    assert torch.equal(out, ProblemView.of(prob).log_odds.expand(5, -1))
+
+
+@pytest.mark.parametrize("config", [MLP, GNN])
+def test_weights_come_from_the_seed_alone(config: dict[str, Any]) -> None:
+    prob = problem(3)
+    state = torch.random.get_rng_state()
+    one = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    torch.rand(3)
+    again = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
+    other = compile_predecoder(parse_dsl(config), prob, seed=2).state_dict()
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("config", [MLP, GNN])
+def test_shots_do_not_see_their_neighbours(config: dict[str, Any]) -> None:
+    prob = problem(3)
+    model = compile_predecoder(parse_dsl(config), prob, seed=1).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1
+    shots = (torch.rand(32, prob.n_detectors) < 0.2).float()
+    alone = torch.cat([model(shot[None]) for shot in shots])
+    assert torch.allclose(model(shots), alone, atol=1e-4)
+
+
+def test_other_sector_net_ignores_its_own_sector() -> None:
+    prob = problem(3)
+    model = compile_predecoder(parse_dsl(MLP), prob, seed=1)
+    for parameter in model.parameters():
+        parameter.data += 0.1
+    shots = torch.zeros(1, prob.n_detectors)
+    flipped = shots.clone()
+    flipped[0, prob.graph.own] = 1
+    assert torch.equal(model(shots), model(flipped))
+    flipped[0, prob.graph.other[0]] = 1
+    assert not torch.equal(model(shots), model(flipped))
+
+
+def test_no_other_sector_says_what_to_write() -> None:
+    with pytest.raises(ValueError, match="inputs: all"):
+        compile_predecoder(parse_dsl(MLP), Problem.from_env(repetition()), seed=0)
+
+
+def test_cost_of_a_known_net_by_hand() -> None:
+    prob = problem(3)
+    n_in, n_out = len(prob.graph.other), prob.graph.n_edges
+    cost = flops.count(compile_predecoder(parse_dsl(MLP), prob, seed=0), prob.n_detectors)
+    matrices = n_in * 16 + 16 * 16 + 16 * n_out + n_in * n_out
+    assert cost.n_params == matrices + 16 + 16 + n_out + 32  # biases, and the circuit's fingerprint
+    elementwise = 16 + 16 + n_out + 2 * 16 + 16 + n_out + n_out  # biases, relu, residual, skip, prior
+    assert cost.flops_per_syndrome == 2 * matrices + elementwise
+
+
+def test_scatter_work_is_not_free() -> None:
+    prob = problem(3)
+    one = flops.count(compile_predecoder(parse_dsl({**GNN, "gnn": {"hidden": 6, "layers": 1}}), prob, seed=0), 24)
+    two = flops.count(compile_predecoder(parse_dsl(GNN), prob, seed=0), 24)
+    assert two.flops_per_syndrome > 2 * one.flops_per_syndrome
+
+
+@pytest.mark.parametrize("config", [MLP, GNN])
+def test_checkpoint_round_trip(tmp_path: Path, config: dict[str, Any]) -> None:
+    prob = problem(3)
+    model = compile_predecoder(parse_dsl(config), prob, seed=1).eval()
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, model, parse_dsl(config), config)
+    payload = checkpoint.read(path)
+    assert set(payload) == {"class_name", "state_dict", "output_mode", "dsl_config"}
+    assert payload["dsl_config"] == config
+    again, dsl = checkpoint.load(path, prob)
+    shots = (torch.rand(8, prob.n_detectors) < 0.2).float()
+    assert dsl == parse_dsl(config) and torch.equal(model(shots), again(shots))
+
+
+def saved(tmp_path: Path, **change: Any) -> Path:
+    prob = problem(3)
+    model = compile_predecoder(parse_dsl(MLP), prob, seed=1)
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.save(path, model, parse_dsl(MLP))
+    payload = torch.load(path, weights_only=True)
+    payload.update(change)
+    torch.save(payload, path)
+    return path
+
+
+def test_checkpoint_of_another_circuit_names_both(tmp_path: Path) -> None:
+    other = problem(3, 0.01, "x")
+    with pytest.raises(ContractError, match=other.circuit_sha256[:12]) as caught:
+        checkpoint.load(saved(tmp_path), other)
+    assert problem(3).circuit_sha256[:12] in str(caught.value)
+
+
+def test_checkpoint_of_another_shape_names_both(tmp_path: Path) -> None:
+    path = saved(tmp_path, dsl_config=parse_dsl({"type": "mlp", "mlp": {"hidden": 8}}).config())
+    with pytest.raises(ContractError, match=r"is \(16, 8\) in the checkpoint and \(8, 8\)"):
+        checkpoint.load(path, problem(3))
+
+
+def test_missing_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match="missing"):
+        checkpoint.read(tmp_path / "none.pt")
+    path = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(ContractError, match="read safely"):
+        checkpoint.read(path)
+    with pytest.raises(ContractError, match="exactly"):
+        checkpoint.read(saved(tmp_path, extra=1))
+
+
+def test_values_that_are_not_finite_and_odd_tensors_are_refused(tmp_path: Path) -> None:
+    state = torch.load(saved(tmp_path), weights_only=True)["state_dict"]
+    bad = {**state, "body.first.bias": torch.full((16,), float("nan"))}
+    with pytest.raises(ContractError, match="not finite"):
+        checkpoint.read(saved(tmp_path, state_dict=bad))
+    huge = {**state, "body.first.bias": torch.zeros(1).expand(10**12)}
+    with pytest.raises(ContractError, match="plain dense"):
+        checkpoint.read(saved(tmp_path, state_dict=huge))
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return (exec, ("raise SystemExit('code ran')",))
+
+
+def test_pickled_code_never_runs(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.pt"
+    torch.save({"class_name": Evil()}, path)
+    with pytest.raises(ContractError, match="safely"):
+        checkpoint.read(path)
+
+
+def test_predecoder_yaml_of_the_surface_is_a_valid_config() -> None:
+    text = (Path(own_surface.__file__).parent / "predecoder.yaml").read_text(encoding="utf-8")
+    config = yaml.safe_load(text)
+    assert parse_dsl(config).config() == config  # every default is written out
+
+
+def test_a_mounted_surface_replaces_the_packages_own(tmp_path: Path) -> None:
+    tree = tmp_path / "modules"
+    shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
+    (tree / "mlp.py").write_text("def build(block, head, view):\n    raise ValueError('branch speaking')\n")
+    code = (
+        "import sys\nfrom autoqec.decoders import surface\nsurface.mount(sys.argv[1])\n"
+        "print(surface.architecture('mlp').__file__)\nsurface.mount(sys.argv[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tree)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(tree / "mlp.py")
+
+
+def test_mounting_too_late_or_nowhere_is_an_error(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom autoqec.decoders import surface\nsurface.architecture('mlp')\n"
+        "surface.mount(sys.argv[1])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode != 0 and "already loaded" in done.stderr
