@@ -1,0 +1,1 @@
+"""What an agent remembers: typed entries, and the modules that hold them."""

@@ -1,0 +1,53 @@
+"""RetrievalService: the texts most like a query, by TF-IDF cosine. No model, no dependency, same answer every time."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+_WORD = re.compile(r"[^\W_]+")
+
+
+class RetrievalService:
+    """An index over texts that knows nothing of memories: whoever builds it keeps what the numbers stand for."""
+
+    def __init__(self) -> None:
+        self._documents: list[Counter[str]] = []
+        self._spread: Counter[str] = Counter()  # in how many documents a word stands
+
+    def build_index(self, texts: Iterable[str]) -> None:
+        """Replace the index."""
+        self._documents, self._spread = [], Counter()
+        for text in texts:
+            self.add(text)
+
+    def add(self, text: str) -> None:
+        words = Counter(word.lower() for word in _WORD.findall(text))
+        self._documents.append(words)
+        self._spread.update(words.keys())
+
+    def query_top_k(self, query: str, k: int) -> list[int]:
+        """Indices of the k nearest texts, nearest first, of equals the earlier first; fewer where there are fewer."""
+        wanted = self._weights(Counter(word.lower() for word in _WORD.findall(query)))
+        scores = [(self._cosine(wanted, document), index) for index, document in enumerate(self._documents)]
+        scores.sort(key=lambda score: (-score[0], score[1]))
+        return [index for _, index in scores[: max(k, 0)]]
+
+    def _weights(self, words: Counter[str]) -> dict[str, float]:
+        # A word in every document still counts a little: the smoothing keeps equal texts nearest to each other.
+        total = len(self._documents)
+        weights = {
+            word: (1 + math.log(count)) * (1 + math.log((1 + total) / (1 + self._spread[word])))
+            for word, count in sorted(words.items())
+        }
+        norm = math.sqrt(sum(weight * weight for weight in weights.values())) or 1.0
+        return {word: weight / norm for word, weight in weights.items()}
+
+    def _cosine(self, wanted: dict[str, float], document: Counter[str]) -> float:
+        if not wanted.keys() & document.keys():
+            return 0.0
+        found = self._weights(document)
+        # Rounded, so that the order of equals never hangs on the last bit of a sum.
+        return round(sum(weight * found.get(word, 0.0) for word, weight in wanted.items()), 12)
