@@ -42,7 +42,7 @@ class TrainingConfig(Contract):
     init: Literal["fresh", "parent"] = "fresh"
     loss: Literal["bce", "focal", "weighted_bce"] = "bce"
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
-    batch_size: int = Field(default=1024, ge=8, le=65_536)
+    batch_size: int = Field(default=512, ge=8, le=65_536)
     weight_decay: float = Field(default=1e-4, ge=0, le=1)
     finetune_learning_rate: float = Field(default=3e-4, gt=0, le=1)
     finetune_share: float = Field(

@@ -45,9 +45,9 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="dev",
-            train_shots=1_500_000,
-            finetune_shots=60_000,
-            train_gflops=2_000,
+            train_shots=2_000_000,
+            finetune_shots=90_000,
+            train_gflops=3_000,
             val_shots=20_000,
             judge_test_shots=100_000,
             judge_effect_shots=100_000,
