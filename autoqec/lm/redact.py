@@ -1,0 +1,33 @@
+"""Keys never leave the process: not in a message, a log, a cassette or a child that has no need of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+KEY_NAMES = (
+    "ANTHROPIC_API_KEY",
+    "ANTHROPIC_AUTH_TOKEN",
+    "CLAUDE_CODE_OAUTH_TOKEN",
+    "OPENAI_API_KEY",
+    "CODEX_API_KEY",
+)
+REDACTED = "[key removed]"
+
+_SHAPES = re.compile(r"sk-[A-Za-z0-9_-]{16,}")
+_SHORTEST = 8  # a shorter value would black out ordinary words
+
+
+def keys(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Values of the environment's key variables, longest first."""
+    environ = os.environ if environ is None else environ
+    values = {environ[name] for name in KEY_NAMES if len(environ.get(name, "")) >= _SHORTEST}
+    return sorted(values, key=len, reverse=True)
+
+
+def redact(text: str) -> str:
+    """`text` without any key of the environment, and without anything shaped like one."""
+    for key in keys():
+        text = text.replace(key, REDACTED)
+    return _SHAPES.sub(REDACTED, text)
