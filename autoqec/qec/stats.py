@@ -1,0 +1,160 @@
+"""Rates, paired differences and their intervals. Pure numpy and scipy: safe to import anywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, stats
+
+from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
+
+
+def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact interval for a rate (Clopper and Pearson 1934). (0, 1) where nothing was shot."""
+    if not 0 <= errors <= shots:
+        raise ValueError(f"{errors} errors out of {shots} shots")
+    tail = (1 - confidence) / 2
+    low = float(stats.beta.ppf(tail, errors, shots - errors + 1)) if errors else 0.0
+    high = float(stats.beta.ppf(1 - tail, errors + 1, shots - errors)) if errors < shots else 1.0
+    return low, high
+
+
+def per_round(rate: float, rounds: int) -> float:
+    """Rate per round of an experiment of `rounds` rounds: flips of independent rounds compose as
+    1 - 2P = (1 - 2q)^rounds. A rate of 1/2 or more is a lost observable: 1/2."""
+    return 0.5 if rate >= 0.5 else (1 - (1 - 2 * rate) ** (1 / rounds)) / 2
+
+
+def rate(errors: int, shots: int, *, rounds: int = 1, confidence: float = 0.95) -> Rate:
+    """Errors per shot with a Clopper-Pearson interval, and the estimate per round."""
+    low, high = clopper_pearson(errors, shots, confidence)
+    value = errors / shots if shots else 0.0
+    return Rate(shots=shots, errors=errors, rate=value, low=low, high=high, per_round=per_round(value, rounds))
+
+
+def wrong(predictions: NDArray[np.bool_], observables: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[n, n_observables] twice -> bool [n]: a shot is wrong when any observable is."""
+    return np.asarray((predictions != observables).any(axis=1))
+
+
+def count_pairs(reference_wrong: NDArray[np.bool_], candidate_wrong: NDArray[np.bool_]) -> PairedCounts:
+    """Two decoders on the same shots, bool [n] each."""
+    if reference_wrong.shape != candidate_wrong.shape:
+        raise ValueError(f"paired shots differ in number: {reference_wrong.shape} and {candidate_wrong.shape}")
+    return PairedCounts(
+        shots=int(reference_wrong.size),
+        errors_reference=int(reference_wrong.sum()),
+        errors_candidate=int(candidate_wrong.sum()),
+        fixed=int((reference_wrong & ~candidate_wrong).sum()),
+        broken=int((candidate_wrong & ~reference_wrong).sum()),
+    )
+
+
+def add_pairs(one: PairedCounts, other: PairedCounts) -> PairedCounts:
+    return PairedCounts(**{name: getattr(one, name) + getattr(other, name) for name in PairedCounts.model_fields})
+
+
+NO_PAIRS = PairedCounts(shots=0, errors_reference=0, errors_candidate=0, fixed=0, broken=0)
+
+
+def paired(
+    counts: PairedCounts, *, reference: str = "mwpm", p: float | None = None, confidence: float = 0.95
+) -> PairedEffect:
+    """Difference and relative reduction of two error rates on the same shots.
+
+    delta: Tango's score interval (Statist. Med. 17, 891, 1998). relative: score interval for the ratio of
+    paired proportions (Nam and Blackwelder, Statist. Med. 21, 689, 2002); absent where the reference made no
+    error, for then there is nothing to reduce. Both keep their coverage at a handful of events.
+    """
+    shots, errors = counts.shots, counts.errors_reference
+    if shots == 0:
+        raise ValueError("no shots: there is no effect to speak of")
+    low, high = _delta_interval(counts.fixed, counts.broken, shots, confidence)
+    relative = relative_low = relative_high = None
+    if errors:
+        relative = (counts.fixed - counts.broken) / errors
+        ratio_low, ratio_high = _ratio_interval(counts, confidence)
+        relative_low, relative_high = 1 - ratio_high, 1 - ratio_low
+    return PairedEffect(
+        reference=reference,
+        p=p,
+        counts=counts,
+        delta=(counts.fixed - counts.broken) / shots,
+        delta_low=low,
+        delta_high=high,
+        relative=relative,
+        relative_low=relative_low,
+        relative_high=relative_high,
+    )
+
+
+def detectable_effect(
+    shots: int, ler: float, *, discordance: float = 1.5, confidence: float = 0.95, power: float = 0.8
+) -> float:
+    """Smallest relative reduction that `shots` paired shots would show with `power`; at most 1.
+
+    ler: the reference's. discordance: discordant shots as a multiple of the reference's errors (measured pairs
+    of decoders lie between 1 and 2). A null result says nothing about effects below this figure.
+    """
+    errors = shots * ler
+    if errors <= 0:
+        return 1.0
+    z = float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(power))
+    return min(1.0, z * math.sqrt(discordance / errors))
+
+
+def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> tuple[float, float]:
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    estimate = (fixed - broken) / shots
+
+    def score(delta: float) -> float:
+        # q: likelihood estimate of P(broken) when P(fixed) - P(broken) = delta.
+        b = -(fixed + broken) + (2 * shots - fixed + broken) * delta
+        c = -broken * delta * (1 - delta)
+        q = (math.sqrt(max(b * b - 8 * shots * c, 0.0)) - b) / (4 * shots)
+        return _standardised(fixed - broken - shots * delta, shots * (2 * q + delta * (1 - delta)))
+
+    return _solve(score, estimate, z, -1.0, 1.0)
+
+
+def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
+    """Interval for LER(candidate) / LER(reference); needs at least one reference error."""
+    z = float(stats.norm.ppf((1 + confidence) / 2))
+    reference, candidate = counts.errors_reference, counts.errors_candidate
+    both, either = candidate - counts.broken, reference + counts.broken
+
+    def score(ratio: float) -> float:
+        # q: likelihood estimate of n P(broken) when P(candidate errs) = ratio * P(reference errs); the shots on
+        # which either erred are then split into fixed = u + ratio q, broken = q and both = v - (1 + ratio) q.
+        u, v = either * (1 - ratio), either * ratio
+        a = ratio * (1 + ratio) * either
+        b = (1 + ratio) * u * (counts.broken + both) - ratio * v * (counts.fixed + counts.broken)
+        c = -counts.broken * u * v
+        root = math.sqrt(max(b * b - 4 * a * c, 0.0))
+        q = -2 * c / (b + root) if b > 0 else (root - b) / (2 * a) if a else 0.0
+        return _standardised(candidate - ratio * reference, ratio * (u + (1 + ratio) * q))
+
+    high = max(2.0, 2 * candidate / reference)
+    while score(high) > -z:
+        high *= 2
+    return _solve(score, candidate / reference, z, 0.0, high)
+
+
+def _standardised(value: float, variance: float) -> float:
+    return value / math.sqrt(max(variance, 1e-300))
+
+
+def _solve(
+    score: Callable[[float], float], estimate: float, z: float, floor: float, ceiling: float
+) -> tuple[float, float]:
+    """Where a decreasing score passes +z (low end) and -z (high end), inside [floor, ceiling]."""
+    edge = 1e-15
+    low, high = floor, ceiling
+    if estimate > floor and score(floor + edge) > z:
+        low = float(optimize.brentq(lambda x: score(x) - z, floor + edge, estimate, xtol=1e-12))
+    if estimate < ceiling and score(ceiling - edge) < -z:
+        high = float(optimize.brentq(lambda x: score(x) + z, estimate, ceiling - edge, xtol=1e-12))
+    return low, high
