@@ -1,0 +1,175 @@
+"""The search space: one line a dimension, each naming the DSL key it sets."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
+from autoqec.errors import ContractError
+
+Config = dict[str, Any]
+Params = dict[str, Any]  # dotted DSL key -> value
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One DSL key (dotted) and the values it may take.
+
+    choices: named values. low, high (both included, drawn on a log scale): numbers; whole ones where `low` is an int.
+    family: the dimension is there only under this `type`. why: what a change of it is expected to do.
+    """
+
+    key: str
+    why: str
+    family: str | None = None
+    choices: tuple[Any, ...] = ()
+    low: float = 0
+    high: float = 0
+
+    def holds(self, value: Any) -> bool:
+        if self.choices:
+            return any(value == choice and type(value) is type(choice) for choice in self.choices)
+        return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def tidy(self, value: Any) -> Any:
+        """The value as it is written into a config: three significant digits for a real number."""
+        if self.choices:
+            return value
+        if isinstance(self.low, int):
+            return round(value)
+        return min(max(float(f"{value:.3g}"), self.low), self.high)
+
+    def draw(self, rng: random.Random) -> Any:
+        if self.choices:
+            return rng.choice(self.choices)
+        return self.tidy(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+
+    def step(self, value: Any, rng: random.Random) -> Any:
+        """A neighbour of `value`, never `value` itself; None where there is none."""
+        if self.choices:
+            others = [choice for choice in self.choices if choice != value]
+            return rng.choice(others) if others else None
+        factors = [factor for factor in (0.5, 2 / 3, 1.5, 2.0) if self.holds(self.tidy(value * factor))]
+        moved = [self.tidy(value * factor) for factor in factors]
+        moved = [other for other in moved if other != value]
+        return rng.choice(moved) if moved else None
+
+
+# A net that reads its own sector too counts evidence twice that the matching already uses: `inputs` stays out.
+# Widths end where d=5 would pass the envs' bounds or a laptop's patience.
+SPACE: tuple[Dimension, ...] = (
+    Dimension("type", "another family sees other structure", choices=FAMILIES),
+    Dimension("mlp.hidden", "width sets how many error patterns it can tell apart", "mlp", low=64, high=768),
+    Dimension("mlp.depth", "depth composes patterns across the lattice", "mlp", low=1, high=4),
+    Dimension("mlp.activation", "smoother units train differently", "mlp", choices=("relu", "gelu", "silu")),
+    Dimension("mlp.skip", "a linear path carries the pairwise part", "mlp", choices=(True, False)),
+    Dimension("gnn.hidden", "width sets what a message can say", "gnn", low=8, high=64),
+    Dimension("gnn.layers", "layers set how far evidence travels", "gnn", low=2, high=6),
+    Dimension("gnn.message_fn", "gates let a message be ignored", "gnn", choices=("mlp", "gated_mlp")),
+    Dimension("gnn.aggregation", "how messages add up", "gnn", choices=("sum", "mean", "max")),
+    Dimension("gnn.normalization", "normalised states train more evenly", "gnn", choices=("none", "layer")),
+    Dimension("gnn.residual", "residual states keep what was seen", "gnn", choices=(True, False)),
+    Dimension("gnn.edge_features", "the prior in the message tells likely edges", "gnn", choices=(True, False)),
+    Dimension("head", "a small head bends the last map", choices=("linear", "mlp_small")),
+    Dimension("training.loss", "the loss sets which edges count", choices=("bce", "focal", "weighted_bce")),
+    Dimension("training.learning_rate", "the step size sets how far training gets", low=5e-4, high=1e-2),
+    Dimension("training.batch_size", "smaller batches take more steps", choices=(256, 512, 1024, 2048)),
+    Dimension("training.weight_decay", "decay trades fit for smoothness", low=1e-6, high=1e-2),
+    Dimension("training.finetune_learning_rate", "the step size through the matching", low=3e-5, high=3e-3),
+    Dimension("training.finetune_share", "more shots through the matching", choices=(0.0, 0.5, 1.0)),
+    Dimension("training.finetune_gap", "which shots count as near failure", low=3.0, high=12.0),
+)
+BY_KEY = {dimension.key: dimension for dimension in SPACE}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A config worth trying before any search."""
+
+    slug: str
+    hypothesis: str
+    config: Config
+
+
+TEMPLATES: tuple[Template, ...] = (
+    Template(
+        slug="mlp-template",
+        hypothesis="A dense net on the other sector's detectors supplies the correlations that matching leaves out, "
+        "so weights per shot should beat fixed ones",
+        config=PredecoderDSL(type="mlp", mlp={}).config(),
+    ),
+)
+
+
+def get(config: Config, key: str) -> Any:
+    """Value at a dotted key; KeyError where a part is missing."""
+    for part in key.split("."):
+        config = config[part]
+    return config
+
+
+def flatten(config: Config, prefix: str = "") -> Params:
+    """Nested config as dotted keys."""
+    flat: Params = {}
+    for key, value in config.items():
+        flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
+def unflatten(flat: Params) -> Config:
+    config: Config = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        place = config
+        for part in parents:
+            place = place.setdefault(part, {})
+        place[leaf] = value
+    return config
+
+
+def normalise(config: Config) -> Config:
+    """The config with every default written; ContractError where it is none."""
+    return parse_dsl(config).config()
+
+
+def digest(config: Config) -> str | None:
+    """PredecoderDSL's hash; None where the config is not one."""
+    try:
+        return parse_dsl(config).sha256()
+    except ContractError:
+        return None
+
+
+def active(family: str) -> list[Dimension]:
+    return [dimension for dimension in SPACE if dimension.family in (None, family)]
+
+
+def build(params: Params) -> Config:
+    """A whole config from values of the active dimensions; what is not a dimension keeps its default."""
+    config = unflatten(params)
+    config.setdefault(params["type"], {})
+    return normalise(config)
+
+
+def params_of(config: Config) -> Params | None:
+    """The inverse of `build`: None where a value lies outside the space."""
+    params: Params = {}
+    for dimension in active(config.get("type", "")):
+        try:
+            value = get(config, dimension.key)
+        except (KeyError, TypeError):
+            return None
+        if not dimension.holds(value):
+            return None
+        params[dimension.key] = value
+    return params if params.get("type") in FAMILIES else None
+
+
+def changed(config: Config, base: Config) -> dict[str, Any]:
+    """Dotted keys whose value differs from `base`, with the value in `config` (None: taken out)."""
+    mine, theirs = flatten(config), flatten(base)
+    keys = [*mine, *(key for key in theirs if key not in mine)]
+    return {key: mine.get(key) for key in keys if key not in theirs or key not in mine or mine[key] != theirs[key]}
