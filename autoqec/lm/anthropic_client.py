@@ -109,7 +109,7 @@ class AnthropicLM(Caller):
             return estimate_tokens(request.text())
 
     def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        return prices.worst_cost_usd(self.model, prompt_tokens, request)
+        return prices.worst_cost_usd(self.model, prompt_tokens, request, cache_hour=self._cache_ttl == "1h")
 
     def _body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {

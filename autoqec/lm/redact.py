@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from typing import Any
 
 KEY_NAMES = (
     "ANTHROPIC_API_KEY",
@@ -15,7 +16,7 @@ KEY_NAMES = (
 )
 REDACTED = "[key removed]"
 
-_SHAPES = re.compile(r"sk-[A-Za-z0-9_-]{16,}")
+_SHAPES = re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}")
 _SHORTEST = 8  # a shorter value would black out ordinary words
 
 
@@ -31,3 +32,12 @@ def redact(text: str) -> str:
     for key in keys():
         text = text.replace(key, REDACTED)
     return _SHAPES.sub(REDACTED, text)
+
+
+def redact_value(value: Any) -> Any:
+    """A JSON value with every string redacted, keys of objects too."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {redact(str(name)): redact_value(item) for name, item in value.items()}
+    return [redact_value(item) for item in value] if isinstance(value, list | tuple) else value
