@@ -28,8 +28,8 @@ class Contract(BaseModel):
             raise ContractError(first_fault(error), where=where or cls.__name__) from error
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able dict, every key present (absent values are null)."""
-        return self.model_dump(mode="json")
+        """JSON-able dict, every key present (absent values are null), unknown keys that `read` kept at its end."""
+        return {**self.model_dump(mode="json"), **(self.model_extra or {})}
 
 
 def first_fault(error: ValidationError) -> str:

@@ -1,0 +1,115 @@
+"""Writes what the docs say about contracts: JSON Schemas and the field tables between markers.
+
+`python -m docs.generate` writes; a test compares what lies here with the models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts import dsl, env, front, history, messages, profiles, provenance, round, verdict
+from autoqec.contracts.base import Contract
+
+CONTRACTS = Path(__file__).parent / "contracts"
+SCHEMAS = CONTRACTS / "schemas"
+MODULES = (env, dsl, profiles, round, provenance, history, messages, verdict, front)
+MODELS: dict[str, type[Contract]] = {
+    name: value
+    for module in MODULES
+    for name, value in vars(module).items()
+    if isinstance(value, type) and issubclass(value, Contract) and value.__module__ == module.__name__
+}
+# Whole files and messages get a schema; their parts stand inside it.
+WHOLE = (
+    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "Pointer", "Manifest", "RunInfo", "Begun", "Planned",
+    "Nominated", "Charged", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse", "CoderResponse",
+    "AnalystResponse",
+)  # fmt: skip
+MARK = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def schemas() -> dict[str, str]:
+    """File name -> JSON Schema of every whole contract."""
+    return {
+        f"{name}.json": json.dumps(MODELS[name].model_json_schema(), indent=2, ensure_ascii=False) + "\n"
+        for name in WHOLE
+    }
+
+
+def page(text: str) -> str:
+    """A page with every table between its markers written anew."""
+    makers = {"fields": _fields, "values": _values}
+    return MARK.sub(lambda found: found[1] + makers[found[2]](found[3]) + found[4], text)
+
+
+def _fields(name: str) -> str:
+    schema = MODELS[name].model_json_schema(ref_template="{model}")
+    lines = ["| field | type | if absent | meaning |", "|---|---|---|---|"]
+    required = set(schema.get("required", ()))
+    for key, spec in schema["properties"].items():
+        absent = "required" if key in required else f"`{json.dumps(spec.get('default'), ensure_ascii=False)}`"
+        lines.append(f"| `{key}` | {_type(spec)} | {_short(absent)} | {spec.get('description', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _values(name: str) -> str:
+    """The named profiles, side by side."""
+    assert name == "PROFILES"
+    rows = [profile.dump() for profile in profiles.PROFILES.values()]
+    lines = ["| | " + " | ".join(row["name"] for row in rows) + " |", "|---" * (len(rows) + 1) + "|"]
+    for key in rows[0]:
+        if key != "name":
+            lines.append(f"| `{key}` | " + " | ".join(f"{row[key]:,}" for row in rows) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else "its defaults"
+
+
+def _type(spec: dict[str, Any]) -> str:
+    if "$ref" in spec:
+        return str(spec["$ref"])
+    if "const" in spec:
+        return f"`{json.dumps(spec['const'])}`"
+    if "enum" in spec:
+        return ", ".join(f"`{value}`" for value in spec["enum"])
+    for union in ("anyOf", "oneOf"):
+        if union in spec:
+            return " or ".join(_type(part) for part in spec[union])
+    if spec.get("type") == "array":
+        if "prefixItems" in spec:
+            return "[" + ", ".join(_type(item) for item in spec["prefixItems"]) + "]"
+        return f"list of {_type(spec.get('items', {}))}"
+    if spec.get("type") == "object" and isinstance(spec.get("additionalProperties"), dict):
+        return f"map to {_type(spec['additionalProperties'])}"
+    return str(spec.get("type", "any")) + _bounds(spec)
+
+
+def _bounds(spec: dict[str, Any]) -> str:
+    signs = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
+    parts = [f"{sign} {spec[key]:g}" for key, sign in signs if key in spec]
+    if "pattern" in spec:
+        parts.append("`" + spec["pattern"].replace("|", "\\|") + "`")
+    if "maxLength" in spec:
+        parts.append(f"at most {spec['maxLength']} characters")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def pages() -> list[Path]:
+    return sorted(path for path in CONTRACTS.glob("*.md") if MARK.search(path.read_text(encoding="utf-8")))
+
+
+def main() -> None:
+    SCHEMAS.mkdir(parents=True, exist_ok=True)
+    for name, text in schemas().items():
+        (SCHEMAS / name).write_text(text, encoding="utf-8")
+    for path in pages():
+        path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

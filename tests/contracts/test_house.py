@@ -1,0 +1,153 @@
+"""The rules of docs/house.md that import-linter cannot hold, read off the source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {"torch", "stim", "pymatching", "ldpc", "sinter", "optuna", "anthropic"}
+LIGHT_ROOMS = (
+    "autoqec/errors.py", "autoqec/contracts", "autoqec/store", "autoqec/host", "autoqec/lm", "autoqec/agents",
+    "autoqec/search", "autoqec/runtime", "autoqec/orchestration", "autoqec/report", "autoqec/tools", "cli",
+)  # fmt: skip
+STARTERS = {"subprocess", "multiprocessing", "pty", "joblib"}
+OS_STARTERS = {"fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp", "execv", "execve", "execvp"}
+UNPICKLERS = {"pickle.load", "pickle.loads", "pickle.Unpickler"}
+PRINTERS = {"print", "sys.stdout.write", "sys.stderr.write"}
+# Parts of paths under runs/ and .worktrees/.
+SPELLED = re.compile(r"^(.*/)?(runs|\.worktrees)(/.*)?$|(history|attempts)\.jsonl|^(.*/)?round_$|pareto.*\.json$")
+
+
+def sources(*places: str) -> Iterator[tuple[str, ast.Module]]:
+    for place in places or ("autoqec", "cli"):
+        start = ROOT / place
+        for path in [start] if start.is_file() else sorted(start.rglob("*.py")):
+            yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def at_module_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Everything that runs on import: function bodies and `if TYPE_CHECKING` left out."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        yield child
+        yield from at_module_level(child)
+
+
+def strings(tree: ast.Module) -> Iterator[str]:
+    """String constants that are no docstring, f-string parts included."""
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield node.value
+
+
+def test_light_rooms_import_nothing_heavy() -> None:
+    found = {
+        (path, name)
+        for path, tree in sources(*(room for room in LIGHT_ROOMS if (ROOT / room).exists()))
+        for name in imported(at_module_level(tree))
+        if name.split(".")[0] in HEAVY
+    }
+    assert not found
+
+
+def test_only_the_host_starts_processes() -> None:
+    allowed = {"autoqec/host/child.py", "autoqec/host/git.py"}
+    for path, tree in sources():
+        if path in allowed:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
+                assert node.attr not in OS_STARTERS, f"{path}:{node.lineno}"
+        # torch starts ranks of one training through a context that is handed in
+        starters = {name for name in imported(ast.walk(tree)) if name.split(".")[0] in STARTERS}
+        assert not starters, path
+
+
+def test_only_git_speaks_git() -> None:
+    found = {path for path, tree in sources() for name in imported(ast.walk(tree)) if name.split(".")[0] == "git"}
+    assert found <= {"autoqec/host/git.py"}
+
+
+def test_only_the_layout_spells_paths() -> None:
+    # what git must not see is text of a file that a lab starts with
+    allowed = {"autoqec/store/layout.py", "cli/lab.py"}
+    for path, tree in sources():
+        found = {text for text in strings(tree) if SPELLED.search(text) and " " not in text}
+        assert path in allowed or not found, path
+
+
+def test_only_cli_and_report_print() -> None:
+    for path, tree in sources("autoqec"):
+        if path.startswith("autoqec/report/"):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTERS:
+                pytest.fail(f"{path}:{node.lineno} prints")
+
+
+def test_dominance_is_decided_once() -> None:
+    for path, tree in sources():
+        names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert path == "autoqec/contracts/front.py" or not {n for n in names if "dominate" in n}, path
+
+
+def test_weights_are_loaded_as_tensors_only() -> None:
+    for path, tree in sources():
+        assert not {"dill", "cloudpickle", "joblib"} & {name.split(".")[0] for name in imported(ast.walk(tree))}, path
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in UNPICKLERS:
+                pytest.fail(f"{path}:{node.lineno} unpickles")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                safe = {word.arg: ast.unparse(word.value) for word in node.keywords}
+                assert safe.get("weights_only") == "True", f"{path}:{node.lineno}"
+
+
+def test_every_room_is_in_the_layers() -> None:
+    layers = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.importlinter]")[1]
+    rooms = {path.parent.name for path in (ROOT / "autoqec").glob("*/__init__.py")} - {"envs"}
+    named = set(re.findall(r"autoqec\.(\w+)", layers))
+    assert rooms <= named, "a new room takes its place in docs/house.md and pyproject.toml"
+
+
+def test_help_answers_without_the_heavy_libraries() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "cli.autoqec", "--help"],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    loaded = {line.split("|")[-1].strip().split(".")[0] for line in shown.stderr.splitlines() if "import time:" in line}
+    assert "click" in loaded
+    assert not loaded & (HEAVY | {"numpy", "scipy"})
+
+
+def test_nothing_heavy_comes_with_the_light_rooms() -> None:
+    """Module-level imports of light rooms stay light through whatever they import."""
+    rooms = [room.removesuffix(".py").replace("/", ".") for room in LIGHT_ROOMS if (ROOT / room).exists()]
+    code = f"import sys, importlib\nfor room in {rooms}: importlib.import_module(room)\nprint(*sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {name.split('.')[0] for name in shown.stdout.split()} & HEAVY

@@ -1,0 +1,77 @@
+"""EnvSpec: what is refused, and in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from autoqec.contracts.env import SEED_SPACE, EnvSpec, SeedPolicy
+from cli.places import builtin_envs
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    value: dict[str, Any] = yaml.safe_load(builtin_envs()["smoke"].read_text(encoding="utf-8"))
+    return {**value, **changes}
+
+
+@pytest.mark.parametrize("name", sorted(builtin_envs()))
+def test_builtin_envs_hold_their_own_names(name: str) -> None:
+    env = EnvSpec.model_validate(yaml.safe_load(builtin_envs()[name].read_text(encoding="utf-8")))
+    assert env.name == name and env.target in env.points
+
+
+@pytest.mark.parametrize("p", [[0.0], [0.5], [-0.1], [1.0], [0.01, 0.7], [float("nan")], []])
+def test_p_lies_inside(p: list[float]) -> None:
+    with pytest.raises(ValidationError):
+        EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": p, "target_p": p[0] if p else 0.1}))
+
+
+def test_p_stands_once() -> None:
+    with pytest.raises(ValidationError, match="twice"):
+        EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": [0.01, 0.01], "target_p": 0.01}))
+
+
+def test_target_is_listed() -> None:
+    with pytest.raises(ValidationError, match="target_p"):
+        EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": [0.01], "target_p": 0.02}))
+
+
+def test_baselines() -> None:
+    with pytest.raises(ValidationError, match="unknown baseline 'tesseracd'"):
+        EnvSpec.model_validate(config(baselines=["mwpm", "tesseracd"]))
+    with pytest.raises(ValidationError, match="plain backend"):
+        EnvSpec.model_validate(config(baselines=["mwpm_correlated"]))
+
+
+def test_file_noise_belongs_to_file_code() -> None:
+    with pytest.raises(ValidationError, match="from_file"):
+        EnvSpec.model_validate(config(noise={"model": "from_file"}))
+    with pytest.raises(ValidationError, match="from_file"):
+        EnvSpec.model_validate(config(code={"kind": "stim_file", "path": "x.stim"}))
+
+
+def test_unknown_keys_are_named() -> None:
+    with pytest.raises(ValidationError, match="basline"):
+        EnvSpec.model_validate(config(basline="mwpm"))
+    with pytest.raises(ValidationError, match="calibration"):
+        EnvSpec.model_validate(config(seed_policy={**config()["seed_policy"], "calibration": [1, 2]}))
+
+
+@given(st.permutations([(0, 9), (10, 19), (20, 29)]), st.integers(0, 2), st.integers(0, 2))
+def test_bands_overlap_in_any_order(bands: list[tuple[int, int]], grown: int, by: int) -> None:
+    SeedPolicy(train=bands[0], val=bands[1], holdout=bands[2])
+    low, high = bands[grown]
+    bands[grown] = (max(0, low - 1 - by), high + 1 + by)  # touches at least one neighbour
+    with pytest.raises(ValidationError, match="overlap"):
+        SeedPolicy(train=bands[0], val=bands[1], holdout=bands[2])
+
+
+@pytest.mark.parametrize("band", [(5, 4), (-1, 3), (0, SEED_SPACE)])
+def test_bands_lie_below_the_judges_seeds(band: tuple[int, int]) -> None:
+    with pytest.raises(ValidationError, match="band train"):
+        SeedPolicy(train=band, val=(100, 200), holdout=(300, 400))
