@@ -47,8 +47,15 @@ ASKED = (
     request("bad", output=Sum),
 )
 SCRIPT = (
-    say("hello Δ"), say_json({"value": 1}), fail(500), say_json({"value": 2}), refuse(), truncate(), use_tool("t", {}), say("x"),
-)  # fmt: skip
+    say("hello Δ"),
+    say_json({"value": 1}),
+    fail(500),
+    say_json({"value": 2}),
+    refuse(),
+    truncate(),
+    use_tool("t", {}),
+    say("x"),
+)
 
 
 def test_a_replay_needs_no_key_and_says_the_same(
