@@ -1,0 +1,20 @@
+"""One round: training through loops over sampler, algorithm and agent, and what it leaves behind.
+
+The loops are importable here; naming one loads torch, importing this package does not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_LOOPS = {"MinibatchRl": "autoqec.runner.minibatch", "MinibatchRlEval": "autoqec.runner.minibatch"}
+
+__all__ = ["MinibatchRl", "MinibatchRlEval"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOOPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_LOOPS[name]), name)

@@ -1,0 +1,72 @@
+"""The agent: the predecoder as the loops and the sampler see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autoqec.decoders.base import Predecoder
+
+# Work in one pass through the net: bounds memory whatever batch is asked for, and keeps activations near the cache
+# (measured: graph nets run up to twice as fast as in passes of 1e9, dense nets no slower).
+FLOPS_PER_PASS = 100_000_000
+MAX_SHOTS_PER_PASS = 4096
+
+
+class PredecoderAgent:
+    """Wraps a predecoder: modes, passes of bounded memory, device, state.
+
+    flops_per_syndrome: forward cost of one shot; it sets how many shots go through the net at once.
+    """
+
+    def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
+        self.model = model
+        self.device = torch.device("cpu")
+        self.shots_per_pass = max(1, min(MAX_SHOTS_PER_PASS, FLOPS_PER_PASS // max(flops_per_syndrome, 1)))
+        self._forward: nn.Module = model
+
+    def to_device(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.model.to(self.device)
+
+    def data_parallel(self) -> None:
+        """Share gradients with the other ranks of the process group."""
+        self._forward = nn.parallel.DistributedDataParallel(self.model)
+
+    def train_mode(self, itr: int) -> None:
+        self.model.train()
+
+    def sample_mode(self, itr: int) -> None:
+        self.model.eval()
+
+    def eval_mode(self, itr: int) -> None:
+        self.model.eval()
+
+    def parts(self, n: int) -> Iterator[slice]:
+        """Slices of 0..n, each small enough for one pass."""
+        for start in range(0, n, self.shots_per_pass):
+            yield slice(start, min(start + self.shots_per_pass, n))
+
+    def __call__(self, detections: np.ndarray) -> Tensor:
+        """uint8 [n, n_detectors] -> log-odds [n, n_edges] with gradients, in one pass."""
+        log_odds: Tensor = self._forward(torch.from_numpy(detections).to(self.device, torch.float32))
+        return log_odds
+
+    def infer(self, detections: np.ndarray) -> np.ndarray:
+        """uint8 [n, n_detectors] -> float32 [n, n_edges], without gradients, in passes of bounded memory."""
+        with torch.no_grad():
+            return np.concatenate([self(detections[part]).cpu().numpy() for part in self.parts(len(detections))])
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.model.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """A copy: later training leaves it alone."""
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state)

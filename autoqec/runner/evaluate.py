@@ -1,0 +1,53 @@
+"""Plain backend and predecoder on the same shots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from autoqec.contracts.verdict import PairedCounts
+from autoqec.qec import backends, sampling
+from autoqec.qec.problem import Problem
+from autoqec.runner.agents import PredecoderAgent
+
+VAL_KEY = "val"  # one seed an env: every round is measured on the same shots
+CHUNK = 2048  # shots unpacked and decoded at once
+
+Progress = Callable[[int, int], None]  # shots done, shots in all
+
+
+def val_counts(
+    problem: Problem, agent: PredecoderAgent, n_shots: int, on_progress: Progress | None = None
+) -> PairedCounts:
+    """Errors of the plain backend and of predecoder + backend on the val band's first `n_shots` shots."""
+    shots = sampling.sample(problem, n_shots, sampling.band_seed(problem.env.seed_policy.val, VAL_KEY))
+    agent.eval_mode(0)
+    plain, candidate = decode_both(problem, agent, shots, on_progress)
+    return PairedCounts(
+        shots=n_shots,
+        errors_reference=int(plain.sum()),
+        errors_candidate=int(candidate.sum()),
+        fixed=int((plain & ~candidate).sum()),
+        broken=int((~plain & candidate).sum()),
+    )
+
+
+def decode_both(
+    problem: Problem, agent: PredecoderAgent, shots: sampling.Shots, on_progress: Progress | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """bool [n] each: did the plain backend, did predecoder + backend, miss any observable.
+
+    Works in chunks: memory does not grow with the number of shots.
+    """
+    backend = backends.make_soft(problem)
+    plain = (backend.decode(shots.detectors) != shots.observables).any(axis=1)
+    candidate = np.empty(len(shots), bool)
+    for start in range(0, len(shots), CHUNK):
+        part = slice(start, min(start + CHUNK, len(shots)))
+        packed = shots.detectors[part]
+        log_odds = agent.infer(sampling.unpack(packed, problem.n_detectors))
+        candidate[part] = (backend.decode_soft(packed, log_odds) != shots.observables[part]).any(axis=1)
+        if on_progress is not None:
+            on_progress(part.stop, len(shots))
+    return plain, candidate
