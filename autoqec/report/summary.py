@@ -1,0 +1,112 @@
+"""The end of a run, and `autoqec show RUN`: rounds, verified front, what the best decoder gains, where to look."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.report.run_view import RunView
+from autoqec.report.text import count, effect_line, interval, percent, plain
+
+VERDICT_STYLE = {"VERIFIED": "bold green", "SUSPICIOUS": "yellow", "FAILED": "red"}
+
+
+def print_summary(console: Console, view: RunView) -> None:
+    for part in parts(view):
+        console.print(part, soft_wrap=not isinstance(part, Table))
+
+
+def parts(view: RunView) -> Iterator[RenderableType]:
+    info = view.info
+    head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
+    yield Text(f"{head} · {len(view.rows)} rows, {view.verified} verified", style="bold")
+    if view.rows:
+        yield rounds_table(view.rows)
+    else:
+        yield Text("No round has finished yet.")
+    if view.front:
+        yield front_table(view)
+        yield from _best(view)
+    elif view.verified:
+        yield Text(f"The front is missing. Mend: autoqec reconcile {info.run_id}")
+    else:
+        yield Text("No decoder is verified yet: nothing here is a result.")
+    yield Text(f"Log: {_near(view.layout.log)}")
+
+
+def rounds_table(rows: tuple[HistoryRow, ...]) -> Table:
+    """One line a row of history, in its order."""
+    table = Table(title="Rounds", title_justify="left")
+    for name, justify in (
+        ("#", "right"),
+        ("tried", "left"),
+        ("status", "left"),
+        ("val Δ", "right"),
+        ("params", "right"),
+        ("FLOPs", "right"),
+        ("verdict", "left"),
+        ("against plain matching", "right"),
+    ):
+        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+    for row in rows:
+        verdict = row.verify_verdict or ("not nominated" if row.status == "ok" else "–")
+        table.add_row(
+            str(row.round),
+            Text(plain(row.hypothesis, 160)),
+            Text(plain(row.status if row.status == "ok" else f"{row.status}: {row.status_reason}", 120)),
+            "–" if row.delta_ler is None else f"{row.delta_ler:+.2e}",
+            count(row.n_params),
+            count(row.flops_per_syndrome),
+            Text(verdict, style=VERDICT_STYLE.get(verdict, "dim")),
+            Text(_gain(row)),
+        )
+    return table
+
+
+def front_table(view: RunView) -> Table:
+    table = Table(title="Verified front (unseen shots; best first)", title_justify="left")
+    for name in ("#", "Δ_LER a shot", "against plain", "beats", "params", "FLOPs a shot", "branch"):
+        table.add_column(name, overflow="fold")
+    by_attempt = {row.round_attempt_id: row for row in view.rows if row.verify_verdict == "VERIFIED"}
+    for entry in view.front:
+        row = by_attempt.get(entry.round_attempt_id)
+        beaten = ", ".join(name for name, beats in (row and row.beats_panel or {}).items() if beats)
+        table.add_row(
+            str(row.round if row else "?"),
+            f"{entry.delta_vs_baseline_holdout:+.2e}",
+            Text(_gain(row) if row else ""),
+            Text(plain(beaten) or "–"),
+            count(entry.n_params),
+            count(entry.flops_per_syndrome),
+            Text(plain(entry.branch)),
+        )
+    return table
+
+
+def _best(view: RunView) -> Iterator[RenderableType]:
+    entry = view.front[0]
+    number = view.round_of(entry)
+    yield Text(f"Best decoder: round {number}, {count(entry.n_params)} parameters", style="bold")
+    if view.best is not None:
+        for member in view.best.panel:
+            yield Text("  " + effect_line(plain(member.name), member.against))
+    else:
+        yield Text(f"  its report cannot be read: {_near(view.layout.round(number).report_json)}")
+    yield Text(f"  git checkout {plain(entry.branch)}")
+    yield Text(f"  report: {_near(view.layout.round(number).report_md)}")
+
+
+def _gain(row: HistoryRow) -> str:
+    return f"{percent(row.relative_holdout)} {interval(row.relative_holdout_low, row.relative_holdout_high)}".strip()
+
+
+def _near(path: Path) -> str:
+    """Relative to where one stands, if it lies below."""
+    here = Path.cwd()
+    return plain(os.path.relpath(path, here) if path.is_relative_to(here) else str(path))

@@ -1,0 +1,63 @@
+"""Figures and foreign words as a terminal may show them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autoqec.contracts.verdict import PairedEffect
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def plain(text: str, limit: int = 400) -> str:
+    """One line, control characters spelled out, at most `limit` characters: foreign text steers no terminal."""
+    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:+.1f}%"
+
+
+def interval(low: float | None, high: float | None, *, relative: bool = True) -> str:
+    if low is None or high is None:
+        return ""
+    return f"[{100 * low:+.1f}, {100 * high:+.1f}]%" if relative else f"[{low:+.2e}, {high:+.2e}]"
+
+
+def count(value: float | None) -> str:
+    """1234567 -> 1.23M."""
+    if value is None:
+        return "–"
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:g}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float], width: int = 24) -> str:
+    """The course of a series, averaged into at most `width` bars."""
+    finite = [value for value in values if value == value and abs(value) != float("inf")]
+    if not finite:
+        return ""
+    size = max(1, -(-len(finite) // width))
+    means = [sum(part) / len(part) for part in (finite[i : i + size] for i in range(0, len(finite), size))]
+    low, high = min(means), max(means)
+    scale = (len(BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BARS[round((value - low) * scale)] for value in means)
+
+
+def effect_line(name: str, effect: PairedEffect) -> str:
+    """One reference: relative gain and Δ with 95% intervals, and the counts they come from."""
+    counts = effect.counts
+    gain = f"{percent(effect.relative)} {interval(effect.relative_low, effect.relative_high)}"
+    delta = f"Δ = {effect.delta:+.2e} {interval(effect.delta_low, effect.delta_high, relative=False)} per shot"
+    errors = f"{counts.errors_reference} → {counts.errors_candidate} errors in {counts.shots} shots"
+    return f"against {name}: {gain} fewer failures; {delta}; {errors} ({counts.fixed} fixed, {counts.broken} broken)"

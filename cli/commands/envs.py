@@ -1,0 +1,24 @@
+"""`autoqec envs`: what can be run without writing an env file."""
+
+from __future__ import annotations
+
+import click
+
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("envs")
+@options
+def command(out: Out) -> None:
+    """List the envs that can be named without a path."""
+    from autoqec.store.files import load_env
+
+    for name, path in places.builtin_envs().items():
+        env, _ = load_env(path)
+        code = env.code
+        size = f"{code.task} d={code.distance} rounds={code.rounds}" if code.kind == "stim_generator" else code.path
+        noise = ", ".join(f"{p:g}" for p in env.points if p is not None) or "from the file"
+        target = "" if env.target is None else f" (target {env.target:g})"
+        out.say(f"{name:20} {size}; p = {noise}{target}; against {', '.join(env.baselines)}")
+        out.emit({"name": name, "path": str(path), "env": env.dump()})

@@ -1,0 +1,23 @@
+"""`autoqec machine-state`: what this machine has, and what rounds took here."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("machine-state")
+@click.argument("run", required=False)
+@options
+def command(run: str | None, out: Out) -> None:
+    """Cores, memory, disk and accelerators; with RUN also what its rounds took."""
+    from autoqec.tools.machine_state import machine_state
+
+    state = machine_state(places.run_layout(run) if run else None)
+    out.emit(state)
+    if not out.json:
+        out.say(json.dumps(state, indent=2, ensure_ascii=False))

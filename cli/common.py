@@ -1,0 +1,105 @@
+"""What every command shares: --json, -q, -v; people's text and machine's lines on the right stream; exit codes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+
+from autoqec.errors import AutoqecError
+from autoqec.report.text import plain
+
+BUG = 70  # sysexits' EX_SOFTWARE: a fault of ours, never of the input
+INTERRUPTED = 130
+DISK = 74
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Out:
+    """Where words go. With `json`, stdout holds one object a line and nothing else; people's text is on stderr."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: int = 0
+
+    def say(self, text: str = "") -> None:
+        """A result that was asked for."""
+        click.echo(text, err=self.json)
+
+    def note(self, text: str) -> None:
+        """Something worth knowing that nobody asked for."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def emit(self, value: dict[str, Any]) -> None:
+        """One line for machines. Non-ASCII is escaped: any terminal and pipe can carry it."""
+        if self.json:
+            click.echo(json.dumps(value, allow_nan=False))
+
+
+def options(function: Function) -> Function:
+    """Adds --json, -q and -v; the command gets them as one `out: Out`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout; text goes to stderr.")
+    @click.option("-q", "--quiet", is_flag=True, help="Only what was asked for.")
+    @click.option("-v", "--verbose", count=True, help="More detail; -v also shows where an error came from.")
+    @functools.wraps(function)
+    def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
+        return function(*args, out=Out(as_json, quiet, verbose), **kwargs)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def call(group: click.Group, argv: Sequence[str]) -> int:
+    """Run one command line; the exit code. No fault of the input ends in a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show Δ still gets the rest
+    try:
+        code = group.main(args=list(argv), prog_name="autoqec", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        return _failed(argv, _sentence(error), {"error": type(error).__name__, "exit_code": 2}, 2)
+    except AutoqecError as error:
+        if _verbose(argv):
+            import traceback
+
+            traceback.print_exc()
+        return _failed(argv, str(error), error.to_json(), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        return _failed(argv, "interrupted", {"error": "Interrupted", "exit_code": INTERRUPTED}, INTERRUPTED)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read us has left; say nothing more
+        return 1
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        sentence = f"this is a fault in autoqec, not in your input: {type(error).__name__}: {error}"
+        return _failed(argv, sentence, {"error": "Bug", "exit_code": BUG}, BUG)
+
+
+def _failed(argv: Sequence[str], sentence: str, value: dict[str, Any], code: int) -> int:
+    if "--json" in argv:
+        click.echo(json.dumps({"what": sentence, **value}))
+    click.echo(f"autoqec: {plain(sentence, 2000)}", err=True)
+    return code
+
+
+def _sentence(error: click.ClickException) -> str:
+    text = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{text}. Mend: {context.command_path} --help" if context else f"{text}."
+
+
+def _verbose(argv: Sequence[str]) -> bool:
+    return any(arg == "--verbose" or (arg.startswith("-v") and set(arg[1:]) == {"v"}) for arg in argv)
