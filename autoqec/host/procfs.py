@@ -1,0 +1,80 @@
+"""What /proc says about processes. Empty answers where there is no /proc."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def parents() -> dict[int, int]:
+    """pid -> parent's pid, for every process that can be seen."""
+    found = {}
+    for pid in pids():
+        fields = stat_fields(pid)
+        if fields:
+            found[pid] = int(fields[1])
+    return found
+
+
+def pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/<pid>/stat after the command's name (state first); [] for a process that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
+    except (OSError, ValueError):
+        return []
+
+
+def tree(root: int) -> list[int]:
+    """`root` and every process below it."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
+    found, queue = [], [root]
+    while queue:
+        pid = queue.pop()
+        found.append(pid)
+        queue += children.get(pid, [])
+    return found
+
+
+def rss_bytes(processes: list[int]) -> int:
+    """Resident memory of the processes, pages they share counted for each."""
+    total = 0
+    for pid in processes:
+        try:
+            total += int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * _PAGE
+        except (OSError, ValueError, IndexError):
+            continue
+    return total
+
+
+def start_time(pid: int) -> int | None:
+    """Clock ticks after boot at which the process started; with pid and boot id it names one process for ever."""
+    fields = stat_fields(pid)
+    return int(fields[19]) if len(fields) > 19 and fields[0] != "Z" else None
+
+
+@cache
+def boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def environ(pid: int) -> list[bytes]:
+    """NAME=value of the process as it was started; [] where it may not be read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
