@@ -90,7 +90,7 @@ def test_p22_history_k_entries_and_no_more(k, shown):
     lm.calls.clear()
     agent.act("now")
     lines = lm.calls[0][1].splitlines()
-    assert [line[3] for line in lines[:-1]] == shown
+    assert [line[3] for line in lines[:-1]] == list(shown)
     assert lines[-1] == "Q: now"
 
 

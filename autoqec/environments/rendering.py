@@ -1,0 +1,98 @@
+"""Figures of a batch, in matplotlib; made, handed over, closed."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from autoqec.errors import InputError
+from autoqec.store import atomic
+
+Mode = Mapping[str, Any]
+STYLES = ("logger", "file")
+FORMATS = ("figure", "image")
+
+
+def top_k(n: int, disregarded: float) -> int:
+    """floor(n·(1 − p)), of the decimal number that was meant: 10·(1 − 0.9) is 1, whatever floats make of it."""
+    if not 0 <= disregarded <= 1:
+        raise InputError(f"disregarded_percentage = {disregarded} lies outside [0, 1]", where="render")
+    return math.floor(n * (1 - Fraction(str(disregarded))))
+
+
+def render_batch(
+    best: Sequence[Any], states: Sequence[Any], losses: Sequence[float], mode: Mode, logger: Any, iteration: int
+) -> None:
+    """best: environments that draw themselves. states, losses: what is drawn together, best first."""
+    if mode["style"] not in STYLES or mode["format"] not in FORMATS:
+        raise InputError(
+            f"style {mode['style']!r}, format {mode['format']!r}", where="render", mend=f"{STYLES}, {FORMATS}"
+        )
+    for rank, env in enumerate(best, start=1):
+        with closing(env.render(mode)) as figure:
+            _hand_over(f"{mode['task']}: best {rank}", figure, mode, logger, iteration)
+    if states:
+        with closing(curves(states, losses, mode["task"])) as figure:
+            _hand_over(f"{mode['task']}: top {len(states)}", figure, mode, logger, iteration)
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if logger is not None and mode["style"] == "logger" and finite:
+        logger.log_metric("Top Loss: Best", min(finite), iteration)
+        logger.log_metric("Top Loss: Mean", sum(finite) / len(finite), iteration)
+
+
+@contextmanager
+def closing(figure: Any) -> Iterator[Any]:
+    """Close the figure afterwards, also where pyplot keeps it."""
+    import matplotlib.pyplot as plt
+
+    try:
+        yield figure
+    finally:
+        if figure is not None:
+            plt.close(figure)
+
+
+def curves(states: Sequence[Any], losses: Sequence[float], task: str) -> Any:
+    """One figure: each state's `curve` of its last task info over steps, and the losses beside it."""
+    figure = new_figure((9, 4))
+    left, right = figure.subplots(1, 2)
+    for rank, state in enumerate(states, start=1):
+        curve = (getattr(state, "last_task_info", None) or {}).get("curve") or []
+        left.plot(range(1, len(curve) + 1), curve, label=f"#{rank}", linewidth=1)
+    left.set(title=task, xlabel="step", ylabel="loss while training")
+    shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
+    right.plot(range(1, len(shown) + 1), shown, marker="o", linestyle="none")
+    right.set(title="losses, best first", xlabel="rank", ylabel="loss")
+    return figure
+
+
+def new_figure(size: tuple[float, float]) -> Any:
+    """A figure that pyplot knows nothing of: it is gone when its last name is."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=size, layout="constrained")
+
+
+def _hand_over(name: str, figure: Any, mode: Mode, logger: Any, iteration: int) -> None:
+    if figure is None:
+        return
+    if mode["style"] == "file":
+        directory = Path(mode["path"])
+        atomic.make_dir(directory)
+        stem = "".join(char if char.isalnum() else "-" for char in name.lower())
+        atomic.write_bytes(directory / f"{iteration:06d}-{stem}.png", _png(figure))
+    elif logger is not None and mode["format"] == "image":
+        logger.log_image(name, _png(figure), iteration)
+    elif logger is not None:
+        logger.log_figure(name, figure, iteration)
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    return buffer.getvalue()

@@ -1,0 +1,38 @@
+"""What every text environment promises. `check` runs it all on one factory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from autoqec.environments.base import Environment, check_feedback
+from autoqec.errors import ContractError
+
+
+def check(make: Callable[[], Environment], actions: list[str]) -> None:
+    """make: a fresh environment. actions: one episode's words; the last one must end it."""
+    env = make()
+    assert isinstance(env, Environment) and env.env_id and env.env_type != Environment.env_type
+    first = env.reset()
+    assert isinstance(first, str) and first
+    runs = [_episode(env, actions) for _ in range(2)]
+    assert runs[0] == runs[1], "reset must bring the same episode back"
+    assert _episode(make(), actions) == runs[0], "an environment is a function of its config"
+    with pytest.raises(ContractError, match="done"):
+        env.step(actions[-1])
+    assert env.reset() == first
+
+
+def _episode(env: Environment, actions: list[str]) -> list[str]:
+    log = [env.reset()]
+    for number, action in enumerate(actions, start=1):
+        obs, feedback, done, info = env.step(action)
+        parsed = check_feedback(feedback, where=env.env_id)
+        assert parsed.score is None or 0.0 <= parsed.score <= 1.0
+        assert done is (number == len(actions))
+        assert isinstance(obs, str) or (obs is None and done)
+        assert isinstance(info, dict)
+        log.append(json.dumps([obs, feedback, done, info], allow_nan=False))
+    return log

@@ -1,0 +1,23 @@
+"""Every text environment keeps the promises of the suite."""
+
+from __future__ import annotations
+
+import pytest
+
+from autoqec.environments.math_qa import MathQAEnv
+from autoqec.environments.mcq import MCQEnv
+from autoqec.environments.qa import QAEnv
+from tests.suites import environment_suite
+
+CASES = {
+    "qa": (lambda: QAEnv("2+2?", "4", {"id": "q1"}), ["4"]),
+    "qa wrong": (lambda: QAEnv("2+2?", "4", instruction_template="Say: {question}"), ["5"]),
+    "math": (lambda: MathQAEnv("2+2?", "4"), ["\\boxed{4.0}"]),
+    "mcq": (lambda: MCQEnv("2+2?", "B", choices=["3", "4"]), ["no idea"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_p01_p08_environments_conform(case):
+    make, actions = CASES[case]
+    environment_suite.check(make, actions)
