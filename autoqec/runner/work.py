@@ -17,11 +17,11 @@ FLOPS_PER_ELEMENT = 25
 FORWARD_AND_BACKWARD = 3
 
 
-class _Written(TorchDispatchMode):
+class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts elements that operations write; views write none."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -35,4 +35,5 @@ def training_flops(model: Predecoder, n_detectors: int) -> int:
     """Weighted operations of one shot, forward and backward."""
     with torch.no_grad(), FlopCounterMode(display=False) as matrix, _Written() as written:
         model(torch.zeros(1, n_detectors))
-    return FORWARD_AND_BACKWARD * (int(matrix.get_total_flops()) + FLOPS_PER_ELEMENT * written.elements)
+    once: int = int(matrix.get_total_flops()) + FLOPS_PER_ELEMENT * written.elements
+    return FORWARD_AND_BACKWARD * once

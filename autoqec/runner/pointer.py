@@ -1,0 +1,86 @@
+"""The pointer: one JSON on the branch that leads to a round's artifacts, and its identical copy in the run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from autoqec.contracts.base import sha256_bytes, sha256_json
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.provenance import Pointer, PointerPaths, PointerProvenance, PointerSummary
+from autoqec.contracts.round import RoundMetrics, RunnerConfig, canonical_fork
+from autoqec.errors import ContractError, InputError
+from autoqec.host import machine
+from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout, pointer_on_branch
+
+
+def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_root: Path | str) -> Pointer:
+    """Write the pointer into the round directory and the worktree at `code_cwd`; committing it is the caller's.
+
+    repo_root: top of the lab repository that holds `runs/`. Raises InputError for a round that is on no branch.
+    """
+    if config.branch is None or config.code_cwd is None or config.commit_sha is None:
+        raise InputError("a pointer needs the branch, its worktree and the code commit", where="RunnerConfig")
+    if config.round_attempt_id is None:
+        raise InputError("a pointer needs the attempt's id", where="RunnerConfig.round_attempt_id")
+    layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
+    pointer = Pointer(
+        run_id=config.run_id,
+        round_idx=config.round_idx,
+        round_attempt_id=config.round_attempt_id,
+        branch=config.branch,
+        commit_sha=config.commit_sha,
+        fork_from=config.fork_from,
+        fork_from_canonical=canonical_fork(config.fork_from),
+        fork_from_ordered=config.fork_from if isinstance(config.fork_from, tuple) else None,
+        provenance=PointerProvenance(
+            env_yaml_sha256=sha256_bytes(config.env_yaml.encode()),
+            dsl_config_sha256=dsl_sha256(config),
+            requirements_fingerprint=machine.requirements_fingerprint(),
+            repo_root_resolved=str(Path(repo_root).resolve()),
+        ),
+        metrics_summary=PointerSummary(
+            delta_vs_parent=metrics.delta_vs_parent,
+            flops_per_syndrome=metrics.flops_per_syndrome,
+            n_params=metrics.n_params,
+            status=metrics.status,
+        ),
+        artifact_paths=PointerPaths(
+            checkpoint=metrics.checkpoint_path,
+            metrics=str(layout.metrics),
+            train_log=metrics.training_log_path,
+        ),
+    )
+    on_branch = Path(config.code_cwd) / pointer_on_branch(config.round_idx)
+    atomic.make_dir(on_branch.parent)
+    for path in (layout.pointer, on_branch):
+        atomic.write_json(path, pointer.dump())
+    return pointer
+
+
+def read_pointer(
+    text: str | bytes,
+    *,
+    where: str,
+    run_id: str | None = None,
+    round_idx: int | None = None,
+    branch: str | None = None,
+) -> Pointer:
+    """A pointer as stored. ContractError for a missing key, or where it speaks of another run, round or branch."""
+    try:
+        pointer = Pointer.read(json.loads(text), where=where)
+    except ValueError as error:
+        raise ContractError(f"not JSON: {error}", where=where) from error
+    for name, expected in (("run_id", run_id), ("round_idx", round_idx), ("branch", branch)):
+        if expected is not None and getattr(pointer, name) != expected:
+            raise ContractError(f"`{name}` is {getattr(pointer, name)!r}, expected {expected!r}", where=where)
+    return pointer
+
+
+def dsl_sha256(config: RunnerConfig) -> str:
+    """The config's hash with every default written; of the literal dict where it is no valid config."""
+    try:
+        return parse_dsl(config.predecoder_config).sha256()
+    except ContractError:
+        return sha256_json(config.predecoder_config)

@@ -1,0 +1,210 @@
+"""run_round: the trusted parent of one round. It starts the child, collects, and alone says what was measured."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import autoqec
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.profiles import PROFILES, Profile
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.errors import ContractError, InputError
+from autoqec.host import child
+from autoqec.runner import collect
+from autoqec.runner.artifact_manifest import modules_of, write_artifact_manifest
+from autoqec.runner.collect import Artifact, OnEvent
+from autoqec.runner.pointer import write_round_pointer
+from autoqec.runner.spec import ChildResult, ChildSpec, ChildStatus, one_line
+from autoqec.store import atomic, files
+from autoqec.store.layout import RoundLayout
+
+SCRATCH = "child.tmp"  # in the round directory while the child runs; recovery may remove it
+LOG_TAIL = 2_000
+PROCESSES = 64
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the child ended, and what of it was kept."""
+
+    result: ChildResult
+    artifacts: list[Artifact] = field(default_factory=list)
+    rss_peak_gb: float | None = None
+    sandbox: dict[str, Any] = field(default_factory=dict)
+
+
+def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> RoundMetrics:
+    """Run one round and write config.yaml, artifacts, metrics.json, manifest and pointer.
+
+    Every way a round can fail ends in metrics with its status and reason. Raises InputError, with nothing written,
+    where the env's text is wrong or the directory holds a finished round; DiskFailed where a file can't be written.
+    on_event("training", {round, phase, step, steps, loss, eta_s}): the child's progress.
+    """
+    files.parse_env(config.env_yaml, where="env")
+    config = config.model_copy(update={"round_dir": str(Path(config.round_dir).resolve())})
+    layout = RoundLayout(Path(config.round_dir), config.round_idx)
+    if layout.metrics.exists():
+        raise InputError("a finished round stands here", where=str(layout.dir), mend="name another round directory")
+    atomic.make_dir(layout.dir)
+    atomic.write_text(layout.config, files.dump_config(config.predecoder_config))
+    try:
+        parse_dsl(config.predecoder_config)
+    except ContractError as error:
+        outcome = Outcome(failed("compile_error", str(error)))
+    else:
+        outcome = in_child(config, layout, on_event)
+    metrics = measured(config, layout, outcome)
+    atomic.write_json(layout.metrics, metrics.dump())
+    if metrics.status == "ok":
+        write_artifact_manifest(config, metrics, artifacts=outcome.artifacts, sandbox=outcome.sandbox)
+    if config.branch is not None:
+        write_round_pointer(config, metrics, repo_root=repo_root(config))
+    return metrics
+
+
+def in_child(config: RunnerConfig, layout: RoundLayout, on_event: OnEvent | None) -> Outcome:
+    """Start the child in a scratch directory of its own, watch it, collect what it left, remove the rest."""
+    profile = PROFILES[config.profile]
+    scratch = layout.dir / SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)
+    out = scratch / "out"
+    atomic.make_dir(out)
+    try:
+        spec = ChildSpec(
+            env_yaml=config.env_yaml,
+            predecoder_config=config.predecoder_config,
+            profile=profile,
+            seed=config.seed,
+            modules_dir=None if config.modules_dir is None else str(modules_of(config)),
+            parent_checkpoint=None if config.parent_checkpoint is None else _absolute(config.parent_checkpoint),
+            threads=config.threads,
+            out_dir=str(out),
+        )
+        spec_path, log = scratch / "spec.json", scratch / "output.log"
+        atomic.write_json(spec_path, spec.dump())
+        events = collect.Events(out, config.round_idx, on_event)
+        ended = child.run(
+            [sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)],
+            cwd=out,
+            env=environment(config),
+            limits=limits(profile, out),
+            stdout=log,
+            on_tick=lambda _: events.forward(),
+        )
+        events.forward()
+        return gathered(ended, out, log, layout, profile)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def environment(config: RunnerConfig) -> dict[str, str]:
+    """This process's own package, whatever is installed elsewhere; as many threads as the round may use."""
+    threads = str(config.threads)
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **dict.fromkeys(names, threads)}
+
+
+def limits(profile: Profile, out: Path) -> child.Limits:
+    return child.Limits(
+        wallclock_s=profile.round_wallclock_s,
+        memory_gb=profile.memory_gb,
+        disk_mb=profile.disk_mb,
+        disk_dir=out,
+        processes=PROCESSES,
+    )
+
+
+def gathered(ended: child.Result, out: Path, log: Path, layout: RoundLayout, profile: Profile) -> Outcome:
+    """Collect, and decide what the round's end was."""
+    try:
+        kept = collect.artifacts(out, layout, max_bytes=int(profile.disk_mb * 1e6))
+        said = collect.result(out)
+    except collect.Refused as refusal:
+        return Outcome(failed("train_error", f"what the child left was refused: {refusal}"), [], ended.rss_peak_gb)
+    if ended.killed is not None:
+        said = failed("killed_by_safety", ended.killed)
+    elif said is None:
+        said = failed("train_error", f"the child ended with {_ending(ended.returncode)} and left no result{tail(log)}")
+    elif said.status == "ok":
+        missing = [name for name in ("val", "n_params", "flops_per_syndrome") if getattr(said, name) is None]
+        missing += [name for name in ("checkpoint.pt", "train.log") if name not in {item.name for item in kept}]
+        if missing:
+            said = failed("train_error", f"the child claims success but left no {', '.join(missing)}")
+    return Outcome(said, kept, ended.rss_peak_gb)
+
+
+def measured(config: RunnerConfig, layout: RoundLayout, outcome: Outcome) -> RoundMetrics:
+    """RoundMetrics from what the child counted; rates and differences are ours."""
+    result, kept = outcome.result, {item.name for item in outcome.artifacts}
+    figures: dict[str, Any] = {}
+    if result.status == "ok" and result.val is not None:
+        val = result.val
+        delta = (val.errors_reference - val.errors_candidate) / val.shots
+        figures = {
+            "delta_ler": delta,
+            "ler_plain_classical": val.errors_reference / val.shots,
+            "ler_predecoder": val.errors_candidate / val.shots,
+            "delta_vs_parent": versus_parent(config, delta),
+            "val_shots": val.shots,
+            "val_errors_plain": val.errors_reference,
+            "val_errors_predecoder": val.errors_candidate,
+            "val_fixed": val.fixed,
+            "val_broken": val.broken,
+        }
+    return RoundMetrics(
+        status=result.status,
+        status_reason=result.reason,
+        n_params=result.n_params,
+        flops_per_syndrome=result.flops_per_syndrome,
+        train_seed=config.seed,
+        train_steps=result.train_steps,
+        train_shots=result.train_shots,
+        final_loss=result.final_loss,
+        train_wallclock_s=result.train_wallclock_s,
+        eval_wallclock_s=result.eval_wallclock_s,
+        vram_peak_gb=result.vram_peak_gb,
+        rss_peak_gb=outcome.rss_peak_gb,
+        checkpoint_path=str(layout.checkpoint) if layout.checkpoint.name in kept else None,
+        training_log_path=str(layout.train_log) if layout.train_log.name in kept else None,
+        **figures,
+    )
+
+
+def versus_parent(config: RunnerConfig, delta: float) -> float | None:
+    """The child's delta minus the parent's on the same val shots; the baseline's is 0. None: not known."""
+    if config.parent_delta_ler is not None:
+        return delta - config.parent_delta_ler
+    return delta if config.fork_from == "baseline" else None
+
+
+def repo_root(config: RunnerConfig) -> Path:
+    """Top of the lab repository: what holds `runs/`, or, for a round kept elsewhere, the worktree."""
+    runs = Path(config.round_dir).parents[1]
+    return runs.parent if runs.name == "runs" else Path(config.code_cwd or ".").resolve()
+
+
+def failed(status: ChildStatus, reason: str) -> ChildResult:
+    return ChildResult(status=status, reason=one_line(reason))
+
+
+def tail(log: Path) -> str:
+    """The last words of the child, for a reason."""
+    try:
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - LOG_TAIL))
+            lines = stream.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f": {lines[-1]}" if lines else ""
+
+
+def _ending(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"status {returncode}"
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())
