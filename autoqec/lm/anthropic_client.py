@@ -6,16 +6,14 @@ No temperature, no prefill, no forced tool choice: current models refuse them.
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from pydantic import BaseModel, ValidationError
 
 from autoqec.lm import prices
+from autoqec.lm.anthropic_watch import Watch, count_lost, observe, watching
 from autoqec.lm.base import (
     MAX_ANSWER_CHARS,
     MIN_MAX_TOKENS,
@@ -35,21 +33,7 @@ if TYPE_CHECKING:
 
 # Longer answers take minutes; an idle connection does not live that long, a stream does.
 STREAM_ABOVE = 21_000
-# A server that asks for a longer pause is unavailable for this round.
-LONGEST_RETRY_AFTER_S = 120.0
 _RETRIED_IN_STREAM = ("overloaded_error", "api_error", "rate_limit_error", "timeout_error")
-_PATH = "/v1/messages"
-
-
-@dataclass
-class _Watch:
-    """What happened to one call's attempts, seen below the package's own retries."""
-
-    lost: int = 0
-    body: dict[str, Any] | None = None
-
-
-_watch: ContextVar[_Watch | None] = ContextVar("watch", default=None)
 
 
 class AnthropicLM(Caller):
@@ -81,8 +65,8 @@ class AnthropicLM(Caller):
 
     def complete(self, request: Request) -> Reply:
         start = time.monotonic()
-        watch = _Watch()
-        token = _watch.set(watch)
+        watch = Watch()
+        token = watching.set(watch)
         try:
             streamed = self._stream or request.max_tokens > STREAM_ABOVE
             message = self._streamed(request) if streamed else self._parsed(request, watch)
@@ -91,7 +75,7 @@ class AnthropicLM(Caller):
             error.lost_attempts = watch.lost
             raise
         finally:
-            _watch.reset(token)
+            watching.reset(token)
 
     def count_tokens(self, request: Request) -> int:
         """The provider's own count; an estimate from above where the endpoint cannot count."""
@@ -136,7 +120,7 @@ class AnthropicLM(Caller):
         system[max(len(system) - 2, 0)]["cache_control"] = {"type": "ephemeral", "ttl": self._cache_ttl}
         return system
 
-    def _parsed(self, request: Request, watch: _Watch) -> Any:
+    def _parsed(self, request: Request, watch: Watch) -> Any:
         """One answer in one piece, as `messages.parse` gives it; retries are the package's."""
         import anthropic
 
@@ -177,10 +161,10 @@ class AnthropicLM(Caller):
                 if getattr(error, "status_code", 0) != 200 or getattr(error, "type", "") not in _RETRIED_IN_STREAM:
                     _raise(error, self.model)
                 fault = error
-            _lost()
+            count_lost()
         _raise(fault, self.model)
 
-    def _reply(self, request: Request, message: Any, watch: _Watch, duration_ms: int) -> Reply:
+    def _reply(self, request: Request, message: Any, watch: Watch, duration_ms: int) -> Reply:
         usage, hour = _usage(message.usage)
         cost = prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour)
         text = "".join(block.text for block in message.content if block.type == "text")
@@ -209,12 +193,6 @@ class AnthropicLM(Caller):
         )
 
 
-def _lost() -> None:
-    """Count an answer that was under way and never arrived whole."""
-    if watch := _watch.get():
-        watch.lost += 1
-
-
 def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout_s: float) -> anthropic.Anthropic:
     token = None
     if api_key is None and base_url is not None:
@@ -236,50 +214,8 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
         base_url=base_url,
         max_retries=max_retries,
         timeout=anthropic.Timeout(timeout_s, connect=min(5.0, timeout_s)),
-        middleware=[_observe],
+        middleware=[observe],
     )
-
-
-def _observe(request: Any, call_next: Any) -> Any:
-    """Sees every attempt: keeps the body with its usage, counts answers that were lost, refuses endless pauses."""
-    import anthropic
-    import httpx2
-
-    watch = _watch.get()
-    if watch is None or not request.url.endswith(_PATH):
-        return call_next(request)
-    try:
-        response = call_next(request)
-    except anthropic.APIConnectionError as error:
-        if not isinstance(error.__cause__, httpx2.ConnectError | httpx2.ConnectTimeout):
-            watch.lost += 1
-        raise
-    if response.status_code in (429, 503, 529):
-        _refuse_long_pause(response.headers.get("retry-after"))
-    elif response.status_code == 200 and not request.stream:
-        body = _json_object(response.http_response.content)
-        if body is None or not isinstance(body.get("usage"), dict) or not isinstance(body.get("content"), list):
-            watch.lost += 1
-            raise anthropic.RetryableError("the endpoint answered 200 with something that is no message")
-        watch.body = body
-    return response
-
-
-def _refuse_long_pause(header: str | None) -> None:
-    try:
-        pause = float(header or 0)
-    except ValueError:
-        return
-    if pause > LONGEST_RETRY_AFTER_S:
-        raise LmUnavailable(f"the provider asks to wait {pause:.0f} s", mend="wait, then resume the run")
-
-
-def _json_object(data: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _as_message(body: dict[str, Any]) -> dict[str, Any]:

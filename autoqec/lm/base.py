@@ -115,9 +115,10 @@ class Reply(Contract):
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What a backend offers. Instances may be shared by threads."""
+    """What a backend offers. Instances may be shared by threads. takes_tools: whether a request may carry tools."""
 
     model: str
+    takes_tools: bool
 
     def complete(self, request: Request) -> Reply:
         """Answer, or raise an LmError."""
@@ -136,6 +137,7 @@ class Caller:
     """`call` in terms of `complete`, for every backend and wrapper."""
 
     max_output_tokens: int = MIN_MAX_TOKENS
+    takes_tools: bool = True
 
     def complete(self, request: Request) -> Reply:
         raise NotImplementedError

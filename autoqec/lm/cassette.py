@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from autoqec.errors import InputError
 from autoqec.lm import errors, prices
-from autoqec.lm.base import Caller, LanguageModel, Reply, Request, Usage, with_output
+from autoqec.lm.base import MIN_MAX_TOKENS, Caller, LanguageModel, Reply, Request, Usage, with_output
 from autoqec.lm.errors import LmCassetteMiss, LmError
 from autoqec.lm.redact import redact_value
 from autoqec.store import jsonl
@@ -60,14 +60,22 @@ class Tape:
 class Cassette(Caller):
     """A language model on tape. inner: the model behind it; None is enough for a replay.
 
-    model: the name under which the calls were recorded.
+    model: the name under which the calls were recorded. takes_tools, max_output_tokens: as the recorded model had them.
     """
 
-    def __init__(self, tape: Tape, model: str, inner: LanguageModel | None = None) -> None:
+    def __init__(
+        self,
+        tape: Tape,
+        model: str,
+        inner: LanguageModel | None = None,
+        *,
+        takes_tools: bool = True,
+        max_output_tokens: int = MIN_MAX_TOKENS,
+    ) -> None:
         if inner is None and tape.mode != "replay":
             raise InputError(f"mode `{tape.mode}` needs a model behind the cassette", where=str(tape.path))
         self.tape, self.model, self.inner = tape, model, inner
-        self.max_output_tokens = getattr(inner, "max_output_tokens", self.max_output_tokens)
+        self.takes_tools, self.max_output_tokens = takes_tools, max_output_tokens
 
     def complete(self, request: Request) -> Reply:
         key = request.fingerprint(self.model)

@@ -84,13 +84,16 @@ def get_lm_client(config: LMConfig, *, tape: Tape | None = None, ledger: Ledger 
 
     Raises InputError for a name without a backend, LmAuth without a key.
     """
-    lm: LanguageModel
-    if tape is not None and tape.mode == "replay":
-        lm = Cassette(tape, config.resolved_model())
-    elif tape is not None:
-        lm = Cassette(tape, config.resolved_model(), _backend(config))
-    else:
-        lm = _backend(config)
+    lm = _backend(config) if tape is None or tape.mode != "replay" else None
+    if tape is not None:
+        lm = Cassette(
+            tape,
+            config.resolved_model(),
+            lm,
+            takes_tools=config.resolved_backend() not in ("claude", "codex"),
+            max_output_tokens=config.max_output_tokens,
+        )
+    assert lm is not None  # without a tape there is a backend
     return Metered(lm, ledger) if ledger is not None else lm
 
 

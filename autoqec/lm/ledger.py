@@ -183,6 +183,7 @@ class Metered(Caller):
     def __init__(self, inner: LanguageModel, ledger: Ledger) -> None:
         self.inner, self.ledger, self.model = inner, ledger, inner.model
         self.max_output_tokens = getattr(inner, "max_output_tokens", self.max_output_tokens)
+        self.takes_tools = inner.takes_tools
 
     def complete(self, request: Request) -> Reply:
         call = self.ledger.ask(request, self.model, self._worst(request))
