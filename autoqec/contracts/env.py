@@ -10,7 +10,8 @@ from autoqec.contracts.base import Contract
 
 SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
 
-BASELINES = ("mwpm", "mwpm_correlated")
+GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
+BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bplsd")
 
 
 class StimGeneratorCode(Contract):
@@ -40,7 +41,22 @@ class StimFileCode(Contract):
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
-Code = Annotated[StimGeneratorCode | StimFileCode, Field(discriminator="kind")]
+class BicycleCode(Contract):
+    """A bivariate bicycle code in a circuit-level memory experiment (Bravyi et al., Nature 627, 778, 2024).
+
+    a, b: exponents (i, j) of the terms x^i y^j; Hx = [A | B], Hz = [B^T | A^T], 2*width*height data qubits.
+    """
+
+    kind: Literal["bivariate_bicycle"] = "bivariate_bicycle"
+    width: int = Field(default=6, ge=2, le=64)
+    height: int = Field(default=6, ge=2, le=64)
+    a: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] = ((3, 0), (0, 1), (0, 2))
+    b: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] = ((0, 3), (1, 0), (2, 0))
+    rounds: int = Field(default=6, ge=1, le=10_000)
+    basis: Literal["z", "x"] = "z"
+
+
+Code = Annotated[StimGeneratorCode | StimFileCode | BicycleCode, Field(discriminator="kind")]
 
 
 class CircuitDepolarizing(Contract):
@@ -105,6 +121,15 @@ class Constraints(Contract):
     max_flops_per_syndrome: int = Field(default=50_000_000, ge=1)
 
 
+class BpSettings(Contract):
+    """Belief propagation and the order of its second stage, for backend `bposd` and `bplsd`."""
+
+    iterations: int = Field(default=30, ge=1, le=10_000)
+    method: Literal["minimum_sum", "product_sum"] = "minimum_sum"
+    scaling: float = Field(default=0.75, gt=0, le=2, description="minimum_sum only")
+    order: int = Field(default=0, ge=0, le=60, description="0: OSD-0 / LSD-0, else the order of the CS search")
+
+
 class Protocol(Contract):
     """How a decoder of this env is judged."""
 
@@ -122,7 +147,8 @@ class EnvSpec(Contract):
     code: Code
     noise: Noise
     seed_policy: SeedPolicy
-    backend: Literal["mwpm"] = "mwpm"
+    backend: Literal["mwpm", "bposd", "bplsd"] = "mwpm"
+    bp: BpSettings = BpSettings()
     baselines: tuple[str, ...] = ("mwpm", "mwpm_correlated")
     constraints: Constraints = Constraints()
     protocol: Protocol = Protocol()
@@ -133,8 +159,6 @@ class EnvSpec(Contract):
         for name in names:
             if name not in BASELINES:
                 raise ValueError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
-        if "mwpm" not in names:
-            raise ValueError("the plain backend `mwpm` must be among the baselines")
         return names
 
     @model_validator(mode="after")
@@ -142,7 +166,16 @@ class EnvSpec(Contract):
         from_file = self.noise.model == "from_file"
         if (self.code.kind == "stim_file") != from_file:
             raise ValueError("noise model `from_file` belongs to code kind `stim_file`, and to no other")
+        if self.backend == "mwpm" and "mwpm" not in self.baselines:
+            raise ValueError("the plain backend `mwpm` must be among the baselines")
+        if self.backend != "mwpm" and any(name in GRAPH_BACKENDS for name in self.baselines):
+            raise ValueError(f"backend `{self.backend}` goes without a graph, so matching can't be among the baselines")
         return self
+
+    @property
+    def plain(self) -> str:
+        """The name of the classical backend alone: what every gain is measured against."""
+        return self.backend
 
     @property
     def points(self) -> tuple[float | None, ...]:

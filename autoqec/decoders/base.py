@@ -16,7 +16,7 @@ from autoqec.qec.problem import Problem
 class ProblemView:
     """Public structure of a problem as tensors: no circuit, no seeds, no labels.
 
-    endpoints: int64 [n_edges, 2], global detector ids, -1 is the boundary. log_odds: float32 [n_edges], the priors.
+    log_odds: float32 [n_edges], the priors; an edge is a variable of the backend (see qec.graph).
     own, other: int64 detector ids of the observable's sector and of the rest.
     links: int64 [2, n_links], (detector, edge) pairs that some mechanism touches together;
     link_strength: float32 [n_links], log-odds of that pair's total probability.
@@ -26,7 +26,6 @@ class ProblemView:
     n_detectors: int
     n_edges: int
     n_observables: int
-    endpoints: Tensor
     edge_observables: Tensor
     log_odds: Tensor
     own: Tensor
@@ -44,7 +43,6 @@ class ProblemView:
             n_detectors=problem.n_detectors,
             n_edges=graph.n_edges,
             n_observables=problem.n_observables,
-            endpoints=torch.from_numpy(graph.endpoints.astype(np.int64)),
             edge_observables=torch.from_numpy(graph.observables.astype(np.float32)),
             log_odds=torch.from_numpy(graph.log_odds.astype(np.float32)),
             own=torch.from_numpy(graph.own.astype(np.int64)),

@@ -25,17 +25,17 @@ MATRIX = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution
 
 @dataclass(frozen=True)
 class Cost:
-    """n_params: every stored element, buffers too. flops_per_syndrome: 2 x MAC + elementwise, one shot, backend excluded."""
+    """n_params: every stored element, buffers too. flops_per_syndrome: 2 x MAC + elementwise of a shot, no backend."""
 
     n_params: int
     flops_per_syndrome: int
 
 
-class _Elementwise(TorchDispatchMode):
+class _Elementwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """One operation for every element that an operation reads or writes, whichever is more."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import pymatching
 
 from autoqec.errors import InputError
+from autoqec.qec.bp import BpDecoder, Stage
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
@@ -38,7 +39,7 @@ class Mwpm:
     name = "mwpm"
 
     def __init__(self, problem: Problem) -> None:
-        graph = problem.graph
+        graph = problem.matching_graph
         self._n_detectors = problem.n_detectors
         self._graph = graph
         inside = np.zeros((1, problem.n_detectors), np.uint8)
@@ -105,7 +106,24 @@ class CorrelatedMwpm:
         return answers.astype(bool)
 
 
-BACKENDS: dict[str, Callable[[Problem], Backend]] = {"mwpm": Mwpm, "mwpm_correlated": CorrelatedMwpm}
+def _bp(stage: Stage, name: str, order: int | None = None) -> Callable[[Problem], Backend]:
+    """The env's own BP settings, but for a fixed order where the name gives one."""
+
+    def build(problem: Problem) -> Backend:
+        settings = problem.env.bp if order is None else problem.env.bp.model_copy(update={"order": order})
+        return BpDecoder(problem, stage, settings, name)
+
+    return build
+
+
+BACKENDS: dict[str, Callable[[Problem], Backend]] = {
+    "mwpm": Mwpm,
+    "mwpm_correlated": CorrelatedMwpm,
+    "bposd": _bp("bposd", "bposd"),
+    "bplsd": _bp("bplsd", "bplsd"),
+    "bposd0": _bp("bposd", "bposd0", 0),
+    "bposd_cs10": _bp("bposd", "bposd_cs10", 10),
+}
 
 
 def make(name: str, problem: Problem) -> Backend:
@@ -119,7 +137,4 @@ def make(name: str, problem: Problem) -> Backend:
 
 def make_soft(problem: Problem) -> SoftBackend:
     """The env's backend, which takes per-shot log-odds."""
-    backend = make(problem.env.backend, problem)
-    if not hasattr(backend, "decode_soft"):
-        raise InputError(f"backend `{backend.name}` takes no per-shot log-odds", where="env field `backend`")
-    return backend  # type: ignore[return-value]
+    return cast(SoftBackend, make(problem.env.backend, problem))

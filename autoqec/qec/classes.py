@@ -13,7 +13,8 @@ import scipy.sparse as sp
 
 from autoqec.errors import InputError
 from autoqec.qec.backends import MAX_LOG_ODDS
-from autoqec.qec.problem import MatchingGraph, Problem
+from autoqec.qec.graph import MatchingGraph
+from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack
 
 
@@ -25,7 +26,7 @@ class TwoClassMatcher:
     """
 
     def __init__(self, problem: Problem) -> None:
-        graph = problem.graph
+        graph = problem.matching_graph
         name = problem.env.name
         if problem.n_observables != 1:
             raise InputError(

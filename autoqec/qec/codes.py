@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import stim
 
-from autoqec.contracts.env import EnvSpec, StimFileCode
+from autoqec.contracts.env import BicycleCode, EnvSpec, StimFileCode
 from autoqec.errors import InputError
+from autoqec.qec import bicycle
 
 
 def build_circuit(env: EnvSpec, p: float | None) -> stim.Circuit:
@@ -20,6 +21,9 @@ def build_circuit(env: EnvSpec, p: float | None) -> stim.Circuit:
             if code.text is None:
                 raise InputError("the circuit's text is missing", where="code.text", mend="load the env from its file")
             circuit = stim.Circuit(code.text)
+        elif isinstance(code, BicycleCode):
+            assert p is not None  # only a file brings its own noise
+            circuit = bicycle.memory_circuit(code.width, code.height, code.a, code.b, code.rounds, p, code.basis)
         else:
             circuit = stim.Circuit.generated(
                 code.task,

@@ -1,4 +1,4 @@
-"""Problem: what a decoder is given. Env -> circuit -> detector error model -> matching graph."""
+"""Problem: what a decoder is given. Env -> circuit -> detector error model -> decoding graph."""
 
 from __future__ import annotations
 
@@ -14,55 +14,9 @@ import stim
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import InputError
 from autoqec.qec.codes import build_circuit
+from autoqec.qec.graph import Component, DecodingGraph, MatchingGraph, matching_graph, tanner_graph
 
-Component = tuple[tuple[int, ...], int]  # sorted detectors, bit mask of observables
 TARGET: Any = object()  # "the env's target point" as a default, since None is a point too
-
-
-@dataclass(frozen=True, eq=False)
-class MatchingGraph:
-    """The edges that plain matching decides an observable with.
-
-    Kept are the connected components that hold an edge with an observable; the rest never changes an answer.
-    Mechanisms that flip the same detectors and observables are one edge, its probability their XOR.
-
-    endpoints: int32 [n_edges, 2], global detector ids, -1 is the boundary.
-    observables: uint8 [n_edges, n_observables]. prior: float64 [n_edges].
-    fault_to_edge: int32 csr [n_faults, n_edges]. own, other: detectors inside and outside the components.
-    """
-
-    endpoints: np.ndarray
-    observables: np.ndarray
-    prior: np.ndarray
-    fault_to_edge: sp.csr_matrix
-    own: np.ndarray
-    other: np.ndarray
-
-    @property
-    def n_edges(self) -> int:
-        return len(self.endpoints)
-
-    @property
-    def log_odds(self) -> np.ndarray:
-        """float64 [n_edges], log(p / (1 - p)); a matching weight is minus this."""
-        return np.log(self.prior) - np.log1p(-self.prior)
-
-    @cached_property
-    def check_matrix(self) -> sp.csc_matrix:
-        """uint8 [len(own), n_edges]: edges against own detectors, in the order of `own`."""
-        position = {int(detector): row for row, detector in enumerate(self.own)}
-        rows, columns = [], []
-        for edge, ends in enumerate(self.endpoints):
-            for detector in ends[ends >= 0]:
-                rows.append(position[int(detector)])
-                columns.append(edge)
-        shape = (len(self.own), self.n_edges)
-        return sp.csc_matrix((np.ones(len(rows), np.uint8), (rows, columns)), shape)
-
-    @cached_property
-    def faults_matrix(self) -> sp.csc_matrix:
-        """uint8 [n_observables, n_edges]."""
-        return sp.csc_matrix(self.observables.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,20 +30,36 @@ class Problem:
     fault_probs: np.ndarray
     H: sp.csr_matrix
     L: sp.csr_matrix
-    fault_components: tuple[tuple[Component, ...], ...]
-    graph: MatchingGraph
+    graph: DecodingGraph
 
     @classmethod
     def from_env(cls, env: EnvSpec, p: float | None = TARGET) -> Problem:
-        """Build the problem; InputError where the noise does not decompose into a graph."""
+        """Build the problem; InputError where matching is asked for and the noise does not decompose into a graph."""
         if p is TARGET:
             p = env.target
         circuit = build_circuit(env, p)
-        dem = decomposed_model(circuit, env.name)
-        probs, components = read_mechanisms(dem, env.name)
+        by_matching = env.backend == "mwpm"
+        dem = decomposed_model(circuit, env.name) if by_matching else circuit.detector_error_model().flattened()
+        probs, components = read_mechanisms(dem)
         H, L = incidence(components, dem.num_detectors, dem.num_observables)
-        graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
-        return cls(env, p, circuit, dem, probs, H, L, tuple(components), graph)
+        graph: DecodingGraph
+        if by_matching:
+            refuse_hyperedges(components, env.name)
+            graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
+        else:
+            graph = tanner_graph(H, L, probs, env.name)
+        return cls(env, p, circuit, dem, probs, H, L, graph)
+
+    @property
+    def matching_graph(self) -> MatchingGraph:
+        """The graph that matching runs on; InputError where the env's backend has none."""
+        if not isinstance(self.graph, MatchingGraph):
+            raise InputError(
+                f"backend `{self.env.backend}` decodes without a matching graph",
+                where=f"env `{self.env.name}`",
+                mend="choose `backend: mwpm` for a code that decomposes into a graph",
+            )
+        return self.graph
 
     @property
     def n_detectors(self) -> int:
@@ -131,11 +101,11 @@ def decomposed_model(circuit: stim.Circuit, name: str) -> stim.DetectorErrorMode
             "the detector error model can't be decomposed into a matching graph "
             f"({str(error).strip().splitlines()[0]})",
             where=f"env `{name}`, backend `mwpm`",
-            mend="choose a code whose errors flip at most two detectors of a sector",
+            mend="choose `backend: bposd`, which needs no graph",
         ) from error
 
 
-def read_mechanisms(dem: stim.DetectorErrorModel, name: str) -> tuple[np.ndarray, list[tuple[Component, ...]]]:
+def read_mechanisms(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, list[tuple[Component, ...]]]:
     """Probabilities and graph-like components of every mechanism, in the DEM's order."""
     probs: list[float] = []
     mechanisms: list[tuple[Component, ...]] = []
@@ -153,16 +123,20 @@ def read_mechanisms(dem: stim.DetectorErrorModel, name: str) -> tuple[np.ndarray
                 detectors.append(target.val)
             else:
                 mask ^= 1 << target.val
-        wide = next((part for part in parts if len(part[0]) > 2), None)
-        if wide is not None:
-            raise InputError(
-                f"a mechanism flips {len(wide[0])} detectors at once ({' '.join(f'D{d}' for d in wide[0])})",
-                where=f"env `{name}`, backend `mwpm`",
-                mend="choose a code whose errors flip at most two detectors of a sector",
-            )
         probs.append(instruction.args_copy()[0])
         mechanisms.append(tuple(parts))
     return np.array(probs), mechanisms
+
+
+def refuse_hyperedges(mechanisms: list[tuple[Component, ...]], name: str) -> None:
+    """InputError naming the first part that flips more than two detectors."""
+    wide = next((part for parts in mechanisms for part in parts if len(part[0]) > 2), None)
+    if wide is not None:
+        raise InputError(
+            f"a mechanism flips {len(wide[0])} detectors at once ({' '.join(f'D{d}' for d in wide[0])})",
+            where=f"env `{name}`, backend `mwpm`",
+            mend="choose `backend: bposd`, which needs no graph",
+        )
 
 
 def incidence(
@@ -185,58 +159,3 @@ def incidence(
     H = sp.csr_matrix((np.ones(len(h_rows), np.uint8), (h_rows, h_columns)), (n_detectors, n))
     L = sp.csr_matrix((np.ones(len(l_rows), np.uint8), (l_rows, l_columns)), (n_observables, n))
     return H, L
-
-
-def matching_graph(
-    mechanisms: list[tuple[Component, ...]], probs: np.ndarray, n_detectors: int, n_observables: int, name: str
-) -> MatchingGraph:
-    """Merge components into edges and keep the connected components that hold an observable."""
-    index: dict[Component, int] = {}
-    for parts in mechanisms:
-        for part in parts:
-            if part[0]:  # a part without detectors can't be matched
-                index.setdefault(part, len(index))
-    labels = connected(index, n_detectors)
-    decisive = {labels[detectors[0]] for detectors, mask in index if mask}
-    if not decisive:
-        raise InputError(
-            "no detectable error flips an observable", where=f"env `{name}`", mend="check OBSERVABLE_INCLUDE"
-        )
-    kept = [part for part in index if labels[part[0][0]] in decisive]
-    column = {part: edge for edge, part in enumerate(kept)}
-
-    prior = np.zeros(len(kept))
-    rows, columns = [], []
-    for fault, parts in enumerate(mechanisms):
-        for part in parts:
-            edge = column.get(part)
-            if edge is not None:
-                prior[edge] = prior[edge] * (1 - probs[fault]) + probs[fault] * (1 - prior[edge])
-                rows.append(fault)
-                columns.append(edge)
-    used = prior > 0
-    if not used.all():  # mechanisms of probability 0 leave edges nobody ever takes
-        renumber = np.cumsum(used) - 1
-        pairs = [(r, renumber[c]) for r, c in zip(rows, columns, strict=True) if used[c]]
-        rows, columns = [r for r, _ in pairs], [int(c) for _, c in pairs]
-        kept, prior = [part for part, keep in zip(kept, used, strict=True) if keep], prior[used]
-    if (prior >= 1).any():
-        raise InputError("a mechanism has probability 1", where=f"env `{name}`", mend="give it a probability below 1")
-    endpoints = np.full((len(kept), 2), -1, np.int32)
-    observables = np.zeros((len(kept), n_observables), np.uint8)
-    for edge, (detectors, mask) in enumerate(kept):
-        endpoints[edge, : len(detectors)] = detectors
-        observables[edge] = [mask >> bit & 1 for bit in range(n_observables)]
-    shape = (len(mechanisms), len(kept))
-    fault_to_edge = sp.csr_matrix((np.ones(len(rows), np.int32), (rows, columns)), shape)
-    inside = np.isin(labels, list(decisive))
-    return MatchingGraph(
-        endpoints, observables, prior, fault_to_edge, own=np.nonzero(inside)[0], other=np.nonzero(~inside)[0]
-    )
-
-
-def connected(index: dict[Component, int], n_detectors: int) -> np.ndarray:
-    """int [n_detectors]: label of each detector's connected component; the boundary joins nothing."""
-    pairs = np.array([detectors for detectors, _ in index if len(detectors) == 2], dtype=int).reshape(-1, 2)
-    adjacency = sp.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), (n_detectors, n_detectors))
-    return sp.csgraph.connected_components(adjacency, directed=False)[1]

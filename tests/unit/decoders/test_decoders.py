@@ -229,9 +229,6 @@ def test_a_mounted_surface_replaces_the_packages_own(tmp_path: Path) -> None:
 
 
 def test_mounting_too_late_or_nowhere_is_an_error(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom autoqec.decoders import surface\nsurface.architecture('mlp')\n"
-        "surface.mount(sys.argv[1])\n"
-    )
+    code = "import sys\nfrom autoqec.decoders import surface\nsurface.architecture('mlp')\nsurface.mount(sys.argv[1])\n"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode != 0 and "already loaded" in done.stderr

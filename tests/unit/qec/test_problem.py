@@ -16,9 +16,7 @@ from tests.support.envs import BANDS, problem, repetition, surface
 
 
 def from_text(text: str) -> EnvSpec:
-    return EnvSpec(
-        name="written", code=StimFileCode(path="c.stim", text=text), noise=FileNoise(), seed_policy=BANDS
-    )
+    return EnvSpec(name="written", code=StimFileCode(path="c.stim", text=text), noise=FileNoise(), seed_policy=BANDS)
 
 
 @pytest.mark.parametrize("basis", ["z", "x"])

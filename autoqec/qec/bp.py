@@ -1,0 +1,75 @@
+"""Belief propagation with a second stage, on every mechanism of the DEM (ldpc).
+
+https://github.com/quantumgizmos/ldpc. Both sectors are decoded together, so correlations are seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from autoqec.contracts.env import BpSettings
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import unpack
+
+Stage = Literal["bposd", "bplsd"]
+CERTAIN = 1e-9  # ldpc wants channel probabilities strictly inside (0, 1)
+
+
+class BpDecoder:
+    """One decoder object; per-shot priors enter as new channel probabilities, nothing is rebuilt."""
+
+    def __init__(self, problem: Problem, stage: Stage, settings: BpSettings, name: str) -> None:
+        self.name = name
+        self._n_detectors = problem.n_detectors
+        self._n_faults = problem.n_faults
+        self._prior = problem.fault_probs
+        self._flips = problem.L.T.tocsr()
+        self._decoder = make_ldpc(problem, stage, settings)
+
+    def decode(self, detectors: np.ndarray) -> np.ndarray:
+        return self._decode(detectors, None)
+
+    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """Each shot under channel probabilities sigmoid(log_odds[shot]), float32 [n, n_faults].
+
+        Raises ValueError on a wrong shape or a value that is not finite.
+        """
+        if log_odds.shape != (len(detectors), self._n_faults):
+            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), self._n_faults)}")
+        if not np.isfinite(log_odds).all():
+            raise ValueError("log-odds hold values that are not finite")
+        try:
+            return self._decode(detectors, log_odds)
+        finally:
+            self._decoder.update_channel_probs(self._prior)
+
+    def _decode(self, detectors: np.ndarray, log_odds: np.ndarray | None) -> np.ndarray:
+        events = unpack(detectors, self._n_detectors)
+        answers = np.zeros((len(detectors), self._flips.shape[1]), bool)
+        for shot, syndrome in enumerate(events):
+            if log_odds is not None:
+                probability = 1 / (1 + np.exp(-log_odds[shot].astype(np.float64)))
+                self._decoder.update_channel_probs(np.clip(probability, CERTAIN, 1 - CERTAIN))
+            faults = np.nonzero(self._decoder.decode(syndrome))[0]
+            answers[shot] = np.asarray(self._flips[faults].sum(axis=0)).ravel() & 1
+        return answers
+
+
+def make_ldpc(problem: Problem, stage: Stage, settings: BpSettings) -> Any:
+    """The ldpc object of one stage: OSD-0 or OSD-CS of the given order, or LSD-CS."""
+    from ldpc.bplsd_decoder import BpLsdDecoder
+    from ldpc.bposd_decoder import BpOsdDecoder
+
+    shared: dict[str, Any] = {
+        "error_channel": problem.fault_probs.tolist(),
+        "max_iter": settings.iterations,
+        "bp_method": settings.method,
+        "ms_scaling_factor": settings.scaling,
+    }
+    if stage == "bplsd":
+        method = "LSD_0" if settings.order == 0 else "LSD_CS"
+        return BpLsdDecoder(problem.H, **shared, lsd_method=method, lsd_order=settings.order)
+    method = "OSD_0" if settings.order == 0 else "OSD_CS"
+    return BpOsdDecoder(problem.H, **shared, osd_method=method, osd_order=settings.order)

@@ -1,0 +1,148 @@
+"""What a classical decoder weighs: edges of a matching graph, or mechanisms of a Tanner graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import scipy.sparse as sp
+
+from autoqec.errors import InputError
+
+Component = tuple[tuple[int, ...], int]  # sorted detectors, bit mask of observables
+
+
+@dataclass(frozen=True, eq=False)
+class DecodingGraph:
+    """Variables with priors; a predecoder gives each its log-odds, shot by shot. Called edges in either kind of graph.
+
+    observables: uint8 [n_edges, n_observables]. prior: float64 [n_edges].
+    fault_to_edge: int32 csr [n_faults, n_edges]. own, other: detectors that the backend uses, and those it ignores.
+    """
+
+    observables: np.ndarray
+    prior: np.ndarray
+    fault_to_edge: sp.csr_matrix
+    own: np.ndarray
+    other: np.ndarray
+
+    @property
+    def n_edges(self) -> int:
+        return len(self.prior)
+
+    @property
+    def log_odds(self) -> np.ndarray:
+        """float64 [n_edges], log(p / (1 - p)); a matching weight is minus this."""
+        return np.log(self.prior) - np.log1p(-self.prior)
+
+    @cached_property
+    def faults_matrix(self) -> sp.csc_matrix:
+        """uint8 [n_observables, n_edges]."""
+        return sp.csc_matrix(self.observables.T)
+
+
+@dataclass(frozen=True, eq=False)
+class TannerGraph(DecodingGraph):
+    """Every mechanism is a variable; belief propagation runs on all detectors. check_matrix: uint8 [n_detectors, n]."""
+
+    check_matrix: sp.csc_matrix
+
+
+@dataclass(frozen=True, eq=False)
+class MatchingGraph(DecodingGraph):
+    """The edges that plain matching decides an observable with.
+
+    Kept are the connected components that hold an edge with an observable; the rest never changes an answer.
+    Mechanisms that flip the same detectors and observables are one edge, its probability their XOR.
+
+    endpoints: int32 [n_edges, 2], global detector ids, -1 is the boundary.
+    """
+
+    endpoints: np.ndarray
+
+    @cached_property
+    def check_matrix(self) -> sp.csc_matrix:
+        """uint8 [len(own), n_edges]: edges against own detectors, in the order of `own`."""
+        position = {int(detector): row for row, detector in enumerate(self.own)}
+        rows, columns = [], []
+        for edge, ends in enumerate(self.endpoints):
+            for detector in ends[ends >= 0]:
+                rows.append(position[int(detector)])
+                columns.append(edge)
+        shape = (len(self.own), self.n_edges)
+        return sp.csc_matrix((np.ones(len(rows), np.uint8), (rows, columns)), shape)
+
+
+def tanner_graph(H: sp.csr_matrix, L: sp.csr_matrix, probs: np.ndarray, name: str) -> TannerGraph:
+    """One variable a mechanism, as stim's DEM lists them: same detectors and observables are already one."""
+    if (probs >= 1).any() or (probs <= 0).any():
+        raise InputError("a mechanism has probability 0 or 1", where=f"env `{name}`", mend="give it one in between")
+    return TannerGraph(
+        observables=L.T.toarray().astype(np.uint8),
+        prior=probs,
+        fault_to_edge=sp.identity(len(probs), dtype=np.int32, format="csr"),
+        own=np.arange(H.shape[0]),
+        other=np.arange(0),
+        check_matrix=sp.csc_matrix(H),
+    )
+
+
+def matching_graph(
+    mechanisms: list[tuple[Component, ...]], probs: np.ndarray, n_detectors: int, n_observables: int, name: str
+) -> MatchingGraph:
+    """Merge components into edges and keep the connected components that hold an observable."""
+    index: dict[Component, int] = {}
+    for parts in mechanisms:
+        for part in parts:
+            if part[0]:  # a part without detectors can't be matched
+                index.setdefault(part, len(index))
+    labels = connected(index, n_detectors)
+    decisive = {labels[detectors[0]] for detectors, mask in index if mask}
+    if not decisive:
+        raise InputError(
+            "no detectable error flips an observable", where=f"env `{name}`", mend="check OBSERVABLE_INCLUDE"
+        )
+    kept = [part for part in index if labels[part[0][0]] in decisive]
+    column = {part: edge for edge, part in enumerate(kept)}
+
+    prior = np.zeros(len(kept))
+    rows, columns = [], []
+    for fault, parts in enumerate(mechanisms):
+        for part in parts:
+            edge = column.get(part)
+            if edge is not None:
+                prior[edge] = prior[edge] * (1 - probs[fault]) + probs[fault] * (1 - prior[edge])
+                rows.append(fault)
+                columns.append(edge)
+    used = prior > 0
+    if not used.all():  # mechanisms of probability 0 leave edges nobody ever takes
+        renumber = np.cumsum(used) - 1
+        pairs = [(r, renumber[c]) for r, c in zip(rows, columns, strict=True) if used[c]]
+        rows, columns = [r for r, _ in pairs], [int(c) for _, c in pairs]
+        kept, prior = [part for part, keep in zip(kept, used, strict=True) if keep], prior[used]
+    if (prior >= 1).any():
+        raise InputError("a mechanism has probability 1", where=f"env `{name}`", mend="give it a probability below 1")
+    endpoints = np.full((len(kept), 2), -1, np.int32)
+    observables = np.zeros((len(kept), n_observables), np.uint8)
+    for edge, (detectors, mask) in enumerate(kept):
+        endpoints[edge, : len(detectors)] = detectors
+        observables[edge] = [mask >> bit & 1 for bit in range(n_observables)]
+    shape = (len(mechanisms), len(kept))
+    fault_to_edge = sp.csr_matrix((np.ones(len(rows), np.int32), (rows, columns)), shape)
+    inside = np.isin(labels, list(decisive))
+    return MatchingGraph(
+        observables=observables,
+        prior=prior,
+        fault_to_edge=fault_to_edge,
+        own=np.nonzero(inside)[0],
+        other=np.nonzero(~inside)[0],
+        endpoints=endpoints,
+    )
+
+
+def connected(index: dict[Component, int], n_detectors: int) -> np.ndarray:
+    """int [n_detectors]: label of each detector's connected component; the boundary joins nothing."""
+    pairs = np.array([detectors for detectors, _ in index if len(detectors) == 2], dtype=int).reshape(-1, 2)
+    adjacency = sp.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), (n_detectors, n_detectors))
+    return sp.csgraph.connected_components(adjacency, directed=False)[1]
