@@ -1,0 +1,133 @@
+"""What git's plumbing says, as values. Pure parsing; no process is started here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoqec.errors import AutoqecError
+
+_TRAILER = re.compile(r"^([A-Za-z][A-Za-z0-9-]*): (.*)$")
+
+
+class GitFailed(AutoqecError):
+    """git refused or broke; its own words stand in `what`."""
+
+
+class MergeConflict(AutoqecError):
+    """A merge is not possible without a person. `files`: the paths in conflict. Nothing was left behind."""
+
+    def __init__(self, files: tuple[str, ...]) -> None:
+        super().__init__(f"merge conflict in {', '.join(files)}")
+        self.files = files
+
+
+@dataclass(frozen=True)
+class Commit:
+    sha: str
+    tree: str
+    parents: tuple[str, ...]
+    message: str
+
+    @property
+    def trailers(self) -> dict[str, str]:
+        """`Key: value` lines of the last paragraph, when it holds nothing else; the last of a key counts."""
+        paragraphs = self.message.strip().split("\n\n")
+        matches = [_TRAILER.match(line) for line in paragraphs[-1].splitlines()] if len(paragraphs) > 1 else []
+        found = [match for match in matches if match]
+        return {match[1]: match[2] for match in found} if len(found) == len(matches) else {}
+
+
+@dataclass(frozen=True)
+class TreeEntry:
+    """One file of a tree, path from its top. mode 100644 and 100755: regular, 120000: symlink, 160000: submodule."""
+
+    mode: str
+    kind: str
+    oid: str
+    size: int | None
+    path: str
+
+    @property
+    def regular(self) -> bool:
+        return self.mode in ("100644", "100755")
+
+
+@dataclass(frozen=True)
+class DiffEntry:
+    """One path that differs between two trees. status: A, D, M or T (the kind of thing changed); no renames."""
+
+    status: str
+    old_mode: str
+    new_mode: str
+    old_oid: str
+    new_oid: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Worktree:
+    """A linked worktree as git's own records have it; `branch` None: detached or unreadable."""
+
+    path: Path
+    branch: str | None
+    admin: Path
+
+
+@dataclass(frozen=True)
+class RefUpdate:
+    """One line of a ref transaction; full ref names. old None: must not exist. new None: delete."""
+
+    ref: str
+    new: str | None
+    old: str | None
+
+
+def text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def parse_commit(sha: str, data: bytes) -> Commit:
+    head, _, message = data.decode("utf-8", "replace").partition("\n\n")
+    fields = [line.partition(" ") for line in head.splitlines() if not line.startswith(" ")]
+    tree = next(value for key, _, value in fields if key == "tree")
+    return Commit(sha, tree, tuple(value for key, _, value in fields if key == "parent"), message)
+
+
+def parse_tree(data: bytes) -> list[TreeEntry]:
+    """Output of `ls-tree -z -l`."""
+    found = []
+    for record in filter(None, data.split(b"\0")):
+        head, _, path = record.partition(b"\t")
+        mode, kind, oid, size = head.decode().split()
+        found.append(TreeEntry(mode, kind, oid, int(size) if size.isdigit() else None, text(path)))
+    return found
+
+
+def parse_diff(data: bytes) -> list[DiffEntry]:
+    """Output of `diff-tree -r -z --raw --no-renames`."""
+    fields = [text(field) for field in data.split(b"\0")]
+    found = []
+    for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
+        old_mode, new_mode, old_oid, new_oid, status = head.removeprefix(":").split()
+        found.append(DiffEntry(status[:1], old_mode, new_mode, old_oid, new_oid, path))
+    return found
+
+
+def parse_status(data: bytes) -> list[str]:
+    """Paths of `status --porcelain=v1 -z`; of a rename, both."""
+    fields = iter(text(field) for field in data.split(b"\0") if field)
+    found = []
+    for field in fields:
+        found.append(field[3:])
+        if field[0] in "RC":
+            found.append(next(fields))
+    return sorted(set(found))
+
+
+def message_with(message: str, trailers: dict[str, str] | None) -> str:
+    """A commit message whose last paragraph is the trailers; neither can break out of its place."""
+    body = message.replace("\0", "").replace("\r", "").strip() or "(no message)"
+    lines = [f"{key}: {' '.join(value.replace(chr(0), '').split())}" for key, value in (trailers or {}).items()]
+    return body + "\n" + ("\n" + "\n".join(lines) + "\n" if lines else "")
