@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 from autoqec.contracts.base import Contract, first_fault, sha256_json
 from autoqec.errors import ContractError
 
-OutputMode = Literal["soft_priors"]
+OutputMode = Literal["soft_priors", "hard_flip"]
 
 
 class MlpConfig(Contract):
@@ -56,8 +56,10 @@ class TrainingConfig(Contract):
 class PredecoderDSL(Contract):
     """One predecoder. Exactly the block named by `type` is present.
 
-    soft_priors: per-shot log-odds, one per edge of the backend's matching graph ([batch, n_edges]);
-    each shot is matched exactly under its own weights.
+    soft_priors: per-shot log-odds, one a variable of the backend ([batch, n_edges] of its matching graph,
+    [batch, n_faults] for belief propagation); each shot is decoded exactly under its own weights.
+    hard_flip: log-odds of every mechanism, [batch, n_faults]; those above 0 are applied before the backend
+    sees the cleaned syndrome, and their flips of the observables are added to its answer.
     """
 
     type: Literal["mlp", "gnn"]

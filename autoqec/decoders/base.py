@@ -9,6 +9,8 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor, nn
 
+from autoqec.contracts.dsl import OutputMode
+from autoqec.qec.graph import DecodingGraph
 from autoqec.qec.problem import Problem
 
 
@@ -36,17 +38,17 @@ class ProblemView:
     circuit_sha256: Tensor
 
     @classmethod
-    def of(cls, problem: Problem) -> ProblemView:
-        graph = problem.graph
-        links, strength = detector_edge_links(problem)
+    def of(cls, problem: Problem, output_mode: OutputMode = "soft_priors") -> ProblemView:
+        graph = problem.variables(output_mode)
+        links, strength = detector_edge_links(problem, graph)
         return cls(
             n_detectors=problem.n_detectors,
             n_edges=graph.n_edges,
             n_observables=problem.n_observables,
             edge_observables=torch.from_numpy(graph.observables.astype(np.float32)),
             log_odds=torch.from_numpy(graph.log_odds.astype(np.float32)),
-            own=torch.from_numpy(graph.own.astype(np.int64)),
-            other=torch.from_numpy(graph.other.astype(np.int64)),
+            own=torch.from_numpy(problem.graph.own.astype(np.int64)),
+            other=torch.from_numpy(problem.graph.other.astype(np.int64)),
             links=torch.from_numpy(links),
             link_strength=torch.from_numpy(strength),
             coordinates=torch.from_numpy(problem.coordinates.astype(np.float32)),
@@ -62,10 +64,10 @@ class ProblemView:
         return self.other
 
 
-def detector_edge_links(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+def detector_edge_links(problem: Problem, graph: DecodingGraph) -> tuple[np.ndarray, np.ndarray]:
     """(detector, edge) pairs touched by a common mechanism, and log-odds of their total probability."""
     touched = sp.csr_matrix(problem.H.astype(np.float64).multiply(problem.fault_probs[None, :]))
-    together = sp.coo_matrix(touched @ problem.graph.fault_to_edge.astype(np.float64))
+    together = sp.coo_matrix(touched @ graph.fault_to_edge.astype(np.float64))
     probability = np.clip(together.data, 1e-12, 0.5)
     pairs = np.stack([together.row, together.col]).astype(np.int64)
     return pairs, np.log(probability / (1 - probability)).astype(np.float32)
@@ -74,6 +76,8 @@ def detector_edge_links(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 class Predecoder(nn.Module):
     """float32 detection events [batch, n_detectors] -> log-odds [batch, n_edges] under the env's target p.
 
+    What an edge is, `output_mode` says: a variable of the backend, or a mechanism to flip.
+
     The output starts at the priors exactly, so an untrained predecoder decodes as its backend does.
     The circuit it was made for travels in its weights, so that it can't be mistaken for another's.
     """
@@ -81,10 +85,10 @@ class Predecoder(nn.Module):
     prior: Tensor
     circuit_sha256: Tensor
 
-    def __init__(self, body: nn.Module, view: ProblemView, output_mode: str) -> None:
+    def __init__(self, body: nn.Module, view: ProblemView, output_mode: OutputMode) -> None:
         super().__init__()
         self.body = body
-        self.output_mode = output_mode
+        self.output_mode: OutputMode = output_mode
         self.register_buffer("prior", view.log_odds.clone(), persistent=False)
         self.register_buffer("circuit_sha256", view.circuit_sha256.clone())
 

@@ -15,7 +15,7 @@ def compile_predecoder(dsl: PredecoderDSL, problem: Problem, *, seed: int) -> Pr
 
     The caller's random state is left as it was. Whatever the architecture's module raises comes through.
     """
-    view = ProblemView.of(problem)
+    view = ProblemView.of(problem, dsl.output_mode)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         body = architecture(dsl.type).build(dsl.block.dump(), dsl.head, view)

@@ -7,11 +7,13 @@ from typing import Protocol, cast
 
 import numpy as np
 import pymatching
+import scipy.sparse as sp
 
+from autoqec.contracts.dsl import OutputMode
 from autoqec.errors import InputError
 from autoqec.qec.bp import BpDecoder, Stage
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import unpack
+from autoqec.qec.sampling import pack, unpack
 
 MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
 
@@ -135,6 +137,42 @@ def make(name: str, problem: Problem) -> Backend:
     return BACKENDS[name](problem)
 
 
-def make_soft(problem: Problem) -> SoftBackend:
-    """The env's backend, which takes per-shot log-odds."""
-    return cast(SoftBackend, make(problem.env.backend, problem))
+class HardFlip:
+    """A backend behind applied corrections: mechanisms with log-odds above 0 are taken as having happened.
+
+    Their detectors are cleaned from the syndrome and their observables added to the backend's answer: the
+    correction moves the logical frame, and to clean without tracking that would be wrong.
+    """
+
+    def __init__(self, problem: Problem, backend: Backend) -> None:
+        self.name = backend.name
+        self._backend = backend
+        self._n_detectors = problem.n_detectors
+        self._detectors_of = problem.H.T.astype(np.int32).tocsr()
+        self._observables_of = problem.L.T.astype(np.int32).tocsr()
+
+    def decode(self, detectors: np.ndarray) -> np.ndarray:
+        return self._backend.decode(detectors)
+
+    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """log_odds: [n, n_faults]. Raises ValueError on a wrong shape or a value that is not finite."""
+        expected = (len(detectors), self._detectors_of.shape[0])
+        if log_odds.shape != expected:
+            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {expected}")
+        if not np.isfinite(log_odds).all():
+            raise ValueError("log-odds hold values that are not finite")
+        cleaned, frame = self.apply(detectors, log_odds > 0)
+        return self._backend.decode(cleaned) ^ frame
+
+    def apply(self, detectors: np.ndarray, flips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Cleaned syndrome (packed) and the observables' frame, bool [n, n_observables]; flips: bool [n, n_faults]."""
+        taken = sp.csr_matrix(flips.astype(np.int32))
+        events = ((taken @ self._detectors_of).toarray() & 1).astype(np.uint8)
+        frame = ((taken @ self._observables_of).toarray() & 1).astype(bool)
+        return detectors ^ pack(events), frame
+
+
+def make_soft(problem: Problem, output_mode: OutputMode = "soft_priors") -> SoftBackend:
+    """The env's backend as a predecoder of this output mode drives it; its outputs go to `decode_soft`."""
+    backend = make(problem.env.backend, problem)
+    return HardFlip(problem, backend) if output_mode == "hard_flip" else cast(SoftBackend, backend)

@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 import stim
 
+from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import InputError
 from autoqec.qec.codes import build_circuit
@@ -49,6 +50,14 @@ class Problem:
         else:
             graph = tanner_graph(H, L, probs, env.name)
         return cls(env, p, circuit, dem, probs, H, L, graph)
+
+    def variables(self, output_mode: OutputMode) -> DecodingGraph:
+        """What a predecoder's outputs are about: the backend's own variables, or every mechanism (hard_flip)."""
+        return self.graph if output_mode == "soft_priors" else self._mechanisms
+
+    @cached_property
+    def _mechanisms(self) -> DecodingGraph:
+        return tanner_graph(self.H, self.L, self.fault_probs, self.env.name)
 
     @property
     def matching_graph(self) -> MatchingGraph:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
+from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import Band
 from autoqec.qec.problem import Problem
 
@@ -27,7 +28,7 @@ class Shots:
 class Labelled:
     """detections uint8 [n, n_detectors], observables bool [n, n_observables], edges uint8 [n, n_edges].
 
-    edges[i, e] = 1 where an odd number of the shot's mechanisms run over edge e.
+    edges[i, e] = 1 where an odd number of the shot's mechanisms run over edge e; for hard_flip, over mechanism e.
     """
 
     detections: np.ndarray
@@ -48,14 +49,15 @@ def sample(problem: Problem, n: int, seed: int) -> Shots:
 class LabelledSampler:
     """Shots with the mechanisms that made them: training data. Draws from the DEM (independent mechanisms)."""
 
-    def __init__(self, problem: Problem, seed: int) -> None:
+    def __init__(self, problem: Problem, seed: int, output_mode: OutputMode = "soft_priors") -> None:
         self.problem = problem
+        self._fault_to_edge = problem.variables(output_mode).fault_to_edge
         self._sampler = problem.dem.compile_sampler(seed=seed)
 
     def draw(self, n: int) -> Labelled:
         problem = self.problem
         detectors, observables, faults = self._sampler.sample(n, return_errors=True, bit_packed=True)
-        edges = sparse_bits(faults, problem.n_faults) @ problem.graph.fault_to_edge
+        edges = sparse_bits(faults, problem.n_faults) @ self._fault_to_edge
         edges.data &= 1
         return Labelled(
             unpack(detectors, problem.n_detectors),

@@ -10,7 +10,7 @@ from autoqec.contracts.env import GRAPH_BACKENDS
 from autoqec.errors import InputError
 from autoqec.qec.backends import BACKENDS, make, make_soft
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import pack, sample, unpack
+from autoqec.qec.sampling import LabelledSampler, pack, sample, unpack
 from tests.support.envs import problem, repetition
 
 NAMES = sorted(BACKENDS)  # on a graph every one of them decodes
@@ -117,3 +117,34 @@ class TestSoftPriors:
         prob = problem(3)
         with pytest.raises(ValueError, match=r"\(2, 4\), expected \(2, 55\)"):
             make_soft(prob).decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))
+
+
+class TestHardFlip:
+    def test_no_flips_change_nothing(self) -> None:
+        prob = problem(3)
+        detectors = sample(prob, 500, 1).detectors
+        quiet = np.full((500, prob.n_faults), -1.0, np.float32)
+        backend = make_soft(prob, "hard_flip")
+        assert np.array_equal(backend.decode_soft(detectors, quiet), backend.decode(detectors))
+
+    def test_the_true_mechanisms_always_win(self) -> None:
+        """Flip what happened: nothing is left to decode, and the frame alone is the answer."""
+        prob = problem(3)
+        drawn = LabelledSampler(prob, 4, "hard_flip").draw(500)
+        assert drawn.edges.shape == (500, prob.n_faults)
+        log_odds = np.where(drawn.edges, 1.0, -1.0).astype(np.float32)
+        answers = make_soft(prob, "hard_flip").decode_soft(pack(drawn.detections), log_odds)
+        assert np.array_equal(answers, drawn.observables)
+
+    def test_the_logical_frame_is_tracked(self) -> None:
+        """A flip of one mechanism that crosses the observable, with no syndrome at all: decoded straight back."""
+        prob = problem(3)
+        crossing = np.nonzero(prob.L.toarray()[0])[0]
+        log_odds = np.full((len(crossing), prob.n_faults), -1.0, np.float32)
+        log_odds[np.arange(len(crossing)), crossing] = 1.0
+        answers = make_soft(prob, "hard_flip").decode_soft(np.zeros((len(crossing), 3), np.uint8), log_odds)
+        assert not answers.any()
+
+    def test_wrong_shapes_are_refused(self) -> None:
+        with pytest.raises(ValueError, match="expected"):
+            make_soft(problem(3), "hard_flip").decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))

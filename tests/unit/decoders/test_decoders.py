@@ -81,6 +81,14 @@ def test_untrained_output_is_the_prior(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", [MLP, GNN])
+def test_hard_flip_speaks_about_mechanisms(config: dict[str, Any]) -> None:
+    prob = problem(3)
+    model = compile_predecoder(parse_dsl({**config, "output_mode": "hard_flip"}), prob, seed=0)
+    out = model(torch.ones(5, prob.n_detectors))
+    assert out.shape == (5, prob.n_faults) and (out < 0).all()
+
+
+@pytest.mark.parametrize("config", [MLP, GNN])
 def test_weights_come_from_the_seed_alone(config: dict[str, Any]) -> None:
     prob = problem(3)
     state = torch.random.get_rng_state()
