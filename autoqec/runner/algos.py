@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -66,7 +67,8 @@ class GradientAlgo(ABC):
         """These samples' share of the loss and figures of a batch of n; shares add up."""
 
     def optim_state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict()}
+        """A copy: later steps leave it alone."""
+        return {"optimizer": copy.deepcopy(self.optimizer.state_dict())}
 
     def load_optim_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])

@@ -17,7 +17,7 @@ from autoqec.contracts.provenance import (
 )
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.decoders import surface
-from autoqec.host import machine
+from autoqec.host import git, machine
 from autoqec.qec.codes import build_circuit
 from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
@@ -47,7 +47,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
         repo=ManifestRepo(
             commit_sha=config.commit_sha,
             branch=config.branch,
-            dirty=None,
+            dirty=_dirty(config),
             code_sha256=machine.code_sha256(),
             surface_sha256=machine.tree_sha256(modules_of(config)),
         ),
@@ -73,6 +73,20 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
             ManifestArtifact(name=item.name, bytes=item.bytes, sha256=item.sha256) for item in [*own, *artifacts]
         ),
     )
+
+
+def _dirty(config: RunnerConfig) -> bool | None:
+    """Whether the worktree differs from its commit; None for a round that is in no worktree."""
+    if config.code_cwd is None:
+        return None
+    repo = git.Repo.discover(config.code_cwd)
+    return bool(repo.dirty_paths(worktree=worktree_of(config, repo)))
+
+
+def worktree_of(config: RunnerConfig, repo: git.Repo) -> Path | None:
+    """The linked worktree that the round's code stands in; None: the main one."""
+    place = Path(config.code_cwd or repo.root).resolve()
+    return None if place == repo.root else place
 
 
 def modules_of(config: RunnerConfig) -> Path:

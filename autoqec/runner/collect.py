@@ -62,7 +62,8 @@ def artifacts(out_dir: Path, layout: RoundLayout, *, max_bytes: int) -> list[Art
 def _offered(out_dir: Path) -> list[str]:
     names = ["train.log", "checkpoint.pt", "train/progress.csv"]
     train = out_dir / "train"
-    if train.is_dir() and not train.is_symlink():
+    # The last weights matter where training was cut short; a checkpoint stands for them otherwise.
+    if not (out_dir / "checkpoint.pt").exists() and train.is_dir() and not train.is_symlink():
         names += sorted(f"train/{entry}" for entry in os.listdir(train) if SNAPSHOT.match(entry))
     return names
 

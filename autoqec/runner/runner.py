@@ -13,9 +13,9 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.errors import ContractError, InputError
-from autoqec.host import child
+from autoqec.host import child, git
 from autoqec.runner import collect
-from autoqec.runner.artifact_manifest import modules_of, write_artifact_manifest
+from autoqec.runner.artifact_manifest import modules_of, worktree_of, write_artifact_manifest
 from autoqec.runner.collect import Artifact, OnEvent
 from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.spec import ChildResult, ChildSpec, ChildStatus, one_line
@@ -45,7 +45,7 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
     on_event("training", {round, phase, step, steps, loss, eta_s}): the child's progress.
     """
     files.parse_env(config.env_yaml, where="env")
-    config = config.model_copy(update={"round_dir": str(Path(config.round_dir).resolve())})
+    repo_root, config = resolved(config)
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
     if layout.metrics.exists():
         raise InputError("a finished round stands here", where=str(layout.dir), mend="name another round directory")
@@ -61,9 +61,20 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
     atomic.write_json(layout.metrics, metrics.dump())
     if metrics.status == "ok":
         write_artifact_manifest(config, metrics, artifacts=outcome.artifacts, sandbox=outcome.sandbox)
-    if config.branch is not None:
-        write_round_pointer(config, metrics, repo_root=repo_root(config))
+    if repo_root is not None:
+        write_round_pointer(config, metrics, repo_root=repo_root)
     return metrics
+
+
+def resolved(config: RunnerConfig) -> tuple[Path | None, RunnerConfig]:
+    """The lab repository of a round on a branch, and the config with absolute paths and the code commit named."""
+    known: dict[str, Any] = {"round_dir": str(Path(config.round_dir).resolve())}
+    if config.branch is None or config.code_cwd is None:
+        return None, config.model_copy(update=known)
+    repo = git.Repo.discover(config.code_cwd)
+    known["code_cwd"] = str(Path(config.code_cwd).resolve())
+    known["commit_sha"] = config.commit_sha or repo.head_sha(worktree_of(config, repo))
+    return repo.root, config.model_copy(update=known)
 
 
 def in_child(config: RunnerConfig, layout: RoundLayout, on_event: OnEvent | None) -> Outcome:
@@ -179,12 +190,6 @@ def versus_parent(config: RunnerConfig, delta: float) -> float | None:
     if config.parent_delta_ler is not None:
         return delta - config.parent_delta_ler
     return delta if config.fork_from == "baseline" else None
-
-
-def repo_root(config: RunnerConfig) -> Path:
-    """Top of the lab repository: what holds `runs/`, or, for a round kept elsewhere, the worktree."""
-    runs = Path(config.round_dir).parents[1]
-    return runs.parent if runs.name == "runs" else Path(config.code_cwd or ".").resolve()
 
 
 def failed(status: ChildStatus, reason: str) -> ChildResult:
