@@ -13,7 +13,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.errors import ContractError, InputError
-from autoqec.host import child, git
+from autoqec.host import child, git, sandbox
 from autoqec.runner import collect
 from autoqec.runner.artifact_manifest import modules_of, worktree_of, write_artifact_manifest
 from autoqec.runner.collect import Artifact, OnEvent
@@ -98,25 +98,35 @@ def in_child(config: RunnerConfig, layout: RoundLayout, on_event: OnEvent | None
         spec_path, log = scratch / "spec.json", scratch / "output.log"
         atomic.write_json(spec_path, spec.dump())
         events = collect.Events(out, config.round_idx, on_event)
+        wrapped = walled(config, spec, spec_path)
         ended = child.run(
-            [sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)],
+            wrapped.argv,
             cwd=out,
-            env=environment(config),
+            env=wrapped.env,
             limits=limits(profile, out),
             stdout=log,
             on_tick=lambda _: events.forward(),
         )
         events.forward()
-        return gathered(ended, out, log, layout, profile)
+        kept, said = gathered(ended, out, log, layout, profile)
+        return Outcome(said, kept, round(ended.rss_peak_gb, 4), {"tier": wrapped.tier})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def environment(config: RunnerConfig) -> dict[str, str]:
-    """This process's own package, whatever is installed elsewhere; as many threads as the round may use."""
-    threads = str(config.threads)
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return {"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **dict.fromkeys(names, threads)}
+def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path) -> sandbox.Wrapped:
+    """The child behind the strongest walls this machine has: it writes its own directory and reads what it needs.
+
+    It runs this process's own package, whatever is installed elsewhere, on as many threads as the round may use.
+    """
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
+    inputs = [path for path in (spec.modules_dir, spec.parent_checkpoint) if path is not None]
+    policy = sandbox.Policy(
+        read_only=(spec_path, *map(Path, inputs)),
+        writable=(Path(spec.out_dir),),
+        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads},
+    )
+    return sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)], policy)
 
 
 def limits(profile: Profile, out: Path) -> child.Limits:
@@ -129,23 +139,27 @@ def limits(profile: Profile, out: Path) -> child.Limits:
     )
 
 
-def gathered(ended: child.Result, out: Path, log: Path, layout: RoundLayout, profile: Profile) -> Outcome:
-    """Collect, and decide what the round's end was."""
+def gathered(
+    ended: child.Result, out: Path, log: Path, layout: RoundLayout, profile: Profile
+) -> tuple[list[Artifact], ChildResult]:
+    """What is kept of the child's files, and what the round's end was."""
     try:
         kept = collect.artifacts(out, layout, max_bytes=int(profile.disk_mb * 1e6))
         said = collect.result(out)
     except collect.Refused as refusal:
-        return Outcome(failed("train_error", f"what the child left was refused: {refusal}"), [], ended.rss_peak_gb)
+        return [], failed("train_error", f"what the child left was refused: {refusal}")
     if ended.killed is not None:
-        said = failed("killed_by_safety", ended.killed)
-    elif said is None:
-        said = failed("train_error", f"the child ended with {_ending(ended.returncode)} and left no result{tail(log)}")
-    elif said.status == "ok":
+        return kept, failed("killed_by_safety", ended.killed)
+    if said is None:
+        return kept, failed(
+            "train_error", f"the child ended with {_ending(ended.returncode)} and left no result{tail(log)}"
+        )
+    if said.status == "ok":
         missing = [name for name in ("val", "n_params", "flops_per_syndrome") if getattr(said, name) is None]
         missing += [name for name in ("checkpoint.pt", "train.log") if name not in {item.name for item in kept}]
         if missing:
-            said = failed("train_error", f"the child claims success but left no {', '.join(missing)}")
-    return Outcome(said, kept, ended.rss_peak_gb)
+            return kept, failed("train_error", f"the child claims success but left no {', '.join(missing)}")
+    return kept, said
 
 
 def measured(config: RunnerConfig, layout: RoundLayout, outcome: Outcome) -> RoundMetrics:
