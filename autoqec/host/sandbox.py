@@ -1,0 +1,181 @@
+"""Walls round code we did not write. Three tiers: bubblewrap, Landlock with seccomp, none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import autoqec
+from autoqec.errors import AutoqecError
+from autoqec.host import child
+
+Tier = Literal["bubblewrap", "landlock", "none"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+_CONFINE = Path(__file__).with_name("confine.py")
+_SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/nix/store")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
+_HARDWARE = "/sys/devices/system"
+# /proc/self is opened by the process it names: others stay closed.
+_LANDLOCK_EXTRA = (
+    "/dev/urandom", "/dev/random", "/dev/zero",
+    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the code inside may do; what is not listed is closed.
+
+    read_only, writable: files and directories, which keep their paths. Python, its packages and this package are
+    readable always. tmp_mb: a private /tmp of at most that size (bubblewrap; under Landlock there is no /tmp, and
+    TMPDIR is the first writable directory). cwd: default the first writable directory, else /; tier none stays
+    where `host.child` starts it.
+    gpu: NVIDIA's devices are open. network: closed unless True.
+    """
+
+    read_only: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    tmp_mb: int = 256
+    network: bool = False
+    gpu: bool = False
+    cwd: Path | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.cwd or next((path for path in self.writable if path.is_dir()), Path("/"))
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Hand `argv` and `env` to `host.child`; `tier` goes on record."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    tier: Tier
+
+
+@cache
+def probe() -> Tier:
+    """The strongest tier that runs here, found by running it once."""
+    return next(tier for tier in TIERS if works(tier))
+
+
+@cache
+def works(tier: Tier) -> bool:
+    """Whether a program inside this tier starts, and finds files and network closed."""
+    if tier == "none":
+        return True
+    if sys.platform != "linux" or (tier == "bubblewrap" and shutil.which("bwrap") is None):
+        return False
+    with tempfile.TemporaryDirectory() as place:
+        secret, inside, log = Path(place, "secret"), Path(place, "inside"), Path(place, "log")
+        secret.write_text("secret")
+        inside.mkdir()
+        wrapped = wrap([sys.executable, "-I", "-S", "-c", _PROBE, str(secret)], Policy(writable=(inside,)), tier=tier)
+        try:
+            result = child.run(
+                wrapped.argv, cwd=place, env=wrapped.env, limits=child.Limits(wallclock_s=30), stdout=log
+            )
+        except AutoqecError:
+            return False
+        return result.returncode == 0 and (inside / "written").exists()
+
+
+_PROBE = """
+import socket, sys
+open("written", "w").close()
+for attack in (lambda: open(sys.argv[1]), lambda: socket.socket()):
+    try:
+        attack()
+    except OSError:
+        continue
+    sys.exit("a door is open")
+"""
+
+
+def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wrapped:
+    """`argv` behind the walls of `tier` (default: the strongest that runs here). Starts nothing.
+
+    Network is closed in both real tiers. `none` changes only the environment: it is no wall.
+    """
+    tier = tier or probe()
+    home = str(policy.home)
+    env = {"HOME": home, "USER": "sandbox", **policy.env}
+    if tier == "bubblewrap":
+        env |= {"TMPDIR": "/tmp", "HOME": "/tmp"}
+        inner = _confined(argv, policy, landlock=False)
+        return Wrapped((*_bubblewrap(policy), "--", *inner), env | policy.env, tier)
+    env["TMPDIR"] = env.get("TMPDIR", home)
+    if tier == "landlock":
+        return Wrapped(_confined(argv, policy, landlock=True), env, tier)
+    return Wrapped(tuple(map(str, argv)), env, tier)
+
+
+def readable() -> tuple[Path, ...]:
+    """What Python needs: the environment, the interpreter under it, this package; resolved and as named."""
+    places = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
+    places += [Path(autoqec.__file__).parent]
+    both = [form for place in places for form in (place, place.resolve())]
+    return tuple(dict.fromkeys(path for path in both if path != Path("/")))
+
+
+def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[str, ...]:
+    rules = {
+        "landlock": landlock,
+        "cwd": str(policy.home),
+        "network": policy.network,
+        "gpu": policy.gpu,
+        "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
+        "write": [str(path) for path in policy.writable],
+        "devices": [str(path) for path in _devices(policy)],
+    }
+    if not landlock:
+        rules |= {"read": [], "write": [], "devices": []}
+    return (sys.executable, "-I", "-S", str(_CONFINE), json.dumps(rules), "--", *map(str, argv))
+
+
+def _system() -> list[Path]:
+    return [Path(path) for path in (*_SYSTEM, *_SYSTEM_FILES, _HARDWARE) if os.path.exists(path)]
+
+
+def _devices(policy: Policy) -> list[Path]:
+    return sorted(Path("/dev").glob("nvidia*")) if policy.gpu else []
+
+
+def _bubblewrap(policy: Policy) -> list[str]:
+    bwrap, size = shutil.which("bwrap") or "bwrap", str(policy.tmp_mb * 1_000_000)
+    out = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    out += [] if policy.network else ["--unshare-net"]
+    out += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--die-with-parent", "--new-session"]
+    out += ["--cap-drop", "ALL", "--unsetenv", "LD_PRELOAD", "--unsetenv", "AUTOQEC_OWNER"]
+    out += ["--size", size, "--tmpfs", "/tmp"]
+    for path in _system():
+        # A merged /usr: /bin and /lib are links into it.
+        out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
+    for path in _by_depth((*readable(), *policy.read_only)):
+        out += _bind("--ro-bind", path)
+    out += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
+    for path in _devices(policy):
+        out += _bind("--dev-bind", path)
+    for path in _by_depth(policy.writable):
+        out += _bind("--bind", path)
+    # The new root and /dev are memory without a limit: nothing may be written there.
+    return [*out, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(policy.home)]
+
+
+def _bind(how: str, path: Path) -> list[str]:
+    return [how, str(path), str(path)]
+
+
+def _by_depth(paths: Sequence[Path]) -> list[Path]:
+    """Outer directories first, so that an inner mount lies on top."""
+    return sorted(dict.fromkeys(path.absolute() for path in paths), key=lambda path: len(path.parts))
