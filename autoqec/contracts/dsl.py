@@ -28,11 +28,47 @@ class GnnConfig(Contract):
     inputs: Literal["other_sector", "all"] = "other_sector"
     hidden: int = Field(default=24, ge=2, le=512)
     layers: int = Field(default=3, ge=1, le=16)
-    message_fn: Literal["mlp", "gated_mlp"] = "mlp"
-    aggregation: Literal["sum", "mean", "max"] = "sum"
-    normalization: Literal["none", "layer"] = "none"
+    message_fn: Literal[
+        "mlp",
+        "gated_mlp",
+        "attention",
+        "gru_cell",
+        "edge_attention",
+        "geometric_attention",
+        "residual_mlp",
+        "normalized_mlp",
+    ] = "mlp"
+    aggregation: Literal["sum", "mean", "max", "attention_pool", "set_transformer", "gated_sum"] = "sum"
+    normalization: Literal["none", "layer", "batch", "edge_norm", "graph_norm"] = "none"
     residual: bool = True
-    edge_features: bool = Field(default=True, description="prior log-odds and boundary flag enter the messages")
+    edge_features: bool = Field(default=True, description="how strongly detector and edge are tied enters the messages")
+
+
+class NeuralBpConfig(Contract):
+    """Unrolled belief propagation over every mechanism, with learned weights (Nachmani et al. 2016; Liu, Poulin 2019)."""
+
+    inputs: Literal["other_sector", "all"] = "other_sector"
+    iterations: int = Field(default=5, ge=1, le=64)
+    weight_sharing: Literal["none", "per_layer", "per_check"] = "per_layer"
+    damping: Literal["fixed", "learnable_scalar", "learnable_per_iter"] = "fixed"
+    attention_aug: bool = Field(default=False, description="messages into a mechanism are weighed against each other")
+    heads: int = Field(default=1, ge=1, le=16, description="attention_aug only: how many weighings are averaged")
+
+    @model_validator(mode="after")
+    def _heads_need_attention(self) -> NeuralBpConfig:
+        if self.heads != 1 and not self.attention_aug:
+            raise ValueError("`heads` belongs to `attention_aug: true`, and is 1 without it")
+        return self
+
+
+class ConvConfig(Contract):
+    """Convolution over the space-time lattice of the detectors' coordinates; every edge reads the cells it touches."""
+
+    inputs: Literal["other_sector", "all"] = "other_sector"
+    channels: int = Field(default=16, ge=1, le=256)
+    layers: int = Field(default=3, ge=1, le=16)
+    kernel: Literal[3, 5] = 3
+    residual: bool = True
 
 
 class TrainingConfig(Contract):
@@ -62,10 +98,12 @@ class PredecoderDSL(Contract):
     sees the cleaned syndrome, and their flips of the observables are added to its answer.
     """
 
-    type: Literal["mlp", "gnn"]
+    type: Literal["mlp", "gnn", "neural_bp", "conv"]
     output_mode: OutputMode = "soft_priors"
     mlp: MlpConfig | None = None
     gnn: GnnConfig | None = None
+    neural_bp: NeuralBpConfig | None = None
+    conv: ConvConfig | None = None
     head: Literal["linear", "mlp_small"] = "linear"
     training: TrainingConfig = TrainingConfig()
 
@@ -74,6 +112,8 @@ class PredecoderDSL(Contract):
         for name in FAMILIES:
             if (getattr(self, name) is not None) != (name == self.type):
                 raise ValueError(f"type `{self.type}` needs the block `{self.type}` and no other; look at `{name}`")
+        if self.type == "neural_bp" and self.head != "linear":
+            raise ValueError("type `neural_bp` has no hidden features for a head: keep `head: linear`")
         return self
 
     @property
@@ -90,7 +130,7 @@ class PredecoderDSL(Contract):
         return sha256_json(self.config())
 
 
-FAMILIES = ("mlp", "gnn")
+FAMILIES = ("mlp", "gnn", "neural_bp", "conv")
 
 
 def parse_dsl(config: Any, *, where: str = "predecoder config") -> PredecoderDSL:

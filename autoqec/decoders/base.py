@@ -22,7 +22,8 @@ class ProblemView:
     own, other: int64 detector ids of the observable's sector and of the rest.
     links: int64 [2, n_links], (detector, edge) pairs that some mechanism touches together;
     link_strength: float32 [n_links], log-odds of that pair's total probability.
-    coordinates: float32 [n_detectors, k]. circuit_sha256: 32 bytes as uint8.
+    fault_detectors, fault_edges: int64 [2, n], (mechanism, detector) and (mechanism, edge) pairs;
+    fault_log_odds: float32 [n_faults]. coordinates: float32 [n_detectors, k]. circuit_sha256: 32 bytes as uint8.
     """
 
     n_detectors: int
@@ -34,6 +35,9 @@ class ProblemView:
     other: Tensor
     links: Tensor
     link_strength: Tensor
+    fault_detectors: Tensor
+    fault_edges: Tensor
+    fault_log_odds: Tensor
     coordinates: Tensor
     circuit_sha256: Tensor
 
@@ -51,6 +55,9 @@ class ProblemView:
             other=torch.from_numpy(problem.graph.other.astype(np.int64)),
             links=torch.from_numpy(links),
             link_strength=torch.from_numpy(strength),
+            fault_detectors=pairs(problem.H.T),
+            fault_edges=pairs(graph.fault_to_edge),
+            fault_log_odds=torch.from_numpy(np.log(problem.fault_probs / (1 - problem.fault_probs)).astype(np.float32)),
             coordinates=torch.from_numpy(problem.coordinates.astype(np.float32)),
             circuit_sha256=torch.tensor(list(bytes.fromhex(problem.circuit_sha256)), dtype=torch.uint8),
         )
@@ -64,13 +71,19 @@ class ProblemView:
         return self.other
 
 
+def pairs(matrix: sp.spmatrix) -> Tensor:
+    """int64 [2, n]: rows and columns of the entries that are not zero, by row."""
+    table = sp.csr_matrix(matrix).tocoo()
+    return torch.from_numpy(np.stack([table.row, table.col]).astype(np.int64))
+
+
 def detector_edge_links(problem: Problem, graph: DecodingGraph) -> tuple[np.ndarray, np.ndarray]:
     """(detector, edge) pairs touched by a common mechanism, and log-odds of their total probability."""
     touched = sp.csr_matrix(problem.H.astype(np.float64).multiply(problem.fault_probs[None, :]))
     together = sp.coo_matrix(touched @ graph.fault_to_edge.astype(np.float64))
     probability = np.clip(together.data, 1e-12, 0.5)
-    pairs = np.stack([together.row, together.col]).astype(np.int64)
-    return pairs, np.log(probability / (1 - probability)).astype(np.float32)
+    ends = np.stack([together.row, together.col]).astype(np.int64)
+    return ends, np.log(probability / (1 - probability)).astype(np.float32)
 
 
 class Predecoder(nn.Module):

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 import yaml
 
 import autoqec.decoders.modules as own_surface
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import FAMILIES, GnnConfig, PredecoderDSL, parse_dsl
 from autoqec.decoders import checkpoint, flops
 from autoqec.decoders.base import ProblemView
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.modules.conv import lattice
+from autoqec.decoders.modules.gnn import ATTENTION
+from autoqec.decoders.modules.neural_bp import check_messages, xor_log_odds
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from tests.support.envs import problem, repetition
 
 MLP = {"type": "mlp", "mlp": {"hidden": 16}}
 GNN = {"type": "gnn", "gnn": {"hidden": 6, "layers": 2}}
+NBP = {"type": "neural_bp", "neural_bp": {"iterations": 3}}
+CONV = {"type": "conv", "conv": {"channels": 4, "layers": 2}}
+ALL = [MLP, GNN, NBP, CONV]
 
 KNOBS: list[tuple[dict[str, Any], str, list[Any]]] = [
     (MLP, "mlp.inputs", ["other_sector", "all"]),
@@ -34,12 +41,25 @@ KNOBS: list[tuple[dict[str, Any], str, list[Any]]] = [
     (GNN, "gnn.inputs", ["other_sector", "all"]),
     (GNN, "gnn.hidden", [4, 6]),
     (GNN, "gnn.layers", [1, 2, 3]),
-    (GNN, "gnn.message_fn", ["mlp", "gated_mlp"]),
-    (GNN, "gnn.aggregation", ["sum", "mean", "max"]),
-    (GNN, "gnn.normalization", ["none", "layer"]),
+    (GNN, "gnn.message_fn", list(get_args(GnnConfig.model_fields["message_fn"].annotation))),
+    (GNN, "gnn.aggregation", list(get_args(GnnConfig.model_fields["aggregation"].annotation))),
+    (GNN, "gnn.normalization", list(get_args(GnnConfig.model_fields["normalization"].annotation))),
     (GNN, "gnn.residual", [True, False]),
     (GNN, "gnn.edge_features", [True, False]),
     (GNN, "head", ["linear", "mlp_small"]),
+    *((GNN | {"gnn": GNN["gnn"] | {"message_fn": kind}}, "gnn.edge_features", [True, False]) for kind in ATTENTION),
+    (NBP, "neural_bp.inputs", ["other_sector", "all"]),
+    (NBP, "neural_bp.iterations", [2, 3, 4]),
+    (NBP, "neural_bp.weight_sharing", ["none", "per_layer", "per_check"]),
+    (NBP, "neural_bp.damping", ["fixed", "learnable_scalar", "learnable_per_iter"]),
+    (NBP, "neural_bp.attention_aug", [True, False]),
+    (NBP | {"neural_bp": {"iterations": 3, "attention_aug": True}}, "neural_bp.heads", [1, 2, 4]),
+    (CONV, "conv.inputs", ["other_sector", "all"]),
+    (CONV, "conv.channels", [4, 6]),
+    (CONV, "conv.layers", [1, 2, 3]),
+    (CONV, "conv.kernel", [3, 5]),
+    (CONV, "conv.residual", [True, False]),
+    (CONV, "head", ["linear", "mlp_small"]),
 ]
 
 
@@ -61,7 +81,7 @@ def response(dsl: PredecoderDSL) -> torch.Tensor:
     for parameter in model.parameters():
         parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator)
     shots = (torch.rand(16, prob.n_detectors, generator=torch.Generator().manual_seed(1)) < 0.2).float()
-    return model(shots).detach()
+    return torch.cat([model(shots).detach(), model.eval()(shots).detach()])
 
 
 @pytest.mark.parametrize(("base", "path", "values"), KNOBS, ids=[f"{b['type']}-{p}" for b, p, _ in KNOBS])
@@ -72,15 +92,15 @@ def test_every_option_of_every_knob_changes_the_function(base: dict[str, Any], p
             assert not torch.allclose(one, other, atol=1e-4)
 
 
-@pytest.mark.parametrize("config", [MLP, GNN])
+@pytest.mark.parametrize("config", ALL)
 def test_untrained_output_is_the_prior(config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl(config), prob, seed=0)
-    out = model(torch.ones(5, prob.n_detectors))
+    out = model.eval()(torch.ones(5, prob.n_detectors))
     assert torch.equal(out, ProblemView.of(prob).log_odds.expand(5, -1))
 
 
-@pytest.mark.parametrize("config", [MLP, GNN])
+@pytest.mark.parametrize("config", ALL)
 def test_hard_flip_speaks_about_mechanisms(config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl({**config, "output_mode": "hard_flip"}), prob, seed=0)
@@ -88,7 +108,7 @@ def test_hard_flip_speaks_about_mechanisms(config: dict[str, Any]) -> None:
     assert out.shape == (5, prob.n_faults) and (out < 0).all()
 
 
-@pytest.mark.parametrize("config", [MLP, GNN])
+@pytest.mark.parametrize("config", ALL)
 def test_weights_come_from_the_seed_alone(config: dict[str, Any]) -> None:
     prob = problem(3)
     state = torch.random.get_rng_state()
@@ -98,10 +118,11 @@ def test_weights_come_from_the_seed_alone(config: dict[str, Any]) -> None:
     again = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
     other = compile_predecoder(parse_dsl(config), prob, seed=2).state_dict()
     assert all(torch.equal(one[name], again[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
+    if config["type"] != "neural_bp":  # which starts as belief propagation, whatever the seed
+        assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("config", [MLP, GNN])
+@pytest.mark.parametrize("config", ALL)
 def test_shots_do_not_see_their_neighbours(config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl(config), prob, seed=1).eval()
@@ -147,7 +168,7 @@ def test_scatter_work_is_not_free() -> None:
     assert two.flops_per_syndrome > 2 * one.flops_per_syndrome
 
 
-@pytest.mark.parametrize("config", [MLP, GNN])
+@pytest.mark.parametrize("config", ALL)
 def test_checkpoint_round_trip(tmp_path: Path, config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl(config), prob, seed=1).eval()
@@ -240,3 +261,39 @@ def test_mounting_too_late_or_nowhere_is_an_error(tmp_path: Path) -> None:
     code = "import sys\nfrom autoqec.decoders import surface\nsurface.architecture('mlp')\nsurface.mount(sys.argv[1])\n"
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode != 0 and "already loaded" in done.stderr
+
+
+def test_every_knob_of_every_family_is_tried() -> None:
+    tried = {path for _, path, _ in KNOBS}
+    for family in FAMILIES:
+        config_class = PredecoderDSL.model_fields[family].annotation
+        block = next(part for part in get_args(config_class) if part is not type(None))
+        assert {f"{family}.{name}" for name in block.model_fields} <= tried
+
+
+def test_neural_bp_of_one_check_is_bayes_by_hand() -> None:
+    """One check over three mechanisms: the posterior of each is known in closed form."""
+    prior = torch.tensor([0.1, 0.2, 0.3])
+    llr = torch.log((1 - prior) / prior)[None]
+    message = check_messages(llr, torch.tensor([[-1.0]]), torch.zeros(3, dtype=torch.long))
+    odd = {}
+    for bits in range(8):
+        flips = [bits >> k & 1 for k in range(3)]
+        if sum(flips) % 2 == 1:
+            odd[bits] = float(torch.prod(torch.where(torch.tensor(flips) == 1, prior, 1 - prior)))
+    for k in range(3):
+        one = sum(weight for bits, weight in odd.items() if bits >> k & 1)
+        zero = sum(weight for bits, weight in odd.items() if not bits >> k & 1)
+        assert float(llr[0, k] + message[0, k]) == pytest.approx(math.log(zero / one), abs=1e-4)
+
+
+def test_xor_log_odds_of_two_mechanisms_by_hand() -> None:
+    log_odds = torch.tensor([[math.log(0.1 / 0.9), math.log(0.7 / 0.3)]])
+    both = xor_log_odds(log_odds, torch.tensor([0, 1]), torch.tensor([0, 0]), 1)
+    p = 0.1 * 0.3 + 0.9 * 0.7
+    assert float(both[0, 0]) == pytest.approx(math.log(p / (1 - p)), abs=1e-5)
+
+
+def test_conv_without_coordinates_says_what_to_use() -> None:
+    with pytest.raises(ValueError, match="use `mlp` or `gnn`"):
+        lattice(torch.zeros(5, 0))
