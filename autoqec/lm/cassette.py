@@ -60,7 +60,7 @@ class Tape:
 class Cassette(Caller):
     """A language model on tape. inner: the model behind it; None is enough for a replay.
 
-    model: the name under which the calls were recorded. takes_tools, max_output_tokens: as the recorded model had them.
+    model: the name under which the calls were recorded. The other options: as the recorded model had them.
     """
 
     def __init__(
@@ -71,11 +71,12 @@ class Cassette(Caller):
         *,
         takes_tools: bool = True,
         max_output_tokens: int = MIN_MAX_TOKENS,
+        max_call_usd: float | None = None,
     ) -> None:
         if inner is None and tape.mode != "replay":
             raise InputError(f"mode `{tape.mode}` needs a model behind the cassette", where=str(tape.path))
         self.tape, self.model, self.inner = tape, model, inner
-        self.takes_tools, self.max_output_tokens = takes_tools, max_output_tokens
+        self.takes_tools, self.max_output_tokens, self._max_call_usd = takes_tools, max_output_tokens, max_call_usd
 
     def complete(self, request: Request) -> Reply:
         key = request.fingerprint(self.model)
@@ -105,7 +106,8 @@ class Cassette(Caller):
     def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
         if self.inner is not None:
             return self.inner.worst_cost_usd(request, prompt_tokens)
-        return prices.worst_cost_usd(self.model, prompt_tokens, request)
+        known = prices.worst_cost_usd(self.model, prompt_tokens, request)
+        return known if known is not None else self._max_call_usd
 
     def _inner(self) -> LanguageModel:
         assert self.inner is not None  # checked when built

@@ -92,6 +92,7 @@ def get_lm_client(config: LMConfig, *, tape: Tape | None = None, ledger: Ledger 
             lm,
             takes_tools=config.resolved_backend() not in ("claude", "codex"),
             max_output_tokens=config.max_output_tokens,
+            max_call_usd=config.max_call_usd,
         )
     assert lm is not None  # without a tape there is a backend
     return Metered(lm, ledger) if ledger is not None else lm

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,21 +41,20 @@ _registered: dict[str, Script] = {}
 class ScriptedLM(Caller):
     """Answers from a function of the request, or from a list, one a call; a list that is used up is a bad answer.
 
-    Usage is estimated from the texts, so that the same calls always cost the same tokens. Threads may share it.
+    Usage is estimated from the texts, so that the same calls always cost the same tokens. Threads may share it, and
+    functions are called side by side. `requests`: the last thousand.
     """
 
     def __init__(
         self, answers: Script | Sequence[Answer], *, name: str = "test", max_output_tokens: int = MIN_MAX_TOKENS
     ) -> None:
         self.model, self.max_output_tokens = PREFIX + name, max_output_tokens
-        self.requests: list[Request] = []
+        self.requests: deque[Request] = deque(maxlen=1000)
         self._script = answers if callable(answers) else _one_by_one(list(answers))
-        self._lock = threading.Lock()
 
     def complete(self, request: Request) -> Reply:
-        with self._lock:
-            self.requests.append(request)
-            answer = self._script(request)
+        self.requests.append(request)
+        answer = self._script(request)
         if isinstance(answer, LmError):
             raise answer
         calls = (answer,) if isinstance(answer, ToolCall) else ()
@@ -108,10 +108,11 @@ def last_turn(request: Request) -> str:
 
 
 def _one_by_one(answers: list[Answer]) -> Script:
-    left = iter(answers)
+    left, lock = iter(answers), threading.Lock()
 
     def script(request: Request) -> Answer:
-        answer = next(left, None)
+        with lock:
+            answer = next(left, None)
         return LmBadAnswer(f"the script has no answer after {len(answers)}") if answer is None else answer
 
     return script

@@ -410,7 +410,7 @@ def test_edits_are_closed_without_a_surface() -> None:
 def test_a_pure_composition_costs_no_call() -> None:
     lm = ScriptedLM([])
     reply = LlmCoder(lm)(task(compose_mode="pure"))
-    assert reply is not None and reply.edits == () and lm.requests == []
+    assert reply is not None and reply.edits == () and not lm.requests
 
 
 # --- Analyst

@@ -73,6 +73,7 @@ def test_a_replay_needs_no_key_and_says_the_same(
     assert [outcome(player, asked) for asked in ASKED] == recorded
     assert recorded[3][0] is LmRefusal and recorded[4][0] is LmTruncated  # type: ignore[index]
     assert len(server.requests) == len(SCRIPT)
+    assert all(server.key not in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
 
 
 def test_order_of_different_calls_does_not_matter(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,18 @@ def test_a_list_one_a_call() -> None:
     with pytest.raises(LmBadAnswer, match="no answer after 4"):
         lm.complete(request("x"))
     assert len(lm.requests) == 5
+
+
+def test_threads_are_served_side_by_side() -> None:
+    together = threading.Barrier(8, timeout=30)
+
+    def script(asked: Request) -> str:
+        together.wait()  # breaks unless eight calls are inside at once
+        return "ok"
+
+    lm = ScriptedLM(script)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda number: lm.call("", str(number)), range(16))) == ["ok"] * 16
 
 
 def test_wrong_shape_is_a_bad_answer_with_usage() -> None:
