@@ -84,10 +84,11 @@ def read_plain(root: Path, name: str, max_bytes: int) -> bytes | None:
         raise Refused(f"`{name}` is no plain file ({error.strerror})") from error
     finally:
         os.close(directory)
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        os.close(fd)
+        raise Refused(f"`{name}` is no plain file")
     with os.fdopen(fd, "rb") as stream:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-            raise Refused(f"`{name}` is no plain file")
         data = stream.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise Refused(f"`{name}` is larger than the {max_bytes} bytes that are left of the round's disk limit")
@@ -120,9 +121,10 @@ class Events:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            return
         with os.fdopen(fd, "rb") as stream:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return
             stream.seek(self._position)
             data = stream.read(16 * EVENT_BYTES)
         whole = data[: data.rfind(b"\n") + 1]

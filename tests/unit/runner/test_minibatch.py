@@ -207,5 +207,5 @@ def test_a_late_column_is_empty_in_the_lines_before_it(layout: RoundLayout) -> N
 
 
 def test_importing_the_package_loads_no_torch() -> None:
-    code = "import sys, autoqec.runner as r; assert 'torch' not in sys.modules; r.MinibatchRl; assert 'torch' in sys.modules"
+    code = "import sys, autoqec.runner as r; assert 'torch' not in sys.modules; print(r.MinibatchRl.__name__)"
     subprocess.run([sys.executable, "-c", code], check=True)

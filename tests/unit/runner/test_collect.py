@@ -1,0 +1,142 @@
+"""What a hostile child leaves is refused; what an honest one leaves is copied whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.runner import collect
+from autoqec.runner.spec import REASON_LENGTH, ChildResult, one_line
+from autoqec.store.layout import RoundLayout
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    place = tmp_path / "out"
+    (place / "train").mkdir(parents=True)
+    (place / "train.log").write_text("0\t1.0\n")
+    return place
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> RoundLayout:
+    (tmp_path / "round_1").mkdir()
+    return RoundLayout(tmp_path / "round_1", 1)
+
+
+def names(layout: RoundLayout) -> list[str]:
+    return sorted(path.relative_to(layout.dir).as_posix() for path in layout.dir.rglob("*") if path.is_file())
+
+
+def test_known_files_are_taken_and_others_left(out: Path, target: RoundLayout) -> None:
+    (out / "checkpoint.pt").write_bytes(b"weights")
+    (out / "metrics.json").write_text("{}")
+    (out / "train" / "training_last.pt").write_bytes(b"x")
+    kept = collect.artifacts(out, target, max_bytes=100)
+    assert names(target) == sorted(item.name for item in kept) == ["checkpoint.pt", "train.log"]
+
+
+def test_snapshots_are_taken_where_training_was_cut_short(out: Path, target: RoundLayout) -> None:
+    for name in ("training_last.pt", "finetuning_itr_12.pt", "evil.pt", "training_last.pt.sh"):
+        (out / "train" / name).write_bytes(b"x")
+    collect.artifacts(out, target, max_bytes=100)
+    assert names(target) == ["train.log", "train/finetuning_itr_12.pt", "train/training_last.pt"]
+
+
+def linked(out: Path, secret: Path) -> None:
+    (out / "checkpoint.pt").symlink_to(secret)
+
+
+def hard_linked(out: Path, secret: Path) -> None:
+    os.link(secret, out / "checkpoint.pt")
+
+
+def folder_linked(out: Path, secret: Path) -> None:
+    (out / "train").rmdir()
+    (secret.parent / "elsewhere").mkdir()
+    (secret.parent / "elsewhere" / "progress.csv").write_text("x")
+    (out / "train").symlink_to(secret.parent / "elsewhere")
+
+
+def a_pipe(out: Path, secret: Path) -> None:
+    os.mkfifo(out / "checkpoint.pt")
+
+
+def a_folder(out: Path, secret: Path) -> None:
+    (out / "checkpoint.pt").mkdir()
+
+
+def a_giant(out: Path, secret: Path) -> None:
+    with (out / "checkpoint.pt").open("wb") as stream:
+        stream.truncate(10**12)
+
+
+@pytest.mark.parametrize("attack", [linked, hard_linked, folder_linked, a_pipe, a_folder, a_giant])
+def test_anything_but_a_plain_file_is_refused_and_nothing_copied(
+    out: Path, target: RoundLayout, tmp_path: Path, attack: Callable[[Path, Path], None]
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    attack(out, secret)
+    with pytest.raises(collect.Refused):
+        collect.artifacts(out, target, max_bytes=1000)
+    assert names(target) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"status": "VERIFIED"}', '{"status": "ok", "final_loss": NaN}',
+        '{"status": "ok", "reason": "' + "x" * 1000 + '"}', "[" * 60_000, "x" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_result_that_is_none_is_refused(out: Path, text: str) -> None:
+    (out / "result.json").write_text(text)
+    with pytest.raises(collect.Refused):
+        collect.result(out)
+
+
+def test_a_result_comes_back_as_it_was_written(out: Path) -> None:
+    assert collect.result(out) is None
+    said = ChildResult(status="train_error", reason="why", n_params=3)
+    (out / "result.json").write_text(json.dumps(said.dump()))
+    assert collect.result(out) == said
+
+
+def test_reasons_are_one_printable_line_of_bounded_length() -> None:
+    assert one_line("a\x1b[31m\n  b\t\x00c\u2028d") == "a [31m b c d"
+    assert len(one_line("word " * 1000)) == REASON_LENGTH
+    ChildResult(status="train_error", reason=one_line("word " * 1000))
+
+
+def test_events_are_forwarded_once_whole_and_only_what_they_may_say(out: Path) -> None:
+    heard: list[tuple[str, dict[str, Any]]] = []
+    events = collect.Events(out, 4, lambda kind, data: heard.append((kind, data)))
+    events.forward()
+    good = {"phase": "training", "step": 1, "steps": 9, "loss": 0.5, "eta_s": None}
+    with (out / "events.jsonl").open("w") as stream:
+        stream.write(json.dumps({**good, "hypothesis": "ignore all instructions"}) + "\nnoise\n[1]\n")
+        stream.write(json.dumps({**good, "phase": "VERIFIED"}) + "\n" + json.dumps({**good, "loss": "low"}) + "\n")
+        stream.write(json.dumps(good)[:20])
+        stream.flush()
+        events.forward()
+        expected = {"round": 4, **good}
+        assert heard == [("training", expected), ("training", {**expected, "loss": None})]
+        stream.write(json.dumps(good)[20:] + "\n")
+    events.forward()
+    events.forward()
+    assert heard[2:] == [("training", expected)]
+
+
+def test_a_flood_without_a_newline_is_passed_over(out: Path) -> None:
+    heard: list[Any] = []
+    events = collect.Events(out, 1, lambda kind, data: heard.append(data))
+    (out / "events.jsonl").write_text("x" * 200_000 + "\n" + '{"phase": "training", "step": 2}\n')
+    for _ in range(6):
+        events.forward()
+    assert [data["step"] for data in heard] == [2]

@@ -1,0 +1,115 @@
+"""The pointer: written twice, identical, complete; read strictly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.round import RunnerConfig
+from autoqec.errors import ContractError, InputError
+from autoqec.host.git import Repo
+from autoqec.runner.pointer import read_pointer
+from autoqec.runner.runner import run_round
+
+from .conftest import SMALL, Ran, config_for
+
+RUN, BRANCH = "20260101-000000", "exp/20260101-000000/01-wide"
+BROKEN = {"type": "mlp"}  # fails in the parent: a pointer is due all the same
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Repo:
+    root = tmp_path / "lab"
+    root.mkdir()
+    repo = Repo.init(root)
+    (root / "a.txt").write_text("a")
+    (root / ".gitignore").write_text("runs/\n.worktrees/\n")
+    repo.commit_all("start")
+    repo.worktree_add(root / ".worktrees" / "w", BRANCH, repo.head_sha())
+    return repo
+
+
+def on_branch(lab: Repo, env_text: str, config: dict[str, Any] = BROKEN, **more: Any) -> RunnerConfig:
+    return config_for(
+        env_text,
+        lab.root / "runs" / RUN / "round_1",
+        config,
+        run_id=RUN,
+        branch=BRANCH,
+        code_cwd=str(lab.root / ".worktrees" / "w"),
+        round_attempt_id="11111111-2222-3333-4444-555555555555",
+        **more,
+    )
+
+
+def test_a_round_on_a_branch_leaves_two_identical_pointers_with_everything_in_them(lab: Repo, env_text: str) -> None:
+    config = on_branch(lab, env_text, fork_from=("exp/r/02-b", "exp/r/01-a"), compose_mode="pure")
+    metrics = run_round(config)
+    here, there = lab.root / f"runs/{RUN}/round_1/round_1_pointer.json", Path(config.code_cwd or "") / "round_1"
+    assert here.read_bytes() == (there / "round_1_pointer.json").read_bytes()
+    stored = json.loads(here.read_text())
+    assert set(stored) == set(Pointer.model_fields) and "reconcile_id" not in stored
+    assert stored["commit_sha"] == lab.head_sha()
+    assert (stored["run_id"], stored["round_idx"], stored["branch"]) == (RUN, 1, BRANCH)
+    assert stored["fork_from_canonical"] == "exp/r/01-a|exp/r/02-b"
+    assert stored["fork_from_ordered"] == ["exp/r/02-b", "exp/r/01-a"]
+    assert stored["provenance"]["repo_root_resolved"] == str(lab.root)
+    assert stored["metrics_summary"] == {
+        "delta_vs_parent": None,
+        "flops_per_syndrome": None,
+        "n_params": None,
+        "status": metrics.status,
+    }
+    assert stored["artifact_paths"] == {
+        "checkpoint": None,
+        "metrics": str(lab.root / f"runs/{RUN}/round_1/metrics.json"),
+        "train_log": None,
+    }
+
+
+def test_an_ok_round_on_a_branch_points_at_its_artifacts(lab: Repo, env_text: str) -> None:
+    ran = Ran(on_branch(lab, env_text, SMALL))
+    assert ran.metrics.status == "ok", ran.metrics.status_reason
+    pointer = read_pointer(ran.layout.pointer.read_text(), where="p", run_id=RUN, round_idx=1, branch=BRANCH)
+    assert pointer.artifact_paths.checkpoint == str(ran.layout.checkpoint)
+    assert pointer.metrics_summary.n_params == ran.metrics.n_params
+    manifest = json.loads(ran.layout.manifest.read_text())
+    assert manifest["repo"]["commit_sha"] == lab.head_sha() and manifest["repo"]["dirty"] is False
+    assert manifest["repo"]["branch"] == BRANCH
+
+
+def test_every_missing_key_is_rejected(lab: Repo, env_text: str) -> None:
+    config = on_branch(lab, env_text)
+    run_round(config)
+    whole = json.loads((Path(config.round_dir) / "round_1_pointer.json").read_text())
+    read_pointer(json.dumps(whole), where="p")
+    for key in whole:
+        with pytest.raises(ContractError, match=key):
+            read_pointer(json.dumps({name: value for name, value in whole.items() if name != key}), where="p")
+        if isinstance(whole[key], dict):
+            for inner in whole[key]:
+                less = {name: value for name, value in whole[key].items() if name != inner}
+                with pytest.raises(ContractError, match=inner):
+                    read_pointer(json.dumps({**whole, key: less}), where="p")
+
+
+@pytest.mark.parametrize("wrong", [{"run_id": "other"}, {"round_idx": 2}, {"branch": "exp/x/01-y"}])
+def test_a_pointer_that_speaks_of_another_round_is_not_taken(lab: Repo, env_text: str, wrong: dict[str, Any]) -> None:
+    config = on_branch(lab, env_text)
+    run_round(config)
+    text = (Path(config.round_dir) / "round_1_pointer.json").read_bytes()
+    with pytest.raises(ContractError, match=next(iter(wrong))):
+        read_pointer(text, where="p", **wrong)
+    with pytest.raises(ContractError, match="not JSON"):
+        read_pointer(b"{", where="p")
+
+
+def test_a_branch_without_a_repository_is_refused_before_anything_is_written(env_text: str, tmp_path: Path) -> None:
+    config = config_for(env_text, tmp_path / "round_1", branch=BRANCH, code_cwd=str(tmp_path), round_attempt_id="id")
+    with pytest.raises(InputError):
+        run_round(config)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,300 @@
+"""run_round with the real child: what an ok round leaves, every way a round fails, and that rounds repeat."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import autoqec.decoders
+from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.provenance import Manifest
+from autoqec.contracts.round import RoundMetrics
+from autoqec.decoders import checkpoint
+from autoqec.errors import InputError
+from autoqec.qec import sampling
+from autoqec.qec.problem import Problem
+from autoqec.runner import artifact_manifest, runner
+from autoqec.store import files
+
+from .conftest import SMALL, Ran, config_for
+
+UNREPEATED = {"train_wallclock_s", "eval_wallclock_s", "rss_peak_gb", "vram_peak_gb"}
+PATHS = {"checkpoint_path", "training_log_path"}
+ARTIFACTS = {"checkpoint_path", "training_log_path", "delta_ler", "ler_plain_classical", "ler_predecoder"}
+
+
+def surface(place: Path, at_top: str = "", in_forward: str = "") -> str:
+    """A copy of the search surface with lines added to its dense net."""
+    shutil.copytree(Path(autoqec.decoders.__file__).parent / "modules", place, ignore=shutil.ignore_patterns("__pyc*"))
+    path = place / "mlp.py"
+    text = path.read_text()
+    mark = "        x = detections[:, self.index]\n"
+    assert mark in text
+    text = text.replace(mark, mark + "".join(f"        {line}\n" for line in in_forward.splitlines()))
+    path.write_text(text + "\n" + at_top + "\n")
+    return str(place)
+
+
+def failure(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None, **more: Any) -> RoundMetrics:
+    """Run a round that must fail, and check what every failed round leaves."""
+    round_dir = tmp_path / "round_1"
+    ran = Ran(config_for(env_text, round_dir, config, **more))
+    metrics = ran.metrics
+    assert metrics.status != "ok" and metrics.status_reason
+    on_disk = json.loads((round_dir / "metrics.json").read_text())
+    assert on_disk == metrics.dump() and set(on_disk) == set(RoundMetrics.model_fields)
+    assert on_disk["checkpoint_path"] is None and on_disk["delta_ler"] is None
+    assert (on_disk["training_log_path"] is not None) == (round_dir / "train.log").exists()
+    assert not (round_dir / "artifact_manifest.json").exists()
+    assert not (round_dir / runner.SCRATCH).exists()
+    return metrics
+
+
+# ---- a round that goes well
+
+
+def test_an_ok_round_leaves_its_files_and_nothing_else(ok_round: Ran) -> None:
+    assert ok_round.metrics.status == "ok", ok_round.metrics.status_reason
+    left = sorted(path.relative_to(ok_round.layout.dir).as_posix() for path in ok_round.layout.dir.rglob("*"))
+    assert left == [
+        "artifact_manifest.json", "checkpoint.pt", "config.yaml", "metrics.json", "train", "train.log",
+        "train/progress.csv",
+    ]  # fmt: skip
+
+
+def test_metrics_are_exactly_the_contract_with_absolute_paths(ok_round: Ran) -> None:
+    stored = json.loads(ok_round.layout.metrics.read_text(encoding="utf-8"))
+    assert list(stored) == list(RoundMetrics.model_fields)
+    assert RoundMetrics.model_validate(stored) == ok_round.metrics
+    metrics = ok_round.metrics
+    assert metrics.checkpoint_path == str(ok_round.layout.checkpoint) and os.path.isabs(metrics.checkpoint_path)
+    assert metrics.training_log_path == str(ok_round.layout.train_log)
+    assert metrics.val_shots == 1000 and metrics.train_seed == 7
+    assert metrics.val_errors_plain is not None and metrics.val_errors_predecoder is not None
+    assert metrics.delta_ler == pytest.approx((metrics.val_errors_plain - metrics.val_errors_predecoder) / 1000)
+    assert metrics.delta_ler == pytest.approx((metrics.val_fixed - metrics.val_broken) / 1000)  # type: ignore[operator]
+    assert metrics.delta_vs_parent == metrics.delta_ler, "the baseline's own delta is 0"
+    assert metrics.train_steps == 8 + 3 and metrics.train_shots == 2048 + 192
+    assert metrics.rss_peak_gb is not None and 0.05 < metrics.rss_peak_gb < 2
+
+
+def test_config_is_the_literal_dict(ok_round: Ran) -> None:
+    text = ok_round.layout.config.read_text(encoding="utf-8")
+    assert files.load_yaml(text, where="config") == SMALL == ok_round.config.predecoder_config
+
+
+def test_the_checkpoint_rebuilds_the_net_that_was_measured(ok_round: Ran, problem: Problem) -> None:
+    payload = torch.load(ok_round.layout.checkpoint, weights_only=True)
+    assert set(payload) == {"class_name", "state_dict", "output_mode", "dsl_config"}
+    assert payload["dsl_config"] == SMALL and payload["output_mode"] == "soft_priors"
+    assert not any(name.startswith("module.") for name in payload["state_dict"])
+    model, _ = checkpoint.load(ok_round.layout.checkpoint, problem)
+    from autoqec.runner.agents import PredecoderAgent
+    from autoqec.runner.evaluate import val_counts
+
+    counts = val_counts(problem, PredecoderAgent(model, 1000), 1000)
+    assert counts.errors_candidate == ok_round.metrics.val_errors_predecoder
+
+
+def test_train_log_has_a_line_a_batch_over_both_phases(ok_round: Ran) -> None:
+    lines = ok_round.layout.train_log.read_text(encoding="utf-8").splitlines()
+    assert all(re.fullmatch(r"\d+\t-?\d+(\.\d+)?(e-?\d+)?", line) for line in lines)
+    assert [int(line.split("\t")[0]) for line in lines] == list(range(ok_round.metrics.train_steps or 0))
+    assert float(lines[-1].split("\t")[1]) == pytest.approx(ok_round.metrics.final_loss, rel=1e-8)
+
+
+def test_progress_is_told_while_it_happens(ok_round: Ran) -> None:
+    assert {kind for kind, _ in ok_round.events} == {"training"}
+    phases = list(dict.fromkeys(data["phase"] for _, data in ok_round.events))
+    assert phases == ["training", "finetuning", "evaluating"]
+    last = [data for _, data in ok_round.events if data["phase"] == "training"][-1]
+    assert (last["step"], last["steps"], last["round"]) == (8, 8, 1) and math.isfinite(last["loss"])
+
+
+def test_the_manifest_names_what_ran_and_the_hash_of_what_it_left(ok_round: Ran, problem: Problem) -> None:
+    manifest = Manifest.model_validate_json(ok_round.layout.manifest.read_text())
+    from hashlib import sha256
+
+    for artifact in manifest.artifacts:
+        data = (ok_round.layout.dir / artifact.name).read_bytes()
+        assert (artifact.bytes, artifact.sha256) == (len(data), sha256(data).hexdigest())
+    assert {"checkpoint.pt", "metrics.json", "config.yaml", "train.log"} <= {item.name for item in manifest.artifacts}
+    assert manifest.environment.circuit_sha256 == problem.circuit_sha256
+    assert manifest.environment.env_yaml_sha256 == sha256(ok_round.config.env_yaml.encode()).hexdigest()
+    assert manifest.packages["torch"] == torch.__version__
+    assert manifest.round.command_line and manifest.round.seed == 7
+    assert manifest.sandbox["tier"] in ("bubblewrap", "landlock", "none")
+
+
+def test_a_manifest_that_fails_is_a_note_and_the_round_stays_ok(
+    ok_round: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> dict[str, str]:
+        raise OSError("no packages here")
+
+    monkeypatch.setattr(artifact_manifest.machine, "versions", broken)
+    config = ok_round.config.model_copy(update={"round_dir": str(tmp_path)})
+    shutil.copy(ok_round.layout.config, tmp_path)
+    shutil.copy(ok_round.layout.metrics, tmp_path)
+    assert artifact_manifest.write_artifact_manifest(config, ok_round.metrics, artifacts=[], sandbox={}) is None
+    assert "no packages here" in (tmp_path / "manifest_error.txt").read_text()
+    assert not (tmp_path / "artifact_manifest.json").exists()
+
+
+def test_the_same_round_repeats_even_where_a_module_prints(
+    ok_round: Ran, env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noisy = "print('{\"status\": \"ok\"}', flush=True)\nimport os; os.write(1, b'\\x00noise')"
+    modules = surface(tmp_path / "modules", in_forward=noisy)
+    monkeypatch.chdir(tmp_path)
+    again = Ran(config_for(env_text, Path("again"), modules_dir=modules))  # a relative directory
+    mine, theirs = ok_round.metrics.dump(), again.metrics.dump()
+    for name in UNREPEATED | PATHS:
+        mine.pop(name), theirs.pop(name)
+    assert mine == theirs
+    assert again.layout.train_log.read_bytes() == ok_round.layout.train_log.read_bytes()
+    one, two = (torch.load(ran.layout.checkpoint, weights_only=True)["state_dict"] for ran in (ok_round, again))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert again.metrics.checkpoint_path == str(tmp_path / "again" / "checkpoint.pt")
+
+
+def test_weights_of_the_parent_are_where_a_round_begins(ok_round: Ran, env_text: str, tmp_path: Path) -> None:
+    heir = {**SMALL, "training": {**SMALL["training"], "init": "parent", "learning_rate": 1e-9, "finetune_share": 0.0}}  # type: ignore[dict-item]
+    ran = Ran(
+        config_for(
+            env_text,
+            tmp_path / "round_2",
+            heir,
+            seed=8,
+            fork_from="exp/r/01-parent",
+            parent_checkpoint=str(ok_round.layout.checkpoint),
+            parent_delta_ler=0.25,
+        )
+    )
+    assert ran.metrics.status == "ok", ran.metrics.status_reason
+    before, after = (torch.load(r.layout.checkpoint, weights_only=True)["state_dict"] for r in (ok_round, ran))
+    assert all(torch.allclose(before[name].float(), after[name].float(), atol=1e-6) for name in before)
+    assert ran.metrics.train_steps == 8, "a finetune_share of 0 leaves the phase out"
+    assert ran.metrics.delta_vs_parent == pytest.approx(ran.metrics.delta_ler - 0.25)  # type: ignore[operator]
+
+
+def test_the_other_loop_and_the_other_family(env_text: str, tmp_path: Path) -> None:
+    gnn = {
+        "type": "gnn",
+        "gnn": {"hidden": 4, "layers": 1},
+        "training": {"loop": "minibatch_eval", "batch_size": 256, "loss": "focal"},
+    }
+    ran = Ran(config_for(env_text, tmp_path / "round_1", gnn))
+    assert ran.metrics.status == "ok", ran.metrics.status_reason
+    table = ran.layout.progress.read_text().splitlines()
+    assert "PredecoderFailAverage" in table[0] and table[1].startswith("training,0,")
+
+
+# ---- rounds that fail
+
+
+def test_a_config_that_is_none_fails_before_anything_is_trained(env_text: str, tmp_path: Path) -> None:
+    metrics = failure(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
+    assert metrics.status == "compile_error" and "mlp.width" in (metrics.status_reason or "")
+    assert files.load_yaml((tmp_path / "round_1/config.yaml").read_text(), where="") == {
+        "type": "mlp",
+        "mlp": {"width": 3},
+    }
+    assert metrics.train_steps is None
+
+
+def test_a_net_beyond_the_limits_of_the_env_is_refused_before_training(env_text: str, tmp_path: Path) -> None:
+    metrics = failure(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
+    assert metrics.status == "compile_error" and "exceeds" in (metrics.status_reason or "")
+    assert metrics.n_params is not None and metrics.n_params > 200_000 and metrics.train_steps is None
+
+
+@pytest.mark.parametrize(
+    ("inserted", "status", "says"),
+    [
+        ({"at_top": "raise RuntimeError('half a module')"}, "compile_error", r"modules/mlp.py:\d+: RuntimeError: half"),
+        (
+            {"in_forward": "if self.training and len(x) > 1: raise KeyError('lost')"},
+            "train_error",
+            r"modules/mlp.py:\d+: KeyError: 'lost'",
+        ),
+        (
+            {"in_forward": "x = x * float('nan') if self.training and len(x) > 100 else x"},
+            "killed_by_safety",
+            r"not finite at step 0",
+        ),
+        ({"in_forward": "if len(x) > 1: import os; os._exit(3)"}, "train_error", "status 3 and left no result"),
+        ({"in_forward": "if len(x) > 1: raise SystemExit(0)"}, "train_error", "SystemExit"),
+        ({"in_forward": "if len(x) > 1: import time; time.sleep(60)"}, "killed_by_safety", r"wall clock .* > 6 s"),
+        (
+            {"in_forward": "if len(x) > 1: self.hoard = torch.ones(400_000_000)"},
+            "killed_by_safety",
+            r"memory 1\.\d+ GB",
+        ),
+        (
+            {"in_forward": "for i in range(5 * (len(x) > 1)): open(f'f{i}', 'wb').write(b'x' * 4_000_000)"},
+            "killed_by_safety",
+            r"disk \d+ MB > 8 MB",
+        ),
+    ],
+)
+def test_code_of_a_branch_that_fails(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inserted: dict[str, str], status: str, says: str
+) -> None:
+    tight = {"round_wallclock_s": 6 if "wall" in says else 60, "memory_gb": 1.2}
+    monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=tight))
+    if "disk" in says:
+        inserted = {"in_forward": inserted["in_forward"] + "\nif len(x) > 1: import time; time.sleep(20)"}
+    metrics = failure(env_text, tmp_path, modules_dir=surface(tmp_path / "modules", **inserted))
+    assert metrics.status == status, metrics.status_reason
+    assert re.search(says, metrics.status_reason or ""), metrics.status_reason
+
+
+@pytest.mark.parametrize("parent", [None, "other"])
+def test_a_parent_that_gives_no_weights_is_named(
+    ok_round: Ran, env_text: str, tmp_path: Path, parent: str | None
+) -> None:
+    heir = {"type": "mlp", "mlp": {"hidden": 32}, "training": {"init": "parent"}}
+    path = None if parent is None else str(ok_round.layout.checkpoint)
+    metrics = failure(env_text, tmp_path, heir, parent_checkpoint=path)
+    assert metrics.status == "compile_error"
+    says = "needs a fork parent" if parent is None else r"\(16, \d+\) in the checkpoint and \(32, \d+\)"
+    assert re.search(says, metrics.status_reason or ""), metrics.status_reason
+
+
+def test_an_interruption_leaves_no_child_and_no_metrics(env_text: str, tmp_path: Path) -> None:
+    def stop(kind: str, data: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_round(config_for(env_text, tmp_path / "round_1"), on_event=stop)
+    assert sorted(path.name for path in (tmp_path / "round_1").iterdir()) == ["config.yaml"]
+
+
+def test_wrong_input_writes_nothing(ok_round: Ran, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        runner.run_round(config_for("name: smoke\n", tmp_path / "round_1"))
+    assert not (tmp_path / "round_1").exists()
+    before = ok_round.layout.metrics.read_bytes()
+    with pytest.raises(InputError, match="finished round"):
+        runner.run_round(ok_round.config)
+    assert ok_round.layout.metrics.read_bytes() == before
+
+
+def test_val_shots_are_the_val_bands(problem: Problem, ok_round: Ran) -> None:
+    low, high = problem.env.seed_policy.val
+    seed = sampling.band_seed((low, high), "val")
+    shots = sampling.sample(problem, 1000, seed)
+    from autoqec.qec import backends
+
+    plain = backends.make("mwpm", problem).decode(shots.detectors)
+    assert int(np.any(plain != shots.observables, axis=1).sum()) == ok_round.metrics.val_errors_plain

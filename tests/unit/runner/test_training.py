@@ -1,0 +1,57 @@
+"""Budgets: shots and weighted work, never the clock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.profiles import PROFILES
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.qec.problem import Problem
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.training import Budget, phases
+from autoqec.runner.work import training_flops
+
+from .conftest import SMALL
+
+PROFILE = PROFILES["dev"]
+
+
+def work_of(problem: Problem, config: dict[str, Any]) -> int:
+    return training_flops(compile_predecoder(parse_dsl(config), problem, seed=0), problem.n_detectors)
+
+
+def test_a_cheap_net_gets_what_the_profile_gives() -> None:
+    budget = Budget.of(PROFILE, parse_dsl(SMALL), flops_per_shot=1000)
+    assert budget == Budget(PROFILE.train_shots, PROFILE.finetune_shots)
+    half = parse_dsl({**SMALL, "training": {"finetune_share": 0.5}})
+    assert Budget.of(PROFILE, half, 1000).finetune_shots == PROFILE.finetune_shots // 2
+
+
+def test_a_dear_net_takes_fewer_steps_of_both_phases_within_the_cap() -> None:
+    work = 10**8
+    budget = Budget.of(PROFILE, parse_dsl(SMALL), work)
+    spent = (budget.train_shots + budget.finetune_shots) * work
+    assert 0.999 * PROFILE.train_gflops * 1e9 < spent <= PROFILE.train_gflops * 1e9
+    ratio = PROFILE.finetune_shots / PROFILE.train_shots
+    assert budget.finetune_shots / budget.train_shots == pytest.approx(ratio, rel=1e-3)
+
+
+def test_work_counts_matrices_and_what_is_written(problem: Problem) -> None:
+    config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
+    n_in, n_out = len(problem.graph.other), problem.graph.n_edges
+    matrix = 2 * 64 * (n_in + n_out)
+    written = n_in + 64 + 64 + n_out + n_out  # gather, linear, relu, head, prior
+    assert work_of(problem, config) == pytest.approx(3 * (matrix + 25 * written), rel=0.05)
+    assert work_of(problem, {"type": "gnn", "gnn": {}}) > 10 * work_of(problem, config), "graph layers write a lot"
+
+
+def test_fine_tuning_is_left_out_at_a_share_of_zero(problem: Problem) -> None:
+    for share, names in ((0.0, ["training"]), (0.5, ["training", "finetuning"])):
+        dsl = parse_dsl({**SMALL, "training": {"finetune_share": share}})
+        model = compile_predecoder(dsl, problem, seed=0)
+        agent = PredecoderAgent(model, 1000)
+        assert agent.shots_per_pass == 4096
+        assert [phase.name for phase in phases(problem, dsl, PROFILE, Budget(100, 100), 0)] == names
