@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+
+from autoqec.errors import InputError
+from autoqec.host import child, sandbox
 
 FLAG = "EXECUTE CODE!"
 _REQUEST = re.compile(r"(```(?:python)?[ \t]*\n(.*?)```)\s*" + re.escape(FLAG), re.DOTALL)
@@ -35,3 +41,24 @@ class CodeExecutionService:
             return f"{match[1]}\nOutput:\n```\n{self.run(match[2], self.timeout_s)}\n```"
 
         return _REQUEST.sub(executed, text)
+
+
+def sandboxed(code: str, timeout: float) -> str:
+    """What Python prints for `code`, in the judge's sandbox: no network, no files but its own folder.
+
+    Past `timeout` seconds it is killed, with everything it started. InputError where no sandbox runs here.
+    """
+    if sandbox.probe() == "none":
+        raise InputError("no sandbox runs here", where="code execution", mend="autoqec doctor")
+    with tempfile.TemporaryDirectory(prefix="autoqec-code-") as place:
+        work, log = Path(place, "work"), Path(place, "output")
+        work.mkdir(mode=0o777)
+        (work / "main.py").write_text(code, encoding="utf-8")
+        wrapped = sandbox.wrap([sys.executable, "-I", "main.py"], sandbox.Policy(writable=(work,), tmp_mb=16))
+        limits = child.Limits(wallclock_s=timeout, memory_gb=1.0, disk_mb=16, disk_dir=work, processes=64)
+        result = child.run(wrapped.argv, cwd=work, env=wrapped.env, limits=limits, stdout=log)
+        with log.open("rb") as stream:
+            output = stream.read(4 * MAX_OUTPUT).decode("utf-8", errors="replace").strip()
+    if result.killed is not None:
+        return f"{output}\nkilled: {result.killed}".strip()
+    return output if result.returncode == 0 else f"{output}\nexit status {result.returncode}".strip()

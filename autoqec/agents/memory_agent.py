@@ -18,6 +18,7 @@ from autoqec.agents.memory.factory import Memory, build_memory, parse_memory_con
 from autoqec.agents.memory.history_list import HistoryListConfig
 from autoqec.errors import InputError
 from autoqec.lm.base import LanguageModel
+from autoqec.lm.config import LMConfig
 
 CallKind = Literal["actions", "reflections"]
 
@@ -25,7 +26,7 @@ CallKind = Literal["actions", "reflections"]
 class LMAgentConfig(AgentConfig):
     """What every agent that asks a language model has."""
 
-    lm_config: dict[str, Any] = Field(default={}, description="the run's `lm` block, unless the agent has its own")
+    lm_config: LMConfig | None = Field(default=None, description="null: the model that the agent is given")
     system_prompt: str | None = Field(default=None, description="null: the agent's own")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from autoqec.agents.base import Agent, AgentConfig, fill
 from autoqec.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
-from autoqec.agents.code_execution import CodeExecutionService
+from autoqec.agents.code_execution import CodeExecutionService, sandboxed
 from autoqec.agents.history_agent import HistoryAgent, HistoryAgentConfig
 from autoqec.agents.memory.cheatsheet import CheatsheetConfig
 from autoqec.agents.memory.entries import Entry, ExperienceEntry, ReflectionEntry
@@ -18,6 +18,7 @@ from autoqec.agents.memory_agent import MemoryAgent, MemoryAgentConfig, Memoryle
 from autoqec.agents.reflexion import ReflectionConfig, ReflexionAgent, ReflexionAgentConfig
 from autoqec.agents.registry import AGENTS, build_agent, parse_agent_config
 from autoqec.errors import InputError
+from autoqec.host import sandbox
 from tests.support.models import FunctionModel, replies
 
 GOOD = {"correct": True, "target": "4", "message": "exact-match"}
@@ -341,3 +342,35 @@ def test_c21_every_call_is_reported_failed_ones_too():
 
 def test_fill_replaces_names_once_and_leaves_other_braces():
     assert fill('{"a": {x}} {y} {z}', x="{y}", y="2") == '{"a": {y}} 2 {z}'
+
+
+SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason="no sandbox runs on this machine")
+
+
+@SANDBOX
+def test_p27_code_runs_in_the_sandbox_and_its_output_comes_back():
+    assert sandboxed("print(6 * 7)", 20) == "42"
+    assert "exit status 3" in sandboxed("import sys; sys.exit(3)", 20)
+
+
+@SANDBOX
+def test_p27_a_timeout_kills_the_child_and_says_so():
+    answer = sandboxed("import time\nprint('begun', flush=True)\ntime.sleep(600)", 1.5)
+    assert "begun" in answer and "killed: wall clock" in answer
+
+
+@SANDBOX
+def test_p27_network_and_files_are_closed(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("the secret")
+    assert "the secret" not in sandboxed(f"print(open({str(secret)!r}).read())", 20)
+    assert "Error" in sandboxed(f"open({str(tmp_path / 'new')!r}, 'w')", 20)
+    assert not (tmp_path / "new").exists()
+    answer = sandboxed("import socket\nsocket.create_connection(('127.0.0.1', 9), 2)\nprint('through')", 20)
+    assert "through" not in answer
+
+
+@SANDBOX
+def test_p27_no_key_reaches_the_code(monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-not-for-you")
+    assert "not-for-you" not in sandboxed("import os\nprint(dict(os.environ))", 20)

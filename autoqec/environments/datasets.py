@@ -1,0 +1,38 @@
+"""Datasets by the `kind` in their config."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from autoqec.contracts.base import first_fault
+from autoqec.environments.base import EnvDataset, EnvDatasetConfig
+from autoqec.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
+from autoqec.errors import InputError
+
+DATASETS: dict[str, tuple[type[EnvDatasetConfig], type[EnvDataset[Any]]]] = {
+    "qa": (QAEnvDatasetConfig, QAEnvDataset),
+}
+
+
+def parse_dataset_config(data: Any, *, where: str = "dataset") -> EnvDatasetConfig:
+    """A dataset's config; without `kind` it is `qa`. InputError names the wrong field or lists the kinds."""
+    if isinstance(data, EnvDatasetConfig):
+        return data
+    if not isinstance(data, Mapping):
+        raise InputError("the dataset is no mapping", where=where)
+    kind = data.get("kind", "qa")
+    if kind not in DATASETS:
+        raise InputError(f"unknown dataset kind {kind!r}", where=where, mend=f"one of {', '.join(DATASETS)}")
+    try:
+        return DATASETS[kind][0].model_validate({**data, "kind": kind})
+    except ValidationError as error:
+        raise InputError(first_fault(error), where=where) from error
+
+
+def build_dataset(config: EnvDatasetConfig, *, logger: logging.Logger | None = None) -> EnvDataset[Any]:
+    """The environments of a config."""
+    return DATASETS[config.kind][1](config, logger=logger)

@@ -1,0 +1,76 @@
+"""Loggers that belong to one run: made once, handed to the components, closed with it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TextIO
+
+_LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
+
+
+def setup_logger(
+    name: str,
+    level: str,
+    log_path: Path | str,
+    extra: Mapping[str, object] | None = None,
+    *,
+    console: TextIO | None = None,
+) -> logging.Logger:
+    """A logger that writes to `log_path`, and to `console` if there is one.
+
+    It is no entry of logging's global table: two runs in one process never share handlers, whatever their names.
+    extra: fields that stand in each of its lines.
+    """
+    logger = logging.Logger(name, _LEVELS[level])
+    logger.propagate = False
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s%(fields)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+    formatter.converter = time.gmtime
+    handlers: list[logging.Handler] = [logging.FileHandler(log_path, encoding="utf-8")]
+    if console is not None:
+        handlers.append(logging.StreamHandler(console))
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        handler.addFilter(_Fields())
+        logger.addHandler(handler)
+    _remember(logger, extra)
+    return logger
+
+
+def child(logger: logging.Logger, name: str, extra: Mapping[str, object] | None = None) -> logging.Logger:
+    """A logger whose lines go to the parent's handlers, under a name and fields of its own."""
+    made = logging.Logger(f"{logger.name}.{name}", logger.level)
+    made.parent = logger
+    _remember(made, extra)
+    return made
+
+
+def close(logger: logging.Logger) -> None:
+    """Close the handlers; lines that come later go nowhere."""
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.addHandler(logging.NullHandler())
+
+
+def _remember(logger: logging.Logger, extra: Mapping[str, object] | None) -> None:
+    """Have `extra` on every record that this logger makes."""
+    if extra:
+        fields = dict(extra)
+
+        def add(record: logging.LogRecord) -> bool:
+            record.autoqec_fields = fields
+            return True
+
+        logger.addFilter(add)
+
+
+class _Fields(logging.Filter):
+    """Fields as ` [key=value …]`, nothing where there are none."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        fields: dict[str, object] = getattr(record, "autoqec_fields", {})
+        record.fields = " [" + " ".join(f"{key}={value}" for key, value in fields.items()) + "]" if fields else ""
+        return True
