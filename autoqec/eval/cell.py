@@ -1,0 +1,121 @@
+"""Freezing an artifact, and starting the process that answers for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.profiles import Profile
+from autoqec.contracts.provenance import Manifest
+from autoqec.errors import ContractError
+from autoqec.eval.bundle import artifact_sha256
+from autoqec.eval.link import Link
+from autoqec.host import child
+from autoqec.store.layout import RoundLayout
+
+ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The judge's own copy of what is judged: nothing that happens to the round's files matters any more."""
+
+    dir: Path
+    checkpoint: Path
+    modules_dir: Path | None
+    sha256: str
+    tier: str
+
+
+def freeze(checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory: Path) -> Frozen:
+    """Copy checkpoint and surface into `directory`; ContractError where one is missing or no regular file."""
+    inside = directory / "artifact"
+    inside.mkdir()
+    copy = inside / "checkpoint.pt"
+    _copy_file(checkpoint, copy)
+    modules = None
+    if surface is not None:
+        modules = inside / "modules"
+        _copy_tree(surface, modules)
+    return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), "none")
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise ContractError("no regular file", where=str(source), mend="run the round again")
+            with target.open("xb") as out:
+                shutil.copyfileobj(stream, out, 2**20)
+    except OSError as error:
+        raise ContractError(
+            f"can't be read ({error.strerror})", where=str(source), mend="run the round again"
+        ) from error
+
+
+def _copy_tree(source: Path, target: Path) -> None:
+    """Regular files only: links and byte code stay behind, as they do in the hash."""
+    if not source.is_dir():
+        raise ContractError("the search surface is no directory", where=str(source), mend="check out the branch")
+    for where, folders, names in os.walk(source):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        here = target / Path(where).relative_to(source)
+        here.mkdir()
+        for name in names:
+            path = Path(where, name)
+            if path.is_file() and not path.is_symlink() and path.suffix != ".pyc":
+                _copy_file(path, here / name)
+
+
+def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> Link:
+    """A candidate process under the profile's limits, its spec sent. `name` tells two of one judgement apart."""
+    argv = [sys.executable, "-m", "autoqec.eval.candidate"]
+    limits = child.Limits(wallclock_s=profile.judge_wallclock_s, memory_gb=profile.memory_gb, processes=64)
+    log = frozen.dir.parent / f"{name}.log"
+    process = child.start(argv, cwd=frozen.dir, limits=limits, stderr=log)
+    link = Link(process, answer_s=ANSWER_S, total_s=profile.judge_wallclock_s)
+    link.send_spec(
+        {
+            "env_text": env_text,
+            "checkpoint": str(frozen.checkpoint),
+            "dsl_config": dsl.config(),
+            "modules_dir": str(frozen.modules_dir) if frozen.modules_dir else None,
+        }
+    )
+    return link
+
+
+def recorded(round_dir: RoundLayout) -> Manifest | None:
+    """The round's manifest, where it has one."""
+    try:
+        return Manifest.read(json.loads(round_dir.manifest.read_text()), where=str(round_dir.manifest))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ContractError(f"no JSON ({error})", where=str(round_dir.manifest)) from error
+
+
+def admit(manifest: Manifest | None, env_sha256: str, frozen: Frozen, where: str) -> None:
+    """Refuse an env or a checkpoint other than the round recorded; ContractError names both hashes."""
+    if manifest is None:
+        return
+    if manifest.environment.env_yaml_sha256 != env_sha256:
+        raise ContractError(
+            f"the round was run on env {manifest.environment.env_yaml_sha256}, this env is {env_sha256}",
+            where=where,
+            mend="judge it with the env.yaml of its own run",
+        )
+    weights = sha256_bytes(frozen.checkpoint.read_bytes())
+    noted = {artifact.name: artifact.sha256 for artifact in manifest.artifacts}.get("checkpoint.pt")
+    if noted not in (None, weights):
+        raise ContractError(
+            f"the round left checkpoint {noted}, this one is {weights}", where=where, mend="run the round again"
+        )

@@ -1,0 +1,68 @@
+"""verification_report.{json,md}: written once, whole, the .json last: it is what says that the judge was done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from autoqec.contracts.verdict import PairedEffect, Rate, VerifyReport
+from autoqec.errors import ContractError
+from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout
+
+_TEMPLATE = "report.md.j2"
+
+
+def write(round_dir: RoundLayout, report: VerifyReport) -> None:
+    """Both files; ContractError where a report stands already."""
+    if round_dir.report_json.exists():
+        raise ContractError("a report is never overwritten", where=str(round_dir.report_json))
+    atomic.write_text(round_dir.report_md, render(report))
+    atomic.write_json(round_dir.report_json, report.dump())
+
+
+def read(round_dir: RoundLayout) -> VerifyReport | None:
+    """The round's report, None where the judge has not been; ContractError where it can't be read."""
+    path = round_dir.report_json
+    try:
+        return VerifyReport.read(json.loads(path.read_text()), where=str(path))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ContractError(f"no JSON ({error})", where=str(path)) from error
+
+
+def render(report: VerifyReport) -> str:
+    """Markdown that a referee reads in two minutes."""
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    templates.filters.update(rate=_rate, percent=_percent, delta=_delta, cell=_cell)
+    return templates.get_template(_TEMPLATE).render(report=report)
+
+
+def _rate(value: Rate) -> str:
+    return f"{value.rate:.4g} [{value.low:.4g}, {value.high:.4g}]"
+
+
+def _percent(effect: PairedEffect) -> str:
+    if effect.relative is None or effect.relative_low is None or effect.relative_high is None:
+        return "–"
+    return f"{100 * effect.relative:.1f}% [{100 * effect.relative_low:.1f}, {100 * effect.relative_high:.1f}]"
+
+
+def _delta(effect: PairedEffect) -> str:
+    return f"{effect.delta:.4g} [{effect.delta_low:.4g}, {effect.delta_high:.4g}]"
+
+
+def _cell(text: str) -> str:
+    """Text in a table cell: a candidate's own words may stand in it, so markup is taken out."""
+    plain = "".join(char if char.isprintable() else " " for char in text)
+    return plain.replace("|", "/").replace("`", "'").replace("<", "(").replace(">", ")")[:600]

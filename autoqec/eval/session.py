@@ -1,0 +1,225 @@
+"""One judgement from start to report: two candidate processes, four draws, every guard."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.verdict import Cost, Guard, PairedCounts, PairedEffect, SequentialTest, VerifyReport
+from autoqec.errors import ContractError
+from autoqec.eval import cell, checks
+from autoqec.eval.bundle import CHUNK, Bundle, commitment
+from autoqec.eval.decision import claim, decide, null_power
+from autoqec.eval.link import Failure, Link
+from autoqec.eval.panel import Panel, reference_errors
+from autoqec.eval.sequential import Monitor, log_e_value
+from autoqec.eval.trial import Trial, same_edges, uneven_answers
+from autoqec.host import child, machine
+from autoqec.qec.problem import Problem
+from autoqec.qec.stats import rate, wrong
+
+if TYPE_CHECKING:
+    from autoqec.eval.verifier import OnEvent, VerifyRequest
+
+
+class Session:
+    """Collects evidence step by step. Steps after a fault of the candidate are left out, and the report says so."""
+
+    def __init__(
+        self,
+        request: VerifyRequest,
+        env: EnvSpec,
+        dsl: PredecoderDSL,
+        frozen: cell.Frozen,
+        recorded_circuit: str | None,
+        on_event: OnEvent,
+    ) -> None:
+        self.recorded_circuit = recorded_circuit
+        self.request, self.env, self.dsl, self.frozen, self.tell = request, env, dsl, frozen, on_event
+        self.problem = Problem.from_env(env)
+        self.bundle = Bundle(request.secret, frozen.sha256, env.seed_policy.holdout)
+        self.panel = Panel(self.problem)
+        self.test: SequentialTest | None = None
+        self.effects: dict[str, PairedEffect] = {}
+        self.points: list[PairedEffect] = []
+        self.guards: list[Guard] = []
+        self.made: dict[str, Any] | Failure = Failure("closed", "not started")
+        self.skipped: list[str] = []
+
+    def run(self, began: float) -> VerifyReport:
+        profile, env_text = self.request.profile, self.request.env_text
+        first = cell.start(self.frozen, env_text, self.dsl, "first", profile)
+        second = cell.start(self.frozen, env_text, self.dsl, "second", profile)
+        try:
+            trial = Trial(self.problem, self.bundle, first)
+            self.made = built(first)
+            other = built(second)
+            if not isinstance(self.made, Failure) and not isinstance(other, Failure):
+                self.draw(trial)
+                self.compare(trial, second)
+            else:
+                trial.faults[str(self.made if isinstance(self.made, Failure) else other)] += 0
+            used, control = first.close(), second.close()
+        finally:
+            first.close()
+            second.close()
+        return self.report(trial, self.cost(used, control, trial), began)
+
+    def draw(self, trial: Trial) -> None:
+        """Test, then the effect's own draw, the other points and the canaries."""
+        request, profile = self.request, self.request.profile
+        budget = profile.judge_test_shots
+        monitor = Monitor(self.env.protocol.alpha, request.attempt_index, request.discoveries_before, budget)
+        self.test = monitor.result(trial.test(monitor, self._progress))
+        if trial.faults:
+            self.skipped.append("effect, other p and canaries: the candidate gave no usable answer in the test")
+            return
+        self.effects = trial.effect(profile.judge_effect_shots, self.panel)
+        for p in self.env.points:
+            if p != self.env.target and p is not None:
+                self._point(trial, p)
+        self.guards.append(checks.canary(*trial.canary()))
+        self.guards.append(checks.other_points(tuple(self.points)))
+
+    def _point(self, trial: Trial, p: float) -> None:
+        problem = Problem.from_env(self.env, p)
+        if same_edges(problem, self.problem):
+            self.points.append(trial.point(problem, self.request.profile.judge_point_shots))
+            self.tell("judge_point", {"p": p, "relative": self.points[-1].relative})
+        else:
+            self.skipped.append(f"p = {p:g}: its graph has other edges than the target's")
+
+    def _progress(self, monitor: Monitor) -> None:
+        counts = monitor.counts
+        e_value = math.exp(min(log_e_value(counts.fixed, counts.broken), 690.0))
+        payload = {"shots": counts.shots, "budget": monitor.budget, "fixed": counts.fixed, "broken": counts.broken}
+        self.tell("judge_test", {**payload, "e_value": e_value, "threshold": 1 / monitor.alpha_t})
+
+    def compare(self, trial: Trial, second: Link) -> None:
+        """The kept chunk again: in a second process as it was, then in another order; then without the net."""
+        kept = trial.kept
+        if kept is None:
+            for guard in (checks.repeatable(None, None), checks.batch_independence(None, None, None)):
+                self.guards.append(guard)
+            return
+        second.send(kept.shots.detectors)
+        again = second.receive(kept.log_odds.shape[1])
+        self.guards.append(checks.repeatable(kept.log_odds, None if isinstance(again, Failure) else again))
+        order = self.bundle.rng("order").permutation(len(kept.shots))
+        split = uneven_answers(second, kept, order)
+        differing = None
+        if split is not None:
+            lost, predictions = trial.candidate_wrong(trial.backend, kept.shots, split)
+            differing = len(lost) if predictions is None else int(wrong(predictions, kept.predictions).sum())
+        self.guards.append(checks.batch_independence(kept.log_odds, split, differing))
+        self.guards.append(checks.ablation(*trial.ablate(kept)))
+
+    def cost(self, used: child.Result, control: child.Result, trial: Trial) -> Cost | None:
+        """The count, and CPU time a shot: the first process less the second, which started alike and did little."""
+        if isinstance(self.made, Failure):
+            return None
+        claimed = self.request.claimed
+        extra = max(1, trial.judged - 2 * CHUNK)
+        return Cost(
+            n_params=int(self.made["n_params"]),
+            flops_per_syndrome=int(self.made["flops_per_syndrome"]),
+            claimed_n_params=claimed.n_params if claimed else None,
+            claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
+            counted_by="baseline compiler" if self.request.config_only else "candidate sandbox",
+            candidate_us_per_shot=max(0.0, 1e6 * (used.cpu_s - control.cpu_s) / extra),
+        )
+
+    def all_guards(self, trial: Trial, cost: Cost | None) -> tuple[Guard, ...]:
+        circuit = None if isinstance(self.made, Failure) else str(self.made["circuit_sha256"])
+        fixed = [
+            checks.seed_bands(self.env, self.bundle.seeds),
+            checks.same_circuit(self.problem, circuit, self.recorded_circuit),
+            checks.complete(trial.faults, trial.judged),
+            checks.cost(cost, self.env),
+            checks.first_draw(self.frozen.sha256, self.request.judged_before),
+        ]
+        if self.test is not None:
+            counts = self._reference_counts()
+            shots = max(CHUNK, self.request.profile.judge_effect_shots // 5)
+            fixed.append(checks.baseline_interval(counts, *reference_errors(self.problem, shots)))
+        effect = self.effects.get(self.env.plain)
+        return (*fixed, *self.guards, checks.claimed_gain(self.request.claimed, effect))
+
+    def _reference_counts(self) -> PairedCounts:
+        """The plain backend over test and effect together."""
+        assert self.test is not None
+        counts, effect = self.test.counts, self.effects.get(self.env.plain)
+        if effect is None:
+            return counts
+        return counts.model_copy(
+            update={
+                "shots": counts.shots + effect.counts.shots,
+                "errors_reference": counts.errors_reference + effect.counts.errors_reference,
+            }
+        )
+
+    def report(self, trial: Trial, cost: Cost | None, began: float) -> VerifyReport:
+        request, effect = self.request, self.effects.get(self.env.plain)
+        guards = self.all_guards(trial, cost)
+        verdict, reasons = decide(self.env, self.test, effect, guards)
+        self.tell("judge_verdict", {"verdict": verdict, "reasons": list(reasons)})
+        rounds = self.env.code.rounds
+        return VerifyReport(
+            run_id=request.run_id,
+            round=request.round.round,
+            round_attempt_id=request.round_attempt_id,
+            branch=request.branch,
+            commit_sha=request.commit_sha,
+            env_name=self.env.name,
+            env_yaml_sha256=sha256_bytes(request.env_text.encode()),
+            artifact_sha256=self.frozen.sha256,
+            verdict=verdict,
+            reasons=reasons,
+            claim=claim(self.env, verdict, effect),
+            backend=self.env.plain,
+            decoder_rate=rate(effect.counts.errors_candidate, effect.counts.shots, rounds=rounds) if effect else None,
+            effect=effect,
+            panel=self.panel.table(self.effects) if self.effects else (),
+            points=tuple(self.points),
+            test=self.test,
+            guards=guards,
+            cost=cost,
+            bundle_id=self.bundle.id if self.bundle.digests else None,
+            seeds_commitment=commitment(request.secret),
+            chunk_digests=self.bundle.listed(),
+            sandbox=self.frozen.tier,
+            versions=machine.versions(),
+            not_tested=self.not_tested(effect),
+            judge_wallclock_s=time.monotonic() - began,
+        )
+
+    def not_tested(self, effect: PairedEffect | None) -> tuple[str, ...]:
+        lines = [
+            "noise other than the env's circuit, other codes, and hardware data",
+            "latency on a real-time system: the cost is counted, not met by a deadline",
+            *self.skipped,
+        ]
+        if len(self.env.points) == 1:
+            lines.append("any other operating point: the env names one")
+        if effect is not None and (effect.relative_low is None or effect.relative_low <= 0):
+            lines.append(f"small gains: {null_power(effect)}")
+        if self.request.claimed is None:
+            lines.append("the round's own claims of cost and gain: none were given")
+        return tuple(lines)
+
+
+def built(link: Link) -> dict[str, Any] | Failure:
+    """What the candidate says it is. ContractError where its checkpoint does not belong to this env or config."""
+    made = link.receive_made()
+    if isinstance(made, Failure):
+        if made.error in ("ContractError", "InputError"):
+            raise ContractError(made.what, where=made.where, mend=made.mend)
+        return made
+    wanted = {"circuit_sha256": str, "dsl_sha256": str, "n_params": int, "flops_per_syndrome": int}
+    if any(not isinstance(made.get(name), kind) for name, kind in wanted.items()):
+        return Failure("protocol", "the candidate does not say what it built")
+    return made
