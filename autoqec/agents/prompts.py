@@ -16,7 +16,7 @@ from typing import Any
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
 from autoqec.errors import ContractError
 
-VIEW_CHARS = 5200  # the ideator's view; with knowledge and schema the prompt stays below 5k tokens
+VIEW_CHARS = 4600  # the ideator's view; with knowledge and schema the prompt stays below 5k tokens
 _MORE = "(and more)"
 _DIRECTORY = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+")
 LOST = ("orphaned_branch", "branch_manually_deleted")
