@@ -35,7 +35,9 @@ install: $(STAMP)
 $(STAMP): pyproject.toml
 	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. Mend: PY=/path/to/python3.12 make install" >&2; exit 2; }
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	# compat: a path entry, so that the package also wins over a lab's search surface under `python -m`
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+		--config-settings editable_mode=compat -e '.[dev]'
 	touch $(STAMP)
 
 run: install

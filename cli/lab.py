@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from autoqec.host.git import Repo
-
 import autoqec
 from autoqec.errors import InputError
+from autoqec.host.git import Repo
 from autoqec.store import layout
 from autoqec.store.files import load_env
 

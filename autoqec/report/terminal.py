@@ -17,15 +17,15 @@ from rich.text import Text
 from autoqec.report.text import count, duration, plain, sparkline
 
 QUIET_WIDTH = 160  # of tables where nobody says how wide the paper is
-LINE_EVERY_S = 15.0  # progress lines without a terminal
+LINE_EVERY_S = 15.0  # between two progress lines of one phase, without a terminal
 
 
 def console(*, err: bool = False) -> Console:
-    """A console that respects NO_COLOR, and is wide where it is no terminal."""
+    """A console that respects NO_COLOR, reads no markup, and is wide where it is no terminal."""
     made = Console(stderr=err, highlight=False, emoji=False, markup=False)
-    return made if made.is_terminal else Console(
-        stderr=err, highlight=False, emoji=False, markup=False, width=QUIET_WIDTH
-    )  # fmt: skip
+    if not made.is_terminal:
+        made.width = QUIET_WIDTH
+    return made
 
 
 @dataclass
@@ -38,23 +38,39 @@ class RoundNow:
     branch: str = ""
     done: int = 0
     total: int = 0
+    eta_s: float | None = None
     phase_began: float = 0.0
     losses: list[float] = field(default_factory=list)
     judge: dict[str, Any] = field(default_factory=dict)
 
-    def eta(self, now: float) -> str:
-        """Time left in this phase at the pace so far."""
-        if not 0 < self.done < self.total:
-            return ""
-        return f"{duration((now - self.phase_began) * (self.total - self.done) / self.done)} left"
+    def time_left(self, now: float) -> str:
+        """What the work itself says; else the pace of this phase so far."""
+        left = self.eta_s
+        if left is None and 0 < self.done < self.total:
+            left = (now - self.phase_began) * (self.total - self.done) / self.done
+        return f"{duration(left)} left" if left is not None else ""
+
+    def figures(self, now: float) -> str:
+        """Phase, how far, loss or what the judge has seen, time left."""
+        parts = [plain(self.phase, 40)]
+        if self.total:
+            parts.append(f"{count(self.done)} of {count(self.total)}")
+        if self.losses and not self.judge:
+            parts.append(f"loss {self.losses[-1]:.4g}")
+        parts += [f"{name} {self.judge[name]}" for name in ("fixed", "broken") if name in self.judge]
+        if isinstance(self.judge.get("e_value"), float):
+            parts.append(f"e-value {self.judge['e_value']:.3g} of {self.judge.get('threshold', float('nan')):.3g}")
+        return " · ".join([*parts, *filter(None, [self.time_left(now)])])
 
 
 class LiveView:
-    """Shows a run while it goes: `view(kind, payload)` is an `on_event`. A context manager."""
+    """Shows a run while it goes: the view itself is an `on_event(kind, payload)`. A context manager.
 
-    def __init__(
-        self, target: Console, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    Payloads are read by their keys (`phase`, `step`, `steps`, `loss`, `eta_s`, `shots`, `budget`, `fixed`,
+    `broken`, …), so that an event of a kind not known here still moves the bar.
+    """
+
+    def __init__(self, target: Console, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.console, self.quiet, self.clock = target, quiet, clock
         self.now: RoundNow | None = None
         self._live: Live | None = None
@@ -62,9 +78,7 @@ class LiveView:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.quiet:
-            self._live = Live(
-                console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True
-            )
+            self._live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
@@ -73,9 +87,58 @@ class LiveView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+            self._live = None
 
     def __call__(self, kind: str, payload: dict[str, Any]) -> None:
-        """Take one event. Kinds and keys that are not known are passed over; a wrong one never stops a run."""
-        handler = getattr(self, f"_on_{kind}", None)
-        if handler is not None:
-            handler(payload)
+        """Take one event."""
+        self._absorb({"phase": "judging", **payload} if kind.startswith("judge") else payload)
+        line = line_of(kind, payload)
+        if line is not None:
+            self._say(line)
+        elif self.now is not None and self._live is None:
+            self._progress_line(self.now)
+
+    def _absorb(self, payload: dict[str, Any]) -> None:
+        number = payload.get("round")
+        if isinstance(number, int) and (self.now is None or self.now.number != number):
+            self.now = RoundNow(number, phase_began=self.clock())
+        now = self.now
+        if now is None:
+            return
+        phase = payload.get("phase")
+        if isinstance(phase, str) and phase != now.phase:
+            now.phase, now.phase_began, now.done, now.total, now.eta_s = phase, self.clock(), 0, 0, None
+            now.judge = {}
+            self._last_line = float("-inf")
+        now.hypothesis = str(payload.get("hypothesis") or now.hypothesis)
+        now.branch = str(payload.get("branch") or now.branch)
+        for done, total in (("step", "steps"), ("shots", "budget")):
+            if isinstance(payload.get(done), int):
+                now.done, now.total = payload[done], int(payload.get(total) or 0)
+        now.eta_s = payload.get("eta_s")
+        if isinstance(payload.get("loss"), float):
+            now.losses.append(payload["loss"])
+        now.judge |= {
+            name: payload[name] for name in ("fixed", "broken", "e_value", "threshold") if payload.get(name) is not None
+        }
+
+    def _progress_line(self, now: RoundNow) -> None:
+        if self.clock() - self._last_line >= LINE_EVERY_S:
+            self._last_line = self.clock()
+            self._say(f"  round {now.number}: {now.figures(self.clock())}")
+
+    def _say(self, line: str) -> None:
+        if not self.quiet:
+            self.console.print(Text(line), soft_wrap=True)
+
+    def _screen(self) -> RenderableType:
+        now = self.now
+        if now is None:
+            return Text("starting")
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(total=max(now.total, 1), completed=now.done, width=30),
+            Text(now.figures(self.clock())),
+            Text(sparkline(now.losses), style="cyan"),
+        )
+        return Group(Text(f"Round {now.number}  {plain(now.hypothesis, 200)}", style="bold"), bar)

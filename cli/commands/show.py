@@ -19,10 +19,9 @@ def command(run: str | None, out: Out) -> None:
     if run is None:
         _list(places.lab_root(), out)
         return
-    from autoqec.report.terminal import console
-
     from autoqec.report import run_view
     from autoqec.report.summary import print_summary
+    from autoqec.report.terminal import console
 
     view = run_view.load(places.run_layout(run))
     print_summary(console(err=out.json), view)

@@ -150,4 +150,4 @@ def test_nothing_heavy_comes_with_the_light_rooms() -> None:
     rooms = [room.removesuffix(".py").replace("/", ".") for room in LIGHT_ROOMS if (ROOT / room).exists()]
     code = f"import sys, importlib\nfor room in {rooms}: importlib.import_module(room)\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {name.split('.')[0] for name in shown.stdout.split()} & HEAVY
+    assert not {name.split(".")[0] for name in shown.stdout.split()} & HEAVY

@@ -24,7 +24,9 @@ def test_the_table_and_the_commands_say_the_same() -> None:
             assert command is not None and command.name == name
 
 
-@pytest.mark.parametrize("argv", [["rum"], ["run", "smoke", "--rouns", "2"], ["run", "smoke", "--rounds", "0"], ["run"]])
+@pytest.mark.parametrize(
+    "argv", [["rum"], ["run", "smoke", "--rouns", "2"], ["run", "smoke", "--rounds", "0"], ["run"]]
+)
 def test_a_wrong_line_is_exit_2_with_a_way_out(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(group, [*argv, "--json"]) == 2
     shown = capsys.readouterr()

@@ -1,0 +1,97 @@
+"""`autoqec doctor`: what autoqec needs here, what there is, and how to mend what is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from autoqec.errors import AutoqecError
+from cli.common import Out, options
+
+FREE_GB = 2.0  # a dev run's artifacts and worktrees, with room to spare
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`bad` keeps autoqec from working; `weak` takes something away, and `found` says what."""
+
+    name: str
+    state: Literal["good", "weak", "bad"]
+    found: str
+    mend: str | None = None
+
+
+@click.command("doctor")
+@options
+def command(out: Out) -> None:
+    """Check Python, libraries, git, sandbox, memory and disk; exit 2 where something must be mended first."""
+    findings = [finding for check in CHECKS for finding in check()]
+    for finding in findings:
+        mend = f"  Mend: {finding.mend}" if finding.mend else ""
+        out.say(f"{finding.state:4}  {finding.name:10} {finding.found}{mend}")
+        out.emit(asdict(finding))
+    if any(finding.state == "bad" for finding in findings):
+        raise click.exceptions.Exit(2)
+
+
+def _python() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    good = sys.version_info >= (3, 11)
+    yield Finding("python", "good" if good else "bad", version, None if good else "install Python 3.11 or newer")
+
+
+def _libraries() -> Iterator[Finding]:
+    import importlib
+
+    for name in ("torch", "stim", "pymatching", "optuna"):
+        try:
+            module = importlib.import_module(name)
+        except (ImportError, OSError) as error:
+            yield Finding(name, "bad", f"cannot be imported: {error}", "make install")
+            continue
+        yield Finding(name, "good", str(getattr(module, "__version__", "present")))
+
+
+def _git() -> Iterator[Finding]:
+    from cli import places
+
+    try:
+        root = places.lab_root()
+        yield Finding("git", "good", f"in the repository {root}")
+    except AutoqecError as error:
+        yield Finding("git", "weak", error.what, error.mend)
+
+
+def _sandbox() -> Iterator[Finding]:
+    from autoqec.host import sandbox
+
+    tier = sandbox.probe()
+    if tier == "bubblewrap":
+        yield Finding("sandbox", "good", "bubblewrap: namespaces, no network, no files but its own")
+    elif tier == "landlock":
+        yield Finding("sandbox", "weak", "Landlock and seccomp: the next tier", "apt-get install bubblewrap")
+    else:
+        found = "none: rounds that change code can't be verified; rounds that change the config alone can"
+        yield Finding("sandbox", "weak", found, "apt-get install bubblewrap")
+
+
+def _machine() -> Iterator[Finding]:
+    from autoqec.host import machine
+
+    state = machine.snapshot(Path.cwd())
+    yield Finding("processor", "good", f"{state['cpu']['cores']} cores, {state['cpu']['model']}")
+    gpu = state["gpu"]
+    yield Finding("gpu", "good", gpu["name"] if gpu else "none; the processor trains")
+    free = state["disk"].get("free_gb")
+    if free is None or free >= FREE_GB:
+        yield Finding("disk", "good", f"{free} GB free here")
+    else:
+        yield Finding("disk", "bad", f"{free} GB free here, {FREE_GB} wanted", "df -h . ; autoqec show lists old runs")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _libraries, _git, _sandbox, _machine)

@@ -1,0 +1,86 @@
+"""`autoqec run-round`: one Runner round, by hand or for a cluster's job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
+from autoqec.store import layout
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("run-round")
+@click.argument("env_name", metavar="ENV")
+@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("round_dir", type=click.Path(path_type=Path))
+@click.option("--profile", type=click.Choice(["smoke", "dev", "prod"]), default="dev", show_default=True)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="The round's seed.")
+@click.option("--run-id", default="local", show_default=True)
+@click.option("--round-idx", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--code-cwd", type=click.Path(path_type=Path), help="Worktree whose search surface is run.")
+@click.option("--branch", help="The worktree's branch; the round then writes its pointer.")
+@click.option("--fork-from", multiple=True, help="The round's parent; several times for a composition.")
+@click.option("--compose-mode", type=click.Choice(["pure", "with_edit"]))
+@click.option("--round-attempt-id")
+@click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
+@options
+def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: Any) -> None:
+    """Train and measure one predecoder: the env ENV, the configuration CONFIG, everything written into ROUND_DIR.
+
+    Without --code-cwd the search surface of the repository one stands in is run, so a checked-out round repeats itself.
+    """
+    from autoqec.contracts.round import RunnerConfig
+    from autoqec.report.terminal import LiveView, console
+    from autoqec.runner.runner import run_round
+    from autoqec.store.files import load_env, load_yaml, read_text
+
+    _, env_yaml = load_env(places.env_file(env_name))
+    predecoder = load_yaml(read_text(config, what="predecoder config"), where=str(config))
+    if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
+        raise InputError("is not an empty directory", where=str(round_dir), mend="name a new one")
+    code_cwd = chosen.pop("code_cwd") or _standing_in()
+    fork_from = chosen.pop("fork_from")
+    parent = _parent(chosen["run_id"], fork_from)
+    spec = {
+        **chosen,
+        "env_yaml": env_yaml,
+        "predecoder_config": predecoder,
+        "round_dir": str(round_dir.resolve()),
+        "code_cwd": str(code_cwd.resolve()) if code_cwd else None,
+        "modules_dir": str((code_cwd / layout.SURFACE).resolve()) if code_cwd else None,
+        "fork_from": (fork_from if len(fork_from) > 1 else fork_from[0]) if fork_from else "baseline",
+        "parent_delta_ler": parent.delta_ler if parent else None,
+        "parent_checkpoint": parent.checkpoint_path if parent else None,
+    }
+    runner_config = RunnerConfig.read(spec, where="run-round")
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        metrics = run_round(runner_config, on_event=view)
+    out.emit(metrics.dump())
+    if metrics.status != "ok":
+        out.say(f"{metrics.status}: {metrics.status_reason}")
+        raise click.exceptions.Exit(1)
+    out.say(f"Δ_LER = {metrics.delta_ler:+.3e} on {metrics.val_shots} validation shots; {round_dir}/metrics.json")
+
+
+def _standing_in() -> Path | None:
+    """The repository one stands in, if it has a search surface; else the package's own surface is run."""
+    try:
+        root = places.lab_root()
+    except InputError:
+        return None
+    return root if (root / layout.SURFACE).is_dir() else None
+
+
+def _parent(run_id: str, fork_from: tuple[str, ...]) -> HistoryRow | None:
+    """The row of the branch that the round forks from, where the run is here to tell."""
+    from autoqec.store.history import History
+
+    if len(fork_from) != 1 or fork_from[0] == "baseline" or not layout.RUN_ID.match(run_id):
+        return None
+    rows = History(places.run_layout(run_id)).rows()
+    return next((row for row in rows if row.branch == fork_from[0] and row.status == "ok"), None)

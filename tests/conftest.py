@@ -1,0 +1,72 @@
+"""What tests of more than one room share: a lab on a machine that knows nobody, and the real command line in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One command's end."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def objects(self) -> list[dict[str, Any]]:
+        """What --json printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A git repository to run in. Its HOME is empty: no identity, no git configuration, no key."""
+
+    root: Path
+    env: dict[str, str]
+
+    def autoqec(self, *argv: str, timeout: float = 300, **env: str) -> Shown:
+        command = [sys.executable, "-P", "-m", "cli.autoqec", *argv]
+        done = subprocess.run(
+            command, cwd=self.root, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        return Shown(done.returncode, done.stdout, done.stderr)
+
+    def git(self, *argv: str) -> str:
+        known = ["-c", "user.name=a person", "-c", "user.email=person@example.org"]
+        return subprocess.run(
+            ["git", *known, *argv], cwd=self.root, env=self.env, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def files(self) -> set[str]:
+        """Everything below the root, git's own files by name only where refs or worktrees would show."""
+        return {
+            str(path.relative_to(self.root))
+            for path in self.root.rglob("*")
+            if ".git" not in path.relative_to(self.root).parts[:-1] and "__pycache__" not in path.parts
+        }
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """As `autoqec init` makes it, smoke env inside."""
+    home = tmp_path / "home"
+    home.mkdir()
+    names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS", "AUTOQEC_SANDBOX")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
+    env = {**kept, "HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    made = Lab(tmp_path / "lab", env)
+    shown = Lab(tmp_path, env).autoqec("init", "lab")
+    assert shown.code == 0, shown.err
+    return made

@@ -1,0 +1,73 @@
+"""What people see: figures as they are, foreign text harmless, no event able to stop a run."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from autoqec.report.terminal import LiveView
+from autoqec.report.text import count, duration, interval, percent, plain, sparkline
+
+HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/]\r\n\u202egnp\x9b1m<script>"
+
+
+def seen(*events: tuple[str, dict[str, Any]], terminal: bool = False, quiet: bool = False) -> str:
+    out = io.StringIO()
+    times = iter(range(0, 10**6, 20))
+    console = Console(file=out, force_terminal=terminal, width=200, color_system=None, markup=False, highlight=False)
+    with LiveView(console, quiet=quiet, clock=lambda: float(next(times))) as view:
+        for kind, payload in events:
+            view(kind, payload)
+        if terminal:
+            console.print(view._screen())
+    return out.getvalue()
+
+
+@given(st.text())
+def test_no_text_steers_the_terminal(text: str) -> None:
+    assert plain(text).isprintable() and len(plain(text)) <= 400
+
+
+def test_hostile_text_is_shown_as_text() -> None:
+    events = (("planned", {"round": 1, "hypothesis": HOSTILE, "branch": HOSTILE, "fork_from": HOSTILE}),)
+    for terminal in (False, True):
+        shown = seen(*events, terminal=terminal)
+        assert "\x1b[2J" not in shown and "\x07" not in shown and "\u202e" not in shown and "\x9b" not in shown
+        assert "[bold red]x[/]" in shown
+
+
+def test_progress_moves_by_its_keys_whatever_the_kind() -> None:
+    shown = seen(
+        ("something_new", {"round": 2, "phase": "training", "step": 5, "steps": 10, "loss": 0.5, "eta_s": 61.0}),
+        ("judge_test", {"shots": 2000, "budget": 20000, "fixed": 7, "broken": 3}),
+    )
+    assert "round 2: training · 5 of 10 · loss 0.5 · 1:01 left" in shown
+    assert "judging · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
+
+
+@pytest.mark.parametrize("payload", [{}, {"round": None}, {"round": "x"}, {"round": 1, "steps": None, "step": 1}])
+def test_odd_events_are_passed_over(payload: dict[str, Any]) -> None:
+    seen(("training", payload), ("", payload), ("judge_verdict", payload), terminal=True)
+    seen(("training", payload), ("", payload), ("judge_verdict", payload))
+
+
+def test_quiet_says_nothing() -> None:
+    assert seen(("planned", {"round": 1, "hypothesis": "wider"}), quiet=True) == ""
+
+
+def test_figures() -> None:
+    assert [count(value) for value in (None, 12, 1234, 1.5e6, 2e9)] == ["–", "12", "1.23k", "1.5M", "2G"]
+    assert (percent(-0.325), percent(None)) == ("-32.5%", "–")
+    assert interval(0.301, 0.35) == "[+30.1, +35.0]%" and interval(None, 1) == ""
+    assert (duration(59.6), duration(3725)) == ("1:00", "1:02:05")
+
+
+def test_sparkline_follows_the_series() -> None:
+    assert sparkline([]) == "" and sparkline([float("nan")]) == ""
+    assert sparkline([3, 2, 1]) == "█▅▁" or sparkline([3, 2, 1])[0] == "█"
+    assert len(sparkline(list(range(1000)))) <= 24
