@@ -40,11 +40,20 @@ class Problem:
             p = env.target
         circuit = build_circuit(env, p)
         by_matching = env.backend == "mwpm"
-        dem = decomposed_model(circuit, env.name) if by_matching else circuit.detector_error_model().flattened()
+        dem = decomposed_model(circuit, env.name) if by_matching else circuit.detector_error_model()
+        return cls._of_model(env, p, circuit, dem)
+
+    def with_model(self, dem: stim.DetectorErrorModel) -> Problem:
+        """The same env under another detector error model, as a user's circuit at another p gives it."""
+        return self._of_model(self.env, None, self.circuit, dem)
+
+    @classmethod
+    def _of_model(cls, env: EnvSpec, p: float | None, circuit: stim.Circuit, dem: stim.DetectorErrorModel) -> Problem:
+        dem = dem.flattened()
         probs, components = read_mechanisms(dem)
         H, L = incidence(components, dem.num_detectors, dem.num_observables)
         graph: DecodingGraph
-        if by_matching:
+        if env.backend == "mwpm":
             refuse_hyperedges(components, env.name)
             graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
         else:
@@ -72,11 +81,11 @@ class Problem:
 
     @property
     def n_detectors(self) -> int:
-        return self.circuit.num_detectors
+        return self.H.shape[0]
 
     @property
     def n_observables(self) -> int:
-        return self.circuit.num_observables
+        return self.L.shape[0]
 
     @property
     def n_faults(self) -> int:
@@ -102,9 +111,9 @@ class Problem:
 
 
 def decomposed_model(circuit: stim.Circuit, name: str) -> stim.DetectorErrorModel:
-    """The circuit's DEM with every mechanism split into graph-like parts, loops unrolled."""
+    """The circuit's DEM with every mechanism split into graph-like parts."""
     try:
-        return circuit.detector_error_model(decompose_errors=True).flattened()
+        return circuit.detector_error_model(decompose_errors=True)
     except ValueError as error:
         raise InputError(
             "the detector error model can't be decomposed into a matching graph "
