@@ -14,10 +14,10 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.provenance import Manifest
-from autoqec.errors import ContractError
+from autoqec.errors import ContractError, InputError
 from autoqec.eval.bundle import artifact_sha256
 from autoqec.eval.link import Link
-from autoqec.host import child
+from autoqec.host import child, sandbox
 from autoqec.store.layout import RoundLayout
 
 ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
@@ -31,11 +31,14 @@ class Frozen:
     checkpoint: Path
     modules_dir: Path | None
     sha256: str
-    tier: str
+    tier: sandbox.Tier
 
 
 def freeze(checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory: Path) -> Frozen:
-    """Copy checkpoint and surface into `directory`; ContractError where one is missing or no regular file."""
+    """Copy checkpoint and surface into `directory`.
+
+    ContractError where one is missing or no regular file; InputError for branch code where nothing confines it.
+    """
     inside = directory / "artifact"
     inside.mkdir()
     copy = inside / "checkpoint.pt"
@@ -44,7 +47,14 @@ def freeze(checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory
     if surface is not None:
         modules = inside / "modules"
         _copy_tree(surface, modules)
-    return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), "none")
+    tier = sandbox.probe()
+    if modules is not None and tier == "none":
+        raise InputError(
+            "a branch's own code is not judged without a sandbox, and none runs here",
+            where="sandbox",
+            mend="make setup-sandbox (a branch that changes predecoder.yaml alone can be judged without)",
+        )
+    return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), tier)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -77,10 +87,12 @@ def _copy_tree(source: Path, target: Path) -> None:
 
 def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> Link:
     """A candidate process under the profile's limits, its spec sent. `name` tells two of one judgement apart."""
-    argv = [sys.executable, "-m", "autoqec.eval.candidate"]
+    argv = [sys.executable, "-P", "-s", "-m", "autoqec.eval.candidate"]
+    # Nothing is writable: whatever the candidate wants to remember, it remembers in its own process.
+    wrapped = sandbox.wrap(argv, sandbox.Policy(read_only=(frozen.dir,), cwd=frozen.dir), tier=frozen.tier)
     limits = child.Limits(wallclock_s=profile.judge_wallclock_s, memory_gb=profile.memory_gb, processes=64)
     log = frozen.dir.parent / f"{name}.log"
-    process = child.start(argv, cwd=frozen.dir, limits=limits, stderr=log)
+    process = child.start(wrapped.argv, cwd=frozen.dir, env=wrapped.env, limits=limits, stderr=log)
     link = Link(process, answer_s=ANSWER_S, total_s=profile.judge_wallclock_s)
     link.send_spec(
         {
