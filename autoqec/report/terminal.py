@@ -142,3 +142,23 @@ class LiveView:
             Text(sparkline(now.losses), style="cyan"),
         )
         return Group(Text(f"Round {now.number}  {plain(now.hypothesis, 200)}", style="bold"), bar)
+
+
+def line_of(kind: str, payload: dict[str, Any]) -> str | None:
+    """What is worth a line that stays, in words; None for mere progress."""
+    number = payload.get("round")
+    head = f"Round {number}" if number is not None else ""
+    if "hypothesis" in payload:
+        return f"{head} tries: {plain(str(payload['hypothesis']))}"
+    if isinstance(payload.get("delta_ler"), float):
+        shots = f" on {count(payload['val_shots'])} validation shots" if payload.get("val_shots") else ""
+        return f"{head} measured: Δ_LER = {payload['delta_ler']:+.2e}{shots}"
+    if payload.get("status") not in (None, "ok"):
+        return f"{head} ended {plain(str(payload['status']))}: {plain(str(payload.get('status_reason') or ''))}"
+    if payload.get("verdict") in ("candidate", "ignore"):
+        word = "nominated" if payload["verdict"] == "candidate" else "not nominated"
+        return f"{head} {word}: {plain(str(payload.get('summary_1line', '')))}"
+    if kind == "judge_verdict":
+        reasons = "; ".join(plain(str(reason)) for reason in payload.get("reasons", ()))
+        return f"  the judge: {plain(str(payload.get('verdict')))}. {reasons}"
+    return None

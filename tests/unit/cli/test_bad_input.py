@@ -1,4 +1,4 @@
-"""Wrong input through the real command line: exit 2, one sentence with the place and the way out, nothing left behind."""
+"""Wrong input through the real command line: exit 2, one sentence with place and way out, nothing left behind."""
 
 from __future__ import annotations
 
