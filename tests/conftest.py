@@ -58,15 +58,18 @@ class Lab:
         }
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Lab:
+def made_lab(place: Path) -> Lab:
     """As `autoqec init` makes it, smoke env inside."""
-    home = tmp_path / "home"
+    home = place / "home"
     home.mkdir()
-    names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS", "AUTOQEC_SANDBOX")
+    names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS")
     kept = {name: os.environ[name] for name in names if name in os.environ}
     env = {**kept, "HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-    made = Lab(tmp_path / "lab", env)
-    shown = Lab(tmp_path, env).autoqec("init", "lab")
+    shown = Lab(place, env).autoqec("init", "lab")
     assert shown.code == 0, shown.err
-    return made
+    return Lab(place / "lab", env)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    return made_lab(tmp_path)

@@ -1,0 +1,180 @@
+"""The main job, whole, as a person sees it: a small lab, no identity, no key, no network; two rounds of `smoke`."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import VerifyReport
+from tests.conftest import Lab, Shown, made_lab
+
+SECRET = b"a secret that only tests may know"
+# What a repetition may change: clocks, memory, and where the round lies.
+LOOSE = {"train_wallclock_s", "eval_wallclock_s", "vram_peak_gb", "rss_peak_gb", "checkpoint_path", "training_log_path"}
+
+
+def started(lab: Lab, *more: str) -> Shown:
+    secret = lab.root.parent / "secret"
+    secret.write_bytes(SECRET)
+    options = ("--profile", "smoke", "--rounds", "2", "--seed", "1", "--secret-file", str(secret))
+    return lab.autoqec("run", "env.yaml", *options, *more)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, Shown, Path]:
+    """One finished run, looked at by every test below; none of them changes it for the next."""
+    lab = made_lab(tmp_path_factory.mktemp("first"))
+    before = lab.git("rev-parse", "HEAD")
+    shown = started(lab)
+    assert shown.code == 0, shown.err + shown.out
+    assert lab.git("rev-parse", "HEAD") == before and lab.git("symbolic-ref", "HEAD") == "refs/heads/main"
+    (run,) = (lab.root / "runs").iterdir()
+    return lab, shown, run
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def branches(lab: Lab) -> list[str]:
+    return lab.git("for-each-ref", "--format=%(refname:short)", "refs/heads/exp/").splitlines()
+
+
+def test_the_repository_is_as_it_was_but_for_branches(ran: tuple[Lab, Shown, Path]) -> None:
+    lab, _, run = ran
+    assert len(branches(lab)) == 2 and all(name.startswith(f"exp/{run.name}/") for name in branches(lab))
+    assert len(lab.git("worktree", "list").splitlines()) == 1
+    assert lab.git("status", "--porcelain") == ""
+    assert lab.git("fsck", "--no-dangling") == ""
+    assert not [name for name in lab.files() if name.endswith((".tmp", ".lock"))]
+
+
+def test_rows_and_rounds_say_the_same(ran: tuple[Lab, Shown, Path]) -> None:
+    _, _, run = ran
+    assert re.fullmatch(r"\d{8}-\d{6}", run.name)
+    assert [row["round"] for row in rows(run)] == [1, 2]
+    for value in rows(run):
+        row = HistoryRow.model_validate(value)
+        metrics = json.loads((run / f"round_{row.round}" / "metrics.json").read_bytes())
+        assert set(metrics) == set(RoundMetrics.model_fields) and row.status == "ok"
+        assert {key: value[key] for key in metrics} == metrics
+        assert Path(metrics["checkpoint_path"]).is_absolute() and Path(metrics["checkpoint_path"]).is_file()
+
+
+def test_pointers_stand_on_their_branches(ran: tuple[Lab, Shown, Path]) -> None:
+    lab, _, run = ran
+    for row in rows(run):
+        number, branch = row["round"], row["branch"]
+        name = f"round_{number}/round_{number}_pointer.json"
+        text = lab.git("show", f"{branch}:{name}")
+        pointer = Pointer.model_validate(json.loads(text))
+        assert (pointer.run_id, pointer.round_attempt_id) == (run.name, row["round_attempt_id"])
+        assert lab.git("rev-parse", f"{branch}^") == pointer.commit_sha == row["commit_sha"]
+        assert (run / name).read_text(encoding="utf-8").strip() == text.strip()
+        touched = lab.git("diff", "--name-only", f"main...{branch}").splitlines()
+        assert all(path.startswith(("autoqec/decoders/modules/", f"round_{number}/")) for path in touched), touched
+
+
+def test_the_judge_spoke_where_a_round_was_nominated(ran: tuple[Lab, Shown, Path]) -> None:
+    _, _, run = ran
+    assert any(row["verdict"] == "candidate" for row in rows(run))
+    for row in rows(run):
+        path = run / f"round_{row['round']}" / "verification_report.json"
+        assert path.is_file() == (row["verdict"] == "candidate")
+        if path.is_file():
+            report = VerifyReport.model_validate(json.loads(path.read_bytes()))
+            assert report.verdict == row["verify_verdict"]
+            assert path.with_suffix(".md").read_text(encoding="utf-8").strip()
+            assert SECRET.hex() not in path.read_text(encoding="utf-8")
+
+
+def test_what_people_see(ran: tuple[Lab, Shown, Path]) -> None:
+    lab, shown, run = ran
+    for part in ("tries:", "measured:", "Rounds", "log.md", "rows"):
+        assert part in shown.out, shown.out
+    verified = [row for row in rows(run) if row["verify_verdict"] == "VERIFIED"]
+    if verified:
+        for part in (
+            "Verified front",
+            "against mwpm:",
+            "against mwpm_correlated:",
+            "git checkout exp/",
+            "verification_report.md",
+        ):
+            assert part in shown.out, shown.out
+    again = lab.autoqec("show", run.name)
+    assert again.code == 0 and again.out.strip() in shown.out
+    listed = lab.autoqec("show", "--json")
+    assert [value["run_id"] for value in listed.objects] == [run.name]
+
+
+def test_views_come_back_byte_for_byte(ran: tuple[Lab, Shown, Path]) -> None:
+    lab, _, run = ran
+    names = ("pareto.json", "pareto_preview.json", "fork_graph.json", "log.md")
+    before = {name: (run / name).read_bytes() for name in names}
+    history = (run / "history.jsonl").read_bytes()
+    for name in names:
+        (run / name).unlink()
+    dry = lab.autoqec("reconcile", run.name, "--dry-run")
+    assert dry.code == 0 and not (run / "log.md").exists()
+    assert lab.autoqec("reconcile", run.name).code == 0
+    assert {name: (run / name).read_bytes() for name in names} == before
+    assert (run / "history.jsonl").read_bytes() == history
+
+
+def test_a_checked_out_round_repeats_itself(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
+    lab, _, run = ran
+    row = rows(run)[-1]
+    there = Lab(tmp_path / "clone", lab.env)
+    lab.git("clone", "-q", "-b", row["branch"], str(lab.root), str(there.root))
+    config = there.root / "autoqec/decoders/modules/predecoder.yaml"
+    parent = () if row["fork_from"] == "baseline" else ("--run-id", run.name, "--fork-from", row["fork_from"])
+    shutil.copytree(lab.root / "runs", there.root / "runs")
+    options = ("--profile", "smoke", "--seed", str(row["train_seed"]), "--round-idx", str(row["round"]))
+    again = there.autoqec("run-round", "env.yaml", str(config), "again", *options, *parent)
+    assert again.code == 0, again.err
+    old = json.loads((run / f"round_{row['round']}" / "metrics.json").read_bytes())
+    new = json.loads((there.root / "again" / "metrics.json").read_bytes())
+    assert {key: new[key] for key in new.keys() - LOOSE} == {key: old[key] for key in old.keys() - LOOSE}
+
+
+def test_the_judge_replays_itself(ran: tuple[Lab, Shown, Path]) -> None:
+    lab, _, run = ran
+    row = next(row for row in rows(run) if row["verdict"] == "candidate")
+    report = run / f"round_{row['round']}" / "verification_report.json"
+    before = report.read_bytes()
+    shown = lab.autoqec("verify", str(report.parent), "--json")
+    assert shown.code == (0 if row["verify_verdict"] == "VERIFIED" else 1), shown.err
+    assert shown.objects[-1]["verdict"] == row["verify_verdict"]
+    assert report.read_bytes() == before
+
+
+def test_the_same_seed_and_secret_find_the_same(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
+    _, _, run = ran
+    other = made_lab(tmp_path)
+    assert started(other, "--json").code == 0
+    (again,) = (other.root / "runs").iterdir()
+    keys = (
+        "hypothesis", "dsl_config", "final_loss", "delta_ler", "train_steps", "verdict", "verify_verdict",
+        "delta_vs_baseline_holdout", "holdout_shots",
+    )  # fmt: skip
+    assert [[row[key] for key in keys] for row in rows(again)] == [[row[key] for key in keys] for row in rows(run)]
+
+
+def test_a_run_goes_on_where_it_stopped(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
+    lab, _, run = ran
+    there = Lab(tmp_path / "copy", lab.env)
+    shutil.copytree(lab.root, there.root, symlinks=True)
+    shown = there.autoqec("run", "--resume", run.name, "--rounds", "3")
+    assert shown.code == 0, shown.err
+    copied = rows(there.root / "runs" / run.name)
+    assert [row["round"] for row in copied] == [1, 2, 3]
+    assert copied[:2] == rows(run)
