@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from cli import places
 from cli.common import Out, options
+
+if TYPE_CHECKING:
+    from autoqec.contracts.env import EnvSpec
 
 
 @click.command("envs")
@@ -16,9 +21,17 @@ def command(out: Out) -> None:
 
     for name, path in places.builtin_envs().items():
         env, _ = load_env(path)
-        code = env.code
-        size = f"{code.task} d={code.distance} rounds={code.rounds}" if code.kind == "stim_generator" else code.path
         noise = ", ".join(f"{p:g}" for p in env.points if p is not None) or "from the file"
         target = "" if env.target is None else f" (target {env.target:g})"
-        out.say(f"{name:20} {size}; p = {noise}{target}; against {', '.join(env.baselines)}")
+        out.say(f"{name:20} {_code(env)}; p = {noise}{target}; against {', '.join(env.baselines)}")
         out.emit({"name": name, "path": str(path), "env": env.dump()})
+
+
+def _code(env: EnvSpec) -> str:
+    """The code in a few words."""
+    code = env.code
+    if code.kind == "stim_generator":
+        return f"{code.task} d={code.distance} rounds={code.rounds}"
+    if code.kind == "stim_file":
+        return f"{code.path} rounds={code.rounds}"
+    return f"{code.kind} [[{2 * code.width * code.height}]] rounds={code.rounds}"
