@@ -1,0 +1,113 @@
+"""Whole files or none, whatever the disk answers."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from autoqec.errors import DiskFailed
+from autoqec.store import atomic
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def fail_with(number: int):
+    def fail(*_args: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_write_replaces_and_leaves_no_temporary(tmp_path: Path) -> None:
+    atomic.write_text(tmp_path / "a", "one")
+    atomic.write_text(tmp_path / "a", "zwei ü")
+    assert (tmp_path / "a").read_text(encoding="utf-8") == "zwei ü"
+    assert names(tmp_path) == ["a"]
+
+
+def test_the_bytes_and_the_name_are_synced_before_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced.append("dir" if os.path.isdir(f"/proc/self/fd/{fd}") else "file")
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    atomic.write_bytes(tmp_path / "a", b"x")
+    assert synced == ["file", "dir"]
+
+
+@pytest.mark.parametrize("call", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EPERM])
+def test_a_failing_disk_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    atomic.write_text(tmp_path / "a", "old")
+    monkeypatch.setattr(os, call, fail_with(number))
+    with pytest.raises(DiskFailed) as caught:
+        atomic.write_text(tmp_path / "a", "new")
+    monkeypatch.undo()
+    assert caught.value.exit_code == 74 and str(tmp_path / "a") in str(caught.value)
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, bytes(data)[:3]))
+    atomic.write_bytes(tmp_path / "a", b"0123456789")
+    assert (tmp_path / "a").read_bytes() == b"0123456789"
+
+
+def test_a_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "a").symlink_to(tmp_path / "victim")
+    atomic.write_text(tmp_path / "a", "new")
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "a").is_symlink()
+
+
+def test_json_refuses_nan_and_keeps_the_order(tmp_path: Path) -> None:
+    atomic.write_json(tmp_path / "a.json", {"b": 1, "a": [0.1]})
+    assert list(json.loads((tmp_path / "a.json").read_text())) == ["b", "a"]
+    with pytest.raises(ValueError):
+        atomic.write_json(tmp_path / "a.json", {"b": float("nan")})
+    assert json.loads((tmp_path / "a.json").read_text())["b"] == 1
+
+
+def test_mode_is_the_one_asked_for(tmp_path: Path) -> None:
+    atomic.write_bytes(tmp_path / "secret", b"s", mode=0o600)
+    assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_make_dir(tmp_path: Path) -> None:
+    atomic.make_dir(tmp_path / "a" / "b")
+    atomic.make_dir(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    with pytest.raises(FileExistsError):
+        atomic.make_dir(tmp_path / "a" / "b", exclusive=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskFailed):
+        atomic.make_dir(tmp_path / "file")
+    with pytest.raises(DiskFailed):
+        atomic.make_dir(tmp_path / "file" / "c")
+
+
+def test_sweep_removes_only_what_a_killed_write_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (".mine.tmp", "x.tmp", ".a.0123.tmp"):
+        (tmp_path / name).write_text("the user's")
+    monkeypatch.setattr(os, "replace", fail_with(errno.EIO))
+    monkeypatch.setattr(os, "unlink", fail_with(errno.EIO))
+    with pytest.raises(DiskFailed):
+        atomic.write_text(tmp_path / "a", "new")
+    monkeypatch.undo()
+    assert len(names(tmp_path)) == 4
+    assert len(atomic.sweep(tmp_path)) == 1
+    assert names(tmp_path) == [".a.0123.tmp", ".mine.tmp", "x.tmp"]
