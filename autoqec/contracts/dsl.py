@@ -37,15 +37,16 @@ class GnnConfig(Contract):
         "geometric_attention",
         "residual_mlp",
         "normalized_mlp",
+        "custom",
     ] = "mlp"
-    aggregation: Literal["sum", "mean", "max", "attention_pool", "set_transformer", "gated_sum"] = "sum"
+    aggregation: Literal["sum", "mean", "max", "attention_pool", "set_transformer", "gated_sum", "custom"] = "sum"
     normalization: Literal["none", "layer", "batch", "edge_norm", "graph_norm"] = "none"
     residual: bool = True
     edge_features: bool = Field(default=True, description="how strongly detector and edge are tied enters the messages")
 
 
 class NeuralBpConfig(Contract):
-    """Unrolled belief propagation over every mechanism, with learned weights (Nachmani et al. 2016; Liu, Poulin 2019)."""
+    """Unrolled belief propagation over every mechanism, with learned weights (Nachmani 2016; Liu, Poulin 2019)."""
 
     inputs: Literal["other_sector", "all"] = "other_sector"
     iterations: int = Field(default=5, ge=1, le=64)
@@ -104,7 +105,7 @@ class PredecoderDSL(Contract):
     gnn: GnnConfig | None = None
     neural_bp: NeuralBpConfig | None = None
     conv: ConvConfig | None = None
-    head: Literal["linear", "mlp_small"] = "linear"
+    head: Literal["linear", "mlp_small", "custom"] = "linear"
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")

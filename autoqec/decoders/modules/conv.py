@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autoqec.decoders.base import ProblemView
+from autoqec.decoders.custom_fn import custom
 from autoqec.decoders.modules.scatter import degree, scatter_sum
 
 
@@ -38,9 +39,11 @@ class Conv(nn.Module):
         self.rest = nn.ModuleList(
             nn.Conv3d(channels, channels, kernel, padding=kernel // 2) for _ in range(block["layers"] - 1)
         )
-        wide = max(channels // 2, 1)
-        self.squeeze = nn.Linear(channels, wide) if head == "mlp_small" else None
-        self.read = nn.Parameter(torch.zeros(view.n_edges, wide if self.squeeze is not None else channels))
+        wide = channels if head == "linear" else max(channels // 2, 1)
+        # Each edge reads its own features, so a head of this family squeezes them before they are read.
+        squeezed = {"linear": None, "mlp_small": nn.Linear(channels, wide)}
+        self.squeeze = custom("Head", channels, wide) if head == "custom" else squeezed[head]
+        self.read = nn.Parameter(torch.zeros(view.n_edges, wide))
         self.bias = nn.Parameter(torch.zeros(view.n_edges))
 
     def forward(self, detections: Tensor) -> Tensor:

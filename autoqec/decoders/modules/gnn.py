@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autoqec.decoders.base import ProblemView
+from autoqec.decoders.custom_fn import custom
 from autoqec.decoders.modules.mlp import make_head
 from autoqec.decoders.modules.scatter import degree, scatter_max, scatter_softmax, scatter_sum
 
@@ -24,12 +25,14 @@ class MessageFn(nn.Module):
 
     mlp relu(s + t + e) · gated_mlp and gru_cell gate it (the latter in the update) · residual_mlp lets the source
     through · normalized_mlp normalises before the relu · attention shares a target's ear among its links by
-    query and key; edge_attention hears the link's strength too; geometric_attention hears near sources better.
+    query and key; edge_attention hears the link's strength too; geometric_attention hears near sources better ·
+    custom is the branch's own.
     """
 
     def __init__(self, kind: str, hidden: int, edge_features: bool) -> None:
         super().__init__()
         self.kind = kind
+        self.own = custom("MessageFn", hidden) if kind == "custom" else None
         width = 2 * hidden if kind == "gated_mlp" else hidden
         self.source = nn.Linear(hidden, width)
         self.target = nn.Linear(hidden, width, bias=False)
@@ -43,6 +46,9 @@ class MessageFn(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, src: Tensor, dst: Tensor, strength: Tensor, distance: Tensor
     ) -> Tensor:
+        if self.own is not None:
+            own: Tensor = self.own(source[:, src], target[:, dst], strength[:, None])
+            return own
         if self.value is not None:
             return self._attend(source, target, src, dst, strength, distance)
         message = self.source(source)[:, src] + self.target(target)[:, dst]
@@ -78,12 +84,16 @@ class Aggregation(nn.Module):
     def __init__(self, kind: str, hidden: int) -> None:
         super().__init__()
         self.kind = kind
+        self.own = custom("Aggregation", hidden) if kind == "custom" else None
         self.gate = nn.Linear(hidden, hidden) if kind == "gated_sum" else None
         heads = {"attention_pool": 1, "set_transformer": 2}.get(kind, 0)
         self.seeds = nn.Linear(hidden, heads, bias=False) if heads else None
         self.mix = nn.Linear(hidden, hidden) if kind == "set_transformer" else None
 
     def forward(self, message: Tensor, dst: Tensor, n: int) -> Tensor:
+        if self.own is not None:
+            own: Tensor = self.own(message, dst, n)
+            return own
         if self.kind == "max":
             return scatter_max(message, dst, n)
         if self.kind == "mean":

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autoqec.decoders.base import ProblemView
+from autoqec.decoders.custom_fn import custom
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU}
 
@@ -39,7 +40,9 @@ class Mlp(nn.Module):
 
 
 def make_head(kind: str, hidden: int, n_outputs: int) -> nn.Module:
-    """linear, or mlp_small (one hidden layer of half the width); the last layer starts at zero."""
+    """linear, or mlp_small (one hidden layer of half the width): the last layer starts at zero; or the branch's own."""
+    if kind == "custom":
+        return custom("Head", hidden, n_outputs)
     last = nn.Linear(hidden if kind == "linear" else max(hidden // 2, 1), n_outputs)
     torch.nn.init.zeros_(last.weight)
     torch.nn.init.zeros_(last.bias)

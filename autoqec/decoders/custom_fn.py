@@ -1,0 +1,142 @@
+"""Architecture parts that a branch writes itself: `modules/custom_fn.py` of its search surface.
+
+The file defines any of three classes, each an nn.Module, which a config selects by `custom`:
+
+    MessageFn(hidden).forward(source, target, strength)  -> [batch, n_links, hidden]
+        source, target: [batch, n_links, hidden]; strength: [n_links, 1]
+    Aggregation(hidden).forward(message, dst, n)         -> [batch, n, hidden]
+        message: [batch, n_links, hidden]; dst: int64 [n_links], the target of each link
+    Head(hidden, n_outputs).forward(h)                   -> [..., n_outputs], from h [..., hidden]
+
+The lint is advice with a good message, not a wall: the wall is the sandbox the code runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from autoqec.decoders.surface import PACKAGE
+from autoqec.errors import ContractError
+
+FILE = "custom_fn.py"
+MAX_BYTES = 20_000
+IMPORTS = {"torch", "torch.nn", "torch.nn.functional", "math", "__future__", "autoqec.decoders.modules.scatter"}
+NAMES = {
+    "eval", "exec", "compile", "open", "__import__", "globals", "locals", "vars", "getattr", "setattr", "delattr",
+    "input", "breakpoint", "print", "exit", "quit",
+}  # fmt: skip
+ATTRIBUTES = {
+    "os": "nothing of the system is needed",
+    "sys": "nothing of the interpreter is needed",
+    "save": "artifacts are the Runner's",
+    "load": "artifacts are the Runner's",
+    "manual_seed": "the seed is the round's",
+    "set_num_threads": "threads are the round's",
+    "numpy": "stay in torch, so that gradients flow",
+    "item": "stay in tensors, so that gradients flow",
+    "hub": "nothing is fetched",
+    "distributed": "one process trains",
+    "utils": "write it with torch.nn",
+}
+CLASSES = ("MessageFn", "Aggregation", "Head")
+
+
+def lint(source: str, where: str = FILE) -> None:
+    """ContractError naming the line and what to write instead; nothing where the file is as it should be."""
+    if len(source.encode()) > MAX_BYTES:
+        raise ContractError(f"is larger than {MAX_BYTES} bytes", where=where, mend="write less code")
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as error:
+        raise ContractError(f"does not parse ({error.msg})", where=f"{where}:{error.lineno}") from error
+    for statement in tree.body:
+        allowed = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
+        if not isinstance(statement, allowed) and not _docstring(statement):
+            raise _refuse(statement, where, "a statement at module level", "put it into a class or a function")
+    for node in ast.walk(tree):
+        _lint_node(node, where)
+    if not any(isinstance(node, ast.ClassDef) and node.name in CLASSES for node in tree.body):
+        raise ContractError(f"defines none of {', '.join(CLASSES)}", where=where, mend="name the class as one of them")
+
+
+def _lint_node(node: ast.AST, where: str) -> None:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
+        for name in names:
+            if name not in IMPORTS:
+                raise _refuse(node, where, f"import of {name}", f"import only {', '.join(sorted(IMPORTS))}")
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if alias.name in ATTRIBUTES or alias.name == "*":
+                    raise _refuse(node, where, f"import of {node.module}.{alias.name}", "name what you use of torch.nn")
+    elif isinstance(node, ast.Name) and (node.id in NAMES or node.id.startswith("__")):
+        raise _refuse(node, where, f"`{node.id}`", "compute with tensors only")
+    elif isinstance(node, ast.Attribute):
+        if node.attr in ATTRIBUTES:
+            raise _refuse(node, where, f"`.{node.attr}`", ATTRIBUTES[node.attr])
+        if node.attr.startswith("__") and node.attr != "__init__":
+            raise _refuse(node, where, f"`.{node.attr}`", "double underscores other than __init__ are not needed")
+    elif isinstance(node, ast.Global | ast.Nonlocal | ast.AsyncFunctionDef | ast.While):
+        raise _refuse(node, where, f"`{type(node).__name__.lower()}`", "a bounded `for`, and state in the module")
+
+
+def _docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def _refuse(node: ast.AST, where: str, what: str, instead: str) -> ContractError:
+    return ContractError(f"{what} is not allowed in a custom function", where=f"{where}:{node.lineno}", mend=instead)  # type: ignore[attr-defined]
+
+
+def custom(kind: str, *sizes: int) -> nn.Module:
+    """The class `kind` of the surface's custom_fn.py, built with `sizes`, linted, and run once on a small batch.
+
+    Raises ContractError where the file or class is missing, the lint refuses, or a run gives a wrong shape.
+    """
+    package = importlib.import_module(PACKAGE)
+    path = Path(package.__path__[0]) / FILE
+    if not path.is_file():
+        raise ContractError(
+            f"the config asks for a custom {kind}, and the search surface has no {FILE}",
+            where=str(path),
+            mend=f"write class {kind}(nn.Module) into {FILE}",
+        )
+    lint(path.read_text(encoding="utf-8"), where=FILE)
+    made = getattr(importlib.import_module(f"{PACKAGE}.custom_fn"), kind, None)
+    if not isinstance(made, type) or not issubclass(made, nn.Module):
+        raise ContractError(f"has no class {kind}(nn.Module)", where=FILE, mend=f"define class {kind}(nn.Module)")
+    module = made(*sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        _try(kind, module, sizes)
+    return module
+
+
+def _try(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
+    """One forward and backward pass; ContractError names both shapes."""
+    hidden, links, batch, n = sizes[0], 5, 2, 3
+    dst = torch.tensor([0, 0, 1, 1, 1])  # target 2 hears nobody
+    given: tuple[Tensor | int, ...]
+    if kind == "MessageFn":
+        ends = torch.randn(2, batch, links, hidden, requires_grad=True)
+        given, expected = (ends[0], ends[1], torch.randn(links, 1)), (batch, links, hidden)
+    elif kind == "Aggregation":
+        given, expected = (torch.randn(batch, links, hidden, requires_grad=True), dst, n), (batch, n, hidden)
+    else:
+        given, expected = (torch.randn(batch, n, hidden, requires_grad=True),), (batch, n, sizes[1])
+    try:
+        out = module(*given)
+    except Exception as error:
+        raise ContractError(f"{kind} fails on a small batch ({type(error).__name__}: {error})", where=FILE) from error
+    if not isinstance(out, Tensor) or tuple(out.shape) != expected:
+        shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ContractError(f"{kind} returned {shape}, expected {expected}", where=FILE)
+    if not torch.isfinite(out).all():
+        raise ContractError(f"{kind} returned values that are not finite", where=FILE)
+    if not out.requires_grad:
+        raise ContractError(f"{kind} lets no gradient through", where=FILE, mend="stay in differentiable tensors")

@@ -1,0 +1,135 @@
+"""A branch's own code: advised by the lint, tried on a small batch, never replaced by a default."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import autoqec.decoders.modules as own_surface
+from autoqec.decoders.custom_fn import lint
+from autoqec.errors import ContractError
+
+GOOD = """
+import torch
+from torch import nn
+
+
+class MessageFn(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+        self.mix = nn.Linear(2 * hidden, hidden)
+
+    def forward(self, source, target, strength):
+        return torch.tanh(self.mix(torch.cat([source, target], dim=-1))) + strength
+
+
+class Aggregation(nn.Module):
+    def __init__(self, hidden):
+        super().__init__()
+
+    def forward(self, message, dst, n):
+        return 0.5 * message.new_zeros(message.shape[0], n, message.shape[2]).index_add(1, dst, message)
+
+
+class Head(nn.Module):
+    def __init__(self, hidden, n_outputs):
+        super().__init__()
+        self.out = nn.Linear(hidden, n_outputs)
+
+    def forward(self, h):
+        return self.out(h)
+"""
+
+
+def test_good_code_passes() -> None:
+    lint(GOOD)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("import os", "import of os"),
+        ("from torch import os", "import of torch.os"),
+        ("from typing import sys", "import of typing"),
+        ("from torch.nn import *", r"import of torch.nn.\*"),
+        ("x = 1", "module level"),
+        ("torch.manual_seed(0)", "module level"),
+        ("def f(a=open('x')):\n    return a", "`open`"),
+        ("def f(a):\n    return torch.load(a)", r"`\.load`"),
+        ("def f(a):\n    return torch.os.environ", r"`\.os`"),
+        ("def f(a):\n    return a.__class__", "`.__class__`"),
+        ("def f(a):\n    return a.item()", "gradients flow"),
+        ("def f(a):\n    while True:\n        pass", "`while`"),
+        ("def f(a):\n    return eval('a')", "`eval`"),
+        ("def f(a:\n", "does not parse"),
+    ],
+)
+def test_lint_names_line_and_remedy(line: str, words: str) -> None:
+    with pytest.raises(ContractError, match=words) as caught:
+        lint(GOOD + "\n" + line)
+    assert "custom_fn.py:" in str(caught.value)
+
+
+def test_a_file_without_a_known_class_is_refused() -> None:
+    with pytest.raises(ContractError, match="MessageFn, Aggregation, Head"):
+        lint("def f(x):\n    return x\n")
+
+
+COMPILE = """
+import sys, json
+from autoqec.decoders import surface
+surface.mount(sys.argv[1])
+import torch
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import ContractError
+from tests.support.envs import problem
+prob = problem(3)
+try:
+    model = compile_predecoder(parse_dsl(json.loads(sys.argv[2])), prob, seed=0)
+    print(tuple(model(torch.zeros(2, prob.n_detectors)).shape), sum(p.numel() for p in model.parameters()))
+except ContractError as error:
+    print("REFUSED", error)
+"""
+
+
+def compiled(tmp_path: Path, code: str | None, config: str) -> str:
+    tree = tmp_path / "modules"
+    shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
+    if code is not None:
+        (tree / "custom_fn.py").write_text(code)
+    root = Path(__file__).parents[3]
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILE, str(tree), config], capture_output=True, text=True, cwd=root, check=True
+    )
+    return done.stdout.strip()
+
+
+CUSTOM = '{"type": "gnn", "head": "custom", "gnn": {"hidden": 4, "message_fn": "custom", "aggregation": "custom"}}'
+
+
+def test_custom_parts_are_what_is_compiled(tmp_path: Path) -> None:
+    assert compiled(tmp_path, GOOD, CUSTOM).startswith("(2, 55)")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("+ strength", "[:, :2]"), "MessageFn returned (2, 2, 4), expected (2, 5, 4)"),
+        (("+ strength", "* float('nan')"), "not finite"),
+        (("self.mix(torch", "self.none(torch"), "fails on a small batch"),
+        (("class Head(nn.Module)", "class Heads(nn.Module)"), "has no class Head"),
+        (("return self.out(h)", "return self.out(h.detach()).detach()"), "no gradient"),
+    ],
+)
+def test_code_that_does_not_do_its_work_is_refused(tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    assert words in compiled(tmp_path, GOOD.replace(*change), CUSTOM)
+
+
+def test_a_missing_file_is_no_default(tmp_path: Path) -> None:
+    answer = compiled(tmp_path, None, CUSTOM)
+    assert answer.startswith("REFUSED") and "write class" in answer
