@@ -1,0 +1,159 @@
+"""Rows of history: pure functions of what is on disk, so that recovery writes the row the loop would have written."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from autoqec.contracts.base import sha256_json
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.history import HistoryRow, Planned
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.round import RoundMetrics, canonical_fork
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import ContractError
+from autoqec.orchestration.attempts import Attempt
+
+_FOLLOW_UPS = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
+_LOST = "the round was lost: the process died before it was recorded"
+
+
+def build_row(
+    attempt: Attempt,
+    metrics: RoundMetrics,
+    *,
+    pointer: Pointer | None = None,
+    report: VerifyReport | None = None,
+    config: dict[str, Any] | None = None,
+    sandbox: str | None = None,
+    conflicting_files: tuple[str, ...] | None = None,
+    branch: str | None = None,
+    commit_sha: str | None = None,
+) -> HistoryRow:
+    """The row of a round that came to its end.
+
+    metrics: what the Runner wrote; or, where the round ended before it (a conflict, a refused edit, a reply that was
+    none), a status and its reason. config: the round directory's config.yaml; without it the planned one counts.
+    branch, commit_sha: default to the pointer's.
+    """
+    analyst = attempt.nominated.analyst if attempt.nominated else None
+    said: dict[str, Any] = {
+        "verdict": analyst.verdict if analyst else "ignore",
+        "summary_1line": analyst.summary_1line if analyst else f"{metrics.status}: {metrics.status_reason}"[:400],
+        "analysis": analyst.analysis if analyst else "",
+        "next_hypothesis_seed": analyst.next_hypothesis_seed if analyst else "",
+    }
+    placed = {
+        "branch": pointer.branch if pointer else branch,
+        "commit_sha": pointer.commit_sha if pointer else commit_sha,
+        "conflicting_files": conflicting_files,
+        "sandbox": report.sandbox if report else sandbox,
+    }
+    return HistoryRow(
+        **metrics.dump(),
+        **_identity(attempt),
+        **said,
+        **placed,
+        **_config(config if config is not None else attempt.planned and attempt.planned.dsl_config),
+        **(_judged(report) if report else {}),
+    )
+
+
+def lost_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str | None = None, why: str) -> HistoryRow:
+    """The row of an attempt that recovery closed: no metrics, no verdict."""
+    return HistoryRow(
+        status="orphaned_branch",
+        status_reason=why,
+        verdict="ignore",
+        branch=branch,
+        commit_sha=commit_sha,
+        summary_1line=f"orphaned_branch: {why}"[:400],
+        **_identity(attempt),
+        **_config(attempt.planned.dsl_config if attempt.planned else None),
+    )
+
+
+def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
+    """The row of a branch whose write-ahead line is gone: its pointer still tells the attempt."""
+    return HistoryRow(
+        status="orphaned_branch",
+        status_reason="the branch's pointer names an attempt that attempts.jsonl does not hold",
+        verdict="ignore",
+        round=pointer.round_idx,
+        round_attempt_id=pointer.round_attempt_id,
+        hypothesis=_LOST,
+        branch=branch,
+        commit_sha=pointer.commit_sha,
+        fork_from=pointer.fork_from,
+        fork_from_canonical=pointer.fork_from_canonical,
+        fork_from_ordered=pointer.fork_from_ordered,
+    )
+
+
+def deleted_row(row: HistoryRow, attempt_id: str) -> HistoryRow:
+    """The follow-up of a round whose branch a person deleted."""
+    return HistoryRow(
+        status="branch_manually_deleted",
+        status_reason=f"branch {row.branch} is gone; its commit stays pinned",
+        verdict="ignore",
+        round=row.round,
+        hypothesis=row.hypothesis,
+        reconcile_id=str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/deleted")),
+        refers_to_attempt=attempt_id,
+        branch=row.branch,
+        commit_sha=row.commit_sha,
+        fork_from=row.fork_from,
+        fork_from_canonical=row.fork_from_canonical,
+        fork_from_ordered=row.fork_from_ordered,
+        compose_mode=row.compose_mode,
+        summary_1line=f"branch {row.branch} was deleted",
+    )
+
+
+def _identity(attempt: Attempt) -> dict[str, Any]:
+    planned: Planned | None = attempt.planned
+    fork_from = planned.fork_from if planned else "baseline"
+    return {
+        "round": attempt.round,
+        "round_attempt_id": attempt.id,
+        "hypothesis": planned.ideator.hypothesis if planned else _LOST,
+        "ideator_source": planned.ideator.source if planned else "",
+        "fork_from": fork_from,
+        "fork_from_canonical": canonical_fork(fork_from),
+        "fork_from_ordered": fork_from if isinstance(fork_from, tuple) else None,
+        "compose_mode": planned.compose_mode if planned else None,
+    }
+
+
+def _config(config: dict[str, Any] | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    try:
+        digest = parse_dsl(config).sha256()
+    except ContractError:
+        digest = sha256_json(config)
+    return {"dsl_config": config, "dsl_config_sha256": digest}
+
+
+def _judged(report: VerifyReport) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "verify_verdict": report.verdict,
+        "verify_reasons": report.reasons,
+        "paired_eval_bundle_id": report.bundle_id,
+        "beats_panel": {member.name: member.beats for member in report.panel} or None,
+    }
+    if report.cost is not None:
+        found["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
+        found["judge_n_params"] = report.cost.n_params
+    if report.effect is not None:
+        effect = report.effect
+        found |= {
+            "delta_vs_baseline_holdout": effect.delta,
+            "delta_holdout_low": effect.delta_low,
+            "delta_holdout_high": effect.delta_high,
+            "relative_holdout": effect.relative,
+            "relative_holdout_low": effect.relative_low,
+            "relative_holdout_high": effect.relative_high,
+            "holdout_shots": effect.counts.shots,
+        }
+    return found
