@@ -161,7 +161,7 @@ def resolve_paths(config: RunConfig, base: Path) -> RunConfig:
     """The config with every path absolute: those it reads and the results directory."""
 
     def absolute(value: str) -> str:
-        return str((base / value).absolute())
+        return str((base / value).resolve())
 
     def dataset(value: EnvDatasetConfig | None) -> EnvDatasetConfig | None:
         if value is None:

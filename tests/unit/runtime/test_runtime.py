@@ -174,6 +174,17 @@ def test_c11_the_mode_comes_back_though_an_environment_raises():
     assert len(agent.memory.recall()) == 6
 
 
+def test_c11_an_agent_that_writes_while_validating_is_stopped_by_the_memory():
+    class Rogue(MemoryAgent):
+        def update_memory_with_entry(self, entry):
+            self.memory.update(entry)
+
+    agent = Rogue(MemoryAgentConfig(), replies("4"))
+    metrics = runtime([QAEnv("q", "4")], agent, val=[QAEnv("v", "4")], validation_freq=1).run()
+    assert "frozen" in metrics["errors"][0]
+    assert [entry.obs for entry in agent.memory.recall()] == ["q"]
+
+
 def test_c11_reflexion_learns_nothing_from_validation():
     lm = replies("x")
     agent = ReflexionAgent(ReflexionAgentConfig(), lm)
