@@ -71,9 +71,7 @@ def call(group: click.Group, argv: Sequence[str]) -> int:
         return _failed(argv, _sentence(error), {"error": type(error).__name__, "exit_code": 2}, 2)
     except AutoqecError as error:
         if _verbose(argv):
-            import traceback
-
-            traceback.print_exc()
+            _show_trace()
         return _failed(argv, str(error), error.to_json(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return _failed(argv, "interrupted", {"error": "Interrupted", "exit_code": INTERRUPTED}, INTERRUPTED)
@@ -81,9 +79,7 @@ def call(group: click.Group, argv: Sequence[str]) -> int:
         sys.stderr.close()  # whoever read us has left; say nothing more
         return 1
     except Exception as error:
-        import traceback
-
-        traceback.print_exc()
+        _show_trace()
         sentence = f"this is a fault in autoqec, not in your input: {type(error).__name__}: {error}"
         return _failed(argv, sentence, {"error": "Bug", "exit_code": BUG}, BUG)
 
@@ -93,6 +89,13 @@ def _failed(argv: Sequence[str], sentence: str, value: dict[str, Any], code: int
         click.echo(json.dumps({"what": sentence, **value}))
     click.echo(f"autoqec: {plain(sentence, 2000)}", err=True)
     return code
+
+
+def _show_trace() -> None:
+    """Where the error came from, its words made harmless."""
+    import traceback
+
+    click.echo("\n".join(plain(line, 2000) for line in traceback.format_exc().splitlines()), err=True)
 
 
 def _sentence(error: click.ClickException) -> str:
