@@ -67,6 +67,13 @@ def _construct_float(loader: Any, node: yaml.ScalarNode) -> float:
     return value
 
 
+def _represent_str(dumper: Any, value: str) -> yaml.ScalarNode:
+    # Line breaks of other alphabets and control characters survive in double quotes alone.
+    node: yaml.ScalarNode = dumper.represent_scalar(_TAG + "str", value, style=None if value.isprintable() else '"')
+    return node
+
+
+_Dumper.add_representer(str, _represent_str)
 _Loader.add_constructor(_TAG + "map", _construct_mapping)
 _Loader.add_constructor(_TAG + "int", _construct_int)
 _Loader.add_constructor(_TAG + "float", _construct_float)
@@ -134,12 +141,10 @@ def _line(value: Any) -> str:
     """One line for any plain value."""
     if isinstance(value, tuple):
         value = list(value)
-    style = '"' if isinstance(value, str) and not value.isprintable() else None
     text = yaml.dump(
         value,
         Dumper=_Dumper,
         default_flow_style=True,
-        default_style=style,
         width=math.inf,
         allow_unicode=True,
         sort_keys=False,
@@ -161,9 +166,10 @@ def read_text(path: Path | str, *, what: str = "file", mend: str | None = None) 
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise InputError(f"{what} cannot be read: {error.strerror}", where=str(path), mend=mend) from error
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError(f"{what} is no regular file", where=str(path), mend=mend)
     with os.fdopen(fd, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise InputError(f"{what} is no regular file", where=str(path), mend=mend)
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise InputError(f"{what} is larger than {MAX_BYTES >> 20} MiB", where=str(path), mend=mend)
