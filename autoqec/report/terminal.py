@@ -40,6 +40,7 @@ class RoundNow:
     total: int = 0
     eta_s: float | None = None
     phase_began: float = 0.0
+    loss: float | None = None
     losses: list[float] = field(default_factory=list)
     judge: dict[str, Any] = field(default_factory=dict)
 
@@ -55,8 +56,8 @@ class RoundNow:
         parts = [plain(self.phase, 40)]
         if self.total:
             parts.append(f"{count(self.done)} of {count(self.total)}")
-        if self.losses and not self.judge:
-            parts.append(f"loss {self.losses[-1]:.4g}")
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4g}")
         parts += [f"{name} {self.judge[name]}" for name in ("fixed", "broken") if name in self.judge]
         if isinstance(self.judge.get("e_value"), float):
             parts.append(f"e-value {self.judge['e_value']:.3g} of {self.judge.get('threshold', float('nan')):.3g}")
@@ -116,8 +117,9 @@ class LiveView:
             if isinstance(payload.get(done), int):
                 now.done, now.total = payload[done], int(payload.get(total) or 0)
         now.eta_s = payload.get("eta_s")
-        if isinstance(payload.get("loss"), float):
-            now.losses.append(payload["loss"])
+        now.loss = payload["loss"] if isinstance(payload.get("loss"), float) else None
+        if now.loss is not None:
+            now.losses.append(now.loss)
         now.judge |= {
             name: payload[name] for name in ("fixed", "broken", "e_value", "threshold") if payload.get(name) is not None
         }

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import InputError
+from autoqec.errors import ContractError, InputError
 from autoqec.store import layout
 from cli import places
 from cli.common import Out, options
@@ -41,6 +41,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
 
     _, env_yaml = load_env(places.env_file(env_name))
     predecoder = load_yaml(read_text(config, what="predecoder config"), where=str(config))
+    _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
         raise InputError("is not an empty directory", where=str(round_dir), mend="name a new one")
     code_cwd = chosen.pop("code_cwd") or _standing_in()
@@ -65,6 +66,16 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
         out.say(f"{metrics.status}: {metrics.status_reason}")
         raise click.exceptions.Exit(1)
     out.say(f"Δ_LER = {metrics.delta_ler:+.3e} on {metrics.val_shots} validation shots; {round_dir}/metrics.json")
+
+
+def _check(predecoder: Any, config: Path) -> None:
+    """A wrong key is the user's to mend here; inside a run it is a round that failed."""
+    from autoqec.contracts.dsl import parse_dsl
+
+    try:
+        parse_dsl(predecoder)
+    except ContractError as error:
+        raise InputError(error.what, where=str(config), mend=f"edit {config}") from error
 
 
 def _standing_in() -> Path | None:
