@@ -198,15 +198,23 @@ def _digest(row: dict[str, Any]) -> str | None:
     return space.digest(row["dsl_config"]) if row["dsl_config"] else None
 
 
-def _name(config: Config) -> str:
+def _size(config: Config) -> tuple[int | None, int]:
+    """Width and depth of a config, whatever its family calls them."""
     block = config[config["type"]]
-    return f"{config['type']}-h{block['hidden']}-{block.get('depth') or block.get('layers')}"
+    width = block.get("hidden") or block.get("channels")
+    return width, block.get("depth") or block.get("layers") or block.get("iterations")
+
+
+def _name(config: Config) -> str:
+    width, depth = _size(config)
+    return f"{config['type']}-h{width}-{depth}" if width else f"{config['type']}-{depth}"
 
 
 def _about(config: Config) -> str:
     """The hypothesis of a drawn config: what sets it apart."""
-    block, training = config[config["type"]], config["training"]
-    size = f"width {block['hidden']}, {block.get('depth') or block.get('layers')} layers"
+    width, depth = _size(config)
+    training = config["training"]
+    size = f"width {width}, {depth} layers" if width else f"{depth} iterations"
     return (
         f"A {config['type']} of {size}, head {config['head']}, trained by {training['loss']} at rate "
         f"{_say(training['learning_rate'])} in batches of {training['batch_size']}, may reach a better trade of errors "

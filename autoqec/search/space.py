@@ -19,12 +19,12 @@ class Dimension:
     """One DSL key (dotted) and the values it may take.
 
     choices: named values. low, high (both included, drawn on a log scale): numbers; whole ones where `low` is an int.
-    family: the dimension is there only under this `type`. why: what a change of it is expected to do.
+    families: the dimension is there only under these; () for all. why: what a change of it is expected to do.
     """
 
     key: str
     why: str
-    family: str | None = None
+    families: tuple[str, ...] = ()
     choices: tuple[Any, ...] = ()
     low: float = 0
     high: float = 0
@@ -58,22 +58,37 @@ class Dimension:
         return rng.choice(moved) if moved else None
 
 
+HEADED = ("mlp", "gnn", "conv")  # families whose hidden features a head maps
+MESSAGES = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
+AGGREGATIONS = ("sum", "mean", "max", "attention_pool", "gated_sum")
+
 # A net that reads its own sector too counts evidence twice that the matching already uses: `inputs` stays out.
 # Widths end where d=5 would pass the envs' bounds or a laptop's patience.
 SPACE: tuple[Dimension, ...] = (
     Dimension("type", "another family sees other structure", choices=FAMILIES),
-    Dimension("mlp.hidden", "width sets how many error patterns it can tell apart", "mlp", low=64, high=768),
-    Dimension("mlp.depth", "depth composes patterns across the lattice", "mlp", low=1, high=4),
-    Dimension("mlp.activation", "smoother units train differently", "mlp", choices=("relu", "gelu", "silu")),
-    Dimension("mlp.skip", "a linear path carries the pairwise part", "mlp", choices=(True, False)),
-    Dimension("gnn.hidden", "width sets what a message can say", "gnn", low=8, high=64),
-    Dimension("gnn.layers", "layers set how far evidence travels", "gnn", low=2, high=6),
-    Dimension("gnn.message_fn", "gates let a message be ignored", "gnn", choices=("mlp", "gated_mlp")),
-    Dimension("gnn.aggregation", "how messages add up", "gnn", choices=("sum", "mean", "max")),
-    Dimension("gnn.normalization", "normalised states train more evenly", "gnn", choices=("none", "layer")),
-    Dimension("gnn.residual", "residual states keep what was seen", "gnn", choices=(True, False)),
-    Dimension("gnn.edge_features", "the prior in the message tells likely edges", "gnn", choices=(True, False)),
-    Dimension("head", "a small head bends the last map", choices=("linear", "mlp_small")),
+    Dimension("mlp.hidden", "width sets how many error patterns it can tell apart", ("mlp",), low=64, high=768),
+    Dimension("mlp.depth", "depth composes patterns across the lattice", ("mlp",), low=1, high=4),
+    Dimension("mlp.activation", "smoother units train differently", ("mlp",), choices=("relu", "gelu", "silu")),
+    Dimension("mlp.skip", "a linear path carries the pairwise part", ("mlp",), choices=(True, False)),
+    Dimension("gnn.hidden", "width sets what a message can say", ("gnn",), low=8, high=64),
+    Dimension("gnn.layers", "layers set how far evidence travels", ("gnn",), low=2, high=6),
+    Dimension("gnn.message_fn", "gates let a message be ignored", ("gnn",), choices=MESSAGES),
+    Dimension("gnn.aggregation", "how messages add up", ("gnn",), choices=AGGREGATIONS),
+    Dimension("gnn.normalization", "normalised states train more evenly", ("gnn",), choices=("none", "layer", "batch")),
+    Dimension("gnn.residual", "residual states keep what was seen", ("gnn",), choices=(True, False)),
+    Dimension("gnn.edge_features", "the prior in the message tells likely edges", ("gnn",), choices=(True, False)),
+    Dimension("neural_bp.iterations", "more rounds of messages settle more", ("neural_bp",), low=2, high=12),
+    Dimension(
+        "neural_bp.weight_sharing", "own weights fit more", ("neural_bp",), choices=("none", "per_layer", "per_check")
+    ),
+    Dimension(
+        "neural_bp.damping", "damping calms oscillation", ("neural_bp",), choices=("fixed", "learnable_per_iter")
+    ),
+    Dimension("conv.channels", "channels set how many patterns a cell can tell apart", ("conv",), low=4, high=48),
+    Dimension("conv.layers", "layers set how far evidence travels", ("conv",), low=2, high=6),
+    Dimension("conv.kernel", "a wider kernel sees further in one layer", ("conv",), choices=(3, 5)),
+    Dimension("conv.residual", "residual cells keep what was seen", ("conv",), choices=(True, False)),
+    Dimension("head", "a small head bends the last map", HEADED, choices=("linear", "mlp_small")),
     Dimension("training.loss", "the loss sets which edges count", choices=("bce", "focal", "weighted_bce")),
     Dimension("training.learning_rate", "the step size sets how far training gets", low=5e-4, high=1e-2),
     Dimension("training.batch_size", "smaller batches take more steps", choices=(256, 512, 1024, 2048)),
@@ -144,7 +159,7 @@ def digest(config: Config) -> str | None:
 
 
 def active(family: str) -> list[Dimension]:
-    return [dimension for dimension in SPACE if dimension.family in (None, family)]
+    return [dimension for dimension in SPACE if not dimension.families or family in dimension.families]
 
 
 def build(params: Params) -> Config:

@@ -59,7 +59,7 @@ def asked(state: State) -> Iterator[Params]:
         trial = study.ask()
         params: Params = {}
         for dimension in space.SPACE:
-            if dimension.family in (None, params.get("type")):
+            if not dimension.families or params["type"] in dimension.families:
                 params[dimension.key] = dimension.tidy(_suggest(trial, dimension))
         yield params
 

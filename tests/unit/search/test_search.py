@@ -176,7 +176,7 @@ def test_the_default_search_extends_and_composes_by_itself() -> None:
 def test_every_dimension_names_a_key_and_its_values_are_allowed(dimension: space.Dimension) -> None:
     rng = random.Random(0)
     for _ in range(20):
-        params = {"type": dimension.family or "mlp"}
+        params = {"type": dimension.families[0] if dimension.families else "mlp"}
         params |= {one.key: one.draw(rng) for one in space.active(params["type"]) if one.key != "type"}
         config = space.build(params)
         assert space.params_of(config) == params
