@@ -29,6 +29,7 @@ class State:
     told: measured rows, oldest first. spoken: measured and pending rounds; rounds lost to a crash do not count, so
     that the next proposal after a crash is the one that was lost. taken: digests never to be asked for again.
     tried_sets: parent sets that were composed. verified: rows one can fork from, best first.
+    inputs: what a net of this env reads (`all` where the code has no other sector).
     """
 
     seed: int
@@ -39,6 +40,7 @@ class State:
     tried_sets: frozenset[str]
     verified: tuple[dict[str, Any], ...]
     baseline: Config
+    inputs: str
 
     @classmethod
     def read(cls, view: dict[str, Any]) -> State:
@@ -59,6 +61,7 @@ class State:
             tried_sets=frozenset(sets),
             verified=tuple(verified),
             baseline=space.normalise(view["baseline_config"]),
+            inputs=view.get("inputs", "other_sector"),
         )
 
     def rng(self, purpose: str) -> random.Random:
@@ -111,15 +114,16 @@ def slug(text: str) -> str:
 def template(state: State) -> Move | None:
     """The first template that was not tried yet."""
     for one in space.TEMPLATES:
-        if state.is_new(one.config):
-            return Move(one.slug, one.hypothesis, one.config)
+        config = reading(one.config, state.inputs)
+        if state.is_new(config):
+            return Move(one.slug, one.hypothesis, config)
     return None
 
 
 def fresh(state: State, draws: Callable[[State], Iterator[Params]]) -> Move:
     """A config of the space that was never tried, forked from the baseline."""
     for params in itertools.chain(itertools.islice(draws(state), TRIES), draw(state)):
-        config = space.build(params)
+        config = reading(space.build(params), state.inputs)
         if state.is_new(config):
             return Move(_name(config), _about(config), config)
     raise AssertionError("the space is continuous: a draw ends only with a new config")
@@ -132,6 +136,11 @@ def draw(state: State) -> Iterator[Params]:
         params: Params = {"type": space.BY_KEY["type"].draw(rng)}
         params |= {one.key: one.draw(rng) for one in space.active(params["type"]) if one.key != "type"}
         yield params
+
+
+def reading(config: Config, inputs: str) -> Config:
+    """The config with another choice of what the net reads."""
+    return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
 
 
 def extend(state: State) -> Move | None:

@@ -60,6 +60,8 @@ class Dimension:
 
 HEADED = ("mlp", "gnn", "conv")  # families whose hidden features a head maps
 MESSAGES = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
+SHARINGS = ("none", "per_layer", "per_check")
+DAMPINGS = ("fixed", "learnable_scalar", "learnable_per_iter")
 AGGREGATIONS = ("sum", "mean", "max", "attention_pool", "gated_sum")
 
 # A net that reads its own sector too counts evidence twice that the matching already uses: `inputs` stays out.

@@ -187,3 +187,10 @@ def test_every_dimension_names_a_key_and_its_values_are_allowed(dimension: space
 def test_slugs_are_always_slugs() -> None:
     for text in ("", "修正", "--", "A" * 99, "r1-finetune_share-batch_size-and-more-words-here"):
         assert IdeatorResponse.model_validate({"hypothesis": "x", "slug": moves.slug(text), "proposal": {}}), text
+
+
+@pytest.mark.parametrize("propose", SEARCHES)
+def test_a_code_with_no_other_sector_is_read_whole(propose: Any) -> None:
+    first = propose(view([]) | {"inputs": "all"})
+    second = propose(view([as_row(1, first)]) | {"inputs": "all"})
+    assert {reply.proposal[reply.proposal["type"]]["inputs"] for reply in (first, second)} == {"all"}
