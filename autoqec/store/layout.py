@@ -120,6 +120,14 @@ class RunLayout:
         return self.root / "owner.json"
 
     @property
+    def cassette(self) -> Path:
+        return self.root / "cassette.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        return self.root / "ledger.jsonl"
+
+    @property
     def salvage(self) -> Path:
         return self.root / "salvage"
 
