@@ -22,6 +22,8 @@ BY_CHANCE = 1e-6  # of a false alarm
 SAME_LOG_ODDS = 1e-4  # nats, and relative; BLAS is not bit-stable between batch sizes
 SAME_PREDICTIONS = 1e-5  # share that may differ: ties that rounding breaks
 HARM_AT_POINT = 1e-3  # level of the test for harm at another p
+WIDEST = 8  # bytes of the widest number a checkpoint may hold
+START_S = 2.0
 FREE_US, FLOPS_PER_US = 200.0, 20.0  # a CPU shot may take FREE_US and then a microsecond each FLOPS_PER_US counted
 
 
@@ -143,8 +145,12 @@ def other_points(points: tuple[PairedEffect, ...]) -> Guard:
     return Guard(name="other_points", passed=not harmed, evidence=told or "the env has no other p")
 
 
-def cost(counted: Cost | None, env: EnvSpec) -> Guard:
-    """The judge's count keeps the env's bounds, is not above the claim, and agrees with the time a shot took."""
+def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, shots: int) -> Guard:
+    """The count keeps the env's bounds and is not above the claim; weights on disk and CPU time agree with it.
+
+    stored_bytes: tensors in the checkpoint, which a count in the candidate's own process can't talk away.
+    shots: how many the CPU time was taken over; starting a process may vary by START_S.
+    """
     if counted is None:
         return Guard(name="cost", passed=False, evidence="no net was built, so nothing could be counted")
     found = []
@@ -157,7 +163,9 @@ def cost(counted: Cost | None, env: EnvSpec) -> Guard:
             found.append(f"claims {claim} {name}, has {mine}")
         if mine > most:
             found.append(f"{mine} {name} are above the env's {most}")
-    allowed_us = FREE_US + counted.flops_per_syndrome / FLOPS_PER_US
+    if stored_bytes > WIDEST * counted.n_params:
+        found.append(f"{stored_bytes} bytes of tensors can't be {counted.n_params} parameters")
+    allowed_us = FREE_US + counted.flops_per_syndrome / FLOPS_PER_US + 1e6 * START_S / max(shots, 1)
     if counted.candidate_us_per_shot > allowed_us:
         found.append(f"{counted.candidate_us_per_shot:.0f} us a shot can't be {counted.flops_per_syndrome} FLOPs")
     return Guard(

@@ -55,7 +55,7 @@ class Session:
         first = cell.start(self.frozen, env_text, self.dsl, "first", profile)
         second = cell.start(self.frozen, env_text, self.dsl, "second", profile)
         try:
-            trial = Trial(self.problem, self.bundle, first)
+            trial = Trial(self.problem, self.bundle, first, self.dsl.output_mode)
             self.made = built(first)
             other = built(second)
             if not isinstance(self.made, Failure) and not isinstance(other, Failure):
@@ -123,14 +123,13 @@ class Session:
         if isinstance(self.made, Failure):
             return None
         claimed = self.request.claimed
-        extra = max(1, trial.judged - 2 * CHUNK)
         return Cost(
             n_params=int(self.made["n_params"]),
             flops_per_syndrome=int(self.made["flops_per_syndrome"]),
             claimed_n_params=claimed.n_params if claimed else None,
             claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
             counted_by="baseline compiler" if self.request.config_only else "candidate sandbox",
-            candidate_us_per_shot=max(0.0, 1e6 * (used.cpu_s - control.cpu_s) / extra),
+            candidate_us_per_shot=max(0.0, 1e6 * (used.cpu_s - control.cpu_s) / timed_shots(trial)),
         )
 
     def all_guards(self, trial: Trial, cost: Cost | None) -> tuple[Guard, ...]:
@@ -139,7 +138,9 @@ class Session:
             checks.seed_bands(self.env, self.bundle.seeds),
             checks.same_circuit(self.problem, circuit, self.recorded_circuit),
             checks.complete(trial.faults, trial.judged),
-            checks.cost(cost, self.env),
+            checks.cost(
+                cost, self.env, stored_bytes=cell.stored_bytes(self.frozen.checkpoint), shots=timed_shots(trial)
+            ),
             checks.first_draw(self.frozen.sha256, self.request.judged_before),
         ]
         if self.test is not None:
@@ -210,6 +211,11 @@ class Session:
         if self.request.claimed is None:
             lines.append("the round's own claims of cost and gain: none were given")
         return tuple(lines)
+
+
+def timed_shots(trial: Trial) -> int:
+    """Shots of the first process beyond those that the second was given too."""
+    return max(1, trial.judged - (2 * CHUNK if trial.kept is not None else 0))
 
 
 def built(link: Link) -> dict[str, Any] | Failure:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, StoppedBy
 from autoqec.eval.bundle import Bundle
 from autoqec.eval.link import Failure, Link
@@ -43,19 +45,23 @@ class Trial:
     problem: Problem
     bundle: Bundle
     link: Link
+    output_mode: OutputMode = "soft_priors"
     faults: Counter[str] = field(default_factory=Counter)
     judged: int = 0
     kept: Kept | None = None
 
     def __post_init__(self) -> None:
-        self.backend = backends.make_soft(self.problem)
+        self.backend = backends.make_soft(self.problem, self.output_mode)
+        self.priors = self.problem.variables(self.output_mode).log_odds.astype(np.float32)
 
-    def answers(self, problem: Problem, purpose: str, shots: int) -> Iterator[tuple[Shots, Floats | Failure]]:
+    def answers(
+        self, problem: Problem, purpose: str, shots: int
+    ) -> Generator[tuple[Shots, Floats | Failure], None, None]:
         """Chunks with their answers; the next chunk is under way while the caller decodes this one.
 
         Leaving early is safe: the answer that is under way is taken in and dropped.
         """
-        n_edges = self.problem.graph.n_edges
+        n_edges = len(self.priors)
         waiting: deque[Shots] = deque()
         try:
             for chunk in self.bundle.chunks(problem, purpose, shots):
@@ -93,17 +99,18 @@ class Trial:
 
     def test(self, monitor: Monitor, tell: Callable[[Monitor], None]) -> StoppedBy:
         """Feed the monitor chunk by chunk until it stops, or until an answer is unusable."""
-        for shots, answer in self.answers(self.problem, "test", monitor.budget):
-            reference = wrong(self.backend.decode(shots.detectors), shots.observables)
-            lost, predictions = self.candidate_wrong(self.backend, shots, answer)
-            reason = monitor.add(count_pairs(reference, lost))
-            tell(monitor)
-            if self.faults:
-                return "guard"
-            if self.kept is None and predictions is not None and not isinstance(answer, Failure):
-                self.kept = Kept(shots, answer, predictions)
-            if reason is not None:
-                return reason
+        with closing(self.answers(self.problem, "test", monitor.budget)) as answers:
+            for shots, answer in answers:
+                reference = wrong(self.backend.decode(shots.detectors), shots.observables)
+                lost, predictions = self.candidate_wrong(self.backend, shots, answer)
+                reason = monitor.add(count_pairs(reference, lost))
+                tell(monitor)
+                if self.faults:
+                    return "guard"
+                if self.kept is None and predictions is not None and not isinstance(answer, Failure):
+                    self.kept = Kept(shots, answer, predictions)
+                if reason is not None:
+                    return reason
         raise AssertionError("the monitor stops at its budget")
 
     def effect(self, shots: int, panel: Panel) -> dict[str, PairedEffect]:
@@ -117,8 +124,8 @@ class Trial:
 
     def point(self, other: Problem, shots: int) -> PairedEffect:
         """At another p: the same log-odds, moved by the difference of the public priors, edge by edge."""
-        backend = backends.make_soft(other)
-        shift = (other.graph.log_odds - self.problem.graph.log_odds).astype(np.float32)
+        backend = backends.make_soft(other, self.output_mode)
+        shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
         total = NO_PAIRS
         for chunk, answer in self.answers(other, f"point:{other.p:g}", shots):
             reference = wrong(backend.decode(chunk.detectors), chunk.observables)
@@ -133,7 +140,7 @@ class Trial:
         flipped = Shots(shots.detectors, shots.observables ^ coins[:, None])
         self.link.send(flipped.detectors)
         self.judged += len(flipped)
-        lost, _ = self.candidate_wrong(self.backend, flipped, self.link.receive(self.problem.graph.n_edges))
+        lost, _ = self.candidate_wrong(self.backend, flipped, self.link.receive(len(self.priors)))
         return int((~lost).sum()), len(flipped)
 
     def ablate(self, kept: Kept) -> tuple[PairedCounts, PairedCounts, PairedCounts]:
@@ -141,7 +148,7 @@ class Trial:
         shots, truth = kept.shots, kept.shots.observables
         plain = wrong(self.backend.decode(shots.detectors), truth)
         own = wrong(kept.predictions, truth)
-        priors = np.broadcast_to(self.problem.graph.log_odds.astype(np.float32), kept.log_odds.shape)
+        priors = np.broadcast_to(self.priors, kept.log_odds.shape)
         by_priors = wrong(self.backend.decode_soft(shots.detectors, priors), truth)
         others = kept.log_odds[derangement(len(shots), self.bundle.rng("shuffle"))]
         by_others = wrong(self.backend.decode_soft(shots.detectors, others), truth)
