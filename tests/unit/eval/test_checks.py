@@ -1,0 +1,140 @@
+"""Every guard holds for the honest and breaks for what it is there for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autoqec.contracts.env import Constraints
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import Cost, PairedCounts
+from autoqec.eval import checks
+from autoqec.qec.stats import paired
+from tests.support.envs import problem, surface
+
+
+def pairs(shots: int, plain: int, fixed: int, broken: int) -> PairedCounts:
+    return PairedCounts(
+        shots=shots, errors_reference=plain, errors_candidate=plain - fixed + broken, fixed=fixed, broken=broken
+    )
+
+
+def test_seed_bands() -> None:
+    env = surface()
+    assert checks.seed_bands(env, [2**32, 2**62]).passed
+    assert not checks.seed_bands(env, [2**32, 2**32 - 1]).passed
+    assert not checks.seed_bands(env, [2**40, 2**40]).passed
+
+
+def test_same_circuit() -> None:
+    mine = problem().circuit_sha256
+    assert checks.same_circuit(problem(), mine, None).passed
+    assert checks.same_circuit(problem(), mine, mine).passed
+    for built, recorded in ((mine, "0" * 64), ("0" * 64, mine)):
+        guard = checks.same_circuit(problem(), built, recorded)
+        assert not guard.passed and "0" * 64 in guard.evidence
+
+
+def test_baseline_interval() -> None:
+    assert checks.baseline_interval(pairs(10_000, 105, 0, 0), 2_000, 200_000).passed
+    assert checks.baseline_interval(pairs(10_000, 0, 0, 0), 0, 200_000).passed
+    assert not checks.baseline_interval(pairs(10_000, 200, 0, 0), 2_000, 200_000).passed  # a sabotaged baseline
+    assert not checks.baseline_interval(pairs(10_000, 30, 0, 0), 2_000, 200_000).passed
+
+
+def test_batch_independence() -> None:
+    one = np.random.default_rng(0).normal(size=(5_000, 3)).astype(np.float32) * 5
+    assert checks.batch_independence(one, one + np.float32(1e-6), 1).passed
+    assert not checks.batch_independence(one, one, 2).passed
+    moved = one.copy()
+    moved[77, 1] += 1e-2
+    assert not checks.batch_independence(one, moved, 0).passed
+    moved[77, 1] = np.nan
+    assert not checks.batch_independence(one, moved, 0).passed
+    assert not checks.batch_independence(one, None, None).passed
+
+
+def test_repeatable() -> None:
+    one = np.ones((4, 3), np.float32)
+    assert checks.repeatable(one, one.copy()).passed
+    assert not checks.repeatable(one, one + np.float32(1e-6)).passed
+    assert not checks.repeatable(one, None).passed
+
+
+def test_complete() -> None:
+    assert checks.complete({}, 100).passed
+    guard = checks.complete({"not finite": 3}, 100)
+    assert not guard.passed and "3 shots: not finite" in guard.evidence
+    assert "never answered (closed)" in checks.complete({"closed": 0}, 0).evidence
+
+
+def test_ablation() -> None:
+    nothing = pairs(5_000, 300, 0, 0)
+    worse, against_own = pairs(5_000, 300, 30, 130), pairs(5_000, 250, 10, 160)
+    assert checks.ablation(nothing, worse, against_own).passed
+    kept = pairs(5_000, 300, 120, 20)
+    assert not checks.ablation(nothing, kept, pairs(5_000, 200, 0, 0)).passed  # the shot never mattered
+    assert checks.ablation(nothing, kept, pairs(5_000, 100, 5, 105)).passed  # part of the gain is static, part is not
+    assert not checks.ablation(kept, worse, against_own).passed  # priors alone must not gain
+
+
+def test_canary() -> None:
+    assert checks.canary(2_530, 5_000).passed
+    assert checks.canary(2_300, 5_000).passed
+    assert not checks.canary(2_900, 5_000).passed
+
+
+def test_other_points() -> None:
+    good = paired(pairs(20_000, 200, 60, 30), p=0.003)
+    assert checks.other_points((good, paired(pairs(20_000, 200, 30, 40), p=0.01))).passed
+    assert not checks.other_points((good, paired(pairs(20_000, 200, 30, 90), p=0.01))).passed
+    assert checks.other_points(()).passed
+
+
+def cost(**more: float | int | None) -> Cost:
+    values = {
+        "n_params": 1_000,
+        "flops_per_syndrome": 2_000,
+        "claimed_n_params": 1_000,
+        "claimed_flops_per_syndrome": 2_000,
+        "candidate_us_per_shot": 5.0,
+    }
+    return Cost.model_validate({**values, "counted_by": "candidate sandbox", **more})
+
+
+@pytest.mark.parametrize(
+    ("counted", "held"),
+    [
+        (cost(), True),
+        (cost(claimed_n_params=None, claimed_flops_per_syndrome=None), True),
+        (cost(claimed_flops_per_syndrome=3_000), True),
+        (cost(claimed_flops_per_syndrome=1_999), False),
+        (cost(claimed_n_params=1), False),
+        (cost(n_params=10_001), False),
+        (cost(candidate_us_per_shot=1_000.0), False),
+        (cost(n_params=500, claimed_n_params=500), False),  # 8,000 bytes of weights can't be 500 numbers
+        (None, False),
+    ],
+)
+def test_cost(counted: Cost | None, held: bool) -> None:
+    env = surface().model_copy(update={"constraints": Constraints(max_params=10_000)})
+    assert checks.cost(counted, env, stored_bytes=8_000, shots=50_000).passed is held
+
+
+def claim(**more: int) -> RoundMetrics:
+    values = {"val_shots": 4_000, "val_fixed": 40, "val_broken": 20, **more}
+    return RoundMetrics.model_validate({"status": "ok", "delta_ler": 0.1, "checkpoint_path": "x", **values})
+
+
+def test_claimed_gain() -> None:
+    effect = paired(pairs(10_000, 600, 90, 60))
+    assert checks.claimed_gain(claim(), effect).passed
+    assert checks.claimed_gain(claim(val_fixed=0, val_broken=200), effect).passed  # modesty is no cheat
+    assert not checks.claimed_gain(claim(val_fixed=240, val_broken=0), effect).passed
+    assert checks.claimed_gain(None, effect).passed and checks.claimed_gain(claim(), None).passed
+
+
+def test_first_draw() -> None:
+    assert checks.first_draw("a" * 64, {"b" * 64: 1}).passed
+    guard = checks.first_draw("a" * 64, {"a" * 64: 3})
+    assert not guard.passed and "round 3" in guard.evidence
