@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -70,6 +71,10 @@ class EnvDatasetConfig(Contract):
     """Base of every dataset's config; `kind` selects the dataset."""
 
     kind: str = ""
+
+    def resolved(self, base: Path) -> Self:
+        """The config with the paths in it absolute; relative ones are relative to `base`."""
+        return self
 
 
 D = TypeVar("D", bound=EnvDatasetConfig)

@@ -9,7 +9,7 @@ import logging
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -47,6 +47,11 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
     env_class: str | None = Field(default=None, description="QAEnv, MathQAEnv, MCQEnv, or package.module.Class")
     prompt_template: str | None = Field(default=None, description="a hint, passed on in the info of each step")
     instruction_template: str | None = Field(default=None, description="the observation, with {question} in it")
+
+    def resolved(self, base: Path) -> Self:
+        if self.dataset_path is None:
+            return self
+        return self.model_copy(update={"dataset_path": str((base / self.dataset_path).resolve())})
 
     @model_validator(mode="after")
     def _whole(self) -> QAEnvDatasetConfig:

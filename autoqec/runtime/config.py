@@ -164,10 +164,7 @@ def resolve_paths(config: RunConfig, base: Path) -> RunConfig:
         return str((base / value).resolve())
 
     def dataset(value: EnvDatasetConfig | None) -> EnvDatasetConfig | None:
-        if value is None:
-            return None
-        given = {name: getattr(value, name, None) for name in PATH_FIELDS}
-        return value.model_copy(update={name: absolute(path) for name, path in given.items() if path is not None})
+        return None if value is None else value.resolved(base)
 
     def model(value: LMConfig) -> LMConfig:
         name = value.model or ""
@@ -191,6 +188,3 @@ def resolve_paths(config: RunConfig, base: Path) -> RunConfig:
             "output": config.output.model_copy(update={"results_dir": absolute(config.output.results_dir)}),
         }
     )
-
-
-PATH_FIELDS = ("dataset_path",)  # of any dataset's config

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
+from tqdm import tqdm
+
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 
 
@@ -30,7 +32,7 @@ def setup_logger(
     formatter.converter = time.gmtime
     handlers: list[logging.Handler] = [logging.FileHandler(log_path, encoding="utf-8")]
     if console is not None:
-        handlers.append(logging.StreamHandler(console))
+        handlers.append(_Console(console))
     for handler in handlers:
         handler.setFormatter(formatter)
         handler.addFilter(_Fields())
@@ -65,6 +67,13 @@ def _remember(logger: logging.Logger, extra: Mapping[str, object] | None) -> Non
             return True
 
         logger.addFilter(add)
+
+
+class _Console(logging.StreamHandler[TextIO]):
+    """Lines that step aside for progress bars on the same stream."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(self.format(record), file=self.stream)
 
 
 class _Fields(logging.Filter):

@@ -27,8 +27,8 @@ from autoqec.environments.qa_dataset import QAEnvDatasetConfig
 from autoqec.errors import ContractError, InputError
 from autoqec.lm.config import LMConfig, get_lm_client
 from autoqec.runtime import logs, rng
-from autoqec.runtime.config import RunConfig, RunTimeConfig, load_config
-from autoqec.runtime.main import evaluate, new_results_dir
+from autoqec.runtime.config import RunConfig, RunTimeConfig, load_config, resolve_paths
+from autoqec.runtime.main import evaluate, evaluate_config, new_results_dir
 from autoqec.runtime.validation import validate
 from tests.support.models import FunctionModel
 from tests.support.text_envs import meeting
@@ -299,12 +299,23 @@ def test_p36_every_example_validates_offline(path):
 
 
 def test_p36_the_examples_are_there_and_the_toy_runs(tmp_path):
-    assert {path.stem for path in EXAMPLES} >= {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory"}
+    assert {path.stem for path in EXAMPLES} >= {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory", "design_tabular"}
     text = (ROOT / "configs/toy_inmemory.yaml").read_text()
     (tmp_path / "toy.yaml").write_text(text.replace("../outputs", str(tmp_path / "outputs")))
     (tmp_path / "toy_model.jsonl").write_bytes((ROOT / "configs/toy_model.jsonl").read_bytes())
     result = evaluate(tmp_path / "toy.yaml", console=io.StringIO())
     assert result.exit_code == 0 and result.metrics["mean_score"] > 0.5
+
+
+def test_p36_a_memory_finds_better_designs_in_the_table(tmp_path):
+    data = yaml.safe_load((ROOT / "configs/design_tabular.yaml").read_text())
+    data["runtime"] |= {"verbose": False}
+    data["output"]["results_dir"] = str(tmp_path / "out")
+    config = resolve_paths(RunConfig.model_validate(data), ROOT / "configs")
+    first, second = evaluate_config(config).metrics["episodes"]
+    scores = [[step["feedback"]["score"] for step in episode] for episode in (first, second)]
+    assert max(scores[0]) < min(scores[1])
+    assert f"{max(scores[1]):.4f}" == second[0]["feedback"]["target"], "the best design of the table was found"
 
 
 def test_p37_children_write_through_the_parents_handlers(tmp_path):
