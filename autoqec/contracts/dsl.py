@@ -78,7 +78,7 @@ class TrainingConfig(Contract):
     loop: Literal["minibatch", "minibatch_eval"] = "minibatch"
     init: Literal["fresh", "parent"] = "fresh"
     loss: Literal["bce", "focal", "weighted_bce"] = "bce"
-    learning_rate: float = Field(default=3e-3, gt=0, le=1)
+    learning_rate: float = Field(default=4.5e-3, gt=0, le=1)
     batch_size: int = Field(default=512, ge=8, le=65_536)
     weight_decay: float = Field(default=1e-4, ge=0, le=1)
     finetune_learning_rate: float = Field(default=3e-4, gt=0, le=1)

@@ -45,7 +45,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             name="dev",
-            train_shots=2_000_000,
+            train_shots=1_750_000,
             finetune_shots=90_000,
             train_gflops=3_000,
             val_shots=20_000,
