@@ -16,6 +16,8 @@ COMMANDS = {
     "verify": ("cli.commands.verify", "Have the judge decide about one round."),
     "reconcile": ("cli.commands.reconcile", "Bring a run's files and branches back in line after a crash."),
     "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
+    "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),
+    "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
     "envs": ("cli.commands.envs", "List the envs that can be named without a path."),
     "machine-state": ("cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
     "doctor": ("cli.commands.doctor", "Check what autoqec needs here, and say how to mend what is missing."),

@@ -1,0 +1,40 @@
+"""What a config would cost, counted on the net itself before anything is trained."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from autoqec.contracts.dsl import PredecoderDSL
+
+
+def predict_cost(env_yaml: str, dsl: PredecoderDSL) -> dict[str, int]:
+    """{n_params, flops_per_syndrome} of `dsl` on the env whose frozen text this is, with the package's own modules.
+
+    Raises what building the net raises: ContractError or ValueError where the config does not fit the env's code.
+    """
+    from autoqec.decoders.dsl_compiler import compile_predecoder
+    from autoqec.decoders.flops import count
+
+    problem = _problem(env_yaml)
+    cost = count(compile_predecoder(dsl, problem, seed=0), problem.n_detectors)
+    return {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
+
+
+@lru_cache(maxsize=2)
+def _problem(env_yaml: str) -> Any:
+    from autoqec.qec.problem import Problem
+    from autoqec.store.files import parse_env
+
+    return Problem.from_env(parse_env(env_yaml, where="env"))
+
+
+def fault_of_env(env_yaml: str) -> str | None:
+    """Why no problem can be built from the env; None where it can."""
+    from autoqec.errors import AutoqecError
+
+    try:
+        _problem(env_yaml)
+    except (AutoqecError, ValueError, MemoryError) as error:
+        return str(error)
+    return None

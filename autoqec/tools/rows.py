@@ -1,0 +1,75 @@
+"""A run's rounds and losses as the tools read them: bounded, and never failing on what a round left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.verdict import PairedCounts, PairedEffect
+
+LOST = ("orphaned_branch", "branch_manually_deleted")
+_LOG_BYTES = 64 * 2**20
+
+
+def current(rows: Iterable[HistoryRow]) -> list[HistoryRow]:
+    """One row an attempt: a follow-up that says what became of the round replaces the first one; oldest first."""
+    found: dict[str, HistoryRow] = {}
+    for row in rows:
+        attempt = row.refers_to_attempt or row.round_attempt_id
+        if attempt is not None and row.status != "branch_manually_deleted":
+            found[attempt] = row
+    return list(found.values())
+
+
+def losses(path: Path) -> list[float]:
+    """Losses of a train.log (`step<tab>loss` a line), NaN where one was logged; [] where there is no such file."""
+    try:
+        with path.open("rb") as stream:
+            lines = stream.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    found = []
+    for line in lines:
+        _, tab, loss = line.partition("\t")
+        try:
+            found += [float(loss)] if tab else []
+        except ValueError:
+            continue
+    return found
+
+
+def fall(curve: list[float]) -> float | None:
+    """Share by which the mean of a curve's last tenth lies below that of its first; None where it is too short."""
+    tenth = len(curve) // 10
+    if tenth < 1 or not all(map(math.isfinite, curve)):
+        return None
+    first, last = sum(curve[:tenth]) / tenth, sum(curve[-tenth:]) / tenth
+    return (first - last) / abs(first) if first else None
+
+
+def effect(row: Any) -> PairedEffect | None:
+    """Against the plain backend on val shots, for a row or metrics; None where the counts are not all there."""
+    counts = (row.val_shots, row.val_errors_plain, row.val_errors_predecoder, row.val_fixed, row.val_broken)
+    if any(count is None for count in counts) or not row.val_shots:
+        return None
+    from autoqec.qec import stats
+
+    names = ("shots", "errors_reference", "errors_candidate", "fixed", "broken")
+    return stats.paired(PairedCounts(**dict(zip(names, counts, strict=True))))
+
+
+def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested config as dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in config.items():
+        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return out
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """Dotted keys that two configs spell differently."""
+    mine, theirs = flat(one), flat(other)
+    return [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]

@@ -1,0 +1,70 @@
+"""`review-log` and `diagnose` by the real command line, on a run that is only files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.round import RoundMetrics
+from autoqec.store import atomic, files
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from cli import places
+from tests.conftest import Lab
+from tests.support import rounds
+
+WIDE = PredecoderDSL.model_validate({"type": "mlp", "mlp": {"hidden": 4096}}).config()
+
+
+@pytest.fixture
+def run(lab: Lab) -> RunLayout:
+    """Two rounds that broke the env's bounds with one config."""
+    layout = RunLayout(lab.root, rounds.RUN_ID)
+    atomic.make_dir(layout.root)
+    env = files.load_env(places.BUILTIN / "smoke.yaml")[1]
+    atomic.write_text(layout.env, env)
+    History(layout).write_info(rounds.info(env_yaml_sha256=sha256_bytes(env.encode())))
+    reason = "n_params = 9999999 exceeds the env's limit of 200000"
+    for number in (1, 2):
+        place = layout.round(number)
+        atomic.make_dir(place.dir)
+        metrics = RoundMetrics(status="compile_error", status_reason=reason)
+        atomic.write_json(place.metrics, metrics.dump())
+        atomic.write_text(place.config, files.dump_config(WIDE))
+        row = rounds.row(number, **metrics.dump() | {"verify_verdict": None, "dsl_config": WIDE,
+                                                     "dsl_config_sha256": parse_dsl(WIDE).sha256()})  # fmt: skip
+        History(layout).append_row(row)
+    return layout
+
+
+def test_review_log_for_people_and_machines(lab: Lab, run: RunLayout) -> None:
+    shown = lab.autoqec("review-log", rounds.RUN_ID, "--json")
+    assert shown.code == 0, shown.err
+    assert {"repeat", "failure", "stale-log", "budget"} == {finding["kind"] for finding in shown.objects}
+    plain = lab.autoqec("review-log", str(run.root))
+    assert plain.code == 0 and "rounds 1, 2" in plain.out and "Try:" in plain.out and not plain.err
+
+
+def test_diagnose_gives_a_config_that_the_runner_takes(lab: Lab, run: RunLayout, tmp_path: Path) -> None:
+    whole = lab.autoqec("diagnose", rounds.RUN_ID, "--json")
+    assert whole.code == 0 and [one["round"] for one in whole.objects] == [1, 2]
+    target = tmp_path / "patched.yaml"
+    one = lab.autoqec("diagnose", str(run.round(2).dir), "--write", str(target))
+    assert one.code == 0 and "cost limit" in one.out and "mlp.hidden: 4096 ->" in one.out, one.out + one.err
+    again = lab.autoqec("run-round", "env.yaml", str(target), "again", "--profile", "smoke", "--json")
+    assert again.code == 0 and json.loads(again.out.splitlines()[-1])["status"] == "ok", again.err
+
+
+def test_two_patches_need_a_choice(lab: Lab, run: RunLayout, tmp_path: Path) -> None:
+    shown = lab.autoqec("diagnose", rounds.RUN_ID, "--write", str(tmp_path / "one.yaml"))
+    assert shown.code == 2 and "2 rounds" in shown.err and not (tmp_path / "one.yaml").exists()
+
+
+@pytest.mark.parametrize("command", ["review-log", "diagnose"])
+def test_no_such_run(lab: Lab, command: str) -> None:
+    shown = lab.autoqec(command, "20200101-000000")
+    assert shown.code == 2 and "no such run" in shown.err and "Mend:" in shown.err
