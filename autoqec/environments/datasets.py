@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from autoqec.contracts.base import first_fault
 from autoqec.environments.base import EnvDataset, EnvDatasetConfig
 from autoqec.environments.design_text import DesignDataset, DesignDatasetConfig
+from autoqec.environments.ledger import LedgerDataset, LedgerDatasetConfig
 from autoqec.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
 from autoqec.errors import InputError
 
 DATASETS: dict[str, tuple[type[EnvDatasetConfig], type[EnvDataset[Any]]]] = {
     "qa": (QAEnvDatasetConfig, QAEnvDataset),
     "design": (DesignDatasetConfig, DesignDataset),
+    "ledger": (LedgerDatasetConfig, LedgerDataset),
 }
 
 

@@ -299,7 +299,8 @@ def test_p36_every_example_validates_offline(path):
 
 
 def test_p36_the_examples_are_there_and_the_toy_runs(tmp_path):
-    assert {path.stem for path in EXAMPLES} >= {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory", "design_tabular"}
+    expected = {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory", "design_tabular"}
+    assert {path.stem for path in EXAMPLES} >= expected
     text = (ROOT / "configs/toy_inmemory.yaml").read_text()
     (tmp_path / "toy.yaml").write_text(text.replace("../outputs", str(tmp_path / "outputs")))
     (tmp_path / "toy_model.jsonl").write_bytes((ROOT / "configs/toy_model.jsonl").read_bytes())
