@@ -221,6 +221,26 @@ class Repo:
             raise _failure(["merge-base"], err)
         return status == 0
 
+    def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
+        """(sha, bytes) of each object that is named, `<sha>` or `<sha>:<path>`; None where there is none.
+
+        One git however many names; no name may hold a line break.
+        """
+        out = self._git("cat-file", "--batch", stdin="".join(f"{name}\n" for name in names).encode())
+        found: list[tuple[str, bytes] | None] = []
+        at = 0
+        for _ in names:
+            end = out.index(b"\n", at)
+            head = out[at:end].split()
+            if head[-1] in (b"missing", b"ambiguous"):
+                found.append(None)
+                at = end + 1
+            else:
+                size = int(head[2])
+                found.append((head[0].decode(), out[end + 1 : end + 1 + size]))
+                at = end + size + 2
+        return found
+
     def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
         """Every file of a commit's tree (below `path`), symlinks and submodules included."""
         arguments = ["ls-tree", "-r", "-l", "-z", "--full-tree", sha, *(["--", path] if path else [])]
@@ -342,10 +362,13 @@ class Repo:
 
         No hook runs and no index survives from before: what else lies in the worktree stays out. May be empty.
         """
+        for path in paths:
+            if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
+                raise GitFailed(f"{path!r} is no path inside a worktree", where=str(worktree))
+        literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         with locked(self.common) as lock:
             head = self.head_sha(worktree)
             self._git("read-tree", "HEAD", worktree=worktree, lock=lock)
-            literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
             self._git("add", "-A", "-f", "--", *literal, worktree=worktree, lock=lock)
             tree = self._line("write-tree", worktree=worktree, lock=lock)
             return self._advance(worktree, tree, [head], message, trailers, lock)

@@ -55,13 +55,20 @@ class RunMemory:
         """Bring every view up to date; a file that says so already is left alone. Returns what was written."""
         return self._write()
 
+    def stale_views(self) -> list[Path]:
+        """Views that are missing or do not say what history says."""
+        return [path for path, text in self._views_now().items() if not _holds(path, text)]
+
     def _write(self, *wanted: Path) -> list[Path]:
         written = []
-        for path, text in self.views(self.history.info(), self.history.rows()).items():
-            if (not wanted or path in wanted) and not (path.is_file() and path.read_bytes() == text.encode()):
+        for path, text in self._views_now().items():
+            if (not wanted or path in wanted) and not _holds(path, text):
                 atomic.write_text(path, text)
                 written.append(path)
         return written
+
+    def _views_now(self) -> dict[Path, str]:
+        return self.views(self.history.info(), self.history.rows())
 
     def views(self, info: RunInfo, rows: list[HistoryRow]) -> dict[Path, str]:
         """What every view must hold, byte for byte."""
@@ -75,10 +82,13 @@ class RunMemory:
             self.layout.log: views.log(info, rows),
         }
 
-    def l2_for_ideator(self, env: EnvSpec, baseline_config: dict[str, Any]) -> dict[str, Any]:
+    def l2_for_ideator(
+        self, env: EnvSpec, baseline_config: dict[str, Any], *, inputs: str = "other_sector"
+    ) -> dict[str, Any]:
         """What the ideator sees: plain values, from history and the verified front alone.
 
-        baseline_config: the config that the baseline commit stands for. `pending`: planned rounds without a row.
+        baseline_config: the config that the baseline commit stands for. inputs: what a net of this env can read.
+        `pending`: planned rounds without a row.
         """
         info, rows, attempts = self.history.info(), self.history.rows(), group(self.history.attempts())
         standing = standings(rows)
@@ -90,6 +100,7 @@ class RunMemory:
             "env": env.dump(),
             "profile": PROFILES[info.profile].dump(),
             "baseline_config": baseline_config,
+            "inputs": inputs,
             "history": [_seen(one) for one in standing],
             "pending": [_pending(one) for one in attempts.values() if one.planned and one.id not in closed],
             "pareto": [entry.dump() for entry in front],
@@ -154,6 +165,10 @@ def _pending(attempt: Attempt) -> dict[str, Any]:
         "dsl_config": planned.dsl_config,
         "forkable": False,
     }
+
+
+def _holds(path: Path, text: str) -> bool:
+    return path.is_file() and path.read_bytes() == text.encode()
 
 
 def _json(value: Any) -> str:

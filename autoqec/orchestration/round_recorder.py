@@ -26,6 +26,7 @@ def build_row(
     report: VerifyReport | None = None,
     config: dict[str, Any] | None = None,
     sandbox: str | None = None,
+    unjudged: str | None = None,
     conflicting_files: tuple[str, ...] | None = None,
     branch: str | None = None,
     commit_sha: str | None = None,
@@ -34,9 +35,9 @@ def build_row(
 
     metrics: what the Runner wrote; or, where the round ended before it (a conflict, a refused edit, a reply that was
     none), a status and its reason. config: the round directory's config.yaml; without it the planned one counts.
-    branch, commit_sha: default to the pointer's.
+    unjudged: why the judge could say nothing of a candidate. branch, commit_sha: the pointer's, unless there is none.
     """
-    analyst = attempt.nominated.analyst if attempt.nominated else None
+    planned, analyst = attempt.planned, attempt.nominated.analyst if attempt.nominated else None
     said: dict[str, Any] = {
         "verdict": analyst.verdict if analyst else "ignore",
         "summary_1line": analyst.summary_1line if analyst else f"{metrics.status}: {metrics.status_reason}"[:400],
@@ -54,8 +55,8 @@ def build_row(
         **_identity(attempt),
         **said,
         **placed,
-        **_config(config if config is not None else attempt.planned and attempt.planned.dsl_config),
-        **(_judged(report) if report else {}),
+        **_config(config if config is not None or planned is None else planned.dsl_config),
+        **(_judged(report) if report else {"verify_reasons": (unjudged,) if unjudged else ()}),
     )
 
 

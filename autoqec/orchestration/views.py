@@ -44,11 +44,7 @@ def candidate_front(standing: Sequence[Standing]) -> list[dict[str, Any]]:
         if one.row.verdict == "candidate" and one.row.verify_verdict != "VERIFIED" and one.row.status == "ok"
     ]
     points = [(row.delta_ler or 0.0, -(row.flops_per_syndrome or 0), -(row.n_params or 0)) for row in rows]
-    kept = [
-        row
-        for row, mine in zip(rows, points, strict=True)
-        if not any(dominates(other, mine) for other in points)
-    ]
+    kept = [row for row, mine in zip(rows, points, strict=True) if not any(dominates(other, mine) for other in points)]
     return [
         {
             "round": row.round,
@@ -132,7 +128,9 @@ def _judge(row: HistoryRow) -> str:
 def _holdout(row: HistoryRow) -> str:
     if row.delta_vs_baseline_holdout is None:
         return "no effect was published"
-    text = f"Δ_LER {row.delta_vs_baseline_holdout:+.3e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1, 'e')}"
+    text = (
+        f"Δ_LER {row.delta_vs_baseline_holdout:+.3e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1, 'e')}"
+    )
     if row.relative_holdout is not None:
         relative = _interval(row.relative_holdout_low, row.relative_holdout_high, 100, "f")
         text += f", {100 * row.relative_holdout:.1f}% {relative} of the plain backend's failures avoided"

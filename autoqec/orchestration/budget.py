@@ -1,0 +1,112 @@
+"""When to stop: rounds, time, a plateau, or a person."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
+from autoqec.orchestration.attempts import Standing, is_finished, standings
+from autoqec.orchestration.views import verified_front
+
+_KEYS = ("rounds", "hours", "compute_hours", "plateau")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a run; None: none. Counted on the run's history, but for `hours`, which is this start's clock.
+
+    rounds: finished rows in all. hours: wall-clock. compute_hours: training and measuring of all rounds together.
+    plateau: finished rounds in a row that left the verified front as it was.
+    """
+
+    rounds: int | None = None
+    hours: float | None = None
+    compute_hours: float | None = None
+    plateau: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`rounds=20,hours=2.5,plateau=8`. InputError names what is no limit."""
+        found: dict[str, Any] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            key, _, value = part.partition("=")
+            try:
+                number = int(value) if key in ("rounds", "plateau") else float(value)
+            except ValueError:
+                number = 0
+            if key not in _KEYS or not 0 < number < float("inf"):
+                raise InputError(f"{part!r} is no limit", where="--budget", mend=f"KEY=NUMBER of {', '.join(_KEYS)}")
+            found[key] = number
+        return cls(**found)
+
+    def spent(self, rows: Sequence[HistoryRow], elapsed_s: float, under_way: int = 0) -> str | None:
+        """Which limit forbids another round, in words; None where one may begin. under_way: rounds not recorded yet."""
+        finished = [row for row in rows if is_finished(row)]
+        if self.rounds is not None and len(finished) + under_way >= self.rounds:
+            return f"{len(finished) + under_way} of {self.rounds} rounds"
+        if self.hours is not None and elapsed_s >= 3600 * self.hours:
+            return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
+        used = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in rows) / 3600
+        if self.compute_hours is not None and used >= self.compute_hours:
+            return f"{used:.2f} of {self.compute_hours:g} compute hours"
+        still = unchanged_for(rows) if self.plateau is not None else 0
+        if self.plateau is not None and still >= self.plateau:
+            return f"a plateau: the front has not moved for {still} rounds"
+        return None
+
+
+def unchanged_for(rows: Sequence[HistoryRow]) -> int:
+    """Finished rounds since the last one that is on the verified front."""
+    standing: list[Standing] = standings(rows)
+    front = {entry.round_attempt_id for entry in verified_front(standing)}
+    count = 0
+    for one in reversed(standing):
+        if one.attempt_id in front:
+            break
+        count += is_finished(one.row)
+    return count
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: once, `asked` is set and the round under way is finished; twice, KeyboardInterrupt.
+
+    A context manager; outside the main thread it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class Clock:
+    """Seconds since this start; a moved wall clock does not move it."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began

@@ -1,0 +1,84 @@
+"""Doing what recovery planned. Every step leaves a state that the next plan goes on from."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from autoqec.errors import RunPaused
+from autoqec.host import owner
+from autoqec.host.git import RefUpdate, Repo
+from autoqec.orchestration import survey, worktree
+from autoqec.orchestration.failpoint import reach
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.reconcile import Action, plan
+from autoqec.store import atomic
+from autoqec.store.layout import RunLayout
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[Action]:
+    """Bring a run's files and branches in line; returns what was done, or with `dry_run` what would be.
+
+    Raises InputError where the run is held or not there, RunPaused where only a person can decide.
+    """
+    RunMemory(layout.root).history.info()
+    if dry_run:
+        return plan(survey.gather(repo, layout))
+    with owner.hold(layout.root):
+        return recover(layout, repo)
+
+
+def recover(layout: RunLayout, repo: Repo, on_event: OnEvent | None = None) -> list[Action]:
+    """As `reconcile`, for whoever holds the run already."""
+    actions = plan(survey.gather(repo, layout))
+    apply(actions, layout, repo)
+    if actions and on_event is not None:
+        on_event("recovered", {"actions": [action.dump() for action in actions]})
+    return actions
+
+
+def apply(actions: Sequence[Action], layout: RunLayout, repo: Repo) -> None:
+    """In the plan's order. Raises RunPaused for a pause, before anything is touched."""
+    for action in actions:
+        if action.kind == "pause":
+            raise RunPaused(action.why, where=action.branch or layout.run_id, mend=action.mend)
+    for action in actions:
+        if action.kind == "sweep" and action.path is not None:
+            _sweep(action.path)
+            reach("recovery_swept")
+        elif action.kind == "remove_worktree" and action.path is not None:
+            worktree.salvage_and_remove(repo, layout, action.path)
+            reach("recovery_worktree_removed")
+    updates = [update for action in actions for update in _refs(action)]
+    if updates:
+        repo.update_refs(updates)
+        reach("recovery_refs_moved")
+    memory = RunMemory(layout.root)
+    for action in actions:
+        if action.row is not None:
+            atomic.make_dir(layout.round(action.row.round).dir)
+            memory.append_round(action.row)
+            reach("recovery_row_appended")
+    memory.rebuild_views()
+    reach("recovery_views_written")
+
+
+def _sweep(path: Path) -> None:
+    with atomic.disk(path):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _refs(action: Action) -> list[RefUpdate]:
+    if action.kind == "pin":
+        return [RefUpdate(str(action.branch), action.sha, None)]
+    old = RefUpdate(f"refs/heads/{action.branch}", None, action.sha)
+    if action.kind == "drop_ref":
+        return [old]
+    return [RefUpdate(f"refs/heads/{action.to}", action.sha, None), old] if action.kind == "move_ref" else []

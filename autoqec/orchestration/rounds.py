@@ -1,0 +1,301 @@
+"""One round, step by step: opened (proposal, branch), measured (the Runner), settled (nomination, judge, row).
+
+Every step leaves on disk what the next one needs, and recovery reads the same.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from autoqec.agents import analyst, coder
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.history import Begun, Charged, HistoryRow, Nominated, Planned
+from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
+from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
+from autoqec.host.git import MergeConflict, RefUpdate
+from autoqec.orchestration import round_recorder, worktree
+from autoqec.orchestration.attempts import Attempt, Standing, compose_parents, group, next_round, standings
+from autoqec.orchestration.failpoint import reach
+from autoqec.orchestration.run import Run, search
+from autoqec.orchestration.survey import read_config, round_files
+from autoqec.store import atomic, files
+from autoqec.store.layout import SURFACE, SURFACE_CONFIG, RoundLayout, pointer_on_branch, quarantined
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A round under way. row: it ended before there was anything to measure, and is recorded already."""
+
+    attempt: Attempt
+    commit_sha: str | None = None
+    row: HistoryRow | None = None
+
+    @property
+    def planned(self) -> Planned:
+        assert self.attempt.planned is not None
+        return self.attempt.planned
+
+
+def open_round(run: Run, on_event: OnEvent) -> Opened:
+    """Begin an attempt and bring its branch to the code commit."""
+    history = run.memory.history
+    number = next_round(group(history.attempts()), history.rows())
+    begun = Begun(round_attempt_id=str(uuid.uuid4()), round=number)
+    history.append_attempt(begun)
+    atomic.make_dir(run.layout.round(number).dir)
+    reach("begun")
+    on_event("round_begun", {"round": number, "phase": "thinking"})
+    attempt = Attempt(begun.round_attempt_id, number)
+    try:
+        planned, edits, tips = _plan(run, attempt)
+    except RoundFailed as failure:
+        return _ended(run, attempt, on_event, status=failure.status, reason=failure.what)
+    except AutoqecError as error:
+        _record(run, round_recorder.lost_row(attempt, why=f"no proposal was made: {error.what}"), on_event)
+        raise
+    history.append_attempt(planned)
+    reach("planned")
+    attempt = replace(attempt, planned=planned)
+    told = {"round": number, "hypothesis": planned.ideator.hypothesis, "branch": planned.branch, "phase": "coding"}
+    on_event("planned", told)
+    try:
+        sha = worktree.create(run.repo, run.layout, planned, tips, edits)
+    except MergeConflict as conflict:
+        more = {"conflicting_files": conflict.files}
+        return _ended(run, attempt, on_event, status="compose_conflict", reason=conflict.what, **more)
+    except RoundFailed as failure:
+        return _refused(run, attempt, failure, on_event)
+    return Opened(attempt, sha)
+
+
+def measure(run: Run, opened: Opened, on_event: OnEvent) -> RoundMetrics:
+    """The Runner on the round's branch. Safe to call for several rounds at once."""
+    from autoqec.runner.runner import run_round
+
+    planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
+    config = files.load_yaml(files.read_text(place / SURFACE_CONFIG), where=SURFACE_CONFIG)
+    parents = _standing(run, compose_parents(planned.fork_from))
+    deltas = [one.row.delta_ler for one in parents if one.row.delta_ler is not None]
+    return run_round(
+        RunnerConfig(
+            env_yaml=run.env_text,
+            predecoder_config=config,
+            profile=run.info.profile,
+            seed=run.seed_of(planned.round),
+            round_dir=str(run.layout.round(planned.round).dir),
+            run_id=run.info.run_id,
+            round_idx=planned.round,
+            modules_dir=str(place / SURFACE),
+            code_cwd=str(place),
+            branch=planned.branch,
+            commit_sha=opened.commit_sha,
+            fork_from=planned.fork_from,
+            compose_mode=planned.compose_mode,
+            round_attempt_id=opened.attempt.id,
+            # Of a composition's parents, the better one is what it has to beat.
+            parent_delta_ler=max(deltas, default=None),
+            parent_checkpoint=parents[0].row.checkpoint_path if parents else None,
+            threads=run.threads,
+        ),
+        on_event=on_event,
+    )
+
+
+def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:
+    """Pointer commit, nomination, judgement, row, views, pin; the worktree goes, the branch stays."""
+    attempt, number = opened.attempt, opened.attempt.round
+    reach("measured")
+    on_event("measured", {"round": number, "phase": "recording", **metrics.dump()})
+    tip = worktree.commit_pointer(run.repo, run.layout, opened.planned)
+    reach("pointer_committed")
+    layout = run.layout.round(number)
+    said = _nominate(run, layout, opened.planned, metrics)
+    nominated = Nominated(round_attempt_id=attempt.id, round=number, analyst=said)
+    run.memory.history.append_attempt(nominated)
+    reach("nominated")
+    told = {"round": number, "verdict": said.verdict, "summary_1line": said.summary_1line}
+    on_event("nominated", told)
+    attempt, report, unjudged = replace(attempt, nominated=nominated), None, None
+    if said.verdict == "candidate":
+        try:
+            report = _judge(run, attempt, opened, metrics, on_event)
+        except (ContractError, InputError) as error:
+            unjudged = f"not judged: {error}"
+    found = round_files(layout)
+    pointer = _pointer(run, layout, opened.planned)
+    row = round_recorder.build_row(
+        attempt, metrics, pointer=pointer, report=report, config=found.config, sandbox=found.sandbox, unjudged=unjudged
+    )
+    _record(run, row, on_event)
+    run.repo.update_refs([RefUpdate(run.layout.pin(attempt.id), tip, None)])
+    reach("pinned")
+    run.repo.worktree_remove(run.layout.worktree(opened.planned.branch))
+    reach("worktree_removed")
+    return row
+
+
+def _plan(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]]:
+    """What the round is to be: the proposal, the edits, the commits to merge in. RoundFailed for one that cannot be."""
+    view = run.memory.l2_for_ideator(run.env, run.baseline_config, inputs=run.inputs)
+    try:
+        proposal = run.roles.ideator(view) or search("tpe")(view)
+    except ContractError as error:
+        raise RoundFailed("compile_error", f"the ideator's reply: {error}") from error
+    reach("ideated")
+    bases = [_base(run, one) for one in _standing(run, compose_parents(proposal.fork_from))]
+    try:
+        edits = _edits(run, proposal, bases)
+    except ContractError as error:
+        raise RoundFailed("compile_error", f"the coder's reply: {error}") from error
+    planned = Planned(
+        round_attempt_id=attempt.id,
+        round=attempt.round,
+        branch=run.layout.branch(attempt.round, proposal.slug),
+        base_sha=bases[0] if bases else run.info.baseline_sha,
+        fork_from=proposal.fork_from,
+        compose_mode=proposal.compose_mode,
+        ideator=proposal,
+        dsl_config=edits.dsl_config,
+    )
+    return planned, edits, bases[1:]
+
+
+def _edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse:
+    view: dict[str, Any] = {
+        "hypothesis": proposal.hypothesis,
+        "slug": proposal.slug,
+        "compose_mode": proposal.compose_mode,
+        "proposal": proposal.proposal,
+    }
+    if run.roles.open_surface:
+        base = bases[0] if bases else run.info.baseline_sha
+        entries = [entry for entry in run.repo.ls_tree(base, SURFACE) if entry.regular]
+        blobs = run.repo.objects([entry.oid for entry in entries])
+        view["surface"] = {
+            entry.path.removeprefix(f"{SURFACE}/"): blob[1].decode("utf-8", "replace")
+            for entry, blob in zip(entries, blobs, strict=True)
+            if blob is not None
+        }
+    return run.roles.coder(view) or coder.code(view)
+
+
+def _standing(run: Run, branches: tuple[str, ...]) -> list[Standing]:
+    """The recorded rounds of these branches, in this order. RoundFailed for one that cannot be forked."""
+    known = {one.branch: one for one in standings(run.memory.history.rows()) if one.branch}
+    for branch in branches:
+        if branch not in known or known[branch].row.commit_sha is None:
+            raise RoundFailed("compile_error", f"`fork_from` names {branch}, which is no recorded branch of this run")
+    return [known[branch] for branch in branches]
+
+
+def _base(run: Run, one: Standing) -> str:
+    """The commit to fork from: the recorded pointer commit, whatever a person has put on the branch since."""
+    sha = str(one.row.commit_sha)
+    pinned = run.repo.refs(run.layout.pin(one.attempt_id)).values()
+    return next(iter(pinned), sha)
+
+
+def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMetrics) -> AnalystResponse:
+    view = run.memory.l3_for_analyst(layout.dir, hypothesis=planned.ideator.hypothesis)
+    try:
+        said = run.roles.analyst(view)
+    except ContractError:
+        said = None
+    if said is None or (said.verdict == "candidate" and metrics.status != "ok"):
+        return analyst.analyse(view)
+    return said
+
+
+def _judge(run: Run, attempt: Attempt, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -> VerifyReport:
+    """Charged first: the attempt counts in the run's error budget, whatever becomes of it."""
+    from autoqec.eval import verifier
+
+    history, layout = run.memory.history, run.layout.round(attempt.round)
+    surface = run.layout.worktree(opened.planned.branch) / SURFACE
+    charged = [line for line in history.attempts() if isinstance(line, Charged)]
+    config = read_config(layout.config)
+    request = verifier.VerifyRequest(
+        env_text=run.env_text,
+        round=layout,
+        checkpoint=layout.checkpoint,
+        dsl_config=parse_dsl(config, where=str(layout.config)).config(),
+        secret=run.secret,
+        profile=PROFILES[run.info.profile],
+        run_id=run.info.run_id,
+        config_only=worktree.is_config_only(surface),
+        modules_dir=surface,
+        round_attempt_id=attempt.id,
+        branch=opened.planned.branch,
+        commit_sha=opened.commit_sha,
+        claimed=metrics,
+        attempt_index=len(charged) + 1,
+        discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in standings(history.rows())),
+        judged_before={line.artifact_sha256: line.round for line in charged},
+    )
+    artifact = verifier.artifact_sha256(request)
+    history.append_attempt(
+        Charged(
+            round_attempt_id=attempt.id,
+            round=attempt.round,
+            artifact_sha256=artifact,
+            attempt_index=request.attempt_index,
+        )
+    )
+    reach("charged")
+    on_event("judging", {"round": attempt.round, "phase": "judging"})
+    report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
+    reach("judged")
+    return report
+
+
+def _pointer(run: Run, layout: RoundLayout, planned: Planned) -> Pointer:
+    from autoqec.runner.pointer import read_pointer
+
+    path = run.layout.worktree(planned.branch) / pointer_on_branch(layout.round)
+    return read_pointer(path.read_bytes(), where=str(path), run_id=run.info.run_id, branch=planned.branch)
+
+
+def _record(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
+    """The commit point, and the views that follow from it."""
+    run.memory.append_round(row)
+    reach("row_appended")
+    run.memory.rebuild_views()
+    reach("views_written")
+    on_event("round_recorded", {"round": row.round, "phase": "done", "row": row.dump()})
+
+
+def _ended(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason: str, **more: Any) -> Opened:
+    """A round that came to its end before it could be measured."""
+    metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason})
+    on_event("measured", {"round": attempt.round, "status": status, "status_reason": reason})
+    row = round_recorder.build_row(attempt, metrics, **more)
+    _record(run, row, on_event)
+    return Opened(attempt, row=row)
+
+
+def _refused(run: Run, attempt: Attempt, failure: RoundFailed, on_event: OnEvent) -> Opened:
+    """An edit that may not be: what was committed of it is set aside, the worktree goes."""
+    planned = attempt.planned
+    assert planned is not None
+    branch, sha = planned.branch, run.repo.rev_parse(f"refs/heads/{planned.branch}")
+    place: dict[str, Any] = {}
+    if sha is not None:
+        worktree.salvage_and_remove(run.repo, run.layout, Path(run.layout.worktree(branch)))
+        if sha == planned.base_sha:
+            run.repo.update_refs([RefUpdate(f"refs/heads/{branch}", None, sha)])
+        else:
+            shelf = quarantined(branch)
+            moved = [RefUpdate(f"refs/heads/{shelf}", sha, None), RefUpdate(f"refs/heads/{branch}", None, sha)]
+            run.repo.update_refs([*moved, RefUpdate(run.layout.pin(attempt.id), sha, None)])
+            place = {"branch": shelf, "commit_sha": sha}
+    return _ended(run, attempt, on_event, status=failure.status, reason=failure.what, **place)

@@ -1,0 +1,117 @@
+"""The state of a run, read with a fixed number of git processes however many branches and rows it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from autoqec.contracts.base import Contract
+from autoqec.contracts.provenance import Manifest, Pointer
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import AutoqecError
+from autoqec.host.git import Repo
+from autoqec.host.gittypes import parse_commit
+from autoqec.orchestration import worktree
+from autoqec.orchestration.attempts import Attempt, group, standings
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.reconcile import RoundFiles, State, Tip
+from autoqec.store import files
+from autoqec.store.layout import RoundLayout, RunLayout, pointer_on_branch, quarantined, round_of_branch
+
+Stored = TypeVar("Stored", bound=Contract)
+
+
+def gather(repo: Repo, layout: RunLayout) -> State:
+    """Call while holding the run: what is found unfinished is then a dead owner's."""
+    memory = RunMemory(layout.root)
+    info, rows = memory.history.info(), memory.history.rows()
+    attempts = group(memory.history.attempts())
+    standing = standings(rows)
+    closed = {one.attempt_id for one in standing}
+    open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
+    planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]
+    shas = {
+        ref.removeprefix("refs/heads/"): sha
+        for prefix in (layout.branch_prefix, quarantined(layout.branch_prefix))
+        for ref, sha in repo.refs(f"refs/heads/{prefix}").items()
+    }
+    pins = {ref.removeprefix(layout.pin_prefix): sha for ref, sha in repo.refs(layout.pin_prefix).items()}
+    recorded = {one.row.branch for one in standing}
+    pointed = [branch for branch in shas if branch not in recorded]
+    commits = {one.row.commit_sha for one in standing if one.row.commit_sha}
+    names = [*shas.values(), *commits, *(f"{shas[branch]}:{_pointer_path(branch)}" for branch in pointed)]
+    found = dict(zip(names, repo.objects(names), strict=True)) if names else {}
+    tips = {branch: _tip(sha, found[sha]) for branch, sha in shas.items()}
+    pointers = {branch: _pointer(found[f"{shas[branch]}:{_pointer_path(branch)}"], branch) for branch in pointed}
+    return State(
+        layout=layout,
+        info=info,
+        attempts=attempts,
+        rows=tuple(rows),
+        branches=tips,
+        pins=pins,
+        pointers={branch: pointer for branch, pointer in pointers.items() if pointer is not None},
+        rounds={attempt.round: round_files(layout.round(attempt.round)) for attempt in open_attempts},
+        missing=frozenset(sha for sha in commits if found[sha] is None),
+        worktrees=worktree.leftovers(repo, layout, planned),
+        leftovers=tuple(_temporaries(layout, open_attempts)),
+        views_stale=bool(memory.stale_views()),
+    )
+
+
+def _pointer_path(branch: str) -> str:
+    name = "exp/" + branch.removeprefix("quarantine/") if branch.startswith("quarantine/") else branch
+    return pointer_on_branch(round_of_branch(name) or 0)
+
+
+def _tip(sha: str, stored: tuple[str, bytes] | None) -> Tip:
+    if stored is None:
+        return Tip(sha)
+    commit = parse_commit(sha, stored[1])
+    return Tip(sha, commit.parents, commit.trailers.get(worktree.TRAILER))
+
+
+def _pointer(stored: tuple[str, bytes] | None, branch: str) -> Pointer | str | None:
+    if stored is None:
+        return None
+    try:
+        return Pointer.read(json.loads(stored[1]), where=branch)
+    except (ValueError, AutoqecError) as error:
+        return str(error)
+
+
+def round_files(layout: RoundLayout) -> RoundFiles:
+    """What of a round's directory is whole."""
+    manifest = _stored(layout.manifest, Manifest)
+    return RoundFiles(
+        metrics=_stored(layout.metrics, RoundMetrics),
+        report=_stored(layout.report_json, VerifyReport),
+        config=read_config(layout.config),
+        sandbox=manifest.sandbox.get("tier") if manifest else None,
+    )
+
+
+def _stored(path: Path, kind: type[Stored]) -> Stored | None:
+    try:
+        return kind.read(json.loads(path.read_bytes()), where=str(path))
+    except (OSError, ValueError, AutoqecError):
+        return None
+
+
+def read_config(path: Path) -> dict[str, Any] | None:
+    """A config file's value; None where it holds none."""
+    try:
+        value = files.load_yaml(files.read_text(path), where=str(path))
+    except AutoqecError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _temporaries(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:
+    """Half-written files, and the Runner's scratch directory, where a dead process can have left them."""
+    places = [layout.root, layout.salvage, *(layout.round(attempt.round).dir for attempt in open_attempts)]
+    found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
+    return [path for path in found if path.name.endswith(".tmp")]
