@@ -41,6 +41,32 @@ class StimFileCode(Contract):
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
+class DemFileCode(Contract):
+    """A detector error model with its own probabilities: shots are drawn from the model itself.
+
+    For backend `mwpm` its mechanisms must be split into graph-like parts (`^`) already.
+    """
+
+    kind: Literal["dem_file"] = "dem_file"
+    path: str
+    text: str | None = None
+    rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
+
+
+class CssFileCode(Contract):
+    """Check matrices and logicals of a CSS code, one noisy step on the data, perfect checks (code capacity).
+
+    The file is YAML with hx, hz, lx, lz, each a list of rows such as "1100"; lx and lz may be left out and are
+    then found. basis z: X errors count, and the Z logicals are the observables.
+    """
+
+    kind: Literal["css_file"] = "css_file"
+    path: str
+    text: str | None = None
+    basis: Literal["z", "x"] = "z"
+    rounds: Literal[1] = 1
+
+
 class BicycleCode(Contract):
     """A bivariate bicycle code in a circuit-level memory experiment (Bravyi et al., Nature 627, 778, 2024).
 
@@ -56,7 +82,10 @@ class BicycleCode(Contract):
     basis: Literal["z", "x"] = "z"
 
 
-Code = Annotated[StimGeneratorCode | StimFileCode | BicycleCode, Field(discriminator="kind")]
+Code = Annotated[
+    StimGeneratorCode | StimFileCode | DemFileCode | CssFileCode | BicycleCode, Field(discriminator="kind")
+]
+FILE_CODES = (StimFileCode, DemFileCode, CssFileCode)  # their text travels in the frozen env
 
 
 class CircuitDepolarizing(Contract):
@@ -83,13 +112,24 @@ class CircuitDepolarizing(Contract):
         return self
 
 
+class BiasedNoise(CircuitDepolarizing):
+    """As circuit_depolarizing, but every depolarizing channel of strength p favours phase flips by eta.
+
+    One qubit: Z with p*eta/(eta+1), X and Y share the rest. Two qubits: IZ, ZI, ZZ share p*eta/(eta+1), the other
+    twelve Paulis the rest. eta = 1/2 is depolarizing on one qubit, eta = 1/4 on two.
+    """
+
+    model: Literal["circuit_biased"] = "circuit_biased"  # type: ignore[assignment]
+    eta: float = Field(gt=0, le=1e6)
+
+
 class FileNoise(Contract):
     """The noise is written in the code's own file: one operating point, no p to choose."""
 
     model: Literal["from_file"] = "from_file"
 
 
-Noise = Annotated[CircuitDepolarizing | FileNoise, Field(discriminator="model")]
+Noise = Annotated[CircuitDepolarizing | BiasedNoise | FileNoise, Field(discriminator="model")]
 
 Band = tuple[int, int]
 
@@ -164,8 +204,10 @@ class EnvSpec(Contract):
     @model_validator(mode="after")
     def _noise_fits_code(self) -> EnvSpec:
         from_file = self.noise.model == "from_file"
-        if (self.code.kind == "stim_file") != from_file:
-            raise ValueError("noise model `from_file` belongs to code kind `stim_file`, and to no other")
+        if (self.code.kind in ("stim_file", "dem_file")) != from_file:
+            raise ValueError(
+                "noise model `from_file` belongs to code kinds `stim_file` and `dem_file`, and to no other"
+            )
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
         if self.backend != "mwpm" and any(name in GRAPH_BACKENDS for name in self.baselines):

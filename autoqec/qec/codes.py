@@ -1,50 +1,152 @@
-"""From an env to a circuit with detectors, observables and noise."""
+"""From an env to a circuit (or a detector error model) with detectors, observables and noise."""
 
 from __future__ import annotations
 
+import numpy as np
 import stim
 
-from autoqec.contracts.env import BicycleCode, EnvSpec, StimFileCode
+from autoqec.contracts.env import BiasedNoise, BicycleCode, CssFileCode, DemFileCode, EnvSpec, StimFileCode
 from autoqec.errors import InputError
 from autoqec.qec import bicycle
+from autoqec.store.files import load_yaml
+
+Source = stim.Circuit | stim.DetectorErrorModel
 
 
-def build_circuit(env: EnvSpec, p: float | None) -> stim.Circuit:
-    """The memory experiment of `env` at physical error rate `p` (None: the file's own noise).
+def build_source(env: EnvSpec, p: float | None) -> Source:
+    """The experiment of `env` at physical error rate `p` (None: the file's own noise); a DEM for kind `dem_file`.
 
-    circuit_depolarizing sets all four noise parameters of `stim.Circuit.generated` to p.
-    Raises InputError where stim can't read or build the circuit, or nothing can fail in it.
+    Raises InputError where stim can't read or build it, or where nothing can be decoded in it.
     """
-    code = env.code
     try:
-        if isinstance(code, StimFileCode):
-            if code.text is None:
-                raise InputError("the circuit's text is missing", where="code.text", mend="load the env from its file")
-            circuit = stim.Circuit(code.text)
-        elif isinstance(code, BicycleCode):
-            assert p is not None  # only a file brings its own noise
-            circuit = bicycle.memory_circuit(code.width, code.height, code.a, code.b, code.rounds, p, code.basis)
-        else:
-            circuit = stim.Circuit.generated(
-                code.task,
-                distance=code.distance,
-                rounds=code.rounds,
-                after_clifford_depolarization=p,
-                before_measure_flip_probability=p,
-                after_reset_flip_probability=p,
-                before_round_data_depolarization=p,
-            )
+        source = _build(env, p)
     except (ValueError, IndexError) as error:
         raise InputError(
             f"stim can't build this circuit ({str(error).strip().splitlines()[0]})",
             where=f"env `{env.name}`, field `code`",
             mend="check the file with `stim analyze_errors --in FILE`",
         ) from error
-    if circuit.num_observables == 0 or circuit.num_detectors == 0:
+    if source.num_observables == 0 or source.num_detectors == 0:
         raise InputError(
-            f"the circuit has {circuit.num_detectors} detectors and {circuit.num_observables} observables; "
+            f"the circuit has {source.num_detectors} detectors and {source.num_observables} observables; "
             "a decoder needs at least one of each",
             where=f"env `{env.name}`, field `code`",
             mend="add DETECTOR and OBSERVABLE_INCLUDE lines to the circuit",
         )
+    return source
+
+
+def _build(env: EnvSpec, p: float | None) -> Source:
+    code = env.code
+    if isinstance(code, StimFileCode | DemFileCode | CssFileCode) and code.text is None:
+        raise InputError("the file's text is missing", where="code.text", mend="load the env from its file")
+    if isinstance(code, DemFileCode):
+        return stim.DetectorErrorModel(code.text)
+    if isinstance(code, StimFileCode):
+        return stim.Circuit(code.text)
+    assert p is not None  # only those two kinds bring their own noise
+    if isinstance(code, BicycleCode):
+        circuit = bicycle.memory_circuit(code.width, code.height, code.a, code.b, code.rounds, p, code.basis)
+    elif isinstance(code, CssFileCode):
+        circuit = css_circuit(code, p)
+    else:
+        circuit = stim.Circuit.generated(
+            code.task,
+            distance=code.distance,
+            rounds=code.rounds,
+            after_clifford_depolarization=p,
+            before_measure_flip_probability=p,
+            after_reset_flip_probability=p,
+            before_round_data_depolarization=p,
+        )
+    return biased(circuit, env.noise.eta) if isinstance(env.noise, BiasedNoise) else circuit
+
+
+def biased(circuit: stim.Circuit, eta: float) -> stim.Circuit:
+    """Every depolarizing channel replaced by one of the same strength that favours phase flips by eta."""
+    out = stim.Circuit()
+    for instruction in circuit:
+        if isinstance(instruction, stim.CircuitRepeatBlock):
+            out.append(stim.CircuitRepeatBlock(instruction.repeat_count, biased(instruction.body_copy(), eta)))
+        elif instruction.name == "DEPOLARIZE1":
+            (p,) = instruction.gate_args_copy()
+            flips = p / (eta + 1) / 2
+            out.append("PAULI_CHANNEL_1", instruction.targets_copy(), [flips, flips, p * eta / (eta + 1)])
+        elif instruction.name == "DEPOLARIZE2":
+            (p,) = instruction.gate_args_copy()
+            phases, rest = p * eta / (eta + 1) / 3, p / (eta + 1) / 12
+            # stim's order is IX IY IZ XI ... ZZ: entries 3, 12 and 15, counted from 1, are phases alone.
+            out.append(
+                "PAULI_CHANNEL_2",
+                instruction.targets_copy(),
+                [phases if index in (3, 12, 15) else rest for index in range(1, 16)],
+            )
+        else:
+            out.append(instruction)
+    return out
+
+
+def css_circuit(code: CssFileCode, p: float) -> stim.Circuit:
+    """Data qubits start in the basis' eigenstate, suffer DEPOLARIZE1(p), and every check is read without noise."""
+    matrices = css_matrices(code.text or "", code.path)
+    hx, hz = matrices["hx"], matrices["hz"]
+    own, kind = (hz, "Z") if code.basis == "z" else (hx, "X")
+    other = hx if code.basis == "z" else hz
+    logical = matrices.get("lz" if code.basis == "z" else "lx")
+    if logical is None:
+        logical = bicycle.logicals(other, own)
+    if (other @ logical.T % 2).any() or len(logical) == 0:
+        raise InputError(
+            "a logical does not commute with the checks, or there is none", where=code.path, mend=f"correct {code.path}"
+        )
+    qubits = range(own.shape[1])
+    circuit = stim.Circuit()
+    circuit.append("R" if kind == "Z" else "RX", qubits)
+    cross = "X" if kind == "Z" else "Z"
+    _measure(circuit, other, cross)  # projects into the code space: the other sector's first values are random
+    circuit.append("DEPOLARIZE1", qubits, p)
+    _measure(circuit, other, cross)
+    for row in range(len(other)):
+        last = -len(other) + row
+        circuit.append("DETECTOR", [stim.target_rec(last), stim.target_rec(last - len(other))], (row, 0, 0))
+    circuit.append("M" if kind == "Z" else "MX", qubits)
+    n = len(qubits)
+    for row, check in enumerate(own):
+        circuit.append("DETECTOR", [stim.target_rec(int(q) - n) for q in np.nonzero(check)[0]], (row, 1, 0))
+    for index, row_bits in enumerate(logical):
+        circuit.append("OBSERVABLE_INCLUDE", [stim.target_rec(int(q) - n) for q in np.nonzero(row_bits)[0]], index)
     return circuit
+
+
+def _measure(circuit: stim.Circuit, checks: np.ndarray, pauli: str) -> None:
+    """One noiseless product measurement a row."""
+    for check in checks:
+        targets: list[stim.GateTarget] = []
+        for qubit in np.nonzero(check)[0]:
+            targets += [stim.target_pauli(int(qubit), pauli), stim.target_combiner()]
+        circuit.append("MPP", targets[:-1])
+
+
+def css_matrices(text: str, where: str) -> dict[str, np.ndarray]:
+    """hx, hz and, where given, lx, lz: uint8 [rows, n_qubits]. InputError naming the matrix that is wrong."""
+    data = load_yaml(text, where=where)
+    if not isinstance(data, dict) or not {"hx", "hz"} <= set(data) <= {"hx", "hz", "lx", "lz"}:
+        raise InputError("needs the keys hx and hz, and may have lx and lz", where=where, mend=f"edit {where}")
+    found: dict[str, np.ndarray] = {}
+    for name, rows in data.items():
+        rows = rows if isinstance(rows, list) else []
+        if not rows or any(not isinstance(row, str) or set(row) - {"0", "1"} or "1" not in row for row in rows):
+            raise InputError(
+                'must be a list of rows such as "0110", each with a 1',
+                where=f"{where}, key {name}",
+                mend=f"edit {where}",
+            )
+        if len({len(row) for row in rows}) != 1:
+            raise InputError("rows differ in length", where=f"{where}, key {name}", mend=f"edit {where}")
+        found[name] = np.array([[int(bit) for bit in row] for row in rows], np.uint8)
+    widths = {name: matrix.shape[1] for name, matrix in found.items()}
+    if len(set(widths.values())) != 1:
+        raise InputError(f"matrices differ in width: {widths}", where=where, mend=f"edit {where}")
+    if (found["hx"] @ found["hz"].T % 2).any():
+        raise InputError("the checks of hx and hz do not commute", where=where, mend=f"edit {where}")
+    return found

@@ -14,7 +14,7 @@ import stim
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import InputError
-from autoqec.qec.codes import build_circuit
+from autoqec.qec.codes import Source, build_source
 from autoqec.qec.graph import Component, DecodingGraph, MatchingGraph, matching_graph, tanner_graph
 
 TARGET: Any = object()  # "the env's target point" as a default, since None is a point too
@@ -22,11 +22,11 @@ TARGET: Any = object()  # "the env's target point" as a default, since None is a
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One env at one operating point. H, L: uint8 csr over the DEM's mechanisms; fault_probs float64 [n_faults]."""
+    """One env at one operating point. source: circuit, or the DEM alone. H, L: uint8 csr over the DEM's mechanisms; fault_probs float64 [n_faults]."""
 
     env: EnvSpec
     p: float | None
-    circuit: stim.Circuit
+    source: Source
     dem: stim.DetectorErrorModel
     fault_probs: np.ndarray
     H: sp.csr_matrix
@@ -38,17 +38,15 @@ class Problem:
         """Build the problem; InputError where matching is asked for and the noise does not decompose into a graph."""
         if p is TARGET:
             p = env.target
-        circuit = build_circuit(env, p)
-        by_matching = env.backend == "mwpm"
-        dem = decomposed_model(circuit, env.name) if by_matching else circuit.detector_error_model()
-        return cls._of_model(env, p, circuit, dem)
+        source = build_source(env, p)
+        return cls._of_model(env, p, source, error_model(source, env))
 
     def with_model(self, dem: stim.DetectorErrorModel) -> Problem:
         """The same env under another detector error model, as a user's circuit at another p gives it."""
-        return self._of_model(self.env, None, self.circuit, dem)
+        return self._of_model(self.env, None, self.source, dem)
 
     @classmethod
-    def _of_model(cls, env: EnvSpec, p: float | None, circuit: stim.Circuit, dem: stim.DetectorErrorModel) -> Problem:
+    def _of_model(cls, env: EnvSpec, p: float | None, source: Source, dem: stim.DetectorErrorModel) -> Problem:
         dem = dem.flattened()
         probs, components = read_mechanisms(dem)
         H, L = incidence(components, dem.num_detectors, dem.num_observables)
@@ -58,7 +56,7 @@ class Problem:
             graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
         else:
             graph = tanner_graph(H, L, probs, env.name)
-        return cls(env, p, circuit, dem, probs, H, L, graph)
+        return cls(env, p, source, dem, probs, H, L, graph)
 
     def variables(self, output_mode: OutputMode) -> DecodingGraph:
         """What a predecoder's outputs are about: the backend's own variables, or every mechanism (hard_flip)."""
@@ -80,6 +78,13 @@ class Problem:
         return self.graph
 
     @property
+    def circuit(self) -> stim.Circuit:
+        """The circuit; InputError where the env gives no more than a detector error model."""
+        if isinstance(self.source, stim.DetectorErrorModel):
+            raise InputError("this env has a detector error model and no circuit", where=f"env `{self.env.name}`")
+        return self.source
+
+    @property
     def n_detectors(self) -> int:
         return self.H.shape[0]
 
@@ -97,12 +102,12 @@ class Problem:
 
     @cached_property
     def circuit_sha256(self) -> str:
-        return hashlib.sha256(str(self.circuit).encode()).hexdigest()
+        return hashlib.sha256(str(self.source).encode()).hexdigest()
 
     @cached_property
     def coordinates(self) -> np.ndarray:
         """float64 [n_detectors, k]: detector coordinates, missing ones 0."""
-        found = self.circuit.get_detector_coordinates()
+        found = self.source.get_detector_coordinates()
         width = max((len(value) for value in found.values()), default=0)
         table = np.zeros((self.n_detectors, width))
         for detector, value in found.items():
@@ -110,15 +115,22 @@ class Problem:
         return table
 
 
-def decomposed_model(circuit: stim.Circuit, name: str) -> stim.DetectorErrorModel:
-    """The circuit's DEM with every mechanism split into graph-like parts."""
+def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
+    """The DEM that the env's backend decodes; for matching, every mechanism split into graph-like parts.
+
+    Disjoint errors of one channel count as independent, as everywhere in this field.
+    """
+    if isinstance(source, stim.DetectorErrorModel):
+        return source
+    if env.backend != "mwpm":
+        return source.detector_error_model(approximate_disjoint_errors=True)
     try:
-        return circuit.detector_error_model(decompose_errors=True)
+        return source.detector_error_model(decompose_errors=True, approximate_disjoint_errors=True)
     except ValueError as error:
         raise InputError(
             "the detector error model can't be decomposed into a matching graph "
             f"({str(error).strip().splitlines()[0]})",
-            where=f"env `{name}`, backend `mwpm`",
+            where=f"env `{env.name}`, backend `mwpm`",
             mend="choose `backend: bposd`, which needs no graph",
         ) from error
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy.sparse as sp
+import stim
 
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import Band
@@ -40,9 +41,15 @@ class Labelled:
 
 
 def sample(problem: Problem, n: int, seed: int) -> Shots:
-    """n shots of the circuit's own noise. The same seed gives the same shots for one stim version and CPU width."""
-    sampler = problem.circuit.compile_detector_sampler(seed=seed)
-    detectors, observables = sampler.sample(n, separate_observables=True, bit_packed=True)
+    """n shots of the circuit's own noise (of the DEM's, where there is no circuit).
+
+    The same seed gives the same shots for one stim version and CPU width.
+    """
+    if isinstance(problem.source, stim.DetectorErrorModel):
+        detectors, observables, _ = problem.source.compile_sampler(seed=seed).sample(n, bit_packed=True)
+    else:
+        sampler = problem.source.compile_detector_sampler(seed=seed)
+        detectors, observables = sampler.sample(n, separate_observables=True, bit_packed=True)
     return Shots(detectors, unpack(observables, problem.n_observables).astype(bool))
 
 

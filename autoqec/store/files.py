@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from autoqec.contracts.base import first_fault
-from autoqec.contracts.env import EnvSpec, StimFileCode
+from autoqec.contracts.env import FILE_CODES, EnvSpec
 from autoqec.errors import InputError
 
 MAX_BYTES = 16 * 2**20
@@ -188,17 +188,17 @@ def load_env(path: Path | str) -> tuple[EnvSpec, str]:
     mend = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
     text = read_text(path, what="env file", mend=mend)
     env = _validate(load_yaml(text, where=str(path)), where=str(path))
-    if isinstance(env.code, StimFileCode) and env.code.text is None:
+    if isinstance(env.code, FILE_CODES) and env.code.text is None:
         mend = f"correct `code.path` in {path} (relative to that file)"
-        circuit = read_text(path.parent / env.code.path, what="circuit file", mend=mend)
-        env = env.model_copy(update={"code": env.code.model_copy(update={"text": circuit})})
+        content = read_text(path.parent / env.code.path, what="code file", mend=mend)
+        env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
     return env, dump_config(env.dump())
 
 
 def parse_env(text: str, *, where: str) -> EnvSpec:
     """A frozen env. Raises InputError; also where a circuit file's text is not in it."""
     env = _validate(load_yaml(text, where=where), where=where)
-    if isinstance(env.code, StimFileCode) and env.code.text is None:
+    if isinstance(env.code, FILE_CODES) and env.code.text is None:
         raise InputError("`code.text` is missing: this env is not frozen", where=where, mend="load it from its file")
     return env
 

@@ -1,0 +1,125 @@
+"""Every way to say a code: generator, circuit, DEM, matrices; and biased noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import stim
+
+from autoqec.contracts.env import (
+    BiasedNoise,
+    CircuitDepolarizing,
+    CssFileCode,
+    DemFileCode,
+    EnvSpec,
+    FileNoise,
+    StimGeneratorCode,
+)
+from autoqec.errors import InputError
+from autoqec.qec.backends import make
+from autoqec.qec.codes import biased
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import LabelledSampler, sample
+from tests.support.envs import BANDS, problem
+
+STEANE = """
+hx: ["0001111", "0110011", "1010101"]
+hz: ["0001111", "0110011", "1010101"]
+lz: ["1111111"]
+"""
+
+
+def css(text: str, backend: str = "bposd", basis: str = "z") -> EnvSpec:
+    return EnvSpec(
+        name="steane",
+        code=CssFileCode(path="steane.yaml", text=text, basis=basis),  # type: ignore[arg-type]
+        noise=CircuitDepolarizing(p=(0.05,), target_p=0.05),
+        seed_policy=BANDS,
+        backend=backend,  # type: ignore[arg-type]
+        baselines=("bposd0",),
+    )
+
+
+def failures(prob: Problem, backend: str, n: int = 4000) -> float:
+    shots = sample(prob, n, 3)
+    return float((make(backend, prob).decode(shots.detectors) != shots.observables).any(axis=1).mean())
+
+
+@pytest.mark.parametrize("basis", ["z", "x"])
+def test_check_matrices_of_the_steane_code(basis: str) -> None:
+    """Three checks a sector; a single flip is always corrected, so LER is of order p^2."""
+    prob = Problem.from_env(css(STEANE, basis=basis))
+    assert (prob.n_detectors, prob.n_observables) == (6, 1)
+    ler = failures(prob, "bposd")
+    q = 2 / 3 * 0.05  # probability that a qubit's relevant flip happens
+    assert 0 < ler < 21 * q**2
+    assert ler > 0.3 * 21 * q**2
+
+
+def test_logicals_are_found_where_none_are_given() -> None:
+    without = Problem.from_env(css(STEANE.replace('lz: ["1111111"]', "")))
+    assert without.n_observables == 1
+    assert failures(without, "bposd") == pytest.approx(failures(Problem.from_env(css(STEANE)), "bposd"), abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('hx: ["11"]', "needs the keys hx and hz"),
+        ('hx: ["11"]\nhz: ["10"]', "do not commute"),
+        ('hx: ["11"]\nhz: ["12"]', "key hz.*rows such as"),
+        ('hx: ["11"]\nhz: ["11", "1"]', "key hz.*differ in length"),
+        ('hx: ["11"]\nhz: ["1111"]', "differ in width"),
+        ('hx: ["1100"]\nhz: ["1111"]\nlz: ["1000"]', "logical does not commute"),
+    ],
+)
+def test_wrong_matrices_name_the_place(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Problem.from_env(css(text))
+
+
+def dem_env(text: str) -> EnvSpec:
+    return EnvSpec(name="model", code=DemFileCode(path="m.dem", text=text), noise=FileNoise(), seed_policy=BANDS)
+
+
+def test_a_dem_decodes_as_the_circuit_it_came_from() -> None:
+    home = problem(3, 0.01)
+    away = Problem.from_env(dem_env(str(home.dem)))
+    shots = sample(home, 3000, 1)
+    assert np.array_equal(make("mwpm", away).decode(shots.detectors), make("mwpm", home).decode(shots.detectors))
+    drawn = sample(away, 5000, 2)
+    assert drawn.detectors.shape[1] == 3 and drawn.observables.any()
+    assert LabelledSampler(away, 1).draw(10).edges.shape == (10, home.graph.n_edges)
+    with pytest.raises(InputError, match="no circuit"):
+        _ = away.circuit
+
+
+def test_a_dem_with_hyperedges_needs_another_backend() -> None:
+    with pytest.raises(InputError, match="bposd"):
+        Problem.from_env(dem_env("error(0.1) D0 D1 D2 L0\nerror(0.1) D0 D1"))
+
+
+def test_a_dem_that_is_none_says_so() -> None:
+    with pytest.raises(InputError, match="can't build"):
+        Problem.from_env(dem_env("nonsense"))
+
+
+def test_bias_keeps_the_strength_and_moves_it_to_phases() -> None:
+    circuit = stim.Circuit("H 0\nREPEAT 3 {\n DEPOLARIZE1(0.01) 0\n DEPOLARIZE2(0.03) 0 1\n}")
+    block = biased(circuit, 10.0)[1].body_copy()
+    one, two = (instruction.gate_args_copy() for instruction in block)
+    assert sum(one) == pytest.approx(0.01) and one[2] == pytest.approx(0.01 * 10 / 11)
+    assert sum(two) == pytest.approx(0.03)
+    assert [two[k] for k in (2, 11, 14)] == pytest.approx([0.03 * 10 / 33] * 3)  # IZ, ZI, ZZ
+    assert stim.Circuit(f"PAULI_CHANNEL_2({','.join(map(str, two))}) 0 1").num_qubits == 2
+
+
+def test_phase_bias_spares_the_z_memory() -> None:
+    def ler(noise: CircuitDepolarizing, basis: str) -> float:
+        code = StimGeneratorCode(task=f"surface_code:rotated_memory_{basis}", distance=3, rounds=3)  # type: ignore[arg-type]
+        env = EnvSpec(name="s", code=code, noise=noise, seed_policy=BANDS)
+        return failures(Problem.from_env(env), "mwpm", 20_000)
+
+    even, strong = CircuitDepolarizing(p=(0.01,), target_p=0.01), BiasedNoise(p=(0.01,), target_p=0.01, eta=100)
+    assert ler(strong, "z") < 0.8 * ler(even, "z")
+    assert ler(strong, "x") > ler(even, "x")
