@@ -62,9 +62,9 @@ class Facts:
 
 @lru_cache(maxsize=32)
 def _n_detectors(env: EnvSpec) -> int:
-    from autoqec.qec.codes import build_circuit
+    from autoqec.qec.problem import Problem
 
-    return int(build_circuit(env, env.target).num_detectors)
+    return Problem.from_env(env).n_detectors
 
 
 @dataclass(frozen=True)
