@@ -205,9 +205,7 @@ class EnvSpec(Contract):
     def _noise_fits_code(self) -> EnvSpec:
         from_file = self.noise.model == "from_file"
         if (self.code.kind in ("stim_file", "dem_file")) != from_file:
-            raise ValueError(
-                "noise model `from_file` belongs to code kinds `stim_file` and `dem_file`, and to no other"
-            )
+            raise ValueError("noise model `from_file` belongs to code kinds `stim_file` and `dem_file` alone")
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
         if self.backend != "mwpm" and any(name in GRAPH_BACKENDS for name in self.baselines):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
 import stim
 
@@ -10,7 +12,7 @@ from autoqec.errors import InputError
 from autoqec.qec import bicycle
 from autoqec.store.files import load_yaml
 
-Source = stim.Circuit | stim.DetectorErrorModel
+Source: TypeAlias = stim.Circuit | stim.DetectorErrorModel
 
 
 def build_source(env: EnvSpec, p: float | None) -> Source:

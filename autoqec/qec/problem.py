@@ -22,7 +22,10 @@ TARGET: Any = object()  # "the env's target point" as a default, since None is a
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One env at one operating point. source: circuit, or the DEM alone. H, L: uint8 csr over the DEM's mechanisms; fault_probs float64 [n_faults]."""
+    """One env at one operating point. source: circuit, or the DEM alone.
+
+    H, L: uint8 csr over the DEM's mechanisms; fault_probs float64 [n_faults].
+    """
 
     env: EnvSpec
     p: float | None

@@ -18,7 +18,7 @@ from autoqec.contracts.provenance import (
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.decoders import surface
 from autoqec.host import git, machine
-from autoqec.qec.codes import build_circuit
+from autoqec.qec.codes import build_source
 from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
 from autoqec.store import atomic, files
@@ -54,7 +54,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
         packages=machine.versions(),
         environment=ManifestEnvironment(
             env_yaml_sha256=sha256_bytes(config.env_yaml.encode()),
-            circuit_sha256=sha256_bytes(str(build_circuit(env, env.target)).encode()),
+            circuit_sha256=sha256_bytes(str(build_source(env, env.target)).encode()),
             requirements_fingerprint=machine.requirements_fingerprint(),
         ),
         round=ManifestRound(

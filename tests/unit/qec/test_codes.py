@@ -47,13 +47,12 @@ def failures(prob: Problem, backend: str, n: int = 4000) -> float:
 
 @pytest.mark.parametrize("basis", ["z", "x"])
 def test_check_matrices_of_the_steane_code(basis: str) -> None:
-    """Three checks a sector; a single flip is always corrected, so LER is of order p^2."""
+    """Three checks a sector; single flips are corrected and pairs are not, so LER is about 21 q^2."""
     prob = Problem.from_env(css(STEANE, basis=basis))
     assert (prob.n_detectors, prob.n_observables) == (6, 1)
     ler = failures(prob, "bposd")
     q = 2 / 3 * 0.05  # probability that a qubit's relevant flip happens
-    assert 0 < ler < 21 * q**2
-    assert ler > 0.3 * 21 * q**2
+    assert 0.7 * 21 * q**2 < ler < 2 * 21 * q**2  # belief propagation on so short loops is not optimal
 
 
 def test_logicals_are_found_where_none_are_given() -> None:
