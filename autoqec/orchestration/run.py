@@ -103,6 +103,39 @@ class Run:
         self.close()
 
 
+@dataclass(frozen=True)
+class Start:
+    """What a run would begin with; nothing is written yet. notes: what a person should be told."""
+
+    repo: Repo
+    env: EnvSpec
+    env_text: str
+    baseline: str
+    baseline_config: dict[str, Any]
+    inputs: str
+    secret: bytes
+    notes: tuple[str, ...]
+
+
+def check_start(
+    env_path: Path | str, repo: Path | str, profile: str, *, secret_file: Path | str | None = None
+) -> Start:
+    """Everything that can be found wrong before a run exists. Raises InputError; writes nothing."""
+    env, env_text = files.load_env(env_path)
+    if profile not in PROFILES:
+        raise InputError(f"unknown profile {profile!r}", where="--profile", mend=f"one of {', '.join(PROFILES)}")
+    lab = Repo.discover(repo)
+    baseline = lab.head_sha()
+    baseline_config = _surface(lab, baseline)
+    _clean(lab)
+    _writable(lab.root)
+    secret = _secret(secret_file)
+    inputs = _decodable(env)
+    told = f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched"
+    notes = (told,) if lab.head_ref() is None else ()
+    return Start(lab, env, env_text, baseline, baseline_config, inputs, secret, notes)
+
+
 def start_run(
     env_path: Path | str,
     repo: Path | str,
@@ -120,22 +153,14 @@ def start_run(
     ideator: its name on record; without `roles` one of SEARCHES. secret_file: the judge's secret, for tests and
     replays; without it 32 random bytes. The caller closes the run.
     """
-    env, env_text = files.load_env(env_path)
-    if profile not in PROFILES:
-        raise InputError(f"unknown profile {profile!r}", where="--profile", mend=f"one of {', '.join(PROFILES)}")
+    start = check_start(env_path, repo, profile, secret_file=secret_file)
     roles = roles or Roles(search(ideator))
-    lab = Repo.discover(repo)
-    baseline = lab.head_sha()
-    baseline_config = _surface(lab, baseline)
-    _clean(lab)
-    _writable(lab.root)
-    secret = _secret(secret_file)
-    inputs = _decodable(env)
+    lab, env, baseline, secret = start.repo, start.env, start.baseline, start.secret
     layout = _new_directory(lab.root)
     info = RunInfo(
         run_id=layout.run_id,
         env_name=env.name,
-        env_yaml_sha256=sha256_bytes(env_text.encode()),
+        env_yaml_sha256=sha256_bytes(start.env_text.encode()),
         baseline_sha=baseline,
         baseline_ref=lab.head_ref(),
         profile=profile,
@@ -146,10 +171,11 @@ def start_run(
         versions=machine.versions(),
         command_line=command_line,
     )
-    run = Run(lab, layout, info, env, env_text, baseline_config, inputs, roles, threads)
+    run = Run(lab, layout, info, env, start.env_text, start.baseline_config, start.inputs, roles, threads)
+    run.notes.extend(start.notes)
     try:
         _hold(run)
-        atomic.write_text(layout.env, env_text)
+        atomic.write_text(layout.env, start.env_text)
         atomic.write_bytes(layout.secret, secret, mode=0o600)
         run.memory.history.write_info(info)
         run.memory.rebuild_views()
@@ -158,8 +184,6 @@ def start_run(
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
     reach("run_created")
-    if info.baseline_ref is None:
-        run.notes.append(f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched")
     return run
 
 
