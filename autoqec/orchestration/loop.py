@@ -12,9 +12,9 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.orchestration.budget import Budget, Clock, Interrupts
 from autoqec.orchestration.executor import Executor, Parallel, Serial
 from autoqec.orchestration.rounds import OnEvent, Opened, measure, open_round, settle
-from autoqec.orchestration.run import Roles, Run, resume_run, start_run
+from autoqec.orchestration.run import Roles, Run, check_start, resume_run, start_run
 
-__all__ = ["Budget", "Outcome", "Roles", "Run", "resume_run", "run_rounds", "start_run"]
+__all__ = ["Budget", "Outcome", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
 
 
 @dataclass(frozen=True)
