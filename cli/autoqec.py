@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
+from typing import Any
 
 import click
 
-from cli.common import call
+from cli.common import Out, call, options
 
 # name -> (module, one line of help): `--help` needs no command's module.
 COMMANDS = {
@@ -18,6 +20,7 @@ COMMANDS = {
     "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
     "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),
     "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
+    "mcp": ("cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
     "envs": ("cli.commands.envs", "List the envs that can be named without a path."),
     "machine-state": ("cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
     "doctor": ("cli.commands.doctor", "Check what autoqec needs here, and say how to mend what is missing."),
@@ -52,6 +55,47 @@ def group() -> None:
     Exit status: 0 done · 1 no round ended ok, or the judge did not verify · 2 wrong input · 3 paused for a person ·
     74 the disk failed · 130 interrupted, resumable.
     """
+
+
+PROFILE_NAMES = ("smoke", "dev", "prod")
+IDEATORS = ("tpe", "random", "evolve", "llm", "hybrid", "replay")
+
+
+@group.command("run")
+@click.argument("env_name", metavar="[ENV]", required=False)
+@click.option("--rounds", type=click.IntRange(1), help="Finished rounds in all; 3 where nothing else limits.")
+@click.option("--profile", type=click.Choice(PROFILE_NAMES), default="dev", show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Same seed, same proposals."
+)
+@click.option("--secret-file", type=click.Path(path_type=Path), help="The judge's secret; for tests and replays only.")
+@click.option("--resume", metavar="RUN", help="Go on with a run: its id or its directory.")
+@click.option("--ideator", type=click.Choice(IDEATORS), default="tpe", show_default=True, help="Who proposes.")
+@click.option("--no-llm", is_flag=True, help="Refuse an ideator that would ask a language model.")
+@click.option("--model", help="Language model of the roles that one takes.")
+@click.option("--cassette", type=click.Path(path_type=Path), help="Play this recording instead of asking a model.")
+@click.option("--replay-of", metavar="RUN", help="The older run whose proposals `--ideator replay` repeats.")
+@click.option("--open-surface", is_flag=True, help="Let the model edit the surface's code, not the config alone.")
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Rounds measured at once.")
+@click.option(
+    "--budget", metavar="KEY=NUMBER,…", default="", help="rounds, hours, compute_hours, plateau, usd, tokens."
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, show the plan, write nothing.")
+@options
+@click.pass_context
+def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any) -> None:
+    """Search for predecoders of ENV: the name of a builtin env, or the path of an env file.
+
+    Ctrl-C once: the round under way is finished. Twice: now. Either way `--resume` goes on.
+    """
+    from cli import running
+
+    explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
+    order = running.understood(env_name, explicit, **chosen)
+    if chosen["dry_run"]:
+        running.show_plan(order, out)
+    else:
+        raise click.exceptions.Exit(running.go(order, out))
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,7 +42,16 @@ class Out:
     def emit(self, value: dict[str, Any]) -> None:
         """One line for machines. Non-ASCII is escaped: any terminal and pipe can carry it."""
         if self.json:
-            click.echo(json.dumps(value, allow_nan=False))
+            click.echo(json.dumps(finite(value), allow_nan=False))
+
+
+def finite(value: Any) -> Any:
+    """`value` with null for every number that JSON has no word for."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def options(function: Function) -> Function:

@@ -96,7 +96,7 @@ class LiveView:
         line = line_of(kind, payload)
         if line is not None:
             self._say(line)
-        elif self.now is not None and self._live is None:
+        elif self.now is not None and self.now.total and self._live is None:
             self._progress_line(self.now)
 
     def _absorb(self, payload: dict[str, Any]) -> None:

@@ -32,6 +32,4 @@ def _code(env: EnvSpec) -> str:
     code = env.code
     if code.kind == "stim_generator":
         return f"{code.task} d={code.distance} rounds={code.rounds}"
-    if code.kind == "stim_file":
-        return f"{code.path} rounds={code.rounds}"
-    return f"{code.kind} [[{2 * code.width * code.height}]] rounds={code.rounds}"
+    return f"{getattr(code, 'path', code.kind)} rounds={code.rounds}"

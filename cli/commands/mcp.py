@@ -1,0 +1,24 @@
+"""`autoqec mcp`: the tools over stdin and stdout, for an assistant that starts them."""
+
+from __future__ import annotations
+
+import click
+
+from autoqec.errors import InputError
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("mcp")
+@options
+def command(out: Out) -> None:
+    """Serve machine_state, query_history, show, propose and verify over stdio, for the repository one stands in."""
+    from cli.mcp_server import server
+
+    root = places.lab_root()
+    try:
+        made = server(root)
+    except ImportError as error:
+        raise InputError("the package `mcp` is not installed", mend="pip install 'mcp>=2,<3'") from error
+    out.note(f"serving {root} over stdio; end of input ends it")
+    made.run("stdio")

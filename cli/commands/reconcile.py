@@ -1,0 +1,30 @@
+"""`autoqec reconcile`: after a crash, or after somebody tidied up by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("reconcile")
+@click.argument("run")
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@options
+def command(run: str, dry_run: bool, out: Out) -> None:
+    """Bring the files and branches of RUN in line with its history, and rebuild its views."""
+    from autoqec.host.git import Repo
+    from autoqec.orchestration.recovery import reconcile
+    from autoqec.report.text import plain
+
+    layout = places.run_layout(run)
+    actions = reconcile(layout, Repo.discover(Path.cwd()), dry_run=dry_run)
+    for action in actions:
+        what = action.branch or (str(action.path) if action.path else "")
+        out.say(" ".join(filter(None, [action.kind, plain(what), "·", plain(action.why)])))
+        out.emit(action.dump())
+    if not actions:
+        out.note(f"run {layout.run_id} is in line: nothing to do")

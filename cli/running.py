@@ -1,0 +1,168 @@
+"""What `autoqec run` does once it is parsed: understand, show the plan, or go and tell."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.history import RunInfo
+from autoqec.contracts.profiles import PROFILES, ProfileName
+from autoqec.errors import InputError, Interrupted
+from autoqec.orchestration import loop
+from autoqec.report import run_view
+from autoqec.report.summary import print_summary
+from autoqec.report.terminal import LiveView, console
+from autoqec.store.files import load_env
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from cli import ideators, places
+from cli.common import INTERRUPTED, Out
+
+ROUNDS = 3  # where nothing else limits
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is to be done. Of a run that goes on, `info` says how it began, and `env` is None."""
+
+    root: Path
+    env: Path | None
+    layout: RunLayout | None
+    info: RunInfo | None
+    profile: ProfileName
+    seed: int
+    secret_file: Path | None
+    choice: ideators.Choice
+    rounds: int | None
+    budget: loop.Budget
+    parallel: int
+
+
+def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order:
+    """The order that a command line means. Raises InputError before anything is written."""
+    root = places.lab_root()
+    budget, money = ideators.split_budget(chosen["budget"])
+    layout = places.run_layout(chosen["resume"], root=root) if chosen["resume"] else None
+    info = History(layout).info() if layout else None
+    if info is not None:
+        _same_as_before(info, env_name, {name: chosen[name] for name in explicit})
+    elif env_name is None:
+        raise InputError("is missing", where="ENV", mend="autoqec envs; then autoqec run NAME")
+    choice = ideators.Choice(
+        ideator=info.ideator if info else chosen["ideator"],
+        model=chosen["model"],
+        cassette=chosen["cassette"],
+        replay_of=chosen["replay_of"],
+        max_usd=money.get("usd"),
+        max_tokens=int(money["tokens"]) if "tokens" in money else None,
+        open_surface=chosen["open_surface"],
+    )
+    if chosen["no_llm"] and choice.models:
+        raise InputError(f"ideator `{choice.ideator}` asks a language model", where="--no-llm", mend="--ideator tpe")
+    ideators.check(choice, root)
+    return Order(
+        root=root,
+        env=None if info else places.env_file(str(env_name)),
+        layout=layout,
+        info=info,
+        profile=info.profile if info else chosen["profile"],
+        seed=info.seed if info else chosen["seed"],
+        secret_file=chosen["secret_file"],
+        choice=choice,
+        rounds=chosen["rounds"] or (None if chosen["budget"] else ROUNDS),
+        budget=budget,
+        parallel=chosen["parallel"],
+    )
+
+
+def _same_as_before(info: RunInfo, env_name: str | None, named: dict[str, Any]) -> None:
+    """A run keeps what it began with: naming it again is fine, naming something else is not."""
+    mend = f"autoqec run --resume {info.run_id}"
+    for name in ("profile", "seed", "ideator"):
+        was = getattr(info, name)
+        if named.get(name, was) != was:
+            raise InputError(f"the run began with {was}", where=f"--{name} {named[name]}", mend=mend)
+    if "secret_file" in named:
+        raise InputError("the run has its secret already", where="--secret-file", mend=mend)
+    if env_name is not None:
+        path = places.env_file(env_name)
+        if sha256_bytes(load_env(path)[1].encode()) != info.env_yaml_sha256:
+            raise InputError("is not the env that the run began with", where=str(path), mend=mend)
+
+
+def show_plan(order: Order, out: Out) -> None:
+    """What the order would do, after every check that a start makes; writes nothing."""
+    profile = PROFILES[order.profile].dump()
+    if order.env is not None:
+        start = loop.check_start(order.env, order.root, order.profile, secret_file=order.secret_file)
+        out.say(f"env       {start.env.name} ({order.env})")
+        out.say(f"baseline  {start.baseline[:12]} of {start.repo.root}")
+        for note in start.notes:
+            out.say(f"note      {note}")
+        base = {"env": start.env.dump(), "baseline": start.baseline, "notes": list(start.notes)}
+    else:
+        assert order.layout is not None  # an order has one or the other
+        out.say(f"resume    {order.layout.run_id}")
+        base = {"resume": order.layout.run_id}
+    rounds = "as the budget allows" if order.rounds is None else str(order.rounds)
+    out.say(f"rounds    {rounds}, {order.parallel} at a time, proposed by {order.choice.ideator}, seed {order.seed}")
+    for key, value in profile.items():
+        out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
+    plan = {"rounds": order.rounds, "parallel": order.parallel, "ideator": order.choice.ideator, "seed": order.seed}
+    out.emit({**base, **plan, "profile": profile})
+
+
+def go(order: Order, out: Out) -> int:
+    """Run the rounds, show them while they go and what came of them; the exit status."""
+    target = console(err=out.json)
+    with ExitStack() as stack:
+        view = stack.enter_context(LiveView(target, quiet=out.quiet))
+        run = stack.enter_context(_opened(order, _tell(view, out)))
+        _tell(view, out)("run_opened", {"run_id": run.layout.run_id, "root": str(run.layout.root)})
+        for note in run.notes:
+            out.note(note)
+        run.roles, limits = ideators.speakers(order.choice, run, _tell(view, out), order.budget)
+        try:
+            outcome = loop.run_rounds(run, order.rounds, _tell(view, out), budget=limits, parallel=order.parallel)
+        except KeyboardInterrupt as error:
+            mend = f"autoqec run --resume {run.layout.run_id}"
+            raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, mend=mend) from error
+    shown = run_view.load(run.layout)
+    print_summary(target, shown)
+    out.note(f"Stopped: {outcome.stopped}")
+    if outcome.interrupted:
+        out.note(f"Go on: autoqec run --resume {run.layout.run_id}")
+    out.emit({"event": "run_finished", "stopped": outcome.stopped, **shown.dump()})
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 0 if any(row.status == "ok" for row in outcome.rows or shown.rows) else 1
+
+
+def _opened(order: Order, tell: Callable[[str, dict[str, Any]], None]) -> loop.Run:
+    stand_in = loop.Roles(lambda view: None)  # the roles proper need the opened run
+    if order.layout is not None:
+        return loop.resume_run(order.layout.run_id, order.root, roles=stand_in, on_event=tell)
+    assert order.env is not None  # an order has one or the other
+    return loop.start_run(
+        order.env,
+        order.root,
+        order.profile,
+        order.seed,
+        order.choice.ideator,
+        secret_file=order.secret_file,
+        roles=stand_in,
+        command_line=tuple(sys.argv),
+    )
+
+
+def _tell(view: LiveView, out: Out) -> Callable[[str, dict[str, Any]], None]:
+    def tell(kind: str, payload: dict[str, Any]) -> None:
+        view(kind, payload)
+        out.emit({"event": kind, **payload})
+
+    return tell
