@@ -51,7 +51,7 @@ def _child(state: State) -> Move | None:
         assert params is not None  # asked above
         child = mutant(params, rng)
         try:
-            config = space.build(child)
+            config = moves.reading(space.build(child), state.inputs)
         except ContractError:
             continue  # two keys that do not go together
         if state.is_new(config):

@@ -190,3 +190,9 @@ def test_replayed_slugs_are_the_old_ones() -> None:
     replay = Replay(older())
     first = replay(view([]))
     assert first.slug == "try" and replay(view([told(1, first, 0.0)])).slug == "wide"
+
+
+def test_children_read_what_the_env_lets_them_read() -> None:
+    history = searched(evolve.propose, 20, small_rates_pay)
+    child = evolve.propose(view(history) | {"inputs": "all"}).proposal
+    assert child[child["type"]]["inputs"] == "all"
