@@ -25,6 +25,7 @@ class PredecoderAgent:
 
     def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
         self.model = model
+        self.output_mode = model.output_mode
         self.device = torch.device("cpu")
         self.shots_per_pass = max(1, min(MAX_SHOTS_PER_PASS, FLOPS_PER_PASS // max(flops_per_syndrome, 1)))
         self._forward: nn.Module = model

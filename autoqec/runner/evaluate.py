@@ -40,7 +40,7 @@ def decode_both(
 
     Works in chunks: memory does not grow with the number of shots.
     """
-    backend = backends.make_soft(problem)
+    backend = backends.make_soft(problem, agent.output_mode)
     plain = (backend.decode(shots.detectors) != shots.observables).any(axis=1)
     candidate = np.empty(len(shots), bool)
     for start in range(0, len(shots), CHUNK):

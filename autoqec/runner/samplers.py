@@ -18,7 +18,8 @@ from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import VAL_KEY, decode_both
 
-DRAW = 32_768  # shots drawn at once
+DRAW = 32_768  # shots drawn at once, fewer where their labels would fill more than LABEL_BYTES
+LABEL_BYTES = 2**25
 BARREN_DRAWS = 64  # draws in a row without one shot near failure: there is nothing to learn from
 
 TrajInfos = dict[str, np.ndarray]  # one value a trajectory, under each name
@@ -100,14 +101,19 @@ class ShotSampler(ABC):
 
 
 class EdgeLabelSampler(ShotSampler):
-    """Shots labelled with the edges their mechanisms ran over. Figures: detection events and flipped edges a shot."""
+    """Shots labelled with the edges their mechanisms ran over; for an agent that flips, with the mechanisms themselves.
+
+    Figures: detection events and flipped edges a shot.
+    """
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
         super().initialize(agent, rank=rank, world_size=world_size)
-        self._source = sampling.LabelledSampler(self.problem, self.train_seed())
+        self._source = sampling.LabelledSampler(self.problem, self.train_seed(), agent.output_mode)
+        most = min(DRAW, LABEL_BYTES // self.problem.variables(agent.output_mode).n_edges)
+        self._draw_size = max(most - most % self.batch_size, self.batch_size)
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        drawn = self._source.draw(max(DRAW - DRAW % self.batch_size, self.batch_size))
+        drawn = self._source.draw(self._draw_size)
         infos = {
             "Detections": drawn.detections.sum(1, dtype=np.int32),
             "Edges": drawn.edges.sum(1, dtype=np.int32),

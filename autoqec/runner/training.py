@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.profiles import Profile
+from autoqec.errors import InputError
+from autoqec.qec.classes import TwoClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algos import GradientAlgo, SupervisedEdges, ThroughMatching
@@ -45,7 +47,7 @@ class Phase:
 
 
 def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Budget, seed: int) -> list[Phase]:
-    """In order; InputError where the env allows no fine-tuning through the matching but the config asks for it."""
+    """In order. Fine-tuning is left out where nothing is matched under two classes (see `can_finetune`)."""
     recipe = dsl.training
     eval_shots = max(1, int(profile.val_shots * EVAL_SHARE))
     found = [
@@ -56,11 +58,22 @@ def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Budge
             budget.train_shots,
         )
     ]
-    if recipe.finetune_share > 0:
+    if recipe.finetune_share > 0 and can_finetune(problem, dsl):
         near = NearFailureSampler(problem, FINETUNE_BATCH, seed, gap=recipe.finetune_gap, eval_shots=eval_shots)
         algo = ThroughMatching(problem, learning_rate=recipe.finetune_learning_rate)
         found.append(Phase("finetuning", near, algo, budget.finetune_shots))
     return found
+
+
+def can_finetune(problem: Problem, dsl: PredecoderDSL) -> bool:
+    """Whether the predecoder sets the weights of a matching whose two logical classes a cut separates."""
+    if dsl.output_mode != "soft_priors":
+        return False
+    try:
+        TwoClassMatcher(problem)
+    except InputError:
+        return False
+    return True
 
 
 def train(agent: PredecoderAgent, plan: list[Phase], dsl: PredecoderDSL, logger: TrainLogger, seed: int) -> int:

@@ -127,7 +127,16 @@ def test_minibatch_eval_measures_before_training_and_at_every_interval_in_eval_m
     assert all(row["StepsInEval"] == "200" for row in table) and "StepsInTrajWindow" not in table[0]
 
 
-def test_evaluating_changes_nothing_of_the_training(problem: Problem, layout: RoundLayout, tmp_path: Any) -> None:
+def test_evaluating_changes_nothing_of_the_training(
+    problem: Problem, layout: RoundLayout, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = EdgeLabelSampler.evaluate_agent
+
+    def careless(self: Any, itr: int) -> Any:
+        torch.rand(5)
+        return original(self, itr)
+
+    monkeypatch.setattr(EdgeLabelSampler, "evaluate_agent", careless)
     losses, streams = [], []
     for kind in (MinibatchRl, MinibatchRlEval):
         logger = TrainLogger(RoundLayout(tmp_path / kind.__name__, 1))

@@ -28,9 +28,9 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         used.append(seed)
         return sample(problem, n, seed)
 
-    def spy_labelled(problem: Problem, seed: int) -> Any:
+    def spy_labelled(problem: Problem, seed: int, *more: Any) -> Any:
         used.append(seed)
-        return labelled(problem, seed)
+        return labelled(problem, seed, *more)
 
     monkeypatch.setattr(sampling, "sample", spy_sample)
     monkeypatch.setattr(sampling, "LabelledSampler", spy_labelled)

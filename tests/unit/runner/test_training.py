@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import PROFILES
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.qec.problem import Problem
+from autoqec.runner import samplers
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.training import Budget, phases
+from autoqec.runner.evaluate import val_counts
+from autoqec.runner.logger import TrainLogger
+from autoqec.runner.training import Budget, can_finetune, phases, train
 from autoqec.runner.work import training_flops
+from autoqec.store.layout import RoundLayout
 
-from .conftest import SMALL
+from .conftest import SMALL, make_agent
 
 PROFILE = PROFILES["dev"]
 
@@ -46,6 +51,39 @@ def test_work_counts_matrices_and_what_is_written(problem: Problem) -> None:
     written = n_in + 64 + 64 + n_out + n_out  # gather, linear, relu, head, prior
     assert work_of(problem, config) == pytest.approx(3 * (matrix + 25 * written), rel=0.05)
     assert work_of(problem, {"type": "gnn", "gnn": {}}) > 10 * work_of(problem, config), "graph layers write a lot"
+
+
+def test_fine_tuning_needs_a_matching_with_two_separable_classes(problem: Problem, env: EnvSpec) -> None:
+    flips = parse_dsl({**SMALL, "output_mode": "hard_flip"})
+    assert can_finetune(problem, parse_dsl(SMALL)) and not can_finetune(problem, flips)
+    graphless = Problem.from_env(env.model_copy(update={"backend": "bposd", "baselines": ("bposd0",)}))
+    assert not can_finetune(graphless, parse_dsl(SMALL))
+
+
+@pytest.mark.parametrize(("backend", "mode"), [("mwpm", "hard_flip"), ("bposd", "soft_priors")])
+def test_every_output_mode_and_backend_trains_and_is_evaluated(
+    env: EnvSpec, layout: RoundLayout, backend: str, mode: str
+) -> None:
+    baselines = ("mwpm",) if backend == "mwpm" else ("bposd0",)
+    problem = Problem.from_env(env.model_copy(update={"backend": backend, "baselines": baselines}))
+    config = {"type": "mlp", "mlp": {"hidden": 8, "inputs": "all"}, "output_mode": mode, "training": {"batch_size": 64}}
+    dsl, agent = parse_dsl(config), make_agent(problem, config=config)
+    smoke = PROFILES["smoke"]
+    plan = phases(problem, dsl, smoke, Budget(256, 64), seed=0)
+    assert [phase.name for phase in plan] == ["training"]
+    logger = TrainLogger(layout)
+    assert train(agent, plan, dsl, logger, seed=0) == 256 and len(logger.losses) == 4
+    samples, _ = plan[0].sampler.obtain_samples(0)
+    assert samples.edges is not None and samples.edges.shape[1] == problem.variables(agent.output_mode).n_edges
+    counts = val_counts(problem, agent, 100)
+    assert counts.fixed - counts.broken == counts.errors_reference - counts.errors_candidate
+
+
+def test_draws_shrink_where_labels_are_wide(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "LABEL_BYTES", 100 * problem.graph.n_edges)
+    sampler = samplers.EdgeLabelSampler(problem, 30, seed=0)
+    sampler.initialize(make_agent(problem))
+    assert len(sampler._draw()[0]) == 90
 
 
 def test_fine_tuning_is_left_out_at_a_share_of_zero(problem: Problem) -> None:
