@@ -21,6 +21,7 @@ from autoqec.eval.link import Link
 from autoqec.host import child, sandbox
 from autoqec.store.layout import RoundLayout
 
+FOREVER_S = 14 * 24 * 3600.0
 ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
 
 
@@ -100,7 +101,8 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.eval.candidate"]
     # Nothing is writable: whatever the candidate wants to remember, it remembers in its own process.
     wrapped = sandbox.wrap(argv, sandbox.Policy(read_only=(frozen.dir,), cwd=frozen.dir), tier=frozen.tier)
-    limits = child.Limits(wallclock_s=profile.judge_wallclock_s, memory_gb=profile.memory_gb, processes=64)
+    # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.
+    limits = child.Limits(wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, processes=64)
     log = frozen.dir.parent / f"{name}.log"
     process = child.start(wrapped.argv, cwd=frozen.dir, env=wrapped.env, limits=limits, stderr=log)
     link = Link(process, answer_s=ANSWER_S, total_s=profile.judge_wallclock_s)

@@ -32,13 +32,16 @@ class Failure:
 
 
 class Link:
-    """Requests go out in order, answers come back in order; after a broken frame or a timeout every answer fails."""
+    """Requests go out in order, answers come back in order; after a broken frame or a timeout every answer fails.
+
+    answer_s: the longest wait for one answer. total_s: for all of them; time in which nobody waits is not counted.
+    """
 
     def __init__(self, process: child.Process, *, answer_s: float, total_s: float) -> None:
         self._process = process
         self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
         self._answer_s = answer_s
-        self._deadline = time.monotonic() + total_s
+        self._left_s = total_s
         self._out = bytearray()
         self._in = bytearray()
         self._expected: deque[int] = deque()
@@ -90,7 +93,13 @@ class Link:
             self._pump(read=False, wait=0.0)
 
     def _frame(self, wanted: bytes, largest: int) -> bytes | Failure:
-        until = min(time.monotonic() + self._answer_s, self._deadline)
+        began = time.monotonic()
+        try:
+            return self._next(wanted, largest, began + min(self._answer_s, self._left_s))
+        finally:
+            self._left_s -= time.monotonic() - began
+
+    def _next(self, wanted: bytes, largest: int, until: float) -> bytes | Failure:
         size = frames.HEADER.size
         if not self._fill(size, until):
             return self._gone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
@@ -39,7 +40,7 @@ class Session:
         on_event: OnEvent,
     ) -> None:
         self.recorded_circuit = recorded_circuit
-        self.request, self.env, self.dsl, self.frozen, self.tell = request, env, dsl, frozen, on_event
+        self.request, self.env, self.dsl, self.frozen, self.on_event = request, env, dsl, frozen, on_event
         self.problem = Problem.from_env(env)
         self.bundle = Bundle(request.secret, frozen.sha256, env.seed_policy.holdout)
         self.panel = Panel(self.problem)
@@ -50,11 +51,16 @@ class Session:
         self.made: dict[str, Any] | Failure = Failure("closed", "not started")
         self.skipped: list[str] = []
 
+    def tell(self, kind: str, payload: dict[str, Any]) -> None:
+        self.on_event(kind, {"round": self.request.round.round, **payload})
+
     def run(self, began: float) -> VerifyReport:
         profile, env_text = self.request.profile, self.request.env_text
-        first = cell.start(self.frozen, env_text, self.dsl, "first", profile)
-        second = cell.start(self.frozen, env_text, self.dsl, "second", profile)
-        try:
+        with ExitStack() as stack:
+            first = cell.start(self.frozen, env_text, self.dsl, "first", profile)
+            stack.callback(first.close)
+            second = cell.start(self.frozen, env_text, self.dsl, "second", profile)
+            stack.callback(second.close)
             trial = Trial(self.problem, self.bundle, first, self.dsl.output_mode)
             self.made = built(first)
             other = built(second)
@@ -64,9 +70,6 @@ class Session:
             else:
                 trial.faults[str(self.made if isinstance(self.made, Failure) else other)] += 0
             used, control = first.close(), second.close()
-        finally:
-            first.close()
-            second.close()
         return self.report(trial, self.cost(used, control, trial), began)
 
     def draw(self, trial: Trial) -> None:

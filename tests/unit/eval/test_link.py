@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -127,3 +128,18 @@ def test_what_was_built_must_be_an_object(start: Start) -> None:
     link = start("receive(); send(b'MADE', b'[1]'); time.sleep(60)")
     link.send_spec({"checkpoint": "x"})
     assert isinstance(link.receive_made(), Failure)
+
+
+def test_only_waiting_uses_up_the_time(start: Start) -> None:
+    link = start(ECHO, total_s=3.0)
+    link.send(shots(1))
+    assert isinstance(link.receive(300), np.ndarray)
+    left = link._left_s
+    time.sleep(0.5)  # the judge decodes
+    link.send(shots(1))
+    assert isinstance(link.receive(300), np.ndarray)
+    assert left - link._left_s < 0.4
+    link._left_s = 0.0
+    link.send(shots(1))
+    answer = link.receive(300)
+    assert isinstance(answer, Failure) and answer.error == "timeout"

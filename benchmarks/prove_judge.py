@@ -1,0 +1,218 @@
+"""The judge on trial: `make prove-judge`. Counts are simulated, the code that decides is the real one.
+
+Errors of plain matching and candidate are drawn shot by shot as multinomial counts a chunk (5,000 shots), then go
+through eval.sequential.Monitor, qec.stats.paired and eval.decision.decide as in a run. The cheats are real
+checkpoints through real candidate processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from scipy import stats as distributions
+
+from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.verdict import PairedCounts, StoppedBy, Verdict
+from autoqec.eval.bundle import CHUNK
+from autoqec.eval.decision import decide
+from autoqec.eval.sequential import Monitor, e_lond_level
+from autoqec.qec.stats import clopper_pearson, paired
+from benchmarks.table import HERE, Row, record
+
+LER = 1e-2
+STREAM = 20
+ENV = EnvSpec(
+    name="simulated",
+    code=StimGeneratorCode(task="surface_code:rotated_memory_z", distance=5, rounds=5),
+    noise=CircuitDepolarizing(p=(0.005,), target_p=0.005),
+    seed_policy=SeedPolicy(train=(0, 9), val=(10, 19), holdout=(20, 29)),
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """gain: true relative reduction. discordance: discordant shots as a multiple of the reference's errors."""
+
+    gain: float
+    discordance: float
+
+    def draw(self, rng: np.random.Generator, shots: int) -> PairedCounts:
+        fixed_p = LER * (self.discordance + self.gain) / 2
+        broken_p = LER * (self.discordance - self.gain) / 2
+        both_p = max(LER - fixed_p, 0.0)
+        fixed, broken, both, _ = rng.multinomial(shots, [fixed_p, broken_p, both_p, 1 - fixed_p - broken_p - both_p])
+        return PairedCounts(
+            shots=shots,
+            errors_reference=int(fixed + both),
+            errors_candidate=int(broken + both),
+            fixed=int(fixed),
+            broken=int(broken),
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    verdict: Verdict
+    stopped_by: StoppedBy
+    shots: int
+
+
+def judged(
+    candidate: Candidate, rng: np.random.Generator, attempt: int, discoveries: int, budget: int, effect_shots: int
+) -> Outcome:
+    """One candidate through the test and, where there is evidence, the effect's own draw."""
+    monitor = Monitor(ENV.protocol.alpha, attempt, discoveries, budget)
+    reason: StoppedBy | None = None
+    while reason is None:
+        reason = monitor.add(candidate.draw(rng, CHUNK))
+    test = monitor.result(reason)
+    effect = paired(candidate.draw(rng, effect_shots)) if reason == "evidence" else None
+    return Outcome(decide(ENV, test, effect, ())[0], reason, monitor.counts.shots)
+
+
+def false_discoveries(streams: int, profile: str, rng: np.random.Generator) -> list[Row]:
+    """Streams of candidates that are no better: how many hold a false VERIFIED, how many a false rejection."""
+    budget, effect_shots = PROFILES[profile].judge_test_shots, PROFILES[profile].judge_effect_shots
+    verified = rejected = 0
+    for _ in range(streams):
+        outcomes: list[Outcome] = []
+        for attempt in range(1, STREAM + 1):
+            discoveries = sum(outcome.verdict == "VERIFIED" for outcome in outcomes)
+            null = Candidate(0.0, float(rng.uniform(1, 2)))
+            outcomes.append(judged(null, rng, attempt, discoveries, budget, effect_shots))
+        verified += any(outcome.verdict == "VERIFIED" for outcome in outcomes)
+        rejected += any(outcome.stopped_by == "evidence" for outcome in outcomes)
+    runs = f"{streams:,} streams of {STREAM} nulls, LER {LER:g}, discordance 1 to 2 x LER, {profile} budget"
+    aim = "aim: Clopper-Pearson lower bound <= 5%"
+    return [
+        Row(f"streams with a false VERIFIED ({profile})", share(verified, streams), aim, runs),
+        Row(f"streams with a false rejection in the test alone ({profile})", share(rejected, streams), aim, runs),
+    ]
+
+
+def honest_gains(streams: int, rng: np.random.Generator) -> list[Row]:
+    """Streams of candidates with a true 10% gain within the prod budget, and shots against a fixed-size test."""
+    budget, effect_shots = PROFILES["prod"].judge_test_shots, PROFILES["prod"].judge_effect_shots
+    outcomes: list[list[Outcome]] = []
+    ratios = []
+    for _ in range(streams):
+        stream: list[Outcome] = []
+        for attempt in range(1, STREAM + 1):
+            discoveries = sum(outcome.verdict == "VERIFIED" for outcome in stream)
+            candidate = Candidate(0.10, float(rng.uniform(1, 2)))
+            outcome = judged(candidate, rng, attempt, discoveries, budget, effect_shots)
+            level = e_lond_level(ENV.protocol.alpha, attempt, discoveries)
+            ratios.append(outcome.shots / fixed_size(0.05, candidate.discordance, level))
+            stream.append(outcome)
+        outcomes.append(stream)
+    flat = [outcome for stream in outcomes for outcome in stream]
+    found = sum(outcome.verdict == "VERIFIED" for outcome in flat)
+    runs = f"{len(flat)} candidates, {streams} streams of {STREAM}, LER {LER:g}, discordance 1 to 2 x LER"
+    rows = [Row("true 10% gains VERIFIED (prod)", share(found, len(flat)), "aim: >= 90%", runs)]
+    for first in range(0, STREAM, 5):
+        part = [outcome for stream in outcomes for outcome in stream[first : first + 5]]
+        hits = sum(outcome.verdict == "VERIFIED" for outcome in part)
+        name = f"true 10% gains VERIFIED, positions {first + 1} to {first + 5}"
+        median = int(np.median([outcome.shots for outcome in part]))
+        rows.append(Row(name, share(hits, len(part)), f"median {median:,} shots of {budget:,}", runs))
+    against = "fixed-size test for a 5% gain, same level, power 90%; aim: <= 0.5"
+    rows.append(Row("shots used, median ratio", f"{np.median(ratios):.2f}", against, runs))
+    last = judged_alone(streams * 4, rng, budget, effect_shots)
+    name = f"true 10% gains VERIFIED at position {STREAM} with no discovery before"
+    return [*rows, Row(name, share(last, streams * 4), "aim: >= 90%", f"{streams * 4} candidates, as above")]
+
+
+def judged_alone(n: int, rng: np.random.Generator, budget: int, effect_shots: int) -> int:
+    """The hardest place in a stream of 20: the last, after nothing was found."""
+    return sum(
+        judged(Candidate(0.10, float(rng.uniform(1, 2))), rng, STREAM, 0, budget, effect_shots).verdict == "VERIFIED"
+        for _ in range(n)
+    )
+
+
+def fixed_size(gain: float, discordance: float, level: float, power: float = 0.9) -> float:
+    """Shots of a one-sided paired z-test at `level` that finds `gain` with `power`."""
+    z = float(distributions.norm.isf(level) + distributions.norm.ppf(power))
+    return z * z * discordance / (LER * gain * gain)
+
+
+def winners_curse(searches: int, rng: np.random.Generator) -> list[Row]:
+    """The best of 50 by 20,000 noisy val shots, then the judge's own draw: is what is published biased?"""
+    val_bias, published_bias = [], []
+    shots = PROFILES["dev"].judge_effect_shots
+    for _ in range(searches):
+        pool = [Candidate(float(gain), 1.5) for gain in rng.normal(0.05, 0.05, 50)]
+        seen = [paired(candidate.draw(rng, PROFILES["dev"].val_shots)).relative or 0.0 for candidate in pool]
+        best = int(np.argmax(seen))
+        published = paired(pool[best].draw(rng, shots)).relative or 0.0
+        val_bias.append(seen[best] - pool[best].gain)
+        published_bias.append(published - pool[best].gain)
+    runs = f"{searches} searches over 50 candidates, {shots:,} shots of effect draw"
+    return [
+        Row(
+            "bias of the published gain, winners", in_errors(published_bias), "aim: within 3 standard errors of 0", runs
+        ),
+        Row("bias of the same winners' val figure", in_errors(val_bias), "for comparison: the winner's curse", runs),
+    ]
+
+
+def cheats() -> list[Row]:
+    """The statistical cheats as real checkpoints through the real judge."""
+
+    class Counter:
+        passed = failed = skipped = 0
+
+        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+            if report.when == "call" or report.skipped:
+                setattr(self, report.outcome, getattr(self, report.outcome) + 1)
+
+    counter = Counter()
+    place = HERE.parent / "tests" / "cheaters"
+    code = pytest.main(["-q", "-m", "long or not long", "-p", "no:cacheprovider", str(place)], plugins=[counter])
+    if counter.passed + counter.failed == 0:
+        raise SystemExit(f"the cheats could not be run (pytest exit {int(code)})")
+    ran = f"{counter.passed} held, {counter.failed} did not, {counter.skipped} skipped"
+    return [Row("statistical cheats VERIFIED or unnamed", str(counter.failed), "aim: 0", ran)]
+
+
+def share(hits: int, n: int) -> str:
+    low, high = clopper_pearson(hits, n)
+    return f"{100 * hits / n:.2f}% [{100 * low:.2f}, {100 * high:.2f}]"
+
+
+def in_errors(values: list[float]) -> str:
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
+    return f"{100 * mean:+.2f} points, {mean / error:+.1f} standard errors"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Put the judge on trial and record what was found.")
+    parser.add_argument("--streams", type=int, default=2_000, help="streams of nulls at the dev budget")
+    parser.add_argument("--prod-streams", type=int, default=200, help="streams of nulls at the prod budget")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--part", choices=("all", "statistics", "cheats"), default="all")
+    options = parser.parse_args()
+    if options.part != "cheats":
+        rng = np.random.default_rng(options.seed)
+        rows = false_discoveries(options.streams, "dev", rng)
+        rows += false_discoveries(options.prod_streams, "prod", rng)
+        rows += honest_gains(10, rng)
+        rows += winners_curse(100, rng)
+        finish("the judge: statistics", rows)
+    if options.part != "statistics":
+        finish("the judge: cheats", cheats())
+
+
+def finish(suite: str, rows: list[Row]) -> None:
+    record(suite, rows)
+    for row in rows:
+        print(f"{row.name}: {row.figure} ({row.against}; {row.runs})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What was measured: benchmarks/results.json, and the table of it in benchmarks/README.md.
+
+One row: suite, name, figure (with its unit), against (what it is a ratio against, or the aim it is held to), runs
+(shots or runs it rests on), machine, date. A suite's rows replace that suite's earlier rows; nothing else is touched.
+
+    from benchmarks.table import Row, record
+    record("judge", [Row("false VERIFIED", "0.1%", "aim <= 5%", "2,000 streams of 20")])
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from autoqec.host import machine
+from autoqec.store import atomic
+
+HERE = Path(__file__).resolve().parent
+RESULTS, README = HERE / "results.json", HERE / "README.md"
+COLUMNS = ("name", "figure", "against", "runs", "machine", "date")
+HEAD = """# Benchmarks
+
+Written by `make bench` and `make prove-judge` from `results.json`; do not edit by hand. Every figure says what it
+is measured against, on how many shots or runs, on which machine and when. None is extrapolated.
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure. against: what it is a ratio against, or the aim it is held to. runs: shots or runs."""
+
+    name: str
+    figure: str
+    against: str
+    runs: str
+
+
+def record(suite: str, rows: Sequence[Row], *, results: Path = RESULTS, readme: Path = README) -> None:
+    """Replace the suite's rows and write the table again; both files whole or not at all."""
+    stamp = {"machine": machine_name(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    kept = [row for row in load(results) if row["suite"] != suite]
+    fresh = [{"suite": suite, **asdict(row), **stamp} for row in rows]
+    everything = sorted([*kept, *fresh], key=lambda row: str(row["suite"]))
+    atomic.write_json(results, {"rows": everything})
+    atomic.write_text(readme, render(everything))
+
+
+def load(results: Path = RESULTS) -> list[dict[str, Any]]:
+    if not results.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(results.read_text())["rows"]
+    return rows
+
+
+def render(rows: Sequence[dict[str, Any]]) -> str:
+    out = [HEAD]
+    for suite in dict.fromkeys(row["suite"] for row in rows):
+        out += [f"## {suite}\n", "| figure of | measured | against | shots or runs | machine | date |"]
+        out += ["|---|---|---|---|---|---|"]
+        out += ["| " + " | ".join(_cell(row[name]) for name in COLUMNS) + " |" for row in rows if row["suite"] == suite]
+        out.append("")
+    return "\n".join(out)
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "/").replace("\n", " ")
+
+
+def machine_name() -> str:
+    """Processor, cores and accelerator, in words; no host name."""
+    seen = machine.snapshot()
+    gpu = seen["gpu"].get("name")
+    return f"{seen['cpu']['model']}, {seen['cpu']['cores']} cores" + (f", {gpu}" if gpu else "")

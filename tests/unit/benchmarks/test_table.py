@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import prove_judge, table
+from benchmarks.table import Row, load, record, render
+
+
+def test_a_suite_replaces_its_own_rows_only(tmp_path: Path) -> None:
+    results, readme = tmp_path / "results.json", tmp_path / "README.md"
+    record("b", [Row("speed", "2.0x", "rebuild per shot", "1,000 shots")], results=results, readme=readme)
+    record("a", [Row("one", "1", "aim", "runs"), Row("two", "2", "aim", "runs")], results=results, readme=readme)
+    record("a", [Row("three", "3", "aim | bar", "runs")], results=results, readme=readme)
+    rows = load(results)
+    assert [(row["suite"], row["name"]) for row in rows] == [("a", "three"), ("b", "speed")]
+    assert all(row["machine"] and row["date"] for row in rows)
+    assert readme.read_text() == render(rows) and "| three | 3 | aim / bar |" in readme.read_text()
+
+
+def test_the_table_that_is_here_is_its_results() -> None:
+    assert table.README.read_text() == render(load())
+
+
+def test_sampled_trial_of_the_judge() -> None:
+    rng = np.random.default_rng(2)
+    none, _ = prove_judge.false_discoveries(10, "dev", rng)
+    assert none.figure.startswith("0.00%")
+    found = [prove_judge.judged(prove_judge.Candidate(0.1, 1.5), rng, 1, 0, 2_000_000, 1_000_000) for _ in range(5)]
+    assert {outcome.verdict for outcome in found} == {"VERIFIED"}
+    bias, curse = prove_judge.winners_curse(10, rng)
+    assert abs(float(bias.figure.split()[0])) < 2 < float(curse.figure.split()[0])
