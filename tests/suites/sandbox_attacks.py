@@ -1,0 +1,81 @@
+"""What code behind walls tries. Each attack is Python source that must end by an exception or a refusal.
+
+It runs with cwd in the one writable directory and finds a dict `world`: paths and addresses of what it must not reach.
+An attack that gets through writes the file `won`. Each does no harm where it does get through (a wall under repair,
+a run as root): it touches only what the test made, and takes back what it did.
+"""
+
+from __future__ import annotations
+
+WON = "open('won', 'w').close()"
+
+
+def fill(directory: str) -> str:
+    return (
+        f"import os; p = '{directory}/autoqec-big'\n"
+        "try:\n"
+        f"    open(p, 'wb').write(bytes(world['tmp'] * 2)); {WON}\n"
+        "finally: os.remove(p)\n"
+    )
+
+
+ATTACKS: dict[str, str] = {
+    "read a secret file": f"open(world['secret']).read(); {WON}",
+    "read it through a link": f"import os; os.symlink(world['secret'], 'l'); open('l').read(); {WON}",
+    "read it through a hard link": f"import os; os.link(world['secret'], 'l'); open('l').read(); {WON}",
+    "read it through /proc/self/root": f"open('/proc/self/root' + world['secret']).read(); {WON}",
+    "list the run directory": f"import os; os.listdir(world['outside']); {WON}",
+    "write outside": "open(world['outside'] + '/new', 'w').write('x')",
+    "overwrite a file outside": "open(world['secret'], 'w').write('x')",
+    "remove a file outside": "import os; os.unlink(world['secret'])",
+    "rename a file out": "import os; open('f','w').close(); os.rename('f', world['outside'] + '/new')",
+    "change a readable file": "open(world['readable'], 'a').write('x')",
+    "change the trusted package": f"import autoqec; open(autoqec.__file__, 'a'); {WON}",
+    "write into the home of Python": f"import os, sys; p = sys.prefix + '/planted'; open(p, 'w'); os.remove(p); {WON}",
+    "connect over TCP": f"import socket; socket.create_connection(tuple(world['tcp']), 5).sendall(b'x'); {WON}",
+    "send over UDP": (
+        "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.sendto(b'x', tuple(world['udp']))"
+    ),
+    "connect to a Unix socket": f"import socket; socket.socket(socket.AF_UNIX).connect(world['unix']); {WON}",
+    "connect to an abstract socket": (
+        f"import socket; socket.socket(socket.AF_UNIX).connect(chr(0) + world['abstract']); {WON}"
+    ),
+    "look up a name": f"import socket; socket.getaddrinfo('localhost', 80); socket.socket(); {WON}",
+    "io_uring": f"import ctypes; assert ctypes.CDLL(None).syscall(425, 1, bytes(120)) >= 0; {WON}",
+    "see the parent's environment": (
+        "import os\n"
+        "for pid in {os.getppid(), 1, *(int(n) for n in os.listdir('/proc') if n.isdigit())}:\n"
+        "    try: data = open(f'/proc/{pid}/environ', 'rb').read()\n"
+        "    except OSError: continue\n"
+        f"    if world['key'].encode() in data: {WON}\n"
+    ),
+    "find a key in its own environment": f"import os\nif world['key'] in str(os.environ): {WON}",
+    "signal the parent": f"import os; os.kill(world['victim'], 0); {WON}",
+    "trace the parent": f"import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, world['victim'], 0, 0) == 0; {WON}",
+    "mount": (
+        "import ctypes, os; os.mkdir('m'); c = ctypes.CDLL(None)\n"
+        f"assert c.mount(b'none', b'm', b'tmpfs', 0, None) == 0; c.umount2(b'm', 2); {WON}"
+    ),
+    "unshare namespaces": f"import ctypes; assert ctypes.CDLL(None).unshare(0x10000000) == 0; {WON}",
+    "clone into a user namespace": (
+        "import ctypes, os\n"
+        "pid = ctypes.CDLL(None).syscall(56, 0x10000011, 0, 0, 0, 0)\n"
+        "if pid == 0: os._exit(0)\n"
+        f"if pid > 0: {WON}\n"
+    ),
+    "make a device": f"import os, stat; os.mknod('disk', 0o600 | stat.S_IFBLK, os.makedev(7, 0)); {WON}",
+    "change root": f"import os; os.chroot('.'); {WON}",
+    "load a program into the kernel": f"import ctypes; assert ctypes.CDLL(None).syscall(321, 0, 0, 0) >= 0; {WON}",
+    "memory that nobody counts": f"import os; os.memfd_create('m'); {WON}",
+    "fill /dev/shm": fill("/dev/shm"),
+    "fill /tmp": fill("/tmp"),
+    "plant a file in /": f"import os; open('/planted', 'w').close(); os.remove('/planted'); {WON}",
+    "reach another process's memory": (
+        f"import os; fd = os.open(f\"/proc/{{world['victim']}}/mem\", os.O_RDWR); {WON}"
+    ),
+    "run a set-uid program": (
+        "import subprocess\n"
+        "text = open('/proc/self/status').read()\n"
+        f"if 'NoNewPrivs:\\t1' not in text: {WON}\n"
+    ),
+}

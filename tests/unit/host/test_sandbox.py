@@ -1,0 +1,230 @@
+"""Every attack behind every wall that runs here; and what must work inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.host import child, sandbox
+from autoqec.host.child import Limits, Result
+from autoqec.host.sandbox import Policy, Tier
+from tests.suites.sandbox_attacks import ATTACKS
+
+KEY = "sk-very-secret"
+TMP_MB = 8
+
+
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def tier(request: pytest.FixtureRequest) -> Tier:
+    if not sandbox.works(request.param):
+        pytest.skip(f"{request.param} does not run on this machine")
+    found: Tier = request.param
+    return found
+
+
+class World:
+    """Everything that must stay out of reach, and whether it was reached."""
+
+    def __init__(self, root: Path) -> None:
+        self.outside, self.inside = root / "outside", root / "inside"
+        self.outside.mkdir()
+        self.inside.mkdir()
+        self.secret, self.readable = self.outside / "secret", root / "readable"
+        self.secret.write_text("secret")
+        self.readable.write_text("readable")
+        self.reached: list[str] = []
+        self.tcp = self._listen(socket.socket(), ("127.0.0.1", 0))
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.udp.bind(("127.0.0.1", 0))
+        self.udp.setblocking(False)
+        self.unix = self._listen(socket.socket(socket.AF_UNIX), str(root / "s"))
+        self.abstract = f"autoqec-test-{os.getpid()}-{root.name}"
+        self.named = self._listen(socket.socket(socket.AF_UNIX), "\0" + self.abstract)
+
+    def _listen(self, listener: socket.socket, address: Any) -> socket.socket:
+        listener.bind(address)
+        listener.listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            while True:
+                listener.accept()
+                self.reached.append("a listener")
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for one in (self.tcp, self.unix, self.named, self.udp):
+            one.close()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "secret": str(self.secret),
+            "outside": str(self.outside),
+            "readable": str(self.readable),
+            "tcp": self.tcp.getsockname(),
+            "udp": self.udp.getsockname(),
+            "unix": str(self.outside.parent / "s"),
+            "abstract": self.abstract,
+            "key": KEY,
+            "victim": os.getpid(),
+            "tmp": TMP_MB * 1_000_000,
+        }
+
+    def fallen(self) -> list[str]:
+        """What an attack gained."""
+        found = list(self.reached)
+        if (self.inside / "won").exists():
+            found.append("the attack says so")
+        if not self.secret.exists() or self.secret.read_text() != "secret" or len(os.listdir(self.outside)) != 1:
+            found.append("outside has changed")
+        if self.readable.read_text() != "readable":
+            found.append("a readable file has changed")
+        try:
+            self.udp.recv(10)
+        except BlockingIOError:
+            return found
+        return [*found, "a datagram arrived"]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def run(code: str, tier: Tier, policy: Policy, log: Path, *, seconds: float = 60) -> Result:
+    wrapped = sandbox.wrap([sys.executable, "-c", code], policy, tier=tier)
+    assert wrapped.tier == tier
+    return child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=Limits(seconds, memory_gb=4), stdout=log)
+
+
+def source(attack: str, world: World) -> str:
+    return f"import json\nworld = json.loads({json.dumps(world.facts())!r})\n{ATTACKS[attack]}"
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
+def test_attacks_gain_nothing(attack: str, tier: Tier, world: World, tmp_path: Path) -> None:
+    code = f"open('ran', 'w').close()\n{source(attack, world)}"
+    policy = Policy(read_only=(world.readable,), writable=(world.inside,), tmp_mb=TMP_MB)
+    run(code, tier, policy, tmp_path / "log")
+    assert (world.inside / "ran").exists(), (tmp_path / "log").read_text()
+    assert world.fallen() == [], (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("attack", ["read a secret file", "write outside", "connect over TCP", "send over UDP"])
+def test_the_attacks_are_real(attack: str, world: World, tmp_path: Path) -> None:
+    """Without walls they succeed, so their failure above says something."""
+    wrapped = sandbox.wrap([sys.executable, "-c", source(attack, world)], Policy(writable=(world.inside,)), tier="none")
+    child.run(wrapped.argv, cwd=world.inside, env=wrapped.env, limits=Limits(60), stdout=tmp_path / "log")
+    assert world.fallen() != []
+
+
+def test_reading_and_writing_where_allowed(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = f"""
+import os, tempfile
+assert open({str(world.readable)!r}).read() == "readable"
+os.makedirs("deep/er")
+open("deep/er/a", "w").write("x")
+os.rename("deep/er/a", "b")
+open("b", "a").write("y")
+os.remove("b")
+open("kept", "w").write(os.getcwd())
+with tempfile.NamedTemporaryFile() as out:
+    out.write(b"x")
+open("/dev/null", "w").write("x")
+assert len(os.urandom(8)) == 8
+"""
+    policy = Policy(read_only=(world.readable,), writable=(world.inside,))
+    assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+    assert (world.inside / "kept").read_text() == str(world.inside)
+    assert os.listdir(world.inside) in (["kept", "deep"], ["deep", "kept"])
+
+
+def test_nothing_is_writable_when_nothing_is_listed(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = """
+import os
+for place in (".", "/", "/dev", "/proc/self", "/usr", "/etc"):
+    try: open(os.path.join(place, "planted"), "w")
+    except OSError: continue
+    raise SystemExit(place)
+"""
+    policy = Policy(read_only=(world.inside,), cwd=world.inside)
+    assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+
+
+def test_torch_trains_and_the_package_imports_inside(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = """
+import autoqec.contracts.env, stim, pymatching, torch
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+torch.save(net.state_dict(), "net.pt")
+"""
+    policy = Policy(writable=(world.inside,))
+    assert run(code, tier, policy, tmp_path / "log", seconds=120).returncode == 0, (tmp_path / "log").read_text()
+    assert (world.inside / "net.pt").stat().st_size > 0
+
+
+def test_limits_reach_inside_and_nobody_survives(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        open("alive", "w").write(str(time.monotonic()))
+        time.sleep(0.01)
+time.sleep(600)
+"""
+    result = run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log", seconds=1.5)
+    assert result.killed is not None and result.killed.startswith("wall clock")
+    last = (world.inside / "alive").read_text()
+    threading.Event().wait(0.2)
+    assert (world.inside / "alive").read_text() == last
+
+
+def test_memory_inside_is_counted(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = "held = bytearray(b'x') * 400_000_000\nimport time\ntime.sleep(600)"
+    wrapped = sandbox.wrap([sys.executable, "-c", code], Policy(writable=(world.inside,)), tier=tier)
+    limits = Limits(60, memory_gb=0.2)
+    result = child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=limits, stdout=tmp_path / "log")
+    assert result.killed is not None and result.killed.startswith("memory")
+
+
+def test_status_and_output_come_through(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = "print('hi'); raise SystemExit(9)"
+    assert run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log").returncode == 9
+    assert (tmp_path / "log").read_text() == "hi\n"
+
+
+def test_network_opens_only_when_asked(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = f"import socket; socket.create_connection({world.tcp.getsockname()!r}, 5)"
+    assert run(code, tier, Policy(writable=(world.inside,), network=True), tmp_path / "log").returncode == 0
+    assert run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log").returncode != 0
+
+
+def test_probe_names_the_strongest_tier_that_runs() -> None:
+    assert sandbox.probe() == next(tier for tier in sandbox.TIERS if sandbox.works(tier))
+
+
+def test_a_tier_that_does_not_run_is_no_tier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, script in (("bwrap", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'), ("bwrap", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert not sandbox.works.__wrapped__("bubblewrap"), script
