@@ -1,0 +1,125 @@
+"""A run whose three roles are a language model behind the Messages API: recorded, then played again without it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.lm.ledger import Ledger
+from autoqec.store import jsonl
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.conftest import Lab, Shown, made_lab
+from tests.support.messages_server import Behaviour, MessagesServer, fail, malformed, rate_limited, refuse, say_json
+
+CONFIG = PredecoderDSL.model_validate({"type": "mlp", "mlp": {"hidden": 96, "depth": 1}}).config()
+ANALYST = {
+    "verdict": "candidate",
+    "summary_1line": "a small net gains",
+    "analysis": "The paired interval is what it is.",
+    "next_hypothesis_seed": "a wider one",
+}
+SECRET = b"a secret that only tests may know"
+KEY = "sk-ant-loopback-0123456789abcdef"
+
+
+def answer(body: dict[str, Any]) -> Behaviour:
+    """What a good model would say to whoever asks."""
+    system = json.dumps(body["system"])
+    if "You are the Ideator" in system:
+        return say_json({"hypothesis": "a small net suffices here", "slug": "small-net", "proposal": CONFIG})
+    if "You are the Coder" in system:
+        return say_json({"dsl_config": CONFIG, "commit_message": "small-net: fewer units"})
+    return say_json(ANALYST)
+
+
+def started(lab: Lab, server: MessagesServer | None, *more: str) -> Shown:
+    secret = lab.root.parent / "secret"
+    secret.write_bytes(SECRET)
+    key = {"ANTHROPIC_API_KEY": server.key, "ANTHROPIC_BASE_URL": server.url} if server else {}
+    options = ("--profile", "smoke", "--rounds", "1", "--ideator", "llm", "--secret-file", str(secret))
+    return lab.autoqec("run", "env.yaml", *options, *more, **key)
+
+
+def only_run(lab: Lab) -> RunLayout:
+    (place,) = (lab.root / "runs").iterdir()
+    return RunLayout(lab.root, place.name)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, RunLayout, MessagesServer]:
+    lab = made_lab(tmp_path_factory.mktemp("recorded"))
+    with MessagesServer(key=KEY) as server:
+        server.answer = answer
+        shown = started(lab, server)
+    assert shown.code == 0, shown.err + shown.out
+    return lab, only_run(lab), server
+
+
+def test_the_models_words_became_a_round(recorded: tuple[Lab, RunLayout, MessagesServer]) -> None:
+    lab, run, _ = recorded
+    (row,) = History(run).rows()
+    assert row.status == "ok" and row.dsl_config == CONFIG and row.ideator_source.startswith("llm claude-")
+    assert row.branch == f"exp/{run.run_id}/01-small-net" and row.summary_1line == ANALYST["summary_1line"]
+    assert row.verdict == "candidate" and row.verify_verdict is not None, "the judge alone decides"
+    assert "small-net: fewer units" in lab.git("log", "--format=%s", "-3", row.branch)
+
+
+def test_every_token_is_on_record(recorded: tuple[Lab, RunLayout, MessagesServer]) -> None:
+    _, run, server = recorded
+    ledger = Ledger(run.ledger)
+    usage = ledger.spent.usage
+    assert ledger.spent.calls == len(server.requests) == 3 and ledger.spent.failed == 0
+    assert (usage.input_tokens, usage.output_tokens) == (server.billed["input"], server.billed["output"])
+    assert ledger.spent.cost_usd is not None and ledger.spent.cost_usd > 0
+    (row,) = History(run).rows()
+    assert row.round_attempt_id is not None and ledger.by_attempt[row.round_attempt_id].calls == 3
+
+
+def test_the_key_is_in_no_file_of_the_lab(recorded: tuple[Lab, RunLayout, MessagesServer]) -> None:
+    lab, _, _ = recorded
+    holding = [path for path in lab.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+    assert not holding
+
+
+def test_it_plays_again_without_model_key_or_network(
+    recorded: tuple[Lab, RunLayout, MessagesServer], tmp_path: Path
+) -> None:
+    _, first, server = recorded
+    lab, asked = made_lab(tmp_path), len(server.requests)
+    shown = started(lab, None, "--cassette", str(first.cassette))
+    assert shown.code == 0, shown.err
+    run = only_run(lab)
+    (old,), (new,) = History(first).rows(), History(run).rows()
+    for name in ("dsl_config", "hypothesis", "summary_1line", "delta_ler", "final_loss", "verify_verdict",
+                 "delta_vs_baseline_holdout"):  # fmt: skip
+        assert getattr(old, name) == getattr(new, name), name
+    assert len(server.requests) == asked and run.cassette.read_bytes() == first.cassette.read_bytes()
+
+
+def test_without_key_or_cassette_nothing_begins(tmp_path: Path) -> None:
+    lab = made_lab(tmp_path)
+    shown = started(lab, None)
+    assert shown.code == 2 and "no key" in shown.err and not (lab.root / "runs").exists()
+
+
+@pytest.mark.long
+def test_a_model_that_fails_in_every_way_loses_no_round(tmp_path: Path) -> None:
+    """The search and the roles without a model take over; what was billed is on record."""
+    lab = made_lab(tmp_path)
+    with MessagesServer(key=KEY) as server:
+        server.answer = lambda body: refuse()
+        server.script(rate_limited(), fail(500), malformed(), fail(529), say_json({"prose": "I would rather talk"}))
+        shown = started(lab, server)
+    assert shown.code == 0, shown.err
+    run = only_run(lab)
+    (row,) = History(run).rows()
+    assert row.status == "ok" and row.ideator_source.startswith("tpe")
+    usage = Ledger(run.ledger).spent.usage
+    assert (usage.input_tokens, usage.output_tokens) == (server.billed["input"], server.billed["output"])
+    kinds = {line.get("outcome") for line in jsonl.read(run.ledger)}
+    assert "LmRefusal" in kinds
