@@ -21,6 +21,10 @@ from autoqec.store.layout import RunLayout, quarantined, round_of_branch
 
 Kind = Literal["pause", "sweep", "remove_worktree", "move_ref", "drop_ref", "pin", "append_row", "views"]
 
+# The same words whether recovery got through at once or was itself cut off.
+_EMPTY = "the process died before the round's branch held anything"
+_SET_ASIDE = "the process died before the round was judged and recorded"
+
 
 @dataclass(frozen=True)
 class Tip:
@@ -131,15 +135,12 @@ def _close(state: State, attempt: Attempt) -> Iterator[Action]:
         yield Action("pause", f"both {branch} and {shelf} exist, so it is not known which is the round's", mend=mend)
     elif shelved is not None:
         sha = _code_commit(state.pointers.get(shelf), shelved)
-        why = "the process died after the branch was set aside"
-        yield _row(round_recorder.lost_row(attempt, branch=shelf, commit_sha=sha, why=why))
+        yield _row(round_recorder.lost_row(attempt, branch=shelf, commit_sha=sha, why=_SET_ASIDE))
     elif tip is None:
-        why = "the process died before the round's branch held anything"
-        yield _row(round_recorder.lost_row(attempt, why=why))
+        yield _row(round_recorder.lost_row(attempt, why=_EMPTY))
     elif tip.sha == planned.base_sha:
-        why = "the process died before the round's branch held anything"
         yield Action("drop_ref", f"{branch} holds nothing of its own", branch=branch, sha=tip.sha)
-        yield _row(round_recorder.lost_row(attempt, why=why))
+        yield _row(round_recorder.lost_row(attempt, why=_EMPTY))
     else:
         yield from _close_branch(state, attempt, branch, tip)
 
@@ -155,10 +156,9 @@ def _close_branch(state: State, attempt: Attempt, branch: str, tip: Tip) -> Iter
         yield _row(finished)
         return
     shelf = quarantined(branch)
-    why = "the process died before the round was judged and recorded"
     sha = _code_commit(pointer, tip)
-    yield Action("move_ref", why, branch=branch, sha=tip.sha, to=shelf)
-    yield _row(round_recorder.lost_row(attempt, branch=shelf, commit_sha=sha, why=why))
+    yield Action("move_ref", _SET_ASIDE, branch=branch, sha=tip.sha, to=shelf)
+    yield _row(round_recorder.lost_row(attempt, branch=shelf, commit_sha=sha, why=_SET_ASIDE))
 
 
 def _pointer_fault(state: State, attempt: Attempt, branch: str, pointer: Pointer | str | None) -> str | None:

@@ -111,6 +111,16 @@ def deleted_row(row: HistoryRow, attempt_id: str) -> HistoryRow:
     )
 
 
+def judged_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
+    """The follow-up of a round that was judged after it was recorded."""
+    follow_up = {
+        "round_attempt_id": None,
+        "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/judged")),
+        "refers_to_attempt": attempt_id,
+    }
+    return HistoryRow.model_validate({**row.dump(), **follow_up, **_judged(report), "sandbox": report.sandbox})
+
+
 def _identity(attempt: Attempt) -> dict[str, Any]:
     planned: Planned | None = attempt.planned
     fork_from = planned.fork_from if planned else "baseline"

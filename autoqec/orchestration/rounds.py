@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.agents import analyst, coder
-from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.history import Begun, Charged, HistoryRow, Nominated, Planned
+from autoqec.contracts.history import Begun, HistoryRow, Nominated, Planned
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
-from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
 from autoqec.host.git import MergeConflict, RefUpdate
 from autoqec.orchestration import round_recorder, worktree
 from autoqec.orchestration.attempts import Attempt, Standing, compose_parents, group, next_round, standings
 from autoqec.orchestration.failpoint import reach
+from autoqec.orchestration.judging import Candidate, judge
 from autoqec.orchestration.run import Run, search
-from autoqec.orchestration.survey import read_config, round_files
+from autoqec.orchestration.survey import round_files
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, SURFACE_CONFIG, RoundLayout, pointer_on_branch, quarantined
 
@@ -128,7 +126,9 @@ def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -
     attempt, report, unjudged = replace(attempt, nominated=nominated), None, None
     if said.verdict == "candidate":
         try:
-            report = _judge(run, attempt, opened, metrics, on_event)
+            surface = run.layout.worktree(opened.planned.branch) / SURFACE
+            candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, surface)
+            report = judge(run.layout, run.info, candidate, run.secret, on_event)
         except (ContractError, InputError) as error:
             unjudged = f"not judged: {error}"
     found = round_files(layout)
@@ -214,48 +214,6 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
     if said is None or (said.verdict == "candidate" and metrics.status != "ok"):
         return analyst.analyse(view)
     return said
-
-
-def _judge(run: Run, attempt: Attempt, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -> VerifyReport:
-    """Charged first: the attempt counts in the run's error budget, whatever becomes of it."""
-    from autoqec.eval import verifier
-
-    history, layout = run.memory.history, run.layout.round(attempt.round)
-    surface = run.layout.worktree(opened.planned.branch) / SURFACE
-    charged = [line for line in history.attempts() if isinstance(line, Charged)]
-    config = read_config(layout.config)
-    request = verifier.VerifyRequest(
-        env_text=run.env_text,
-        round=layout,
-        checkpoint=layout.checkpoint,
-        dsl_config=parse_dsl(config, where=str(layout.config)).config(),
-        secret=run.secret,
-        profile=PROFILES[run.info.profile],
-        run_id=run.info.run_id,
-        config_only=worktree.is_config_only(surface),
-        modules_dir=surface,
-        round_attempt_id=attempt.id,
-        branch=opened.planned.branch,
-        commit_sha=opened.commit_sha,
-        claimed=metrics,
-        attempt_index=len(charged) + 1,
-        discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in standings(history.rows())),
-        judged_before={line.artifact_sha256: line.round for line in charged},
-    )
-    artifact = verifier.artifact_sha256(request)
-    history.append_attempt(
-        Charged(
-            round_attempt_id=attempt.id,
-            round=attempt.round,
-            artifact_sha256=artifact,
-            attempt_index=request.attempt_index,
-        )
-    )
-    reach("charged")
-    on_event("judging", {"round": attempt.round, "phase": "judging"})
-    report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
-    reach("judged")
-    return report
 
 
 def _pointer(run: Run, layout: RoundLayout, planned: Planned) -> Pointer:

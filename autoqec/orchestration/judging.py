@@ -1,0 +1,130 @@
+"""Handing a round to the judge: charged first, so that an attempt counts whatever becomes of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.history import Charged, RunInfo
+from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import InputError
+from autoqec.host import owner
+from autoqec.host.git import Repo
+from autoqec.orchestration import round_recorder, worktree
+from autoqec.orchestration.attempts import Standing, standings
+from autoqec.orchestration.failpoint import reach
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.survey import read_config, round_files
+from autoqec.store import files
+from autoqec.store.history import History
+from autoqec.store.layout import SURFACE, RunLayout
+
+if TYPE_CHECKING:
+    from autoqec.eval.verifier import VerifyRequest
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A measured round as the judge is to see it. surface: its checked-out search surface."""
+
+    number: int
+    attempt_id: str
+    branch: str | None
+    commit_sha: str | None
+    metrics: RoundMetrics
+    surface: Path
+
+
+def judge(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes, on_event: OnEvent) -> VerifyReport:
+    """Charge the attempt and have it judged; call while holding the run. What `verifier.verify` raises goes up."""
+    from autoqec.eval import verifier
+
+    request = _request(layout, info, candidate, secret)
+    artifact = verifier.artifact_sha256(request)
+    History(layout).append_attempt(
+        Charged(
+            round_attempt_id=candidate.attempt_id,
+            round=candidate.number,
+            artifact_sha256=artifact,
+            attempt_index=request.attempt_index,
+        )
+    )
+    reach("charged")
+    on_event("judging", {"round": candidate.number, "phase": "judging"})
+    report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
+    reach("judged")
+    return report
+
+
+def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> VerifyReport:
+    """What `autoqec verify` does: a judged round is replayed and compared; one that never was is judged now, and a
+    follow-up row says so.
+
+    Raises InputError where there is nothing to judge or the run is closed or held, ContractError where the replay
+    disagrees.
+    """
+    from autoqec.eval import verifier
+
+    history = History(layout)
+    info, one = history.info(), _measured(history, number)
+    if not layout.secret.is_file():
+        raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
+    with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
+        surface = Path(directory) / "modules"
+        repo.extract(str(one.row.commit_sha), SURFACE, surface)
+        metrics = round_files(layout.round(number)).metrics
+        if metrics is None:
+            raise InputError("cannot be read", where=str(layout.round(number).metrics), mend=f"restore round {number}")
+        row = one.row
+        candidate = Candidate(number, one.attempt_id, row.branch, row.commit_sha, metrics, surface)
+        secret = layout.secret.read_bytes()
+        if row.verify_verdict is not None:
+            return verifier.verify(_request(layout, info, candidate, secret), on_event=on_event)
+        with owner.hold(layout.root):
+            report = judge(layout, info, candidate, secret, on_event)
+            memory = RunMemory(layout.root)
+            memory.append_round(round_recorder.judged_row(row, one.attempt_id, report))
+            memory.rebuild_views()
+            return report
+
+
+def _measured(history: History, number: int) -> Standing:
+    for one in standings(history.rows()):
+        if one.row.round == number and one.row.status == "ok" and one.row.commit_sha:
+            return one
+    what = f"round {number} left nothing that could be judged"
+    raise InputError(what, where=f"run {history.layout.run_id}", mend=f"autoqec show {history.layout.run_id}")
+
+
+def _request(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes) -> VerifyRequest:
+    """The order for the judge, from what the disk holds."""
+    from autoqec.eval import verifier
+
+    history, place = History(layout), layout.round(candidate.number)
+    charged = [line for line in history.attempts() if isinstance(line, Charged)]
+    return verifier.VerifyRequest(
+        env_text=files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}"),
+        round=place,
+        checkpoint=place.checkpoint,
+        dsl_config=parse_dsl(read_config(place.config), where=str(place.config)).config(),
+        secret=secret,
+        profile=PROFILES[info.profile],
+        run_id=info.run_id,
+        config_only=worktree.is_config_only(candidate.surface),
+        modules_dir=candidate.surface,
+        round_attempt_id=candidate.attempt_id,
+        branch=candidate.branch,
+        commit_sha=candidate.commit_sha,
+        claimed=candidate.metrics,
+        attempt_index=len(charged) + 1,
+        discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in standings(history.rows())),
+        judged_before={line.artifact_sha256: line.round for line in charged},
+    )

@@ -1,0 +1,94 @@
+"""A start of a run, as a process that a test may kill: `python -m tests.crash.driver LAB ROUNDS [RUN_ID] [CASE…]`.
+
+Cases: `nominate` (every round that ended ok goes to the judge), `bad` (configs that do not compile), `compose` and
+`conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside` (an edit
+outside the surface), `parallel` (two rounds at once).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from autoqec.agents import analyst, coder
+from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
+from autoqec.errors import AutoqecError
+from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.search import moves, space, tpe
+from autoqec.store.files import dump_config
+
+SECRET = b"known to the tests alone, and so no secret"
+BASELINE = space.TEMPLATES[0].config
+
+
+def nominate(view: dict[str, Any]) -> AnalystResponse:
+    said = analyst.analyse(view)
+    ok = json.loads(Path(view["metrics_path"]).read_bytes())["status"] == "ok"
+    return said.model_copy(update={"verdict": "candidate" if ok else "ignore"})
+
+
+def changed(**keys: Any) -> dict[str, Any]:
+    """The baseline's config with other values at dotted keys."""
+    flat = space.flatten(BASELINE) | {key.replace("__", "."): value for key, value in keys.items()}
+    return space.unflatten(flat)
+
+
+def scripted(cases: set[str], view: dict[str, Any]) -> IdeatorResponse:
+    """Small nets forked from the baseline; with `compose` or `conflict` every third joins the two before it."""
+    done = [row for row in view["history"] if row["status"] not in moves.LOST]
+    number = len(done) + 1
+    config, fork_from, mode = changed(mlp__hidden=4 + number, training__finetune_share=0.0), "baseline", None
+    if "bad" in cases:
+        config = changed(mlp__inputs="nonsense")
+    if "compose" in cases and number % 3 == 2:
+        config = changed(training__batch_size=1024)
+    if cases & {"compose", "conflict"} and number % 3 == 0:
+        fork_from, mode = tuple(row["branch"] for row in done[-2:]), "pure"
+    return IdeatorResponse.model_validate(
+        {"hypothesis": f"net {number}", "slug": "net", "fork_from": fork_from, "compose_mode": mode, "proposal": config}
+    )
+
+
+def outside(view: dict[str, Any]) -> CoderResponse:
+    said = coder.code(view)
+    return said.model_copy(update={"edits": (*said.edits, FileEdit(path="../../../setup.py", text="x = 1\n"))})
+
+
+def literal(view: dict[str, Any]) -> CoderResponse:
+    """The proposal as it stands, valid or not: the Runner must cope."""
+
+    edits = (
+        ()
+        if view["compose_mode"] == "pure"
+        else (FileEdit(path="predecoder.yaml", text=dump_config(view["proposal"])),)
+    )
+    return CoderResponse(dsl_config=view["proposal"], edits=edits, commit_message=view["hypothesis"])
+
+
+def main(lab: Path, rounds: int, run_id: str, cases: set[str]) -> int:
+    ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
+    roles = Roles(
+        ideator,
+        coder=outside if "outside" in cases else literal,
+        analyst=nominate if "nominate" in cases else analyst.analyse,
+    )
+    try:
+        if run_id:
+            run = resume_run(run_id, lab, roles=roles)
+        else:
+            secret = lab.parent / "secret"
+            secret.write_bytes(SECRET)
+            run = start_run(lab / "env.yaml", lab, "smoke", 1, "tpe", secret_file=secret, roles=roles)
+        with run:
+            run_rounds(run, rounds, parallel=2 if "parallel" in cases else 1)
+    except AutoqecError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    lab, rounds, *rest = sys.argv[1:]
+    sys.exit(main(Path(lab), int(rounds), rest[0] if rest else "", set(rest[1:])))

@@ -1,0 +1,148 @@
+"""What must hold of a run whenever recovery has been over it: one helper for every crash test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.front import non_dominated
+from autoqec.contracts.history import ATTEMPT_LINE, HistoryRow
+from autoqec.contracts.provenance import Pointer
+from autoqec.orchestration import views
+from autoqec.orchestration.attempts import standings
+from autoqec.store.layout import RunLayout, pointer_on_branch
+
+
+def git(lab: Path, *arguments: str) -> str:
+    """The user's own git."""
+    who = ["-c", "user.name=a person", "-c", "user.email=person@example.org"]
+    done = subprocess.run(["git", *who, *arguments], cwd=lab, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def run_ids(lab: Path) -> list[str]:
+    return sorted(path.name for path in (lab / "runs").glob("*")) if (lab / "runs").is_dir() else []
+
+
+@dataclass(frozen=True)
+class Before:
+    """What a crash may not change: the user's files and branches, and the history so far."""
+
+    lab: Path
+    head: str
+    status: str
+    branches: dict[str, str]
+    histories: dict[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, lab: Path) -> Before:
+        histories = {name: _bytes(RunLayout(lab, name).history) for name in run_ids(lab)}
+        return cls(lab, git(lab, "rev-parse", "HEAD"), git(lab, "status", "--porcelain"), _users(lab), histories)
+
+
+def _bytes(path: Path) -> bytes:
+    """Whole lines of an append-only file."""
+    data = path.read_bytes() if path.is_file() else b""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _users(lab: Path) -> dict[str, str]:
+    return {name: sha for name, sha in refs(lab).items() if not name.startswith(("exp/", "quarantine/"))}
+
+
+def refs(lab: Path) -> dict[str, str]:
+    lines = git(lab, "for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/heads").splitlines()
+    return dict(line.split(" ") for line in lines)  # type: ignore[misc]
+
+
+def check(before: Before, run_id: str) -> list[HistoryRow]:
+    """Every invariant of a recovered run, or AssertionError. Returns its rows."""
+    lab, layout = before.lab, RunLayout(before.lab, run_id)
+    rows = [HistoryRow.model_validate(json.loads(line)) for line in _lines(layout.history)]
+    attempts = [ATTEMPT_LINE.validate_python(json.loads(line)) for line in _lines(layout.attempts)]
+    _rows_and_attempts(rows, [line.round_attempt_id for line in attempts if line.kind == "begun"])
+    _rows_and_branches(lab, layout, rows)
+    _views(layout, rows)
+    _nothing_left(lab, layout)
+    assert _bytes(layout.history).startswith(before.histories.get(run_id, b"")), "history was rewritten"
+    assert _users(lab) == before.branches and git(lab, "rev-parse", "HEAD") == before.head
+    assert git(lab, "status", "--porcelain") == before.status
+    assert git(lab, "fsck", "--no-dangling") == ""
+    return rows
+
+
+def _lines(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    assert not text or text.endswith("\n"), f"{path} ends in a torn line"
+    return text.splitlines()
+
+
+def _rows_and_attempts(rows: list[HistoryRow], begun: list[str]) -> None:
+    own = [row.round_attempt_id for row in rows if row.refers_to_attempt is None]
+    assert sorted(map(str, own)) == sorted(begun), "one row an attempt, and no row without one"
+    numbers = [row.round for row in rows if row.refers_to_attempt is None]
+    assert len(set(numbers)) == len(numbers), "a round number was used twice"
+    follow_ups = [(row.refers_to_attempt, row.status) for row in rows if row.refers_to_attempt is not None]
+    assert len(set(follow_ups)) == len(follow_ups), "a follow-up stands twice"
+
+
+def _rows_and_branches(lab: Path, layout: RunLayout, rows: list[HistoryRow]) -> None:
+    branches = refs(lab)
+    named = {one.row.branch for one in standings(rows) if one.row.branch}
+    for one in standings(rows):
+        row = one.row
+        assert layout.round(row.round).dir.is_dir(), f"round {row.round} has no directory"
+        if row.branch is None or one.gone:
+            continue
+        tip = branches[row.branch]
+        parent = git(lab, "rev-parse", f"{tip}^1")
+        assert row.commit_sha == parent or (row.status != "ok" and row.commit_sha == tip), (
+            f"{row.branch} is not its row's"
+        )
+        assert git(lab, "rev-parse", layout.pin(one.attempt_id)) == tip
+        if row.status == "ok":
+            text = git(lab, "show", f"{tip}:{pointer_on_branch(row.round)}")
+            pointer = Pointer.model_validate(json.loads(text))
+            assert (pointer.round_attempt_id, pointer.commit_sha) == (one.attempt_id, row.commit_sha)
+            assert layout.round(row.round).pointer.read_text(encoding="utf-8").strip() == text
+    ours = [name for name in branches if name.split("/")[:2] in (["exp", layout.run_id], ["quarantine", layout.run_id])]
+    assert set(ours) <= named, f"branches without a row: {set(ours) - named}"
+
+
+def _views(layout: RunLayout, rows: list[HistoryRow]) -> None:
+    verified = [entry.dump() for entry in views.verified_front(standings(rows))]
+    assert _json(layout.pareto) == verified
+    assert len(non_dominated(views.verified_front(standings(rows)))) == len(verified)
+    assert _json(layout.preview) == verified[:5]
+    assert {node["id"] for node in _json(layout.fork_graph)["nodes"]} == {
+        "baseline",
+        *(s.attempt_id for s in standings(rows)),
+    }
+    text = layout.log.read_text(encoding="utf-8")
+    assert text.count("\n## Round ") == len(rows)
+
+
+def _json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+def _nothing_left(lab: Path, layout: RunLayout) -> None:
+    assert len(git(lab, "worktree", "list").splitlines()) == 1, "a worktree was left"
+    places = [layout.root, lab / ".worktrees", lab / ".git"]
+    left = [
+        path
+        for place in places
+        if place.is_dir()
+        for path in place.rglob("*")
+        if path.name.endswith((".tmp", ".lock")) and path.name != "autoqec.lock" and "objects" not in path.parts
+    ]
+    assert not left, f"left behind: {left}"
+    worktrees = lab / ".worktrees"
+    assert not worktrees.is_dir() or not any(worktrees.iterdir())
+    for path in layout.root.rglob("*.json"):
+        json.loads(path.read_bytes())

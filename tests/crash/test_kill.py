@@ -1,0 +1,170 @@
+"""SIGKILL at every named place of a round's life, then a start: nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.host.git import Repo
+from autoqec.orchestration import failpoint
+from autoqec.orchestration.recovery import reconcile
+from autoqec.store.layout import RunLayout
+from cli.lab import make_lab
+from tests.crash.invariants import Before, check, git, run_ids
+
+ROOT = Path(__file__).parents[2]
+ENV = ROOT / "autoqec/envs/builtin/smoke.yaml"
+ROUND = [place for place in failpoint.PLACES if not place.startswith("recovery_") and place != "run_created"]
+RECOVERY = [place for place in failpoint.PLACES if place.startswith("recovery_")]
+JUDGED = ("charged", "judged")
+NAMED = ["planned", "coded", "measured", "pointer_committed", "row_appended"]
+
+
+@pytest.fixture(scope="session")
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A lab with one finished round in it."""
+    place = tmp_path_factory.mktemp("pristine")
+    make_lab(place / "lab", ENV)
+    assert start(place / "lab", 1, "", "nominate").returncode == 0
+    return place
+
+
+@pytest.fixture
+def lab(pristine: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True)
+    return tmp_path / "lab"
+
+
+def start(lab: Path, rounds: int, run_id: str = "", *cases: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != failpoint.VARIABLE}
+    env |= {"OMP_NUM_THREADS": "1", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT)}
+    if kill_at:
+        env[failpoint.VARIABLE] = kill_at
+    command = [sys.executable, "-m", "tests.crash.driver", str(lab), str(rounds), run_id, *cases]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def killed(lab: Path, rounds: int, run_id: str, *cases: str, at: str) -> None:
+    done = start(lab, rounds, run_id, *cases, kill_at=at)
+    assert done.returncode == -signal.SIGKILL, f"{at} was never reached: {done.stderr}"
+
+
+def recovered(lab: Path, before: Before, run_id: str) -> list[HistoryRow]:
+    """Recovery alone; what must hold holds, and a second one finds nothing to do."""
+    layout, repo = RunLayout(lab, run_id), Repo.discover(lab)
+    reconcile(layout, repo)
+    rows = check(before, run_id)
+    assert reconcile(layout, repo) == []
+    return rows
+
+
+@pytest.mark.parametrize("place", NAMED)
+def test_a_kill_loses_nothing(lab: Path, place: str) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 2, run_id, *(["nominate"] if place in JUDGED else []), at=place)
+    rows = recovered(lab, before, run_id)
+    assert [row.round for row in rows] == [1, 2]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", [place for place in ROUND if place not in (*NAMED, "judged", "nominated")])
+def test_a_kill_at_any_other_place_loses_nothing(lab: Path, place: str) -> None:
+    test_a_kill_loses_nothing(lab, place)
+
+
+@pytest.mark.long
+def test_the_next_round_starts(lab: Path) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 2, run_id, at="coded")
+    assert start(lab, 2, run_id).returncode == 0
+    rows = check(before, run_id)
+    assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "orphaned_branch"), (3, "ok")]
+    assert [row.hypothesis for row in rows[1:]] == ["net 2"] * 2, "the proposal that was lost is made again"
+
+
+@pytest.mark.parametrize("place", ["judged", "nominated"])
+def test_a_round_already_paid_for_is_finished(lab: Path, place: str) -> None:
+    """The judge's report is complete (or none is due): recovery writes the row the loop would have written."""
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    cases = ("nominate",) if place == "judged" else ()
+    killed(lab, 2, run_id, *cases, at=place)
+    row = recovered(lab, before, run_id)[-1]
+    assert (row.round, row.status) == (2, "ok")
+    assert row.branch is not None and row.branch.startswith("exp/")
+    assert (row.verify_verdict is not None) == (place == "judged")
+
+
+@pytest.mark.long
+def test_an_unfinished_round_is_set_aside_with_its_id(lab: Path) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 2, run_id, "nominate", at="charged")
+    row = recovered(lab, before, run_id)[-1]
+    assert row.status == "orphaned_branch" and row.round_attempt_id
+    assert row.branch is not None and row.branch.startswith(f"quarantine/{run_id}/")
+
+
+def test_uncommitted_edits_are_salvaged(lab: Path) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 2, run_id, at="edited")
+    recovered(lab, before, run_id)
+    (patch,) = (lab / "runs" / run_id / "salvage").glob("*.patch")
+    git(lab, "apply", "--check", str(patch))
+    assert "hidden" in patch.read_text()
+
+
+@pytest.fixture(scope="session")
+def half_done(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose second round died after its code commit, with a torn file in its root: every step of recovery."""
+    place = tmp_path_factory.mktemp("half")
+    shutil.copytree(pristine / "lab", place / "lab", symlinks=True)
+    (run_id,) = run_ids(place / "lab")
+    killed(place / "lab", 2, run_id, at="coded")
+    (place / "lab" / "runs" / run_id / f".log.md.{'0' * 16}.tmp").write_text("torn")
+    return place
+
+
+@pytest.mark.parametrize("place", RECOVERY)
+def test_recovery_killed_anywhere_is_recovery_run_once(half_done: Path, tmp_path: Path, place: str) -> None:
+    """In place, one after the other, so that git's absolute paths stay true."""
+    lab, (run_id,) = half_done / "lab", run_ids(half_done / "lab")
+    kept, layout = tmp_path / "kept", RunLayout(lab, run_id)
+    shutil.copytree(lab, kept, symlinks=True)
+    try:
+        before = Before.of(lab)
+        recovered(lab, before, run_id)
+        whole = layout.history.read_bytes()
+        shutil.rmtree(lab)
+        shutil.copytree(kept, lab, symlinks=True)
+        killed(lab, 1, run_id, at=place)
+        recovered(lab, before, run_id)
+        assert layout.history.read_bytes() == whole
+    finally:
+        shutil.rmtree(lab)
+        shutil.copytree(kept, lab, symlinks=True)
+
+
+def test_a_run_killed_at_its_birth_leaves_nothing_that_hinders(tmp_path: Path) -> None:
+    make_lab(tmp_path / "lab", ENV)
+    before = Before.of(tmp_path / "lab")
+    killed(tmp_path / "lab", 1, "", at="run_created")
+    (run_id,) = run_ids(tmp_path / "lab")
+    assert recovered(tmp_path / "lab", before, run_id) == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["bad", "outside", "compose", "conflict", "parallel"])
+@pytest.mark.parametrize("place", ["planned", "row_appended"])
+def test_other_lives_of_a_round(lab: Path, case: str, place: str) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 4, run_id, case, at=f"{place}@2")
+    recovered(lab, before, run_id)
+    assert start(lab, 4, run_id, case).returncode == 0
+    rows = check(before, run_id)
+    assert sum(row.status not in ("orphaned_branch", "branch_manually_deleted") for row in rows) == 4
