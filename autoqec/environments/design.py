@@ -253,6 +253,11 @@ class DesignEnv:
     def done(self) -> bool:
         return self.state.stopped or len(self._actions) >= self.max_clauses
 
+    @property
+    def actions(self) -> tuple[int, ...]:
+        """Every action so far."""
+        return tuple(self._actions)
+
     def get_action(self, index: int) -> int:
         """The action of step `index`, from 0."""
         return self._actions[index]

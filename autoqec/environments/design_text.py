@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -65,7 +65,7 @@ class DesignTextEnv(Environment):
     def _judge(self, action: str) -> tuple[dict[str, Any], dict[str, Any]]:
         target = "" if self.best is None else f"{score_of_loss(self.best):.4f}"
         try:
-            draft = self._draft(action)
+            draft = proposal(action, self.library, self.template)
             loss, info = self.routine(draft)
         except AutoqecError as error:
             return {"correct": False, "target": target, "message": f"refused: {error}", "score": 0.0}, {}
@@ -74,8 +74,7 @@ class DesignTextEnv(Environment):
             return {"correct": False, "target": target, "message": said, "score": 0.0}, {"signature": draft.signature}
         figures = {name: info[name] for name in ("relative", "relative_low", "n_params") if info.get(name) is not None}
         own = {key: value for key, value in draft.choices.items() if key not in self.template.choices}
-        words = json.dumps(own, sort_keys=True)
-        message = f"{words}: relative gain {info['relative']:+.4f}, surely {info['relative_low']:+.4f}"
+        message = f"{written(own)}: relative gain {info['relative']:+.4f}, surely {info['relative_low']:+.4f}"
         feedback = {
             "correct": info["relative_low"] > 0,
             "target": target,
@@ -85,47 +84,59 @@ class DesignTextEnv(Environment):
         }
         return feedback, {"signature": draft.signature, "fidelity": info.get("fidelity")}
 
-    def _draft(self, action: str) -> PredecoderDraft:
-        match = _OBJECT.search(action)
-        try:
-            said = json.loads(match[0]) if match else None
-        except ValueError as error:
-            raise InputError(f"the proposal is no JSON: {error}", where="proposal") from error
-        if not isinstance(said, dict):
-            raise InputError("there is no JSON object in the answer", where="proposal")
-        if "type" not in said:
-            raise InputError("the proposal has no `type`", where="proposal")
-        allowed = {(clause.key, json.dumps(clause.value)) for clause in self.library.clauses if clause.key}
-        for key, value in said.items():
-            if (key, json.dumps(value)) not in allowed:
-                values = [clause.value for clause in self.library.clauses if clause.key == key]
-                known = f"one of {values}" if values else f"keys: {', '.join(self._keys())}"
-                raise InputError(f"`{key}` = {value!r} is not offered", where="proposal", mend=known)
-            if not fits(key, str(said["type"])):
-                raise InputError(f"`{key}` means nothing under type {said['type']!r}", where="proposal")
-        return PredecoderDraft(self.template.facts, {**self.template.choices, **said})
-
-    def _keys(self) -> list[str]:
-        return list(dict.fromkeys(clause.key for clause in self.library.clauses if clause.key))
-
     def _observation(self) -> str:
-        facts = self.template.facts
-        offered = [
-            f"- {key}: {', '.join(json.dumps(c.value) for c in self.library.clauses if c.key == key)}"
-            for key in self._keys()
+        return observation(self.template.facts, self.library, self._told or [], self.n_proposals)
+
+
+def proposal(action: str, library: ClauseLibrary, template: PredecoderDraft) -> PredecoderDraft:
+    """The draft that an agent's words propose. InputError where there is none in them, or it is not on offer."""
+    match = _OBJECT.search(action)
+    try:
+        said = json.loads(match[0]) if match else None
+    except ValueError as error:
+        raise InputError(f"the proposal is no JSON: {error}", where="proposal") from error
+    if not isinstance(said, dict):
+        raise InputError("there is no JSON object in the answer", where="proposal")
+    if "type" not in said:
+        raise InputError("the proposal has no `type`", where="proposal")
+    allowed = {(clause.key, json.dumps(clause.value)) for clause in library.clauses if clause.key}
+    for key, value in said.items():
+        if (key, json.dumps(value)) not in allowed:
+            values = [clause.value for clause in library.clauses if clause.key == key]
+            known = f"one of {values}" if values else f"keys: {', '.join(keys(library))}"
+            raise InputError(f"`{key}` = {value!r} is not offered", where="proposal", mend=known)
+        if not fits(key, str(said["type"])):
+            raise InputError(f"`{key}` means nothing under type {said['type']!r}", where="proposal")
+    return PredecoderDraft(template.facts, {**template.choices, **said})
+
+
+def observation(facts: Facts, library: ClauseLibrary, told: Sequence[str], n_proposals: int) -> str:
+    """What an agent reads before a proposal. told: one line a proposal that was made."""
+    offered = [
+        f"- {key}: {', '.join(json.dumps(clause.value) for clause in library.clauses if clause.key == key)}"
+        for key in keys(library)
+    ]
+    return "\n".join(
+        [
+            f"Design a neural predecoder for {facts.name} (distance {facts.distance}, {facts.rounds} rounds, "
+            f"p = {facts.p:g}, {facts.n_detectors} detectors). Keys and values:",
+            *offered,
+            "Reply with one JSON object of keys and values; `type` is needed. A higher relative gain over plain "
+            "matching is better.",
+            *(["Proposals so far:", *told] if told else []),
+            f"Proposal {len(told) + 1} of {n_proposals}:",
         ]
-        told = self._told or []
-        return "\n".join(
-            [
-                f"Design a neural predecoder for {facts.name} (distance {facts.distance}, {facts.rounds} rounds, "
-                f"p = {facts.p:g}, {facts.n_detectors} detectors). Keys and values:",
-                *offered,
-                "Reply with one JSON object of keys and values; `type` is needed. A higher relative gain over plain "
-                "matching is better.",
-                *(["Proposals so far:", *told] if told else []),
-                f"Proposal {len(told) + 1} of {self.n_proposals}:",
-            ]
-        )
+    )
+
+
+def written(choices: Mapping[str, Any]) -> str:
+    """Choices as an agent writes them."""
+    return json.dumps(dict(choices), sort_keys=True)
+
+
+def keys(library: ClauseLibrary) -> list[str]:
+    """What can be set, in the library's order."""
+    return list(dict.fromkeys(clause.key for clause in library.clauses if clause.key))
 
 
 class DesignTask(Contract):

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from cli.common import Out, options
 
+if TYPE_CHECKING:
+    from autoqec.runtime.main import Evaluation
+
 
 @click.command("evaluate")
 @click.argument("config")
 @click.option("--resume", metavar="CHECKPOINT", help="Go on from an ep_… directory, or `latest` beside it.")
+@click.option("--against-memoryless", is_flag=True, help="Run the twin without a memory too: what is it worth?")
 @options
-def command(config: str, resume: str | None, out: Out) -> int:
+def command(config: str, resume: str | None, against_memoryless: bool, out: Out) -> int:
     """Run the evaluation that CONFIG.yaml describes.
 
     Scores, memory, checkpoints and metrics go into a new folder of its results_dir. Exit status 1 where an environment,
@@ -22,7 +28,14 @@ def command(config: str, resume: str | None, out: Out) -> int:
     from autoqec.runtime.main import evaluate
 
     console = sys.stderr if out.json or out.quiet else sys.stdout
-    result = evaluate(config, console=console, resume_from=resume)
+    if against_memoryless:
+        if resume is not None:
+            raise click.UsageError("--resume and --against-memoryless don't go together")
+        return _twins(config, console, out)
+    return _tell(evaluate(config, console=console, resume_from=resume), out)
+
+
+def _tell(result: Evaluation, out: Out) -> int:
     summary = {key: value for key, value in result.metrics.items() if key != "episodes"}
     out.emit({"results_dir": str(result.results_dir), **summary})
     if not out.json:
@@ -35,3 +48,17 @@ def command(config: str, resume: str | None, out: Out) -> int:
             out.note(f"failed: {error}")
         out.say(str(result.results_dir))
     return result.exit_code
+
+
+def _twins(config: str, console: TextIO, out: Out) -> int:
+    from autoqec.runtime.twins import evaluate_twins
+
+    twins = evaluate_twins(config, console=console)
+    for result in (twins.stateful, twins.memoryless):
+        _tell(result, out)
+    gain = twins.gain
+    out.emit({"gain": asdict(gain)})
+    if not out.json:
+        bounds = f"95% interval [{gain.low:+.4f}, {gain.high:+.4f}]" if gain.low is not None else "no interval"
+        out.say(f"gain of the memory {gain.mean:+.4f} a step, {bounds}, {gain.n} episodes")
+    return twins.exit_code

@@ -1,0 +1,66 @@
+"""The bridge: an agent that RunTime trained, with its memory, as the ideator of a live run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from autoqec.agents.memory_agent import LMAgent
+from autoqec.agents.registry import build_agent, parse_agent_config
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.environments.design import ClauseLibrary, Facts, PredecoderDraft
+from autoqec.environments.design_text import observation, proposal, written
+from autoqec.lm.base import LanguageModel
+from autoqec.runtime import checkpoints
+from autoqec.search import moves, space
+from autoqec.search.moves import Move, State
+
+SHOWN = 30  # measured rounds in the observation, the youngest
+
+
+def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
+    """The agent of a checkpoint with its memory, in evaluation mode. Errors as `checkpoints.load`."""
+    loaded = checkpoints.load(checkpoint)
+    saved = json.loads((loaded.directory / "agent.json").read_text(encoding="utf-8"))
+    agent = build_agent(parse_agent_config(saved["config"], where=str(loaded.directory / "agent.json")), lm)
+    loaded.restore(agent)
+    agent.eval()
+    return agent
+
+
+def ideator(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, Any]], IdeatorResponse]:
+    """An ideator (view -> proposal) that asks the trained agent as `DesignTextEnv` did, and learns nothing more.
+
+    What the agent says that can't be read, is not on offer, or was tried, raises InputError: the caller has the no-key
+    ideator take the round.
+    """
+    agent = load_agent(checkpoint, lm)
+    library = ClauseLibrary.standard()
+
+    def propose(view: dict[str, Any]) -> IdeatorResponse:
+        facts = Facts.of(EnvSpec.read(view["env"], where="view"))
+        state = State.read(view)
+        told = [_outcome(number, row) for number, row in enumerate(state.told[-SHOWN:], start=1)]
+        twin = agent.clone_for_episode()
+        with agent.frozen():
+            action = twin.act(observation(facts, library, told, len(told) + 1))
+        draft = proposal(action, library, PredecoderDraft(facts))
+        name = type(agent).__name__
+        config = draft.config()
+        text = f"{name}, with what it learned on other codes, expects {written(draft.choices)} to err less"
+        slug = f"memory-{config['type']}-{draft.signature[:6]}"
+        return moves.reply(Move(slug, text, config), source=f"{name} {Path(checkpoint).name} {state.spoken}")
+
+    return propose
+
+
+def _outcome(number: int, row: dict[str, Any]) -> str:
+    """One measured round in the words of `DesignTextEnv`; without a plain error rate only the difference is known."""
+    choices = space.params_of(row["dsl_config"]) if row["dsl_config"] else None
+    shown = written(choices or {})
+    if row["status"] != "ok" or row["delta_ler"] is None:
+        return f"{number}. {shown}: failed: {row['status']}"
+    return f"{number}. {shown}: the error rate fell by {row['delta_ler']:+.3g} a shot"
