@@ -42,7 +42,7 @@ ATTACKS: dict[str, str] = {
     ),
     "look up a name": f"import socket; socket.getaddrinfo('localhost', 80); socket.socket(); {WON}",
     "io_uring": f"import ctypes; assert ctypes.CDLL(None).syscall(425, 1, bytes(120)) >= 0; {WON}",
-    "see the parent's environment": (
+    "see another's environment": (
         "import os\n"
         "for pid in {os.getppid(), 1, *(int(n) for n in os.listdir('/proc') if n.isdigit())}:\n"
         "    try: data = open(f'/proc/{pid}/environ', 'rb').read()\n"
@@ -50,8 +50,10 @@ ATTACKS: dict[str, str] = {
         f"    if world['key'].encode() in data: {WON}\n"
     ),
     "find a key in its own environment": f"import os\nif world['key'] in str(os.environ): {WON}",
-    "signal the parent": f"import os; os.kill(world['victim'], 0); {WON}",
-    "trace the parent": f"import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, world['victim'], 0, 0) == 0; {WON}",
+    "signal a process outside": f"import os; os.kill(world['victim'], 0); {WON}",
+    "trace a process outside": (
+        f"import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, world['victim'], 0, 0) == 0; {WON}"
+    ),
     "mount": (
         "import ctypes, os; os.mkdir('m'); c = ctypes.CDLL(None)\n"
         f"assert c.mount(b'none', b'm', b'tmpfs', 0, None) == 0; c.umount2(b'm', 2); {WON}"
@@ -65,7 +67,10 @@ ATTACKS: dict[str, str] = {
     ),
     "make a device": f"import os, stat; os.mknod('disk', 0o600 | stat.S_IFBLK, os.makedev(7, 0)); {WON}",
     "change root": f"import os; os.chroot('.'); {WON}",
-    "load a program into the kernel": f"import ctypes; assert ctypes.CDLL(None).syscall(321, 0, 0, 0) >= 0; {WON}",
+    "make a map in the kernel": (
+        "import ctypes, struct; a = struct.pack('=IIII', 2, 4, 4, 1)\n"
+        f"assert ctypes.CDLL(None).syscall(321, 0, a, len(a)) >= 0; {WON}"
+    ),
     "memory that nobody counts": f"import os; os.memfd_create('m'); {WON}",
     "fill /dev/shm": fill("/dev/shm"),
     "fill /tmp": fill("/tmp"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ class World:
         self.udp.setblocking(False)
         self.unix = self._listen(socket.socket(socket.AF_UNIX), str(root / "s"))
         self.abstract = f"autoqec-test-{os.getpid()}-{root.name}"
+        self.victim = subprocess.Popen(["sleep", "600"], env=os.environ | {"ANTHROPIC_API_KEY": KEY})
         self.named = self._listen(socket.socket(socket.AF_UNIX), "\0" + self.abstract)
 
     def _listen(self, listener: socket.socket, address: Any) -> socket.socket:
@@ -66,6 +68,8 @@ class World:
     def close(self) -> None:
         for one in (self.tcp, self.unix, self.named, self.udp):
             one.close()
+        self.victim.kill()
+        self.victim.wait()
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -77,7 +81,7 @@ class World:
             "unix": str(self.outside.parent / "s"),
             "abstract": self.abstract,
             "key": KEY,
-            "victim": os.getpid(),
+            "victim": self.victim.pid,
             "tmp": TMP_MB * 1_000_000,
         }
 
@@ -124,7 +128,9 @@ def test_attacks_gain_nothing(attack: str, tier: Tier, world: World, tmp_path: P
     assert world.fallen() == [], (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("attack", ["read a secret file", "write outside", "connect over TCP", "send over UDP"])
+@pytest.mark.parametrize(
+    "attack", ["read a secret file", "write outside", "connect over TCP", "send over UDP", "see another's environment"]
+)
 def test_the_attacks_are_real(attack: str, world: World, tmp_path: Path) -> None:
     """Without walls they succeed, so their failure above says something."""
     wrapped = sandbox.wrap([sys.executable, "-c", source(attack, world)], Policy(writable=(world.inside,)), tier="none")
