@@ -1,0 +1,146 @@
+"""Skills, agents and AGENTS.md: only published fields, and no recipe names a command or option that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from cli.autoqec import COMMANDS, group
+
+ROOT = Path(__file__).parents[2]
+SKILLS = sorted((ROOT / ".claude" / "skills").glob("*/SKILL.md"))
+AGENTS = sorted((ROOT / ".claude" / "agents").glob("*.md"))
+WANTED = {"autoqec-run", "review-log", "verify-decoder", "diagnose-failure", "add-env", "review-framework"}
+# The fields that Claude Code publishes; unknown ones pass it silently, so they are held here.
+SKILL_FIELDS = {
+    "name", "description", "when_to_use", "argument-hint", "allowed-tools", "disallowed-tools", "model", "effort",
+    "disable-model-invocation", "user-invocable", "context", "agent", "paths", "hooks", "license", "compatibility",
+    "metadata",
+}  # fmt: skip
+AGENT_FIELDS = {
+    "name", "description", "tools", "disallowedTools", "model", "effort", "permissionMode", "maxTurns", "mcpServers",
+    "skills", "isolation",
+}  # fmt: skip
+TOOLS = {"Read", "Write", "Edit", "Grep", "Glob", "Bash"}
+DOCUMENTS = [*SKILLS, *AGENTS, ROOT / "AGENTS.md"]
+
+
+def name_of(path: Path) -> str:
+    return path.parent.name if path.name == "SKILL.md" else path.stem
+
+
+def parts(path: Path) -> tuple[dict[str, Any], str]:
+    """Frontmatter and body."""
+    match = re.fullmatch(r"---\n(.*?)\n---\n(.*)", path.read_text(encoding="utf-8"), re.DOTALL)
+    assert match, f"{path} has no frontmatter"
+    return yaml.safe_load(match[1]), match[2]
+
+
+def commands(path: Path) -> list[str]:
+    """Every `autoqec …` of a document: lines of code blocks, and inline code."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"^[ ]*```\w*\n(.*?)^[ ]*```", text, re.DOTALL | re.MULTILINE)
+    lines = [line.strip().partition("  #")[0] for block in blocks for line in block.splitlines()]
+    inline = re.findall(r"`(autoqec [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    return [line.removeprefix(".venv/bin/") for line in (*lines, *inline) if re.match(r"(\.venv/bin/)?autoqec ", line)]
+
+
+def test_the_wanted_skills_are_there() -> None:
+    assert {name_of(path) for path in SKILLS} == WANTED and AGENTS
+
+
+@pytest.mark.parametrize("path", SKILLS, ids=name_of)
+def test_a_skill_has_published_fields_only(path: Path) -> None:
+    fields, body = parts(path)
+    assert set(fields) <= SKILL_FIELDS
+    assert fields["name"] == path.parent.name and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
+    assert 40 <= len(fields["description"]) <= 1024 and body.strip()
+    assert fields.get("context") in (None, "fork")
+
+
+@pytest.mark.parametrize("path", AGENTS, ids=name_of)
+def test_an_agent_has_published_fields_and_a_whitelist(path: Path) -> None:
+    fields, body = parts(path)
+    assert set(fields) <= AGENT_FIELDS and {"name", "description", "tools"} <= set(fields)
+    assert fields["name"] == path.stem and body.strip()
+    assert not {"Write", "Edit", "Bash"} & set(re.split(r",\s*", fields["tools"])), "looks, and changes nothing"
+    for skill in fields.get("skills", ()):
+        assert (ROOT / ".claude" / "skills" / skill / "SKILL.md").is_file()
+
+
+@pytest.mark.parametrize("path", [*SKILLS, *AGENTS], ids=name_of)
+def test_named_tools_exist(path: Path) -> None:
+    fields, _ = parts(path)
+    named = fields.get("tools") or fields.get("allowed-tools") or ""
+    for tool in re.findall(r"[A-Za-z_]+(?:\([^)]*\))?", named):
+        if tool.startswith("mcp__autoqec__"):
+            assert tool.removeprefix("mcp__autoqec__") in served()
+            continue
+        kind, _, rule = tool.partition("(")
+        assert kind in TOOLS, tool
+        words = rule.rstrip(")").split()
+        if words[:1] == ["autoqec"]:
+            assert words[1] in COMMANDS, tool
+
+
+def served() -> set[str]:
+    pytest.importorskip("mcp")
+    from mcp import Client
+
+    from cli.mcp_server import server
+
+    async def listed() -> set[str]:
+        async with Client(server(ROOT)) as client:
+            return {tool.name for tool in (await client.list_tools()).tools}
+
+    return asyncio.run(listed())
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_every_command_and_option_in_a_recipe_is_there(path: Path) -> None:
+    for line in commands(path):
+        words = shlex.split(line)[1:]
+        if words == ["--help"]:
+            continue
+        assert words[0] in COMMANDS, line
+        command = group.get_command(click.Context(group), words[0])
+        assert command is not None
+        known = {option for parameter in command.params for option in parameter.opts}
+        for word in words[1:]:
+            assert not word.startswith("-") or word.partition("=")[0] in known, line
+
+
+def test_a_skill_may_run_what_it_tells_to_run() -> None:
+    for path in SKILLS:
+        fields, _ = parts(path)
+        allowed = re.findall(r"Bash\((autoqec [a-z-]+)", fields["allowed-tools"])
+        told = {" ".join(line.split()[:2]) for line in commands(path)}
+        assert told <= set(allowed), (path, told - set(allowed))
+
+
+def test_running_needs_a_person() -> None:
+    fields, _ = parts(ROOT / ".claude/skills/autoqec-run/SKILL.md")
+    assert fields["disable-model-invocation"] is True
+
+
+def test_claude_reads_agents_md() -> None:
+    assert (ROOT / "CLAUDE.md").read_text(encoding="utf-8").strip() == "@AGENTS.md"
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (ROOT / target).exists(), target
+    assert set(re.findall(r"`/([a-z-]+)`", text)) == WANTED
+
+
+def test_the_mcp_file_starts_the_server() -> None:
+    servers = json.loads((ROOT / ".mcp.json").read_text(encoding="utf-8"))["mcpServers"]
+    assert servers["autoqec"]["command"] == "autoqec" and servers["autoqec"]["args"][0] in COMMANDS
+    used = {server for path in AGENTS for server in parts(path)[0].get("mcpServers", ())}
+    assert used <= set(servers)
