@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.report.run_view import RunView
+from autoqec.report.run_view import RunView, attempt_of
 from autoqec.report.text import count, effect_line, interval, percent, plain
+from autoqec.tools.rows import current
 
 VERDICT_STYLE = {"VERIFIED": "bold green", "SUSPICIOUS": "yellow", "FAILED": "red"}
 
@@ -23,25 +24,26 @@ def print_summary(console: Console, view: RunView) -> None:
 
 
 def parts(view: RunView) -> Iterator[RenderableType]:
-    info = view.info
+    info, rounds = view.info, current(view.rows)
+    verified = sum(row.verify_verdict == "VERIFIED" for row in rounds)
     head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
-    yield Text(f"{head} · {len(view.rows)} rows, {view.verified} verified", style="bold")
-    if view.rows:
-        yield rounds_table(view.rows)
+    yield Text(f"{head} · {len(rounds)} rounds, {verified} verified", style="bold")
+    if rounds:
+        yield rounds_table(rounds)
     else:
         yield Text("No round has finished yet.")
     if view.front:
         yield front_table(view)
         yield from _best(view)
-    elif view.verified:
+    elif verified:
         yield Text(f"The front is missing. Mend: autoqec reconcile {info.run_id}")
     else:
         yield Text("No decoder is verified yet: nothing here is a result.")
     yield Text(f"Log: {_near(view.layout.log)}")
 
 
-def rounds_table(rows: tuple[HistoryRow, ...]) -> Table:
-    """One line a row of history, in its order."""
+def rounds_table(rows: Sequence[HistoryRow]) -> Table:
+    """One line a round, as its last row has it."""
     table = Table(title="Rounds", title_justify="left")
     for name, justify in (
         ("#", "right"),
@@ -55,7 +57,8 @@ def rounds_table(rows: tuple[HistoryRow, ...]) -> Table:
     ):
         table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
     for row in rows:
-        verdict = row.verify_verdict or ("not nominated" if row.status == "ok" else "–")
+        unjudged = "not judged" if row.verdict == "candidate" else "not nominated"
+        verdict = row.verify_verdict or (unjudged if row.status == "ok" else "–")
         table.add_row(
             str(row.round),
             Text(plain(row.hypothesis, 160)),
@@ -73,7 +76,7 @@ def front_table(view: RunView) -> Table:
     table = Table(title="Verified front (unseen shots; best first)", title_justify="left")
     for name in ("#", "Δ_LER a shot", "against plain", "beats", "params", "FLOPs a shot", "branch"):
         table.add_column(name, overflow="fold")
-    by_attempt = {row.round_attempt_id: row for row in view.rows if row.verify_verdict == "VERIFIED"}
+    by_attempt = {attempt_of(row): row for row in current(view.rows)}
     for entry in view.front:
         row = by_attempt.get(entry.round_attempt_id)
         beaten = ", ".join(name for name, beats in (row and row.beats_panel or {}).items() if beats)

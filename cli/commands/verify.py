@@ -1,0 +1,51 @@
+"""`autoqec verify`: the judge, asked by a person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from autoqec.errors import InputError
+from autoqec.store.layout import RunLayout
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("verify")
+@click.argument("round_dir", type=click.Path(path_type=Path))
+@options
+def command(round_dir: Path, out: Out) -> None:
+    """Judge the round in ROUND_DIR on shots that nobody has seen; a judgement that stands is replayed and compared.
+
+    Exit 0 where the judge says VERIFIED, 1 where it says FAILED or SUSPICIOUS.
+    """
+    from autoqec.host.git import Repo
+    from autoqec.orchestration.judging import judge_again
+    from autoqec.report.terminal import LiveView, console
+    from autoqec.report.text import effect_line, plain
+
+    layout, number = _round_of(round_dir)
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        report = judge_again(layout, Repo.discover(layout.repo_root), number, view)
+    out.say(f"{report.verdict}: {plain('; '.join(report.reasons), 2000)}")
+    for member in report.panel:
+        out.say("  " + effect_line(plain(member.name), member.against))
+    out.say(f"Report: {layout.round(number).report_md}")
+    out.emit(report.dump())
+    if report.verdict != "VERIFIED":
+        raise click.exceptions.Exit(1)
+
+
+def _round_of(round_dir: Path) -> tuple[RunLayout, int]:
+    """The run and the number of a round's directory."""
+    directory = round_dir.resolve()
+    number = directory.name.removeprefix("round_")
+    root = directory.parent.parent.parent
+    mend = "name runs/RUN/round_N; `autoqec show` lists the runs"
+    if not number.isdecimal() or not directory.is_dir():
+        raise InputError("is no round's directory", where=str(round_dir), mend=mend)
+    layout = places.run_layout(directory.parent.name, root=root)
+    if layout.round(int(number)).dir != directory:
+        raise InputError("is no round's directory", where=str(round_dir), mend=mend)
+    return layout, int(number)
