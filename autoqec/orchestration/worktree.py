@@ -20,7 +20,7 @@ from autoqec.store.layout import SURFACE, RunLayout, pointer_on_branch
 TRAILER = "Autoqec-Attempt"
 MAX_FILE, MAX_SURFACE, MAX_FILES = 256 * 1024, 2 * 2**20, 64
 # Names that Python, pytest or git give a meaning of their own fall outside, as does everything hidden.
-_NAME = re.compile(r"^([a-z0-9_]+/){0,2}[a-z0-9_]+\.(py|yaml)$")
+_NAME = re.compile(r"([a-z0-9_]+/){0,2}[a-z0-9_]+\.(py|yaml)")
 _MEANT = ("sitecustomize.py", "usercustomize.py", "conftest.py")
 
 
@@ -79,7 +79,7 @@ def guard(repo: Repo, base: str, tip: str) -> None:
 
 
 def _name_fault(name: str) -> str | None:
-    if not _NAME.match(name) or name.rsplit("/", 1)[-1] in _MEANT:
+    if not _NAME.fullmatch(name) or name.rsplit("/", 1)[-1] in _MEANT:
         return "only plain .py and .yaml names of lower-case letters, digits and _ may stand there"
     return None
 

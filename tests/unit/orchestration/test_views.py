@@ -1,0 +1,205 @@
+"""Views: functions of run.json and history, complete, and true."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.orchestration import fork_graph, views
+from autoqec.orchestration.attempts import group, is_finished, next_round, standings
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.round_recorder import deleted_row
+from autoqec.store.files import load_env
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.support import rounds
+
+ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
+
+
+def memory(tmp_path: Path, *rows: HistoryRow) -> RunMemory:
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.root.mkdir(parents=True)
+    history = History(layout)
+    history.write_info(rounds.info())
+    for row in rows:
+        layout.round(row.round).dir.mkdir(exist_ok=True)
+        history.append_row(row)
+    return RunMemory(layout.root)
+
+
+def figures(number: int, delta: float, flops: int, size: int, **more: Any) -> HistoryRow:
+    return rounds.row(
+        number, delta_vs_baseline_holdout=delta, judge_flops_per_syndrome=flops, judge_n_params=size, **more
+    )
+
+
+def ids(path: Path) -> list[str]:
+    return [entry["round_attempt_id"] for entry in json.loads(path.read_bytes())]
+
+
+def test_the_front_is_complete_and_its_preview_is_its_top(tmp_path: Path) -> None:
+    rows = [figures(n, 0.001 * n, 1000 * n, 100) for n in range(1, 9)]
+    rows.append(figures(9, 0.001, 5000, 100))  # dominated by round 1
+    found = memory(tmp_path, *rows)
+    assert [entry.round_attempt_id for entry in found.update_pareto()] == [f"attempt-{n}" for n in range(8, 0, -1)]
+    assert ids(found.layout.pareto) == [f"attempt-{n}" for n in range(8, 0, -1)]
+    assert ids(found.layout.preview) == ids(found.layout.pareto)[:5]
+
+
+def test_the_front_is_the_same_in_any_order() -> None:
+    rows = [figures(1, 0.002, 10, 10), figures(2, 0.003, 20, 10), figures(3, 0.001, 5, 10), figures(4, 0.001, 30, 30)]
+    fronts = {
+        tuple(entry.round_attempt_id for entry in views.verified_front(standings(order)))
+        for order in itertools.permutations(rows)
+    }
+    assert fronts == {("attempt-2", "attempt-1", "attempt-3")}
+
+
+def test_the_front_takes_the_judges_figures() -> None:
+    (entry,) = views.verified_front(standings([figures(1, 0.002, 77, 88)]))
+    assert (entry.delta_vs_baseline_holdout, entry.flops_per_syndrome, entry.n_params) == (0.002, 77, 88)
+
+
+@pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
+def test_only_verified_rounds_enter(verdict: str | None) -> None:
+    assert views.verified_front(standings([rounds.row(1, verify_verdict=verdict)])) == []
+
+
+def test_candidates_stand_apart_and_no_role_reads_them(tmp_path: Path) -> None:
+    found = memory(tmp_path, rounds.row(1, verify_verdict="SUSPICIOUS"), rounds.row(2))
+    env, _ = load_env(ENV)
+    before = found.l2_for_ideator(env, rounds.CONFIG)
+    RunMemory(found.layout.root, pareto_filename="candidate_pareto.json").update_pareto()
+    assert [entry["round"] for entry in json.loads(found.layout.candidates.read_bytes())] == [1]
+    found.layout.candidates.write_text("[1, 2, 3]")
+    assert found.l2_for_ideator(env, rounds.CONFIG) == before
+    assert [entry["round_attempt_id"] for entry in before["pareto"]] == ["attempt-2"]
+
+
+def test_views_come_back_byte_for_byte(tmp_path: Path) -> None:
+    found = memory(tmp_path, rounds.row(1), rounds.row(2, verify_verdict="FAILED"))
+    written = found.rebuild_views()
+    assert len(written) == 5 and found.rebuild_views() == [] and found.stale_views() == []
+    before = {path: path.read_bytes() for path in written}
+    for path in written:
+        path.unlink()
+    found.rebuild_views()
+    assert {path: path.read_bytes() for path in written} == before
+
+
+def test_a_deleted_branch_stays_on_the_front_but_cannot_be_forked(tmp_path: Path) -> None:
+    row = rounds.row(1)
+    found = memory(tmp_path, row, deleted_row(row, "attempt-1"))
+    env, _ = load_env(ENV)
+    (seen,) = found.l2_for_ideator(env, rounds.CONFIG)["history"]
+    assert seen["forkable"] is False
+    assert len(found.update_pareto()) == 1
+
+
+def test_the_ideator_knows_what_is_under_way(tmp_path: Path) -> None:
+    found = memory(tmp_path, rounds.row(1))
+    for line in (rounds.begun(1), rounds.planned(1), rounds.begun(2), rounds.planned(2)):
+        found.history.append_attempt(line)
+    env, _ = load_env(ENV)
+    assert [one["round"] for one in found.l2_for_ideator(env, rounds.CONFIG)["pending"]] == [2]
+
+
+def test_the_analyst_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = memory(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    view = found.l3_for_analyst("runs/x/round_1")
+    assert view["metrics_path"] == str(tmp_path / "runs/x/round_1/metrics.json")
+
+
+def test_the_log_says_what_happened(tmp_path: Path) -> None:
+    judged = {
+        "delta_holdout_low": 0.0005, "delta_holdout_high": 0.002, "relative_holdout": 0.3, "relative_holdout_low": 0.2,
+        "relative_holdout_high": 0.4, "holdout_shots": 10_000, "beats_panel": {"mwpm_correlated": False},
+    }  # fmt: skip
+    conflict = {
+        "status": "compose_conflict", "status_reason": "merge conflict", "branch": None, "commit_sha": None,
+        "verify_verdict": None, "verdict": "ignore", "conflicting_files": ("a/predecoder.yaml",),
+        "fork_from": ("exp/a", "exp/b"), "fork_from_canonical": "exp/a|exp/b", "compose_mode": "pure",
+    }  # fmt: skip
+    found = memory(tmp_path, rounds.row(1, **judged), rounds.row(2, **conflict), rounds.row(3, hypothesis="a\n## fake"))
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert text.count("\n## ") == 3, "a hypothesis cannot open a section"
+    for part in (
+        "3 rounds ended, 2 nominated; of these 2 VERIFIED",
+        "1 compose_conflict",
+        "Best verified: round 3",
+        "Δ_LER +1.000e-03 [+5.000e-04, +2.000e-03]".replace("[+5", "[5").replace("+2.0", "2.0"),
+        "30.0% [20.0, 40.0]",
+        "on 10000 fresh shots",
+        "does not beat mwpm_correlated",
+        "both sides changed a/predecoder.yaml",
+    ):
+        assert part in text, text
+
+
+def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"other\.json"):
+        RunMemory(tmp_path, pareto_filename="other.json")
+
+
+# ---- attempts and graph
+
+
+def test_numbers_are_never_used_again() -> None:
+    attempts = group([rounds.begun(1), rounds.begun(2)])
+    assert next_round(attempts, []) == 3
+    assert next_round({}, [rounds.row(7)]) == 8
+    assert next_round({}, []) == 1
+
+
+def test_lost_rounds_do_not_count_as_finished() -> None:
+    lost = rounds.row(1, status="orphaned_branch", status_reason="x", verify_verdict=None)
+    assert not is_finished(lost) and is_finished(rounds.row(1))
+    assert not is_finished(deleted_row(rounds.row(1), "attempt-1"))
+
+
+def graph() -> dict[str, Any]:
+    one, two = rounds.branch(1), rounds.branch(2)
+    rows = [
+        rounds.row(1),
+        rounds.row(2, fork_from=one, fork_from_canonical=one, verify_verdict="FAILED"),
+        rounds.row(3, fork_from=(two, one), fork_from_canonical=f"{one}|{two}", compose_mode="pure"),
+    ]
+    return fork_graph.graph(rounds.info(), rows)
+
+
+def test_the_graph_knows_parents_in_their_order() -> None:
+    value = graph()
+    edges = [(edge["parent"], edge["child"], edge["order"]) for edge in value["edges"]]
+    assert edges == [
+        ("baseline", "attempt-1", 0),
+        ("attempt-1", "attempt-2", 0),
+        ("attempt-2", "attempt-3", 0),
+        ("attempt-1", "attempt-3", 1),
+    ]
+    assert [node["on_front"] for node in value["nodes"][1:]] == [True, False, True]
+
+
+def test_the_graph_is_drawn_as_a_tree() -> None:
+    lines = fork_graph.draw(graph())
+    assert lines[0].startswith("baseline ")
+    assert [len(line) - len(line.lstrip(" │")) for line in lines[1:]] == [0, 3, 6]
+    assert "+ round 1" in lines[3] and lines[3].rstrip().endswith("*")
+    text = fork_graph.dot(graph())
+    assert text.count("->") == 4 and text.startswith("digraph")
+
+
+def test_a_chain_of_thousands_is_drawn() -> None:
+    rows = [
+        rounds.row(n, fork_from=rounds.branch(n - 1) if n > 1 else "baseline",
+                   fork_from_canonical=rounds.branch(n - 1) if n > 1 else "baseline")
+        for n in range(1, 1500)
+    ]  # fmt: skip
+    assert len(fork_graph.draw(fork_graph.graph(rounds.info(), rows))) == 1500
