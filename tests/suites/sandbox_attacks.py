@@ -79,8 +79,6 @@ ATTACKS: dict[str, str] = {
         f"import os; fd = os.open(f\"/proc/{{world['victim']}}/mem\", os.O_RDWR); {WON}"
     ),
     "run a set-uid program": (
-        "import subprocess\n"
-        "text = open('/proc/self/status').read()\n"
-        f"if 'NoNewPrivs:\\t1' not in text: {WON}\n"
+        f"import subprocess\ntext = open('/proc/self/status').read()\nif 'NoNewPrivs:\\t1' not in text: {WON}\n"
     ),
 }

@@ -106,9 +106,7 @@ def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
 
 def test_one_key_a_paragraph() -> None:
     text = files.dump_config({"type": "mlp", "mlp": {"hidden": 8, "deep": {"x": [1, 2], "y": 2.5}}, "last": ()})
-    assert text == (
-        "type: mlp\n\nmlp:\n\n  hidden: 8\n\n  deep:\n\n    x: [1, 2]\n\n    y: 2.5\n\nlast: []\n"
-    )
+    assert text == ("type: mlp\n\nmlp:\n\n  hidden: 8\n\n  deep:\n\n    x: [1, 2]\n\n    y: 2.5\n\nlast: []\n")
 
 
 @pytest.mark.parametrize("path", BUILTIN, ids=lambda path: path.stem)

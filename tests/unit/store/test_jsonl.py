@@ -30,9 +30,7 @@ def test_lines_come_back_in_order(tmp_path: Path) -> None:
     assert path.read_bytes().count(b"\n") == 3
 
 
-@pytest.mark.parametrize(
-    "tail", [b'{"n":1', b'{"n":1}', b"\0" * 5000, b'{"n":\0\0\0}\n', b"x" * 200_000, b"\xff\xfe"]
-)
+@pytest.mark.parametrize("tail", [b'{"n":1', b'{"n":1}', b"\0" * 5000, b'{"n":\0\0\0}\n', b"x" * 200_000, b"\xff\xfe"])
 @pytest.mark.parametrize("before", [b"", b'{"n":0}\n', b'{"n":0}\n' + b'{"n":0,"p":"' + b"y" * 70_000 + b'"}\n'])
 def test_a_torn_tail_is_left_out_then_healed_and_its_bytes_kept(tmp_path: Path, tail: bytes, before: bytes) -> None:
     path = tmp_path / "h.jsonl"
