@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -11,6 +12,7 @@ from autoqec.contracts.base import Contract
 SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
+SINTER_DECODER = re.compile(r"^sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)$")
 BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bplsd")
 
 
@@ -197,8 +199,9 @@ class EnvSpec(Contract):
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if name not in BASELINES:
-                raise ValueError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
+            if name not in BASELINES and not SINTER_DECODER.match(name):
+                known = f"{', '.join(BASELINES)}, and sinter:<module>:<function>:<decoder>"
+                raise ValueError(f"unknown baseline {name!r}; known: {known}")
         return names
 
     @model_validator(mode="after")
