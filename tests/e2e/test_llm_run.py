@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ ANALYST = {
     "analysis": "The paired interval is what it is.",
     "next_hypothesis_seed": "a wider one",
 }
+ROOT = Path(__file__).parents[2]
 SECRET = b"a secret that only tests may know"
 KEY = "sk-ant-loopback-0123456789abcdef"
 
@@ -99,6 +101,20 @@ def test_it_plays_again_without_model_key_or_network(
                  "delta_vs_baseline_holdout"):  # fmt: skip
         assert getattr(old, name) == getattr(new, name), name
     assert len(server.requests) == asked and run.cassette.read_bytes() == first.cassette.read_bytes()
+
+
+@pytest.mark.parametrize("skill", ["review-log", "verify-decoder", "diagnose-failure"])
+def test_a_skills_commands_work_as_written(recorded: tuple[Lab, RunLayout, MessagesServer], skill: str) -> None:
+    lab, run, _ = recorded
+    text = (ROOT / ".claude/skills" / skill / "SKILL.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^ *(autoqec (?:review-log|show|verify|diagnose) [A-Z_]+(?: --json)?)$", text, re.MULTILINE)
+    assert lines
+    for line in lines:
+        words = line.replace("ROUND_DIR", str(run.round(1).dir)).replace("RUN", run.run_id).split()[1:]
+        shown = lab.autoqec(*words)
+        verdict = History(run).rows()[0].verify_verdict
+        wanted = int(verdict != "VERIFIED") if words[0] == "verify" else 0
+        assert shown.code == wanted and shown.out.strip(), line + shown.err
 
 
 def test_without_key_or_cassette_nothing_begins(tmp_path: Path) -> None:
