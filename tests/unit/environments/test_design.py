@@ -299,7 +299,7 @@ def test_p01_p08_the_text_face_conforms(tmp_path):
     environment_suite.check(lambda: text_env(tmp_path), actions)
 
 
-def test_the_text_face_shows_what_was_proposed_and_scores_the_gain(tmp_path):
+def test_p07_designing_takes_several_turns_and_each_is_scored(tmp_path):
     env = text_env(tmp_path)
     assert "- mlp.hidden: 16, 8" in env.reset()
     obs, feedback, done, info = env.step('{"type": "mlp", "mlp.hidden": 16}')
