@@ -2,67 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from autoqec.contracts.history import HistoryRow
-from autoqec.host.git import Repo
 from autoqec.orchestration import failpoint
-from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
 from cli.lab import make_lab
 from tests.crash.invariants import Before, check, git, run_ids
+from tests.crash.starts import ENV, killed, recovered, start
 
-ROOT = Path(__file__).parents[2]
-ENV = ROOT / "autoqec/envs/builtin/smoke.yaml"
 ROUND = [place for place in failpoint.PLACES if not place.startswith("recovery_") and place != "run_created"]
 RECOVERY = [place for place in failpoint.PLACES if place.startswith("recovery_")]
 JUDGED = ("charged", "judged")
 NAMED = ["planned", "coded", "measured", "pointer_committed", "row_appended"]
-
-
-@pytest.fixture(scope="session")
-def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lab with one finished round in it."""
-    place = tmp_path_factory.mktemp("pristine")
-    make_lab(place / "lab", ENV)
-    assert start(place / "lab", 1, "", "nominate").returncode == 0
-    return place
-
-
-@pytest.fixture
-def lab(pristine: Path, tmp_path: Path) -> Path:
-    shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True)
-    return tmp_path / "lab"
-
-
-def start(lab: Path, rounds: int, run_id: str = "", *cases: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != failpoint.VARIABLE}
-    env |= {"OMP_NUM_THREADS": "1", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT)}
-    if kill_at:
-        env[failpoint.VARIABLE] = kill_at
-    command = [sys.executable, "-m", "tests.crash.driver", str(lab), str(rounds), run_id, *cases]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-
-
-def killed(lab: Path, rounds: int, run_id: str, *cases: str, at: str) -> None:
-    done = start(lab, rounds, run_id, *cases, kill_at=at)
-    assert done.returncode == -signal.SIGKILL, f"{at} was never reached: {done.stderr}"
-
-
-def recovered(lab: Path, before: Before, run_id: str) -> list[HistoryRow]:
-    """Recovery alone; what must hold holds, and a second one finds nothing to do."""
-    layout, repo = RunLayout(lab, run_id), Repo.discover(lab)
-    reconcile(layout, repo)
-    rows = check(before, run_id)
-    assert reconcile(layout, repo) == []
-    return rows
 
 
 @pytest.mark.parametrize("place", NAMED)
