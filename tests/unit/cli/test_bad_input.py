@@ -70,22 +70,22 @@ def file_env(lab: Lab, circuit: str | None) -> str:
 
 
 HYPEREDGE = """
-R 0 1 2
-X_ERROR(0.01) 0
-M 0
-CORRELATED_ERROR(0.01) X0 X1 X2
-M 0 1 2
+R 0 1 2 3 4 5
+CORRELATED_ERROR(0.01) X0 X1 X2 X3 X4 X5
+M 0 1 2 3 4 5
+DETECTOR rec[-6]
+DETECTOR rec[-5]
+DETECTOR rec[-4]
 DETECTOR rec[-3]
 DETECTOR rec[-2]
-DETECTOR rec[-1]
-OBSERVABLE_INCLUDE(0) rec[-4]
+OBSERVABLE_INCLUDE(0) rec[-1]
 """
 
 
 @pytest.mark.parametrize(
     ("circuit", "parts"),
     [
-        (None, ("code.stim", "circuit file")),
+        (None, ("code.stim", "cannot be read")),
         ("CNOTT 0 1\n", ("code", "stim")),
         ("R 0\nX_ERROR(0.1) 0\nM 0\nDETECTOR rec[-1]\n", ("observable",)),
         (HYPEREDGE, ("graph",)),
