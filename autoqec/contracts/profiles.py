@@ -31,10 +31,10 @@ PROFILES: dict[str, Profile] = {
     for profile in (
         Profile(
             name="smoke",
-            train_shots=16_384,
-            finetune_shots=256,
-            train_gflops=50,
-            val_shots=4_000,
+            train_shots=131_072,
+            finetune_shots=512,
+            train_gflops=100,
+            val_shots=20_000,
             judge_test_shots=20_000,
             judge_effect_shots=10_000,
             judge_point_shots=4_000,
