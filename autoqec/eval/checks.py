@@ -23,7 +23,7 @@ SAME_LOG_ODDS = 1e-4  # nats, and relative; BLAS is not bit-stable between batch
 SAME_PREDICTIONS = 1e-5  # share that may differ: ties that rounding breaks
 HARM_AT_POINT = 1e-3  # level of the test for harm at another p
 WIDEST = 8  # bytes of the widest number a checkpoint may hold
-START_S = 2.0
+START_S = 1.0
 FREE_US, FLOPS_PER_US = 200.0, 20.0  # a CPU shot may take FREE_US and then a microsecond each FLOPS_PER_US counted
 
 
@@ -149,7 +149,7 @@ def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, shots: int) -
     """The count keeps the env's bounds and is not above the claim; weights on disk and CPU time agree with it.
 
     stored_bytes: tensors in the checkpoint, which a count in the candidate's own process can't talk away.
-    shots: how many the CPU time was taken over; starting a process may vary by START_S.
+    shots: how many the CPU time was taken over; first calls may cost START_S more.
     """
     if counted is None:
         return Guard(name="cost", passed=False, evidence="no net was built, so nothing could be counted")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from autoqec.eval import frames
-from autoqec.host import child
+from autoqec.host import child, procfs
 
 PIECE = 2**18  # bytes to a read or write
 
@@ -83,9 +83,16 @@ class Link:
         return len(self._expected)
 
     def close(self) -> child.Result:
-        """End the process; what it used."""
+        """End the process; how it ended."""
         self._die(Failure("closed", "the judge hung up"))
         return self._process.kill()
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the process and everything below it so far, waited-for children too; 0 once it has ended."""
+        ticks = 0
+        for pid in procfs.tree(self._process.pid):
+            ticks += sum(int(value) for value in procfs.stat_fields(pid)[11:15])  # utime, stime, cutime, cstime
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def _queue(self, data: bytes) -> None:
         if self._dead is None:

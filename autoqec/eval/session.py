@@ -19,7 +19,7 @@ from autoqec.eval.link import Failure, Link
 from autoqec.eval.panel import Panel, reference_errors
 from autoqec.eval.sequential import Monitor, log_e_value
 from autoqec.eval.trial import Trial, same_edges, uneven_answers
-from autoqec.host import child, machine
+from autoqec.host import machine
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import rate, wrong
 
@@ -50,6 +50,7 @@ class Session:
         self.guards: list[Guard] = []
         self.made: dict[str, Any] | Failure = Failure("closed", "not started")
         self.skipped: list[str] = []
+        self.cpu_s = 0.0
 
     def tell(self, kind: str, payload: dict[str, Any]) -> None:
         self.on_event(kind, {"round": self.request.round.round, **payload})
@@ -65,12 +66,13 @@ class Session:
             self.made = built(first)
             other = built(second)
             if not isinstance(self.made, Failure) and not isinstance(other, Failure):
+                started = first.cpu_s()
                 self.draw(trial)
+                self.cpu_s = max(0.0, first.cpu_s() - started)
                 self.compare(trial, second)
             else:
                 trial.faults[str(self.made if isinstance(self.made, Failure) else other)] += 0
-            used, control = first.close(), second.close()
-        return self.report(trial, self.cost(used, control, trial), began)
+        return self.report(trial, self.cost(trial), began)
 
     def draw(self, trial: Trial) -> None:
         """Test, then the effect's own draw, the other points and the canaries."""
@@ -121,8 +123,8 @@ class Session:
         self.guards.append(checks.batch_independence(kept.log_odds, split, differing))
         self.guards.append(checks.ablation(*trial.ablate(kept)))
 
-    def cost(self, used: child.Result, control: child.Result, trial: Trial) -> Cost | None:
-        """The count, and CPU time a shot: the first process less the second, which started alike and did little."""
+    def cost(self, trial: Trial) -> Cost | None:
+        """The count, and the first process's CPU time a shot."""
         if isinstance(self.made, Failure):
             return None
         claimed = self.request.claimed
@@ -132,7 +134,7 @@ class Session:
             claimed_n_params=claimed.n_params if claimed else None,
             claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
             counted_by="baseline compiler" if self.request.config_only else "candidate sandbox",
-            candidate_us_per_shot=max(0.0, 1e6 * (used.cpu_s - control.cpu_s) / timed_shots(trial)),
+            candidate_us_per_shot=1e6 * self.cpu_s / max(1, trial.judged),
         )
 
     def all_guards(self, trial: Trial, cost: Cost | None) -> tuple[Guard, ...]:
@@ -141,9 +143,7 @@ class Session:
             checks.seed_bands(self.env, self.bundle.seeds),
             checks.same_circuit(self.problem, circuit, self.recorded_circuit),
             checks.complete(trial.faults, trial.judged),
-            checks.cost(
-                cost, self.env, stored_bytes=cell.stored_bytes(self.frozen.checkpoint), shots=timed_shots(trial)
-            ),
+            checks.cost(cost, self.env, stored_bytes=cell.stored_bytes(self.frozen.checkpoint), shots=trial.judged),
             checks.first_draw(self.frozen.sha256, self.request.judged_before),
         ]
         if self.test is not None:
@@ -214,11 +214,6 @@ class Session:
         if self.request.claimed is None:
             lines.append("the round's own claims of cost and gain: none were given")
         return tuple(lines)
-
-
-def timed_shots(trial: Trial) -> int:
-    """Shots of the first process beyond those that the second was given too."""
-    return max(1, trial.judged - (2 * CHUNK if trial.kept is not None else 0))
 
 
 def built(link: Link) -> dict[str, Any] | Failure:

@@ -1,0 +1,175 @@
+"""Builds QECBench-Tab: trains every config of the table once and keeps each shot's failure.
+
+    python -m benchmarks.qecbench_tab                    # goes on where it was stopped; Ctrl-C at any time
+    python -m benchmarks.qecbench_tab --seconds 600      # no new cell after ten minutes
+    python -m benchmarks.qecbench_tab --dry-run          # how many cells stand, how many are missing
+
+520 configs on the d=3 surface code (one training seed), 50 of them with 3 seeds at 3 fidelities, 24 on d=5. A cell is one
+JSON line, appended whole; a cell that stands in the file is never measured again. A training that fails is an outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.profiles import PROFILES, Profile
+from autoqec.decoders import flops
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import AutoqecError
+from autoqec.host import machine
+from autoqec.qec import backends, sampling, stats
+from autoqec.qec.problem import Problem
+from autoqec.runner import work
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.evaluate import decode_both
+from autoqec.runner.logger import TrainLogger
+from autoqec.runner.spec import one_line, out_layout
+from autoqec.runner.training import Budget, phases, train
+from autoqec.search.bench_run import sampled
+from autoqec.search.bench_table import cell_key, pack
+from autoqec.search.space import Config
+from autoqec.store import files, jsonl
+from cli import places
+
+OUT = Path(__file__).resolve().parent / "qecbench_tab.jsonl"
+SHOTS = 40_000  # the first half stands for val, the second for the judge's fresh shots
+CONFIGS, THOROUGH, LARGE = 520, 50, 24
+FIDELITIES = {"full": 1.0, "quarter": 0.25, "sixteenth": 0.0625}
+SEEDS = (0, 1, 2)
+SMALL_ENV, LARGE_ENV = "surface_d3_depol", "surface_d5_depol"
+# At most ten seconds of one core at full fidelity; slow nets give up shots, not time.
+FULL = PROFILES["smoke"].model_copy(update={"train_shots": 131_072, "finetune_shots": 4_096, "train_gflops": 500})
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell to be measured."""
+
+    env: str
+    config: Config
+    fidelity: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        return cell_key(self.env, self.config, self.fidelity, self.seed)
+
+
+def jobs() -> list[Job]:
+    """Every cell of the table: the broad sweep first, so that a table that was stopped is of use already."""
+    configs = sampled(CONFIGS)
+    broad = [Job(SMALL_ENV, config, "full", SEEDS[0]) for config in configs]
+    deep = [Job(SMALL_ENV, one, level, seed) for one in configs[:THOROUGH] for level in FIDELITIES for seed in SEEDS]
+    large = [Job(LARGE_ENV, config, "full", SEEDS[0]) for config in configs[:LARGE]]
+    return list({job.key: job for job in (*broad, *deep, *large)}.values())
+
+
+def profile_of(fidelity: str) -> Profile:
+    share = FIDELITIES[fidelity]
+    names = ("train_shots", "finetune_shots", "train_gflops")
+    return FULL.model_copy(update={name: max(1, round(getattr(FULL, name) * share)) for name in names})
+
+
+class Bench:
+    """One env, its benchmark shots, and how a config is measured on them."""
+
+    def __init__(self, env: str, shots: int = SHOTS) -> None:
+        spec, _ = files.load_env(places.env_file(env))
+        self.env, self.problem = env, Problem.from_env(spec)
+        seed = sampling.band_seed(spec.seed_policy.holdout, "qecbench-tab")
+        self.shots = sampling.sample(self.problem, shots, seed)
+
+    def references(self) -> Iterator[dict[str, Any]]:
+        """The env's classical decoders on the same shots."""
+        spec = self.problem.env
+        for name in dict.fromkeys((spec.plain, *spec.baselines)):
+            answer = backends.make(name, self.problem).decode(self.shots.detectors)
+            failures = stats.wrong(answer, self.shots.observables)
+            yield {
+                "kind": "reference", "key": f"{self.env}/{name}", "env": self.env, "name": name, "plain": spec.plain,
+                "shots": len(self.shots), "errors": int(failures.sum()), "failures": pack(failures),
+            }  # fmt: skip
+
+    def measure(self, job: Job, profile: Profile) -> dict[str, Any]:
+        """The line of one cell. Whatever training raises is its outcome."""
+        began, known = time.perf_counter(), dict[str, Any]()
+        status, reason, failures = "ok", None, None
+        try:
+            failures = self._trained(job, profile, known)
+        except AutoqecError as error:
+            status, reason = getattr(error, "status", "compile_error"), one_line(str(error))
+        except (ValueError, RuntimeError, MemoryError) as error:
+            status, reason = "train_error", one_line(f"{type(error).__name__}: {error}")
+        return {
+            "kind": "cell", "key": job.key, "env": job.env, "config": job.config, "fidelity": job.fidelity,
+            "seed": job.seed, "status": status, "reason": reason, "n_params": known.get("n_params"),
+            "flops_per_syndrome": known.get("flops"), "final_loss": known.get("loss"),
+            "seconds": round(time.perf_counter() - began, 3), "shots": len(self.shots),
+            "errors": None if failures is None else int(failures.sum()),
+            "failures": None if failures is None else pack(failures),
+        }  # fmt: skip
+
+    def _trained(self, job: Job, profile: Profile, known: dict[str, Any]) -> np.ndarray:
+        """bool [shots]: where the trained decoder fails."""
+        dsl, problem = parse_dsl(job.config), self.problem
+        model = compile_predecoder(dsl, problem, seed=job.seed)
+        cost = flops.count(model, problem.n_detectors)
+        known |= {"n_params": cost.n_params, "flops": cost.flops_per_syndrome}
+        agent = PredecoderAgent(model, cost.flops_per_syndrome)
+        budget = Budget.of(profile, dsl, work.training_flops(model, problem.n_detectors))
+        with tempfile.TemporaryDirectory(prefix="qecbench-") as scratch:
+            logger = TrainLogger(out_layout(Path(scratch)), snapshot_mode="none")
+            train(agent, phases(problem, dsl, profile, budget, job.seed), dsl, logger, job.seed)
+            known["loss"] = logger.losses[-1]
+        agent.eval_mode(0)
+        return decode_both(problem, agent, self.shots)[1]
+
+
+def build(out: Path, todo: list[Job], *, seconds: float = float("inf"), shots: int = SHOTS) -> int:
+    """Append the cells of `todo` that `out` does not hold; how many were measured. No new cell after `seconds`."""
+    began, done, benches = time.monotonic(), {line["key"] for line in jsonl.read(out)}, dict[str, Bench]()
+    measured = 0
+    for job in todo:
+        if job.key in done:
+            continue
+        if time.monotonic() - began > seconds:
+            break
+        if job.env not in benches:
+            benches[job.env] = Bench(job.env, shots)
+            for line in benches[job.env].references():
+                if line["key"] not in done:
+                    jsonl.append(out, line | {"versions": machine.versions()})
+        line = benches[job.env].measure(job, profile_of(job.fidelity))
+        jsonl.append(out, line)
+        measured += 1
+        print(f"{measured} {job.env} {job.fidelity} {line['status']} errors {line['errors']} {line['seconds']:.1f} s")
+    return measured
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after this long")
+    parser.add_argument("--limit", type=int, help="only the first N cells of the plan")
+    parser.add_argument("--dry-run", action="store_true")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    todo = jobs()[: chosen.limit]
+    done = {line["key"] for line in jsonl.read(chosen.out)}
+    print(f"{sum(job.key in done for job in todo)} of {len(todo)} cells stand in {chosen.out}")
+    if not chosen.dry_run:
+        build(chosen.out, todo, seconds=chosen.seconds)
+
+
+if __name__ == "__main__":
+    main()
