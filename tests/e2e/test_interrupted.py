@@ -1,0 +1,75 @@
+"""A person interferes: a second start, Ctrl-C once, Ctrl-C twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Lab
+
+PATIENCE_S = 120
+
+
+def until(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < end and process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def going(lab: Lab) -> tuple[subprocess.Popen[str], Path]:
+    """A run of many rounds in a process of its own, seen to be at work in its first round."""
+    command = [sys.executable, "-P", "-m", "cli.autoqec", "run", "env.yaml", "--profile", "smoke", "--rounds", "9"]
+    process = subprocess.Popen(
+        command, cwd=lab.root, env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    until(lambda: bool(list(lab.root.glob("runs/*/round_1/child.tmp/out"))), process)
+    (run,) = (lab.root / "runs").iterdir()
+    return process, run
+
+
+def rows(run: Path) -> list[int]:
+    return [json.loads(line)["round"] for line in (run / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def at_work(lab: Lab):  # type: ignore[no-untyped-def]
+    process, run = going(lab)
+    yield lab, process, run
+    if process.poll() is None:
+        process.kill()
+    process.communicate()
+
+
+def test_a_run_has_one_owner_and_ctrl_c_finishes_the_round(at_work: tuple[Lab, subprocess.Popen[str], Path]) -> None:
+    lab, process, run = at_work
+    second = lab.autoqec("run", "--resume", run.name)
+    assert second.code == 2 and str(process.pid) in second.err, second.err
+    assert len(second.err.strip().splitlines()) == 1
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, out + err
+    assert f"autoqec run --resume {run.name}" in err and "Traceback" not in err
+    assert rows(run) == [1]
+    assert lab.git("status", "--porcelain") == "" and len(lab.git("worktree", "list").splitlines()) == 1
+
+
+def test_ctrl_c_twice_stops_now_and_loses_nothing(at_work: tuple[Lab, subprocess.Popen[str], Path]) -> None:
+    lab, process, run = at_work
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)  # two signals that are pending at once are one
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, out + err
+    assert f"Mend: autoqec run --resume {run.name}" in err and "Traceback" not in err
+    resumed = lab.autoqec("run", "--resume", run.name, "--rounds", "1")
+    assert resumed.code == 0, resumed.err
+    assert rows(run) == [1, 2]  # the lost attempt keeps its number
+    assert lab.git("status", "--porcelain") == "" and len(lab.git("worktree", "list").splitlines()) == 1
