@@ -10,7 +10,7 @@ from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
+from autoqec.store.layout import RoundLayout, RunLayout
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class RunView:
         return sum(row.verify_verdict == "VERIFIED" for row in self.rows)
 
     def round_of(self, entry: ParetoEntry) -> int:
-        return next(row.round for row in self.rows if row.round_attempt_id == entry.round_attempt_id)
+        return next(row.round for row in self.rows if attempt_of(row) == entry.round_attempt_id)
 
     def dump(self) -> dict[str, object]:
         return {
@@ -45,11 +45,17 @@ def load(layout: RunLayout) -> RunView:
     """Raises InputError where there is no such run, RunPaused where its truth is damaged."""
     history = History(layout)
     info, rows = history.info(), tuple(history.rows())
-    front = _front(layout)
+    known = {attempt_of(row) for row in rows}
+    front = tuple(entry for entry in _front(layout) if entry.round_attempt_id in known)
     view = RunView(layout, info, rows, front, None)
     if not front:
         return view
-    return RunView(layout, info, rows, front, _report(layout, view.round_of(front[0])))
+    return RunView(layout, info, rows, front, report(layout.round(view.round_of(front[0]))))
+
+
+def attempt_of(row: HistoryRow) -> str | None:
+    """The attempt that a row speaks of: a follow-up speaks of an earlier one."""
+    return row.refers_to_attempt or row.round_attempt_id
 
 
 def _front(layout: RunLayout) -> tuple[ParetoEntry, ...]:
@@ -61,8 +67,9 @@ def _front(layout: RunLayout) -> tuple[ParetoEntry, ...]:
         return ()
 
 
-def _report(layout: RunLayout, number: int) -> VerifyReport | None:
-    path = layout.round(number).report_json
+def report(files: RoundLayout) -> VerifyReport | None:
+    """The judge's report of a round; None where there is none, or none that can be read."""
+    path = files.report_json
     try:
         return VerifyReport.read(json.loads(path.read_bytes()), where=str(path))
     except (OSError, ValueError, ContractError):
