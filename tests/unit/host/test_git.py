@@ -11,6 +11,7 @@ import pytest
 
 from autoqec.errors import DiskFailed, InputError
 from autoqec.host.git import GitFailed, MergeConflict, RefUpdate, Repo
+from autoqec.host.gitlock import locked
 
 BRANCH = "exp/20260101-000000/01-wider"
 
@@ -354,7 +355,9 @@ def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
         git(repo.root, "config", name, str(value))
     inner = repo.root / "surface" / "inner"
     git(repo.root, "init", "-q", str(inner))
-    git(inner, "commit", "-q", "--allow-empty", "-m", "x")
+    (inner / "f").write_text("x")
+    git(inner, "add", "f")
+    git(inner, "commit", "-q", "-m", "x")
     git(inner, "config", "core.fsmonitor", str(trap))
     sprung.unlink(missing_ok=True)
     worktree, sha = grow(repo, 1, base="x\n\n2\n\n3\n")
@@ -363,6 +366,7 @@ def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
     repo.commit(other, ["surface"], "again")
     repo.dirty_paths()
     repo.commit_all("all")
+    repo.dirty_paths()
     repo.diff_text(repo.head_sha(), sha)
     repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", repo.head_sha(worktree))
     repo.worktree_remove(worktree)
@@ -433,6 +437,25 @@ def test_a_failed_call_leaves_no_mark_of_death_behind_for_long(repo: Repo) -> No
         repo.update_refs([RefUpdate("refs/heads/main", None, "1" * 40)])
     repo.worktree_prune()
     assert (repo.common / "autoqec.lock").read_bytes() == b""
+
+
+def test_one_writer_at_a_time(repo: Repo) -> None:
+    with locked(repo.common), pytest.raises(GitFailed, match="holds"), locked(repo.common, patience_s=0.05):
+        pass
+    with locked(repo.common, patience_s=0.05):
+        pass
+
+
+def test_a_git_that_outlives_us_keeps_the_lock(repo: Repo) -> None:
+    with locked(repo.common) as lock:
+        left = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+    try:
+        with pytest.raises(GitFailed), locked(repo.common, patience_s=0.05):
+            pass
+    finally:
+        left.kill()
+        left.wait()
+    repo.worktree_prune()
 
 
 RIVAL = """
