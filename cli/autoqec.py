@@ -20,6 +20,7 @@ COMMANDS = {
     "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
     "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),
     "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
+    "bench-ideators": ("cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
     "mcp": ("cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
     "envs": ("cli.commands.envs", "List the envs that can be named without a path."),
     "machine-state": ("cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
