@@ -1,0 +1,29 @@
+"""`autoqec adopt`: a round that a crash set aside, brought back through the judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("adopt")
+@click.argument("run")
+@click.argument("number", metavar="ROUND", type=click.IntRange(1))
+@options
+def command(run: str, number: int, out: Out) -> None:
+    """Have the judge decide about the quarantined ROUND of RUN, and put its branch back."""
+    from autoqec.host.git import Repo
+    from autoqec.orchestration.adopt import adopt
+    from autoqec.report.terminal import LiveView, console
+    from autoqec.report.text import plain
+
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        row = adopt(places.run_layout(run), Repo.discover(Path.cwd()), number, view)
+    out.say(f"Round {number} is back on {plain(str(row.branch))}: {row.verify_verdict}")
+    out.emit(row.dump())
+    if row.verify_verdict != "VERIFIED":
+        raise click.exceptions.Exit(1)
