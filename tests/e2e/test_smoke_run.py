@@ -171,7 +171,12 @@ def test_the_judge_can_be_asked_and_replays_itself(ran: tuple[Lab, Shown, Path],
 def test_the_same_seed_and_secret_find_the_same(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
     _, _, run = ran
     other = made_lab(tmp_path)
-    assert started(other, "--json").code == 0
+    told = started(other, "--json")
+    assert told.code == 0
+    page = (Path(__file__).parents[2] / "docs/contracts/command-line.md").read_text(encoding="utf-8")
+    kinds = {value["event"] for value in told.objects}
+    assert {"run_opened", "planned", "training", "measured", "round_recorded", "run_finished"} <= kinds
+    assert all(f"| `{kind}` |" in page for kind in kinds), kinds
     (again,) = (other.root / "runs").iterdir()
     keys = (
         "hypothesis", "dsl_config", "final_loss", "delta_ler", "train_steps", "verdict", "verify_verdict",

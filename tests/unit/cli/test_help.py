@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from cli import commands
 from cli.autoqec import COMMANDS, group
 from cli.common import call
 
@@ -22,6 +24,11 @@ def test_the_table_and_the_commands_say_the_same() -> None:
         for name in COMMANDS:
             command = group.get_command(context, name)
             assert command is not None and command.name == name
+
+
+def test_every_command_file_is_in_the_table() -> None:
+    files = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__"}
+    assert files == {module.rpartition(".")[2] for module, _ in COMMANDS.values()} - {"autoqec"}
 
 
 @pytest.mark.parametrize(
