@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -40,21 +41,41 @@ def point(entry: ParetoEntry) -> Point:
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
     """At least as good everywhere and better somewhere; every coordinate is maximised."""
-    return all(a >= b for a, b in zip(one, other, strict=True)) and any(
-        a > b for a, b in zip(one, other, strict=True)
-    )
+    return all(a >= b for a, b in zip(one, other, strict=True)) and any(a > b for a, b in zip(one, other, strict=True))
 
 
 def non_dominated(entries: Iterable[ParetoEntry]) -> list[ParetoEntry]:
     """The front, best delta first; independent of the order it is given in. Equal points are all kept."""
     pool = list(entries)
-    points = [point(entry) for entry in pool]
-    front = [
-        entry
-        for entry, mine in zip(pool, points, strict=True)
-        if not any(dominates(other, mine) for other in points)
-    ]
+    kept = non_dominated_points([point(entry) for entry in pool])
+    front = [entry for entry, keep in zip(pool, kept, strict=True) if keep]
     return sorted(front, key=lambda entry: (*(-value for value in point(entry)), entry.round_attempt_id))
+
+
+def non_dominated_points(points: Sequence[Point]) -> list[bool]:
+    """Which of these points in three coordinates, all maximised, no other `dominates`; n log n steps.
+
+    Points are taken best first coordinate first, so that a later one can only lose to an earlier one; of those, a
+    staircase is kept: as the second coordinate falls, the best third one rises.
+    """
+    kept = [False] * len(points)
+    seconds: list[float] = []  # rising, negated
+    thirds: list[float] = []  # rising
+    previous: tuple[Point, bool] | None = None
+    for index in sorted(range(len(points)), key=lambda one: points[one], reverse=True):
+        here = points[index]
+        _, second, third = here
+        if previous is not None and previous[0] == here:
+            kept[index] = previous[1]
+            continue
+        at = bisect_right(seconds, -second)
+        kept[index] = at == 0 or thirds[at - 1] < third
+        previous = (here, kept[index])
+        if kept[index]:
+            start = bisect_left(seconds, -second)
+            end = bisect_right(thirds, third, lo=start)
+            seconds[start:end], thirds[start:end] = [-second], [third]
+    return kept
 
 
 def preview(front: Sequence[ParetoEntry]) -> list[ParetoEntry]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,11 @@ Parsed = TypeVar("Parsed")
 
 
 class History:
-    """Truth of one run. Nothing is cached: every call reads the disk."""
+    """Truth of one run. Both files only grow, so each is parsed once: a call reads what came since the last one."""
 
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
+        self._known: dict[Path, _Known] = {}
 
     def rows(self) -> list[HistoryRow]:
         """Finished rounds, oldest first; a torn last line is left out, unknown keys are kept.
@@ -82,10 +84,38 @@ class History:
         atomic.write_json(self.layout.run_info, info.dump())
 
     def _read(self, path: Path, parse: Callable[[dict[str, Any], str], Parsed]) -> list[Parsed]:
-        try:
-            return [parse(data, f"{path}:{number}") for number, data in enumerate(jsonl.read(path), start=1)]
-        except ContractError as error:
-            raise _damaged(error, path) from error
+        known = self._known.setdefault(path, _Known())
+        identity, size = _identity(path)
+        if identity != known.identity or size < known.end:
+            known.values, known.end, known.identity = [], 0, identity  # restored from a backup, or cut
+        if size > known.end:
+            try:
+                found, end = jsonl.read_since(path, known.end, len(known.values))
+                start = len(known.values) + 1
+                known.values += [parse(data, f"{path}:{number}") for number, data in enumerate(found, start=start)]
+            except ContractError as error:
+                raise _damaged(error, path) from error
+            known.end = end
+        return list(known.values)
+
+
+@dataclass
+class _Known:
+    """What was parsed of a file so far, up to byte `end` of the inode `identity`."""
+
+    values: list[Any] = field(default_factory=list)
+    end: int = 0
+    identity: tuple[int, int] | None = None
+
+
+def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None, 0
+    except OSError as error:
+        raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
+    return (status.st_dev, status.st_ino), status.st_size
 
 
 def _attempt(data: dict[str, Any], where: str) -> AttemptLine:

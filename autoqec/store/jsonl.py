@@ -42,15 +42,23 @@ def read(path: Path | str) -> list[dict[str, Any]]:
 
     Raises ContractError naming file and line for a damaged line anywhere else.
     """
+    return read_since(path, 0, 0)[0]
+
+
+def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str, Any]], int]:
+    """As `read`, from byte `start`, before which stand `lines` whole lines; and the byte that the last one ends at."""
     path = Path(path)
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            stream.seek(start)
+            data = stream.read()
     except FileNotFoundError:
-        return []
+        return [], 0
     except OSError as error:
         raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
     whole = data[: len(data) - len(_torn_tail(data))]
-    return [_parse(line, f"{path}:{number}") for number, line in enumerate(whole.split(b"\n")[:-1], start=1)]
+    numbered = enumerate(whole.split(b"\n")[:-1], start=lines + 1)
+    return [_parse(line, f"{path}:{number}") for number, line in numbered], start + len(whole)
 
 
 def _open(path: Path) -> tuple[int, bool]:

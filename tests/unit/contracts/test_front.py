@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoqec.contracts.front import PREVIEW_SIZE, ParetoEntry, dominates, non_dominated, point, preview
+from autoqec.contracts.front import (
+    PREVIEW_SIZE,
+    ParetoEntry,
+    dominates,
+    non_dominated,
+    non_dominated_points,
+    point,
+    preview,
+)
 
 coordinate = st.integers(-3, 3).map(float)
 points = st.tuples(coordinate, coordinate, coordinate)
@@ -61,3 +69,9 @@ def test_best_first_and_stable(pool: list[ParetoEntry]) -> None:
     assert deltas == sorted(deltas, reverse=True)
     assert non_dominated(front) == front
     assert preview(front) == front[:PREVIEW_SIZE]
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 4).map(float)] * 3), max_size=25))
+def test_the_fast_way_keeps_what_nothing_dominates(points: list[tuple[float, ...]]) -> None:
+    kept = non_dominated_points(points)
+    assert kept == [not any(dominates(other, mine) for other in points) for mine in points]

@@ -113,3 +113,29 @@ def test_run_info_is_written_once(tmp_path: Path) -> None:
     history.layout.run_info.write_text("{")
     with pytest.raises(RunPaused):
         history.info()
+
+
+def test_what_others_append_is_seen_and_what_is_restored_is_read_anew(tmp_path: Path) -> None:
+    one = make(tmp_path)
+    other = History(one.layout)
+    one.append_row(row(1))
+    assert [found.round for found in other.rows()] == [1]
+    one.append_row(row(2))
+    assert [found.round for found in other.rows()] == [1, 2]
+    first = one.layout.history.read_bytes().splitlines(keepends=True)[0]
+    atomic.write_bytes(one.layout.history, first)
+    assert [found.round for found in other.rows()] == [1]
+    one.layout.history.unlink()
+    assert other.rows() == []
+
+
+def test_a_line_torn_while_we_look_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    history = make(tmp_path)
+    history.append_row(row(1))
+    line = json.dumps(row(2).dump()).encode() + b"\n"
+    with history.layout.history.open("ab") as stream:
+        stream.write(line[:40])
+    assert [found.round for found in history.rows()] == [1]
+    with history.layout.history.open("ab") as stream:
+        stream.write(line[40:])
+    assert [found.round for found in history.rows()] == [1, 2]
