@@ -27,7 +27,7 @@ def parts(view: RunView) -> Iterator[RenderableType]:
     info, rounds = view.info, current(view.rows)
     verified = sum(row.verify_verdict == "VERIFIED" for row in rounds)
     head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
-    yield Text(f"{head} · {len(rounds)} rounds, {verified} verified", style="bold")
+    yield Text(f"{head} · {_count(rounds)}, {verified} verified", style="bold")
     if rounds:
         yield rounds_table(rounds)
     else:
@@ -103,6 +103,10 @@ def _best(view: RunView) -> Iterator[RenderableType]:
         yield Text(f"  its report cannot be read: {_near(view.layout.round(number).report_json)}")
     yield Text(f"  git checkout {plain(entry.branch)}")
     yield Text(f"  report: {_near(view.layout.round(number).report_md)}")
+
+
+def _count(rows: Sequence[HistoryRow]) -> str:
+    return "1 round" if len(rows) == 1 else f"{len(rows)} rounds"
 
 
 def _gain(row: HistoryRow) -> str:

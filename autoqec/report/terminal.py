@@ -109,7 +109,7 @@ class LiveView:
         phase = payload.get("phase")
         if isinstance(phase, str) and phase != now.phase:
             now.phase, now.phase_began, now.done, now.total, now.eta_s = phase, self.clock(), 0, 0, None
-            now.judge = {}
+            now.judge, now.losses = {}, []
             self._last_line = float("-inf")
         now.hypothesis = str(payload.get("hypothesis") or now.hypothesis)
         now.branch = str(payload.get("branch") or now.branch)
