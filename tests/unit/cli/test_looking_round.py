@@ -1,0 +1,73 @@
+"""init, doctor, machine-state, show, envs in a fresh lab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import autoqec
+from tests.conftest import Lab
+
+OWN = Path(autoqec.__file__).parent / "decoders" / "modules"
+
+
+def test_a_lab_is_a_clean_repository_with_the_packages_surface(lab: Lab) -> None:
+    assert lab.git("status", "--porcelain") == "" and lab.git("rev-list", "--count", "HEAD") == "1"
+    surface = lab.root / "autoqec/decoders/modules"
+    own = {path.name: path.read_bytes() for path in OWN.iterdir() if path.is_file()}
+    assert {path.name: path.read_bytes() for path in surface.iterdir()} == own
+    assert not (lab.root / "autoqec/__init__.py").exists()  # the installed package must win over it
+    assert "/runs/" in (lab.root / ".gitignore").read_text(encoding="utf-8")
+    assert lab.git("log", "-1", "--format=%an") == "AutoQEC"  # nobody's identity was needed
+
+
+def test_init_takes_another_env(lab: Lab) -> None:
+    shown = lab.autoqec("init", "other", "--env", "surface_d3_depol", "--json")
+    assert shown.code == 0 and len(shown.objects[0]["commit"]) == 40
+    assert "surface_d3_depol" in (lab.root / "other/env.yaml").read_text(encoding="utf-8")
+
+
+def test_doctor_says_what_holds_here(lab: Lab) -> None:
+    shown = lab.autoqec("doctor", "--json")
+    found = {value["name"]: value for value in shown.objects}
+    assert shown.code == 0 and {"python", "torch", "git", "sandbox", "disk"} <= found.keys()
+    assert str(lab.root) in found["git"]["found"]
+    assert all(value["mend"] for value in found.values() if value["state"] != "good")
+
+
+def test_doctor_outside_a_repository_says_how_to_get_one(lab: Lab) -> None:
+    there = Lab(lab.root.parent / "home", lab.env)
+    (git,) = [value for value in there.autoqec("doctor", "--json").objects if value["name"] == "git"]
+    assert git["state"] == "weak" and "autoqec init" in git["mend"]
+
+
+def test_machine_state_is_one_object(lab: Lab) -> None:
+    (state,) = lab.autoqec("machine-state", "--json").objects
+    assert state["machine"]["cpu"]["cores"] >= 1
+
+
+def test_nothing_to_show_says_how_to_begin(lab: Lab) -> None:
+    shown = lab.autoqec("show")
+    assert shown.code == 0 and "autoqec run" in shown.out
+    assert lab.autoqec("show", "--json").objects == []
+
+
+def test_every_builtin_env_can_be_checked_by_name(lab: Lab) -> None:
+    names = [value["name"] for value in lab.autoqec("envs", "--json").objects]
+    assert "smoke" in names
+    shown = lab.autoqec("run", "smoke", "--dry-run", "--profile", "smoke", "--seed", "7", "--json")
+    (plan,) = shown.objects
+    assert (plan["env"]["name"], plan["seed"], plan["profile"]["name"], plan["rounds"]) == ("smoke", 7, "smoke", 3)
+
+
+def test_options_that_contradict_each_other(lab: Lab) -> None:
+    for argv, part in (
+        (("--ideator", "replay"), "--replay-of"),
+        (("--ideator", "llm", "--no-llm"), "--no-llm"),
+        (("--budget", "rounds=-1"), "--budget"),
+        (("--budget", "joy=3"), "--budget"),
+        (("--secret-file", "nowhere"), "nowhere"),
+    ):
+        shown = lab.autoqec("run", "smoke", *argv)
+        assert shown.code == 2 and part in shown.err and "Mend:" in shown.err, shown.err
+        assert len(shown.err.splitlines()) == 1
+    assert not (lab.root / "runs").exists()
