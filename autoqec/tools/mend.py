@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import AutoqecError
 from autoqec.tools import predict_cost
@@ -64,7 +64,7 @@ def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: s
         yield _without_faults(config)
     elif cause == "not finite":
         key = "finetune_learning_rate" if phase == "finetuning" else "learning_rate"
-        default = {"learning_rate": 3e-3, "finetune_learning_rate": 3e-4}[key]
+        default = TrainingConfig.model_fields[key].default
         rate = float(training.get(key, default))
         yield _with(config, "training", key, float(f"{rate * STEP:.2g}"))
     elif cause == "out of memory":
