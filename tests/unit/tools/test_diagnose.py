@@ -76,7 +76,7 @@ def test_a_wrong_key_is_taken_out(tmp_path: Path, env: str) -> None:
     found = diagnose_round(layout, env)
     assert found.cause == "bad config" and "mlp.width" in found.advice and "training.learning_rate" in found.advice
     assert found.config is not None and found.config["mlp"]["hidden"] == 128
-    assert found.config["training"]["learning_rate"] == 3e-3
+    assert found.config["training"]["learning_rate"] == TrainingConfig().learning_rate
 
 
 def test_a_parent_that_does_not_fit_means_fresh_weights(left: Left, env: str) -> None:
