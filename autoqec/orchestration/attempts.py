@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from autoqec.contracts.history import AttemptLine, Begun, Charged, HistoryRow, Nominated, Planned
 from autoqec.contracts.round import ForkFrom
@@ -22,13 +23,12 @@ class Attempt:
 
 def group(lines: Iterable[AttemptLine]) -> dict[str, Attempt]:
     """Attempts by id, in the order they began."""
-    found: dict[str, Attempt] = {}
+    found: dict[str, dict[str, Any]] = {}
     for line in lines:
-        attempt = found.get(line.round_attempt_id) or Attempt(line.round_attempt_id, line.round)
+        reached = found.setdefault(line.round_attempt_id, {"id": line.round_attempt_id, "round": line.round})
         if not isinstance(line, Begun):
-            attempt = replace(attempt, **{line.kind: line})  # type: ignore[arg-type]
-        found[line.round_attempt_id] = attempt
-    return found
+            reached[line.kind] = line
+    return {name: Attempt(**reached) for name, reached in found.items()}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,10 @@ class Standing:
     @property
     def branch(self) -> str | None:
         return None if self.gone else self.row.branch
+
+    def is_as(self, other: Standing) -> bool:
+        """Whether nothing was added since; rows are compared by identity, for they never change."""
+        return self.row is other.row and self.gone == other.gone
 
 
 def standings(rows: Iterable[HistoryRow]) -> list[Standing]:

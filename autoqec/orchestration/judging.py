@@ -126,5 +126,8 @@ def _request(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: byt
         claimed=candidate.metrics,
         attempt_index=len(charged) + 1,
         discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in standings(history.rows())),
-        judged_before={line.artifact_sha256: line.round for line in charged},
+        # An attempt that was cut off while it was judged told nobody anything: its own charge is no earlier draw.
+        judged_before={
+            line.artifact_sha256: line.round for line in charged if line.round_attempt_id != candidate.attempt_id
+        },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ FRONT, CANDIDATES = "pareto.json", "candidate_pareto.json"
 
 
 class RunMemory:
-    """One run directory. Nothing is remembered that the directory does not hold.
+    """One run directory. Nothing is remembered that the directory does not hold; what a row gives rise to is worked
+    out once, so that a late round costs what an early one does.
 
     pareto_filename: what `update_pareto` writes: the verified front (with its preview), or `candidate_pareto.json`,
     the nominated rounds that no judge has confirmed, which no role ever reads.
@@ -34,6 +36,9 @@ class RunMemory:
         self.layout = RunLayout(directory.parent.parent, directory.name)
         self.history = History(self.layout)
         self.pareto_filename = pareto_filename
+        self._sections: list[str] = []
+        self._told: dict[str, tuple[Standing, dict[str, Any]]] = {}
+        self._nodes: dict[str, tuple[Standing, str]] = {}
 
     def append_round(self, row: HistoryRow) -> None:
         """The commit point of a round: durable on return."""
@@ -75,12 +80,38 @@ class RunMemory:
         standing = standings(rows)
         front = views.verified_front(standing)
         return {
-            self.layout.pareto: _json([entry.dump() for entry in front]),
-            self.layout.preview: _json([entry.dump() for entry in preview(front)]),
-            self.layout.candidates: _json(views.candidate_front(standing)),
-            self.layout.fork_graph: _json(fork_graph.graph(info, rows)),
-            self.layout.log: views.log(info, rows),
+            self.layout.pareto: _lines(entry.dump() for entry in front),
+            self.layout.preview: _lines(entry.dump() for entry in preview(front)),
+            self.layout.candidates: _lines(views.candidate_front(standing)),
+            self.layout.fork_graph: fork_graph.text(info, self._nodes_of(standing), front),
+            self.layout.log: views.log(info, standing, self._sections_of(rows)),
         }
+
+    def _sections_of(self, rows: list[HistoryRow]) -> list[str]:
+        """Of the log. Rows never change, so only new ones are put into words."""
+        if len(rows) < len(self._sections):
+            self._sections = []
+        self._sections += [views.section(row) for row in rows[len(self._sections) :]]
+        return self._sections
+
+    def _nodes_of(self, standing: list[Standing]) -> list[str]:
+        """Of the fork graph, as JSON."""
+        by_branch = {one.row.branch: one.attempt_id for one in standing if one.row.branch}
+        found = []
+        for one in standing:
+            known = self._nodes.get(one.attempt_id)
+            if known is None or not one.is_as(known[0]):
+                value = fork_graph.node(one, by_branch)
+                known = self._nodes[one.attempt_id] = (one, json.dumps(value, ensure_ascii=False, allow_nan=False))
+            found.append(known[1])
+        return found
+
+    def _seen(self, one: Standing) -> dict[str, Any]:
+        """One round as the ideator sees it; a copy, for roles may do as they like with it."""
+        known = self._told.get(one.attempt_id)
+        if known is None or not one.is_as(known[0]):
+            known = self._told[one.attempt_id] = (one, _seen(one))
+        return dict(known[1])
 
     def l2_for_ideator(
         self, env: EnvSpec, baseline_config: dict[str, Any], *, inputs: str = "other_sector"
@@ -101,7 +132,7 @@ class RunMemory:
             "profile": PROFILES[info.profile].dump(),
             "baseline_config": baseline_config,
             "inputs": inputs,
-            "history": [_seen(one) for one in standing],
+            "history": [self._seen(one) for one in standing],
             "pending": [_pending(one) for one in attempts.values() if one.planned and one.id not in closed],
             "pareto": [entry.dump() for entry in front],
             "pareto_preview": [entry.dump() for entry in preview(front)],
@@ -168,8 +199,11 @@ def _pending(attempt: Attempt) -> dict[str, Any]:
 
 
 def _holds(path: Path, text: str) -> bool:
-    return path.is_file() and path.read_bytes() == text.encode()
+    data = text.encode()
+    return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def _lines(entries: Iterable[dict[str, Any]]) -> str:
+    """A JSON list, one entry a line."""
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in entries)
+    return f"[\n{lines}\n]\n" if lines else "[]\n"

@@ -111,6 +111,17 @@ def deleted_row(row: HistoryRow, attempt_id: str) -> HistoryRow:
     )
 
 
+def adopted_row(whole: HistoryRow, attempt_id: str) -> HistoryRow:
+    """The follow-up of a quarantined round that a person had judged: a candidate by their word."""
+    follow_up = {
+        "round_attempt_id": None,
+        "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/adopted")),
+        "refers_to_attempt": attempt_id,
+        "verdict": "candidate",
+    }
+    return HistoryRow.model_validate({**whole.dump(), **follow_up})
+
+
 def judged_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
     """The follow-up of a round that was judged after it was recorded."""
     follow_up = {

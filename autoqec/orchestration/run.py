@@ -76,10 +76,10 @@ class Run:
     threads: int = 1
     notes: list[str] = field(default_factory=list)
     held: ExitStack = field(default_factory=ExitStack)
+    memory: RunMemory = field(init=False)
 
-    @property
-    def memory(self) -> RunMemory:
-        return RunMemory(self.layout.root)
+    def __post_init__(self) -> None:
+        self.memory = RunMemory(self.layout.root)
 
     @property
     def secret(self) -> bytes:

@@ -67,6 +67,11 @@ def _pointer_path(branch: str) -> str:
     return pointer_on_branch(round_of_branch(name) or 0)
 
 
+def pointer_at(repo: Repo, sha: str, number: int) -> Pointer | str | None:
+    """The pointer of round `number` in a commit's tree; a sentence where it is none."""
+    return _pointer(repo.objects([f"{sha}:{pointer_on_branch(number)}"])[0], sha)
+
+
 def _tip(sha: str, stored: tuple[str, bytes] | None) -> Tip:
     if stored is None:
         return Tip(sha)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from autoqec.contracts.front import ParetoEntry, dominates, non_dominated
+from autoqec.contracts.front import ParetoEntry, non_dominated, non_dominated_points
 from autoqec.contracts.history import HistoryRow, RunInfo
-from autoqec.orchestration.attempts import Standing, is_finished, standings
+from autoqec.orchestration.attempts import Standing, is_finished
 
 
 def verified_front(standing: Sequence[Standing]) -> list[ParetoEntry]:
@@ -43,8 +43,8 @@ def candidate_front(standing: Sequence[Standing]) -> list[dict[str, Any]]:
         for one in standing
         if one.row.verdict == "candidate" and one.row.verify_verdict != "VERIFIED" and one.row.status == "ok"
     ]
-    points = [(row.delta_ler or 0.0, -(row.flops_per_syndrome or 0), -(row.n_params or 0)) for row in rows]
-    kept = [row for row, mine in zip(rows, points, strict=True) if not any(dominates(other, mine) for other in points)]
+    points = [(row.delta_ler or 0.0, -float(row.flops_per_syndrome or 0), -float(row.n_params or 0)) for row in rows]
+    kept = [row for row, keep in zip(rows, non_dominated_points(points), strict=True) if keep]
     return [
         {
             "round": row.round,
@@ -58,12 +58,11 @@ def candidate_front(standing: Sequence[Standing]) -> list[dict[str, Any]]:
     ]
 
 
-def log(info: RunInfo, rows: Sequence[HistoryRow]) -> str:
-    """log.md: a summary that is true of all that follows, then one section a round."""
-    standing = standings(rows)
+def log(info: RunInfo, standing: Sequence[Standing], sections: Sequence[str]) -> str:
+    """log.md: a summary that is true of all that follows, then the `section` of every row."""
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
     head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
-    return head + _summary(standing) + "".join(section(row) for row in rows)
+    return head + _summary(standing) + "".join(sections)
 
 
 def _summary(standing: Sequence[Standing]) -> str:

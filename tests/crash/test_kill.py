@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.errors import InputError
+from autoqec.host.git import Repo
 from autoqec.orchestration import failpoint
+from autoqec.orchestration.adopt import adopt
 from autoqec.store.layout import RunLayout
 from cli.lab import make_lab
 from tests.crash.invariants import Before, check, git, run_ids
@@ -122,3 +125,25 @@ def test_other_lives_of_a_round(lab: Path, case: str, place: str) -> None:
     assert start(lab, 4, run_id, case).returncode == 0
     rows = check(before, run_id)
     assert sum(row.status not in ("orphaned_branch", "branch_manually_deleted") for row in rows) == 4
+
+
+def test_a_round_set_aside_is_adopted(lab: Path) -> None:
+    """Through the judge, back under its name, with a follow-up row; a second time there is nothing to adopt."""
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 2, run_id, "nominate", at="charged")
+    layout, repo = RunLayout(lab, run_id), Repo.discover(lab)
+    lost = recovered(lab, before, run_id)[-1]
+    row = adopt(layout, repo, 2)
+    assert (row.refers_to_attempt, row.round_attempt_id) == (lost.round_attempt_id, None)
+    assert row.verify_verdict is not None
+    assert row.branch is not None and row.branch.startswith(f"exp/{run_id}/02-")
+    assert recovered(lab, before, run_id)[-1] == row
+    with pytest.raises(InputError, match="not in quarantine"):
+        adopt(layout, repo, 2)
+
+
+def test_what_was_never_measured_is_not_adopted(lab: Path) -> None:
+    (run_id,) = run_ids(lab)
+    killed(lab, 2, run_id, at="coded")
+    with pytest.raises(InputError, match="nothing to judge"):
+        adopt(RunLayout(lab, run_id), Repo.discover(lab), 2)

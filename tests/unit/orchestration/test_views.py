@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -172,19 +173,26 @@ def graph() -> dict[str, Any]:
         rounds.row(2, fork_from=one, fork_from_canonical=one, verify_verdict="FAILED"),
         rounds.row(3, fork_from=(two, one), fork_from_canonical=f"{one}|{two}", compose_mode="pure"),
     ]
-    return fork_graph.graph(rounds.info(), rows)
+    return graph_of(rows)
+
+
+def graph_of(rows: list[HistoryRow]) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as directory:
+        found = RunMemory(RunLayout(Path(directory), rounds.RUN_ID).root)
+        value: dict[str, Any] = json.loads(found.views(rounds.info(), rows)[found.layout.fork_graph])
+        return value
 
 
 def test_the_graph_knows_parents_in_their_order() -> None:
     value = graph()
-    edges = [(edge["parent"], edge["child"], edge["order"]) for edge in value["edges"]]
-    assert edges == [
-        ("baseline", "attempt-1", 0),
-        ("attempt-1", "attempt-2", 0),
-        ("attempt-2", "attempt-3", 0),
-        ("attempt-1", "attempt-3", 1),
+    parents = [(node["id"], node["parents"]) for node in value["nodes"]]
+    assert parents == [
+        ("baseline", []),
+        ("attempt-1", ["baseline"]),
+        ("attempt-2", ["attempt-1"]),
+        ("attempt-3", ["attempt-2", "attempt-1"]),
     ]
-    assert [node["on_front"] for node in value["nodes"][1:]] == [True, False, True]
+    assert value["front"] == ["attempt-3", "attempt-1"]
 
 
 def test_the_graph_is_drawn_as_a_tree() -> None:
@@ -202,4 +210,4 @@ def test_a_chain_of_thousands_is_drawn() -> None:
                    fork_from_canonical=rounds.branch(n - 1) if n > 1 else "baseline")
         for n in range(1, 1500)
     ]  # fmt: skip
-    assert len(fork_graph.draw(fork_graph.graph(rounds.info(), rows))) == 1500
+    assert len(fork_graph.draw(graph_of(rows))) == 1500
