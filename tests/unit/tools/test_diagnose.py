@@ -11,7 +11,7 @@ import pytest
 
 import autoqec
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig, parse_dsl
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.errors import InputError
 from autoqec.runner.runner import run_round
