@@ -1,14 +1,15 @@
 """A start of a run, as a process that a test may kill: `python -m tests.crash.driver LAB ROUNDS [RUN_ID] [CASE…]`.
 
-Cases: `nominate` (every round that ended ok goes to the judge), `bad` (configs that do not compile), `compose` and
-`conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside` (an edit
-outside the surface), `parallel` (two rounds at once).
+Cases: `nominate` (every round that ended ok goes to the judge, else none does), `bad` (configs that do not compile),
+`compose` and `conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside`
+(an edit outside the surface), `parallel` (two rounds at once), `search` (the default ideator).
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ SECRET = b"known to the tests alone, and so no secret"
 BASELINE = space.TEMPLATES[0].config
 
 
-def nominate(view: dict[str, Any]) -> AnalystResponse:
+def nominate(view: dict[str, Any], verdict: str = "candidate") -> AnalystResponse:
     said = analyst.analyse(view)
     ok = json.loads(Path(view["metrics_path"]).read_bytes())["status"] == "ok"
-    return said.model_copy(update={"verdict": "candidate" if ok else "ignore"})
+    return said.model_copy(update={"verdict": verdict if ok else "ignore"})
 
 
 def changed(**keys: Any) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def main(lab: Path, rounds: int, run_id: str, cases: set[str]) -> int:
     roles = Roles(
         ideator,
         coder=outside if "outside" in cases else literal,
-        analyst=nominate if "nominate" in cases else analyst.analyse,
+        analyst=nominate if "nominate" in cases else partial(nominate, verdict="ignore"),
     )
     try:
         if run_id:
