@@ -18,6 +18,7 @@ from autoqec.host import owner
 from autoqec.host.git import Repo
 from autoqec.orchestration import round_recorder, worktree
 from autoqec.orchestration.attempts import Standing, standings
+from autoqec.orchestration.closing import published_secret
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.survey import read_config, round_files
@@ -68,15 +69,17 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
     """What `autoqec verify` does: a judged round is replayed and compared; one that never was is judged now, and a
     follow-up row says so.
 
-    Raises InputError where there is nothing to judge or the run is closed or held, ContractError where the replay
-    disagrees.
+    Raises InputError where there is nothing to judge, the run is held, or is closed (then only a replay goes, with the
+    published secret), ContractError where the replay disagrees.
     """
     from autoqec.eval import verifier
 
     history = History(layout)
     info, one = history.info(), _measured(history, number)
-    if not layout.secret.is_file():
+    closed = not layout.secret.exists()
+    if closed and one.row.verify_verdict is None:
         raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
+    secret = published_secret(layout) if closed else layout.secret.read_bytes()
     with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
         surface = Path(directory) / "modules"
         repo.extract(str(one.row.commit_sha), SURFACE, surface)
@@ -85,7 +88,6 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
             raise InputError("cannot be read", where=str(layout.round(number).metrics), mend=f"restore round {number}")
         row = one.row
         candidate = Candidate(number, one.attempt_id, row.branch, row.commit_sha, metrics, surface)
-        secret = layout.secret.read_bytes()
         if row.verify_verdict is not None:
             return verifier.verify(_request(layout, info, candidate, secret), on_event=on_event)
         with owner.hold(layout.root):

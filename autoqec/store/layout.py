@@ -116,6 +116,11 @@ class RunLayout:
         return self.root / "secret"
 
     @property
+    def published(self) -> Path:
+        """The secret of a closed run, as hex."""
+        return self.root / "secret.hex"
+
+    @property
     def owner(self) -> Path:
         return self.root / "owner.json"
 
@@ -130,6 +135,18 @@ class RunLayout:
     @property
     def salvage(self) -> Path:
         return self.root / "salvage"
+
+    @property
+    def html(self) -> Path:
+        return self.root / "report.html"
+
+    @property
+    def plots(self) -> Path:
+        return self.root / "plots"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / "exports"
 
     def round(self, number: int) -> RoundLayout:
         return RoundLayout(self.root / f"round_{number}", number)

@@ -166,6 +166,15 @@ def test_the_judge_can_be_asked_and_replays_itself(ran: tuple[Lab, Shown, Path],
         (row,) = after[len(before) :]
         assert (row["verify_verdict"], row["refers_to_attempt"]) == (verdict, before[0]["round_attempt_id"])
     assert there.autoqec("reconcile", run.name, "--json").objects == []
+    closed = there.autoqec("close", run.name, "--json")
+    assert closed.objects == [{"run_id": run.name, "secret": SECRET.hex()}], closed.err
+    assert not (place / "secret").exists()
+    replayed = there.autoqec("verify", str(place / "round_1"), "--json")
+    assert replayed.objects[-1]["verdict"] == verdict, replayed.err
+    assert (place / "round_1" / "verification_report.json").read_bytes() == report
+    assert there.autoqec("run", "--resume", run.name, "--rounds", "9").code == 2
+    assert there.autoqec("close", run.name).code == 0
+    assert rows(place) == after
 
 
 def test_the_same_seed_and_secret_find_the_same(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:

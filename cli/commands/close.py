@@ -1,0 +1,25 @@
+"""`autoqec close`: no further round; the judge's secret is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("close")
+@click.argument("run")
+@options
+def command(run: str, out: Out) -> None:
+    """Publish the secret of RUN, so that anyone can draw the judge's shots again. A closed run cannot be resumed."""
+    from autoqec.host.git import Repo
+    from autoqec.orchestration.closing import close_run
+
+    layout = places.run_layout(run)
+    secret = close_run(layout, Repo.discover(Path.cwd()))
+    out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.published})")
+    out.note("`autoqec verify` on its judged rounds draws the same shots again.")
+    out.emit({"run_id": layout.run_id, "secret": secret})
