@@ -25,6 +25,7 @@ def command(target: str, write: Path | None, out: Out) -> None:
     if write is not None:
         _write(found, write)
     if not found:
+        out.emit({"cause": None, "what": "nothing is wrong here"})
         out.say("Nothing is wrong here.")
     for one in found:
         out.emit(one.dump())
