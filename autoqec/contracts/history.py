@@ -11,7 +11,7 @@ from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork
-from autoqec.contracts.verdict import Verdict
+from autoqec.contracts.verdict import CompositionVerdict, Verdict
 
 
 class RunInfo(Contract):
@@ -114,6 +114,8 @@ class HistoryRow(RoundMetrics):
     holdout_shots: int | None = None
     paired_eval_bundle_id: str | None = None
     beats_panel: dict[str, bool] | None = None
+    composition_verdict: CompositionVerdict | None = None
+    composition_bundle_id: str | None = None
     judge_flops_per_syndrome: int | None = None
     judge_n_params: int | None = None
     sandbox: str | None = None

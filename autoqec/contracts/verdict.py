@@ -9,6 +9,7 @@ from pydantic import Field
 from autoqec.contracts.base import Contract
 
 Verdict = Literal["VERIFIED", "SUSPICIOUS", "FAILED"]
+CompositionVerdict = Literal["synergy", "additive", "interference"]
 StoppedBy = Literal["evidence", "futility", "budget", "harm", "guard"]
 
 
@@ -82,6 +83,29 @@ class Cost(Contract):
     candidate_us_per_shot: float
 
 
+class CompositionParent(Contract):
+    round: int
+    artifact_sha256: str
+    effect: PairedEffect = Field(description="this parent against the plain backend")
+    against: PairedEffect = Field(description="the child against this parent, on the same shots")
+    beaten: bool = Field(description="lower bound of `against.delta` above 0")
+
+
+class Composition(Contract):
+    """Child, parents and plain backend on one bundle of shots. interaction: the child's gain less the sum of its
+    parents' gains, per shot, with a 95% interval."""
+
+    verdict: CompositionVerdict
+    evidence: str
+    bundle_id: str
+    chunk_digests: tuple[str, ...]
+    effect: PairedEffect = Field(description="the child against the plain backend")
+    parents: tuple[CompositionParent, ...]
+    interaction: float
+    interaction_low: float
+    interaction_high: float
+
+
 class VerifyReport(Contract):
     schema_version: Literal[1] = 1
     run_id: str
@@ -103,6 +127,7 @@ class VerifyReport(Contract):
     test: SequentialTest | None
     guards: tuple[Guard, ...]
     cost: Cost | None
+    composition: Composition | None = Field(default=None, description="only of a composition of verified parents")
     bundle_id: str | None
     seeds_commitment: str = Field(description="SHA-256 of the run's secret")
     chunk_digests: tuple[str, ...] = ()

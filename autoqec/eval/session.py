@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.verdict import Cost, Guard, PairedCounts, PairedEffect, SequentialTest, VerifyReport
+from autoqec.contracts.verdict import (
+    Composition,
+    Cost,
+    Guard,
+    PairedCounts,
+    PairedEffect,
+    SequentialTest,
+    Verdict,
+    VerifyReport,
+)
 from autoqec.errors import ContractError
 from autoqec.eval import cell, checks
 from autoqec.eval.bundle import CHUNK, Bundle, commitment
+from autoqec.eval.composition import compose
 from autoqec.eval.decision import claim, decide, null_power
 from autoqec.eval.link import Failure, Link
 from autoqec.eval.panel import Panel, reference_errors
@@ -170,6 +180,7 @@ class Session:
         request, effect = self.request, self.effects.get(self.env.plain)
         guards = self.all_guards(trial, cost)
         verdict, reasons = decide(self.env, self.test, effect, guards)
+        composed = self.composed(verdict)
         self.tell("judge_verdict", {"verdict": verdict, "reasons": list(reasons)})
         rounds = self.env.code.rounds
         return VerifyReport(
@@ -192,6 +203,7 @@ class Session:
             test=self.test,
             guards=guards,
             cost=cost,
+            composition=composed,
             bundle_id=self.bundle.id if self.bundle.digests else None,
             seeds_commitment=commitment(request.secret),
             chunk_digests=self.bundle.listed(),
@@ -200,6 +212,20 @@ class Session:
             not_tested=self.not_tested(effect),
             judge_wallclock_s=time.monotonic() - began,
         )
+
+    def composed(self, verdict: Verdict) -> Composition | None:
+        """The child beside its parents; a child that failed is not worth comparing."""
+        if not self.request.parents:
+            return None
+        if verdict == "FAILED":
+            self.skipped.append("synergy with the parents: the composition failed")
+            return None
+        found = compose(self.frozen, self.request, self.frozen.dir.parent)
+        if isinstance(found, str):
+            self.skipped.append(found)
+            return None
+        self.tell("judge_composition", {"verdict": found.verdict, "evidence": found.evidence})
+        return found
 
     def not_tested(self, effect: PairedEffect | None) -> tuple[str, ...]:
         lines = [

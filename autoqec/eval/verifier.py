@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.base import canonical_json, sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
@@ -34,6 +34,7 @@ class VerifyRequest:
     attempt_index, discoveries_before: place in the run's stream of charged attempts, and VERIFIED rows before it.
     judged_before: artifact hash -> round, for every artifact that this run charged before.
     expected_artifact: the hash that was charged; another one is refused.
+    parents: of a composition whose parents are all VERIFIED, each as it was judged; else empty.
     """
 
     env_text: str
@@ -53,6 +54,7 @@ class VerifyRequest:
     discoveries_before: int = 0
     judged_before: Mapping[str, int] = field(default_factory=dict)
     expected_artifact: str | None = None
+    parents: tuple[VerifyRequest, ...] = ()
 
     @property
     def surface(self) -> Path | None:
@@ -127,7 +129,11 @@ def judge(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyR
 
 
 def replay(standing: VerifyReport, request: VerifyRequest, *, on_event: OnEvent | None = None) -> Replay:
-    """Judge again with the standing report's place in the stream; list what differs."""
+    """Judge again with the standing report's place in the stream; list what differs.
+
+    ContractError, with both hashes, for a report of another commit, env or artifact than the request's.
+    """
+    _belong(standing, request)
     test = standing.test
     again = judge(
         replace(
@@ -142,6 +148,21 @@ def replay(standing: VerifyReport, request: VerifyRequest, *, on_event: OnEvent 
     return Replay(again, tuple(_differences(standing, again)))
 
 
+def _belong(standing: VerifyReport, request: VerifyRequest) -> None:
+    """A report can only be replayed on what it speaks of."""
+    env = sha256_bytes(request.env_text.encode())
+    for what, was, now, mend in (
+        ("commit", standing.commit_sha, request.commit_sha, "restore the round's own verification_report.json"),
+        ("env", standing.env_yaml_sha256, env, "restore the run's env.yaml"),
+    ):
+        if None not in (was, now) and was != now:
+            raise ContractError(
+                f"the report speaks of {what} {was}, this is {what} {now}",
+                where=str(request.round.report_json),
+                mend=mend,
+            )
+
+
 def _known(standing: VerifyReport, request: VerifyRequest) -> dict[str, int]:
     """Artifacts judged before the standing report was written: its own round is none of them."""
     return {sha: number for sha, number in request.judged_before.items() if number < standing.round}
@@ -149,7 +170,7 @@ def _known(standing: VerifyReport, request: VerifyRequest) -> dict[str, int]:
 
 def _differences(one: VerifyReport, other: VerifyReport) -> list[str]:
     found = []
-    for name in ("env_yaml_sha256", "artifact_sha256", "seeds_commitment", "verdict"):
+    for name in ("artifact_sha256", "seeds_commitment", "verdict"):
         mine, theirs = getattr(one, name), getattr(other, name)
         if mine != theirs:
             found.append(f"{name} was {mine}, is {theirs}")
@@ -161,7 +182,20 @@ def _differences(one: VerifyReport, other: VerifyReport) -> list[str]:
     for name, mine, theirs in (
         ("test", one.test and one.test.counts, other.test and other.test.counts),
         ("effect", one.effect and one.effect.counts, other.effect and other.effect.counts),
+        ("composition", _composed(one), _composed(other)),
     ):
         if mine != theirs:
             found.append(f"{name} counts were {mine}, are {theirs}")
     return found
+
+
+def _composed(report: VerifyReport) -> str | None:
+    """Verdict, shots and counts of a composition."""
+    one = report.composition
+    if one is None:
+        return None
+    counts = [
+        one.effect.counts,
+        *(effect.counts for parent in one.parents for effect in (parent.effect, parent.against)),
+    ]
+    return canonical_json({"verdict": one.verdict, "bundle": one.bundle_id, "counts": [each.dump() for each in counts]})

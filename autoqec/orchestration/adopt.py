@@ -15,6 +15,7 @@ from autoqec.host import owner
 from autoqec.host.git import Repo
 from autoqec.orchestration import round_recorder
 from autoqec.orchestration.attempts import Standing, group, standings
+from autoqec.orchestration.closing import is_closed
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.judging import Candidate, judge
 from autoqec.orchestration.memory import RunMemory
@@ -34,7 +35,7 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
     """
     memory = RunMemory(layout.root)
     info = memory.history.info()
-    if not layout.secret.is_file():
+    if is_closed(layout):
         raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
     with owner.hold(layout.root):
         recover(layout, repo, on_event)

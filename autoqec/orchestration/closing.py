@@ -17,8 +17,8 @@ from autoqec.store.layout import RunLayout
 def close_run(layout: RunLayout, repo: Repo) -> str:
     """Publish the run's secret; returns it as hex. A run that is closed already stays as it is.
 
-    Killed on the way, the run is still open, and closing it again ends the work. Raises InputError where the run is
-    held or not there, RunPaused where recovery or a wrong secret needs a person.
+    Killed on the way, the run counts as closed once its secret can be read; closing it again ends the work. Raises
+    InputError where the run is held or not there, RunPaused where recovery or a wrong secret needs a person.
     """
     info = History(layout).info()
     if not layout.secret.exists():
@@ -34,6 +34,11 @@ def close_run(layout: RunLayout, repo: Repo) -> str:
             layout.secret.unlink()
         atomic.fsync_dir(layout.root)
     return secret.hex()
+
+
+def is_closed(layout: RunLayout) -> bool:
+    """Whether the secret is public, or gone: no shot drawn from it could surprise anybody."""
+    return layout.published.exists() or not layout.secret.is_file()
 
 
 def published_secret(layout: RunLayout) -> bytes:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import Charged, RunInfo
 from autoqec.contracts.profiles import PROFILES
@@ -18,7 +20,7 @@ from autoqec.host import owner
 from autoqec.host.git import Repo
 from autoqec.orchestration import round_recorder, worktree
 from autoqec.orchestration.attempts import Standing, standings
-from autoqec.orchestration.closing import published_secret
+from autoqec.orchestration.closing import is_closed, published_secret
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.survey import read_config, round_files
@@ -27,7 +29,7 @@ from autoqec.store.history import History
 from autoqec.store.layout import SURFACE, RunLayout
 
 if TYPE_CHECKING:
-    from autoqec.eval.verifier import VerifyRequest
+    from autoqec.eval.verifier import Replay, VerifyRequest
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -74,28 +76,52 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
     """
     from autoqec.eval import verifier
 
-    history = History(layout)
-    info, one = history.info(), _measured(history, number)
-    closed = not layout.secret.exists()
-    if closed and one.row.verify_verdict is None:
-        raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
-    secret = published_secret(layout) if closed else layout.secret.read_bytes()
-    with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
-        surface = Path(directory) / "modules"
-        repo.extract(str(one.row.commit_sha), SURFACE, surface)
-        metrics = round_files(layout.round(number)).metrics
-        if metrics is None:
-            raise InputError("cannot be read", where=str(layout.round(number).metrics), mend=f"restore round {number}")
-        row = one.row
-        candidate = Candidate(number, one.attempt_id, row.branch, row.commit_sha, metrics, surface)
-        if row.verify_verdict is not None:
+    with _asked(layout, repo, number) as (info, one, candidate, secret):
+        if one.row.verify_verdict is not None:
             return verifier.verify(_request(layout, info, candidate, secret), on_event=on_event)
         with owner.hold(layout.root):
             report = judge(layout, info, candidate, secret, on_event)
             memory = RunMemory(layout.root)
-            memory.append_round(round_recorder.judged_row(row, one.attempt_id, report))
+            memory.append_round(round_recorder.judged_row(one.row, one.attempt_id, report))
             memory.rebuild_views()
             return report
+
+
+def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Replay:
+    """What `autoqec verify --replay` does: the judgement that stands, made again; nothing is written.
+
+    Raises InputError where no report stands, ContractError where report, commit, env or artifact do not
+    belong together.
+    """
+    from autoqec.eval import report, verifier
+
+    place = layout.round(number)
+    standing = report.read(place)
+    if standing is None:
+        raise InputError("no judgement stands to be replayed", where=str(place.dir), mend=f"autoqec verify {place.dir}")
+    with _asked(layout, repo, number) as (info, _, candidate, secret):
+        return verifier.replay(standing, _request(layout, info, candidate, secret), on_event=on_event)
+
+
+@contextmanager
+def _asked(layout: RunLayout, repo: Repo, number: int) -> Iterator[tuple[RunInfo, Standing, Candidate, bytes]]:
+    """A recorded round as the judge is to see it, its surface checked out for as long as the context lasts."""
+    history = History(layout)
+    info, one = history.info(), _measured(history, number)
+    closed = is_closed(layout)
+    if closed and one.row.verify_verdict is None:
+        raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
+    secret = published_secret(layout) if closed else layout.secret.read_bytes()
+    if sha256_bytes(secret) != info.secret_sha256:
+        what = f"the run is committed to secret {info.secret_sha256}, this is {sha256_bytes(secret)}"
+        raise InputError(what, where=str(layout.secret), mend=f"restore {layout.secret}")
+    metrics = round_files(layout.round(number)).metrics
+    if metrics is None:
+        raise InputError("cannot be read", where=str(layout.round(number).metrics), mend=f"restore round {number}")
+    with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
+        surface = Path(directory) / "modules"
+        repo.extract(str(one.row.commit_sha), SURFACE, surface)
+        yield info, one, Candidate(number, one.attempt_id, one.row.branch, one.row.commit_sha, metrics, surface), secret
 
 
 def _measured(history: History, number: int) -> Standing:

@@ -24,6 +24,7 @@ from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.errors import ContractError, InputError, RunPaused
 from autoqec.host import machine, owner
 from autoqec.host.git import Repo
+from autoqec.orchestration.closing import is_closed
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.recovery import OnEvent, recover
@@ -297,7 +298,7 @@ def _new_directory(root: Path) -> RunLayout:
 
 def _unchanged(layout: RunLayout, info: RunInfo, env_text: str) -> None:
     """What a run froze at its start must still be so."""
-    if not layout.secret.is_file():
+    if is_closed(layout):
         raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
     for what, path, was, now in (
         ("env", layout.env, info.env_yaml_sha256, sha256_bytes(env_text.encode())),

@@ -14,12 +14,17 @@ from cli.common import Out, options
 
 @click.command("verify")
 @click.argument("round_dir", type=click.Path(path_type=Path))
+@click.option("--replay", is_flag=True, help="Only make the standing judgement again, and compare.")
 @options
-def command(round_dir: Path, out: Out) -> None:
+def command(round_dir: Path, replay: bool, out: Out) -> None:
     """Judge the round in ROUND_DIR on shots that nobody has seen; a judgement that stands is replayed and compared.
 
-    Exit 0 where the judge says VERIFIED, 1 where it says FAILED or SUSPICIOUS.
+    Exit 0 where the judge says VERIFIED, 1 where it says FAILED or SUSPICIOUS. With --replay: 0 where shots, counts and
+    verdict come out as they stand in the report, 1 where they do not.
     """
+    if replay:
+        _replay(round_dir, out)
+        return
     from autoqec.host.git import Repo
     from autoqec.orchestration.judging import judge_again
     from autoqec.report.terminal import LiveView, console
@@ -34,6 +39,25 @@ def command(round_dir: Path, out: Out) -> None:
     out.say(f"Report: {layout.round(number).report_md}")
     out.emit(report.dump())
     if report.verdict != "VERIFIED":
+        raise click.exceptions.Exit(1)
+
+
+def _replay(round_dir: Path, out: Out) -> None:
+    from autoqec.host.git import Repo
+    from autoqec.orchestration.judging import replay
+    from autoqec.report.terminal import LiveView, console
+    from autoqec.report.text import plain
+
+    layout, number = _round_of(round_dir)
+    with LiveView(console(err=True), quiet=out.quiet) as view:
+        found = replay(layout, Repo.discover(layout.repo_root), number, view)
+    verdict, chunks = found.report.verdict, len(found.report.chunk_digests)
+    if found.agrees:
+        out.say(f"The replay agrees: {verdict}, on the same {chunks} chunks of shots, redrawn from the run's secret")
+    else:
+        out.say(f"The replay disagrees: {plain(found.differences[0], 2000)}")
+    out.emit({"agrees": found.agrees, "verdict": verdict, "chunks": chunks, "differences": list(found.differences)})
+    if not found.agrees:
         raise click.exceptions.Exit(1)
 
 

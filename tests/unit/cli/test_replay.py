@@ -1,0 +1,127 @@
+"""`autoqec verify --replay` and `autoqec close`, through the real command line on one real round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Lab, Shown, made_lab
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    """A run of one round that the judge has spoken about."""
+    lab = made_lab(tmp_path_factory.mktemp("judged"))
+    assert lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1").code == 0
+    lab.autoqec("verify", str(place(lab)))
+    assert (place(lab) / "verification_report.json").is_file()
+    return lab
+
+
+@pytest.fixture
+def copy(judged: Lab, tmp_path: Path) -> Lab:
+    """The same for a test that changes it."""
+    shutil.copytree(judged.root, tmp_path / "lab", symlinks=True)
+    return Lab(tmp_path / "lab", judged.env)
+
+
+def place(lab: Lab) -> Path:
+    (run,) = (lab.root / "runs").iterdir()
+    return run / "round_1"
+
+
+def replayed(lab: Lab) -> Shown:
+    return lab.autoqec("verify", str(place(lab)), "--replay", "--json")
+
+
+def edit(path: Path, **values: Any) -> dict[str, Any]:
+    """Change a JSON file; what it held before."""
+    before: dict[str, Any] = json.loads(path.read_bytes())
+    path.write_text(json.dumps(before | values), encoding="utf-8")
+    return before
+
+
+def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Lab) -> None:
+    report = place(copy) / "verification_report.json"
+    held, verdict = report.read_bytes(), json.loads(report.read_bytes())["verdict"]
+    files = copy.files()
+    open_run = replayed(copy)
+    assert open_run.code == 0 and open_run.objects[-1]["agrees"] is True, open_run.err
+    assert open_run.objects[-1]["verdict"] == verdict and copy.files() == files
+    run = place(copy).parent
+    secret = copy.autoqec("close", run.name, "--json").objects[0]["secret"]
+    assert sha256(bytes.fromhex(secret)).hexdigest() == json.loads((run / "run.json").read_bytes())["secret_sha256"]
+    assert replayed(copy).objects[-1] == open_run.objects[-1]
+    assert report.read_bytes() == held
+
+
+def test_a_replay_that_disagrees_names_the_first_difference(copy: Lab) -> None:
+    report = place(copy) / "verification_report.json"
+    told = edit(report, verdict="VERIFIED")["verdict"]
+    edit(report, verdict="FAILED" if told != "FAILED" else "VERIFIED")
+    shown = replayed(copy)
+    assert shown.code == 1 and shown.objects[-1]["agrees"] is False
+    assert shown.objects[-1]["differences"][0].startswith("verdict was") and "verdict was" in shown.err
+
+
+def no_report(at: Path) -> tuple[str, ...]:
+    (at / "verification_report.json").unlink()
+    return ("no judgement stands",)
+
+
+def another_commit(at: Path) -> tuple[str, ...]:
+    was = edit(at / "verification_report.json", commit_sha="b" * 40)["commit_sha"]
+    return ("commit " + "b" * 40, str(was))
+
+
+def another_env(at: Path) -> tuple[str, ...]:
+    env = at.parent / "env.yaml"
+    was = sha256(env.read_bytes()).hexdigest()
+    env.write_text(env.read_text(encoding="utf-8") + "# touched\n", encoding="utf-8")
+    return (was, sha256(env.read_bytes()).hexdigest())
+
+
+def another_secret(at: Path) -> tuple[str, ...]:
+    secret = at.parent / "secret"
+    was = sha256(secret.read_bytes()).hexdigest()
+    secret.write_bytes(bytes(32))
+    return (was, sha256(bytes(32)).hexdigest())
+
+
+def no_checkpoint(at: Path) -> tuple[str, ...]:
+    (at / "checkpoint.pt").unlink()
+    return ("checkpoint.pt", "run the round again")
+
+
+def cut_checkpoint(at: Path) -> tuple[str, ...]:
+    weights = at / "checkpoint.pt"
+    was = sha256(weights.read_bytes()).hexdigest()
+    weights.write_bytes(weights.read_bytes()[:2_000])
+    return (was, sha256(weights.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize(
+    "spoil", [no_report, another_commit, another_env, another_secret, no_checkpoint, cut_checkpoint]
+)
+def test_what_does_not_belong_together_is_refused(copy: Lab, spoil: Any) -> None:
+    parts = spoil(place(copy))
+    files = copy.files()
+    shown = replayed(copy)
+    assert shown.code == 2, shown
+    assert all(part in shown.err for part in parts), shown.err
+    assert "Traceback" not in shown.err and len(shown.err.strip().splitlines()) == 1
+    assert copy.files() == files
+
+
+def test_a_run_whose_closing_was_cut_off_is_closed(copy: Lab) -> None:
+    run = place(copy).parent
+    (run / "secret.hex").write_text((run / "secret").read_bytes().hex() + "\n", encoding="utf-8")
+    resumed = copy.autoqec("run", "--resume", run.name, "--rounds", "2")
+    assert resumed.code == 2 and "the run is closed" in resumed.err
+    assert copy.autoqec("close", run.name).code == 0 and not (run / "secret").exists()
+    assert replayed(copy).code == 0
