@@ -19,7 +19,7 @@ from autoqec.orchestration import round_recorder
 from autoqec.orchestration.attempts import Attempt, Standing, standings
 from autoqec.store.layout import RunLayout, quarantined, round_of_branch
 
-Kind = Literal["pause", "sweep", "remove_worktree", "move_ref", "drop_ref", "pin", "append_row", "views"]
+Kind = Literal["pause", "heal", "sweep", "remove_worktree", "move_ref", "drop_ref", "pin", "append_row", "views"]
 
 # The same words whether recovery got through at once or was itself cut off.
 _EMPTY = "the process died before the round's branch held anything"
@@ -51,7 +51,7 @@ class State:
 
     pointers: of branches without a row, what stands at their round's pointer path on the tip: a Pointer, or a
     sentence saying why it is none; absent: no such file. missing: recorded commits that git no longer has.
-    worktrees, leftovers: directories and files that a dead owner left behind.
+    worktrees, leftovers: directories and files that a dead owner left behind. torn: files that end in half a line.
     """
 
     layout: RunLayout
@@ -65,6 +65,7 @@ class State:
     missing: frozenset[str] = frozenset()
     worktrees: tuple[Path, ...] = ()
     leftovers: tuple[Path, ...] = ()
+    torn: tuple[Path, ...] = ()
     views_stale: bool = True
 
 
@@ -103,14 +104,15 @@ def plan(state: State) -> list[Action]:
     pauses += [action for action in closings if action.kind == "pause"]
     if pauses:
         return pauses
-    actions = [Action("sweep", "left by a process that died", path=path) for path in state.leftovers]
+    actions = [Action("heal", "its last line is torn", path=path) for path in state.torn]
+    actions += [Action("sweep", "left by a process that died", path=path) for path in state.leftovers]
     actions += [Action("remove_worktree", "its round is over", path=path) for path in state.worktrees]
     actions += closings
     actions += [action for one in standing for action in _keep(state, one)]
     actions += _unrecorded(state, standing)
     # Refs first, all in one transaction; a row then speaks of what is already so.
     refs = [action for action in actions if action.kind in ("move_ref", "drop_ref", "pin")]
-    files = [action for action in actions if action.kind in ("sweep", "remove_worktree")]
+    files = [action for action in actions if action.kind in ("heal", "sweep", "remove_worktree")]
     rows = [action for action in actions if action.kind == "append_row"]
     pins = [pin for action in rows if (pin := _pin_of(state, action.row)) is not None]
     views = [Action("views", "they follow from history")] if rows or state.views_stale else []
@@ -130,12 +132,15 @@ def _close(state: State, attempt: Attempt) -> Iterator[Action]:
         return
     branch, shelf = planned.branch, quarantined(planned.branch)
     tip, shelved = state.branches.get(branch), state.branches.get(shelf)
-    if tip is not None and shelved is not None:
+    if tip is not None and shelved is not None and tip.sha == shelved.sha:
+        # git makes the new name before it drops the old one; it was cut off between the two.
+        yield Action("drop_ref", "it was being set aside", branch=branch, sha=tip.sha)
+        yield from _shelved(state, attempt, shelf, shelved)
+    elif tip is not None and shelved is not None:
         mend = f"git branch -m {shelf} a-name-of-your-own; then --resume"
         yield Action("pause", f"both {branch} and {shelf} exist, so it is not known which is the round's", mend=mend)
     elif shelved is not None:
-        sha = _code_commit(state.pointers.get(shelf), shelved)
-        yield _row(round_recorder.lost_row(attempt, branch=shelf, commit_sha=sha, why=_SET_ASIDE))
+        yield from _shelved(state, attempt, shelf, shelved)
     elif tip is None:
         yield _row(round_recorder.lost_row(attempt, why=_EMPTY))
     elif tip.sha == planned.base_sha:
@@ -143,6 +148,11 @@ def _close(state: State, attempt: Attempt) -> Iterator[Action]:
         yield _row(round_recorder.lost_row(attempt, why=_EMPTY))
     else:
         yield from _close_branch(state, attempt, branch, tip)
+
+
+def _shelved(state: State, attempt: Attempt, shelf: str, tip: Tip) -> Iterator[Action]:
+    sha = _code_commit(state.pointers.get(shelf), tip)
+    yield _row(round_recorder.lost_row(attempt, branch=shelf, commit_sha=sha, why=_SET_ASIDE))
 
 
 def _close_branch(state: State, attempt: Attempt, branch: str, tip: Tip) -> Iterator[Action]:
@@ -209,12 +219,13 @@ def _keep(state: State, one: Standing) -> Iterator[Action]:
     if row.branch is None or row.commit_sha is None:
         return
     other = _counterpart(row.branch)
-    tip = state.branches.get(row.branch)
+    tip, twin = state.branches.get(row.branch), state.branches.get(other)
+    if tip is not None and twin is not None and tip.sha == twin.sha:
+        yield Action("drop_ref", f"it is {row.branch} by now", branch=other, sha=twin.sha)
     if tip is None and not one.gone:
-        moved = state.branches.get(other)
-        if moved is not None:
-            yield Action("move_ref", "history says so", branch=other, sha=moved.sha, to=row.branch)
-            tip = moved
+        if twin is not None:
+            yield Action("move_ref", "history says so", branch=other, sha=twin.sha, to=row.branch)
+            tip = twin
         else:
             yield _row(round_recorder.deleted_row(row, one.attempt_id))
     if one.attempt_id not in state.pins and row.commit_sha not in state.missing:

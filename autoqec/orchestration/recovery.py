@@ -14,7 +14,7 @@ from autoqec.orchestration import survey, worktree
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.reconcile import Action, plan
-from autoqec.store import atomic
+from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -47,7 +47,9 @@ def apply(actions: Sequence[Action], layout: RunLayout, repo: Repo) -> None:
         if action.kind == "pause":
             raise RunPaused(action.why, where=action.branch or layout.run_id, mend=action.mend)
     for action in actions:
-        if action.kind == "sweep" and action.path is not None:
+        if action.kind == "heal" and action.path is not None:
+            jsonl.heal(action.path, salvage=layout.salvage)
+        elif action.kind == "sweep" and action.path is not None:
             _sweep(action.path)
             reach("recovery_swept")
         elif action.kind == "remove_worktree" and action.path is not None:

@@ -18,7 +18,7 @@ from autoqec.orchestration import worktree
 from autoqec.orchestration.attempts import Attempt, group, standings
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.reconcile import RoundFiles, State, Tip
-from autoqec.store import files
+from autoqec.store import files, jsonl
 from autoqec.store.layout import RoundLayout, RunLayout, pointer_on_branch, quarantined, round_of_branch
 
 Stored = TypeVar("Stored", bound=Contract)
@@ -58,6 +58,7 @@ def gather(repo: Repo, layout: RunLayout) -> State:
         missing=frozenset(sha for sha in commits if found[sha] is None),
         worktrees=worktree.leftovers(repo, layout, planned),
         leftovers=tuple(_temporaries(layout, open_attempts)),
+        torn=tuple(path for path in (layout.attempts, layout.history) if jsonl.is_torn(path)),
         views_stale=bool(memory.stale_views()),
     )
 

@@ -61,6 +61,27 @@ def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str,
     return [_parse(line, f"{path}:{number}") for number, line in numbered], start + len(whole)
 
 
+def is_torn(path: Path | str) -> bool:
+    """Whether the last line was never written out."""
+    path = Path(path)
+    if not path.is_file():
+        return False
+    with atomic.disk(path), path.open("rb") as stream:
+        return bool(_torn_tail(_last_lines(stream.fileno(), os.fstat(stream.fileno()).st_size)))
+
+
+def heal(path: Path | str, *, salvage: Path) -> None:
+    """Move a torn tail of a file that is there to `salvage`, as the next `append` would."""
+    path = Path(path)
+    with atomic.disk(path):
+        fd, _ = _open(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            _heal(fd, path, salvage)
+        finally:
+            os.close(fd)
+
+
 def _open(path: Path) -> tuple[int, bool]:
     flags = os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     try:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.agents import analyst, coder
+from autoqec.agents import coder
+from autoqec.agents.analyst import analyse
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.errors import AutoqecError
 from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
@@ -21,11 +23,12 @@ from autoqec.search import moves, space, tpe
 from autoqec.store.files import dump_config
 
 SECRET = b"known to the tests alone, and so no secret"
+View = dict[str, Any]
 BASELINE = space.TEMPLATES[0].config
 
 
 def nominate(view: dict[str, Any], verdict: str = "candidate") -> AnalystResponse:
-    said = analyst.analyse(view)
+    said = analyse(view)
     ok = json.loads(Path(view["metrics_path"]).read_bytes())["status"] == "ok"
     return said.model_copy(update={"verdict": verdict if ok else "ignore"})
 
@@ -68,12 +71,13 @@ def literal(view: dict[str, Any]) -> CoderResponse:
     return CoderResponse(dsl_config=view["proposal"], edits=edits, commit_message=view["hypothesis"])
 
 
-def main(lab: Path, rounds: int, run_id: str, cases: set[str]) -> int:
+def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable[[View], Any] | None = None) -> int:
+    """One start; the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
     roles = Roles(
         ideator,
         coder=outside if "outside" in cases else literal,
-        analyst=nominate if "nominate" in cases else partial(nominate, verdict="ignore"),
+        analyst=analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore")),
     )
     try:
         if run_id:

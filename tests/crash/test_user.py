@@ -125,15 +125,14 @@ def test_a_damaged_line_in_the_middle_pauses(lab: Path) -> None:
         reconcile(layout, repo)
 
 
-def test_a_torn_tail_is_salvaged_when_the_next_row_comes(lab: Path) -> None:
+def test_a_torn_tail_is_salvaged(lab: Path) -> None:
     layout, repo = place(lab)
     with layout.attempts.open("a") as stream:
         stream.write('{"kind":"begun","round_attempt_id":"torn')
-    before = Before.of(lab)
-    assert reconcile(layout, repo) == []
-    RunMemory(layout.root).history.append_attempt(rounds.begun(2))
-    assert [row.status for row in recovered(lab, before, layout.run_id)] == ["ok", "orphaned_branch"]
-    assert list(layout.salvage.glob("attempts.jsonl.*"))
+    assert [action.kind for action in reconcile(layout, repo, dry_run=True)] == ["heal"]
+    assert len(recovered(lab, Before.of(lab), layout.run_id)) == 1
+    (kept,) = layout.salvage.glob("attempts.jsonl.*")
+    assert kept.read_text().endswith("torn")
 
 
 def test_a_second_owner_is_refused_by_name(lab: Path) -> None:

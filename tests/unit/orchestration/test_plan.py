@@ -83,6 +83,24 @@ def test_set_aside_but_not_recorded_needs_the_row_alone() -> None:
     assert "move_ref" not in kinds(actions)
 
 
+def test_a_rename_cut_off_between_its_two_names_is_completed() -> None:
+    shelf, tip = quarantined(branch(1)), Tip(sha("code 1"), (sha("baseline"),), "attempt-1")
+    actions = plan(state(*LINES, branches={branch(1): tip, shelf: tip}))
+    assert [(action.kind, action.branch) for action in actions if action.kind == "drop_ref"] == [
+        ("drop_ref", branch(1))
+    ]
+    assert only_row(actions).branch == shelf
+    found = recorded(1)
+    found["branches"] = found["branches"] | {shelf: found["branches"][branch(1)]}
+    actions = plan(state(*LINES, **found))
+    assert [(action.kind, action.branch) for action in actions] == [("drop_ref", shelf)]
+
+
+def test_two_branches_of_one_round_pause() -> None:
+    tips = {branch(1): Tip(sha("code 1")), quarantined(branch(1)): Tip(sha("else"))}
+    assert kinds(plan(state(*LINES, branches=tips))) == ["pause"]
+
+
 def test_a_pointer_commit_without_a_verdict_is_set_aside() -> None:
     more = {"branches": {branch(1): pointer_tip(1)}, "pointers": {branch(1): rounds.pointer(1)}}
     row = only_row(plan(state(*LINES, rounds.nominated(1), rounds.charged(1), **more)))

@@ -1,0 +1,204 @@
+"""A run in one file: every branch as a git bundle, the run's directory, and the hash of every byte of it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from autoqec.contracts.archive import ArchiveFile, ArchiveManifest
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.provenance import Manifest
+from autoqec.errors import ContractError, InputError
+from autoqec.host.git import GitFailed, Repo
+from autoqec.orchestration import judging
+from autoqec.orchestration.attempts import standings
+from autoqec.orchestration.closing import is_closed
+from autoqec.orchestration.memory import RunMemory
+from autoqec.store import atomic
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+
+MANIFEST, BUNDLE, RUN = "archive.json", "branches.bundle", "run"
+MAX_BYTES = 8 * 2**30
+LEFT_BEHIND = ("owner.json", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What became of an archive. verdicts: round -> what was found; damage is raised, never listed."""
+
+    layout: RunLayout
+    verdicts: dict[int, str]
+    agrees: bool
+
+
+def package_run(layout: RunLayout, repo: Repo, out: Path) -> ArchiveManifest:
+    """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
+
+    Raises InputError where the run has no branch yet, or `out` exists.
+    """
+    info = History(layout).info()
+    if out.exists():
+        raise InputError("is there already", where=str(out), mend=f"name another file, or rm {out}")
+    refs = {
+        ref: sha
+        for prefix in (f"refs/heads/exp/{info.run_id}", f"refs/heads/quarantine/{info.run_id}", layout.pin_prefix)
+        for ref, sha in repo.refs(prefix).items()
+    }
+    if not refs:
+        raise InputError("the run has no branch to carry away", where=info.run_id, mend="let it finish a round first")
+    with tempfile.TemporaryDirectory(prefix="autoqec-archive-") as directory:
+        bundle = Path(directory) / BUNDLE
+        repo.bundle_create(bundle, sorted(refs))
+        members = {BUNDLE: bundle.read_bytes()} | {f"{RUN}/{name}": data for name, data in _run_files(layout)}
+    manifest = ArchiveManifest(
+        run_id=info.run_id,
+        closed=is_closed(layout),
+        baseline_sha=info.baseline_sha,
+        baseline_ref=info.baseline_ref,
+        code_sha256=info.code_sha256,
+        refs=refs,
+        files=tuple(
+            ArchiveFile(name=name, bytes=len(data), sha256=sha256_bytes(data)) for name, data in sorted(members.items())
+        ),
+    )
+    text = json.dumps(manifest.dump(), indent=1, ensure_ascii=False).encode()
+    atomic.write_bytes(out, _packed({MANIFEST: text, **members}))
+    return manifest
+
+
+def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(layout.root.rglob("*")):
+        name = path.relative_to(layout.root)
+        if path.is_file() and not path.is_symlink() and name.parts[0] not in LEFT_BEHIND:
+            yield name.as_posix(), path.read_bytes()
+
+
+def _packed(members: dict[str, bytes]) -> bytes:
+    """The same members give the same bytes: no times, no owners."""
+    raw = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    return raw.getvalue()
+
+
+def replay_archive(archive: Path, into: Path, *, on_event: judging.OnEvent) -> Restored:
+    """Restore an archive into a new repository at `into` and verify it again, offline.
+
+    Every file against its hash, every pointer against its branch, every checkpoint against its round's manifest, the
+    views against history; and where the run is closed, every judgement drawn again from the published secret. Raises
+    ContractError naming the first byte-range or file that is not as it was packed, InputError where `into` is taken.
+    """
+    manifest, members = read_archive(archive)
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise InputError("is not an empty directory", where=str(into), mend="name a new one with --into")
+    into.mkdir(parents=True, exist_ok=True)
+    repo = Repo.init(into)
+    with tempfile.TemporaryDirectory(prefix="autoqec-archive-") as directory:
+        bundle = Path(directory) / BUNDLE
+        bundle.write_bytes(members.pop(BUNDLE))
+        try:
+            repo.bundle_fetch(bundle, manifest.refs)
+        except GitFailed as error:
+            raise ContractError(f"cannot be read ({error.what})", where=f"{archive}, {BUNDLE}") from error
+    repo.check_out(manifest.baseline_ref or "main", manifest.baseline_sha)
+    layout = RunLayout(repo.root, manifest.run_id)
+    for name, data in members.items():
+        target = layout.root / PurePosixPath(name).relative_to(RUN)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(target, data)
+    found = dict(_verified_again(layout, repo, on_event))
+    return Restored(layout, found, all(not words.startswith("differs") for words in found.values()))
+
+
+def read_archive(archive: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
+    """The manifest and every member it names, each checked. ContractError names what was tampered with."""
+    where = str(archive)
+    try:
+        members = _members(archive)
+    except FileNotFoundError as error:
+        raise InputError("there is no such archive", where=where, mend="autoqec package-run RUN") from error
+    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile, ValueError) as error:
+        raise ContractError(f"is damaged ({error})", where=where, mend="fetch the archive again") from error
+    if MANIFEST not in members:
+        raise ContractError(f"holds no {MANIFEST}: it is no archive of a run", where=where)
+    try:
+        data = json.loads(members.pop(MANIFEST))
+    except ValueError as error:
+        raise ContractError(f"is damaged ({error})", where=f"{where}, {MANIFEST}") from error
+    manifest = ArchiveManifest.read(data, where=f"{where}, {MANIFEST}")
+    listed = {entry.name: entry for entry in manifest.files}
+    for name in sorted({*listed, *members}):
+        if name not in listed or name not in members:
+            raise ContractError("is missing" if name in listed else "was added", where=f"{where}, {name}")
+        if sha256_bytes(members[name]) != listed[name].sha256:
+            raise ContractError(
+                f"was changed: SHA-256 was {listed[name].sha256}, is {sha256_bytes(members[name])}",
+                where=f"{where}, {name}",
+                mend="fetch the archive again",
+            )
+    return manifest, members
+
+
+def _members(archive: Path) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    total = 0
+    with tarfile.open(archive, mode="r:gz") as tar:
+        for entry in tar:
+            parts = PurePosixPath(entry.name).parts
+            if not entry.isreg() or entry.name in found or not parts or ".." in parts or entry.name.startswith("/"):
+                raise ValueError(f"member {entry.name!r} is not a plain file with a plain name")
+            total += entry.size
+            if total > MAX_BYTES:
+                raise ValueError(f"more than {MAX_BYTES} bytes unpacked")
+            stream = tar.extractfile(entry)
+            found[entry.name] = stream.read() if stream else b""
+    return found
+
+
+def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) -> Iterator[tuple[int, str]]:
+    memory = RunMemory(layout.root)
+    stale = memory.rebuild_views()
+    if stale:
+        names = ", ".join(sorted(path.name for path in stale))
+        raise ContractError(f"does not follow from history: {names}", where=str(layout.root))
+    closed = is_closed(layout)
+    for one in standings(memory.history.rows()):
+        row, place = one.row, layout.round(one.row.round)
+        if row.status != "ok" or row.commit_sha is None:
+            continue
+        if repo.rev_parse(row.commit_sha) is None:
+            raise ContractError(f"the bundle lacks commit {row.commit_sha}", where=f"round {row.round}")
+        _artifacts_hold(place.manifest, place.dir)
+        if row.verify_verdict is None:
+            yield row.round, "measured, never judged; files whole"
+        elif not closed:
+            yield row.round, f"{row.verify_verdict}; files whole; the run is not closed, so its shots stay secret"
+        else:
+            again = judging.replay(layout, repo, row.round, on_event)
+            same = f"{row.verify_verdict} again on the same shots"
+            yield row.round, same if again.agrees else f"differs: {'; '.join(again.differences)}"
+
+
+def _artifacts_hold(manifest: Path, directory: Path) -> None:
+    """Every artifact against the hash in its round's manifest; a round without manifest has nothing to hold."""
+    if not manifest.is_file():
+        return
+    recorded: dict[str, Any] = json.loads(manifest.read_bytes())
+    for artifact in Manifest.read(recorded, where=str(manifest)).artifacts:
+        data = (directory / artifact.name).read_bytes()
+        if sha256_bytes(data) != artifact.sha256:
+            raise ContractError("is not the file its manifest names", where=str(directory / artifact.name))

@@ -1,0 +1,83 @@
+"""Starts that die, or meet a broken disk, at the N-th call that changes a file: built on shim.c and zygote.py."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.crash.starts import ROOT
+
+MODES = {"kill": 0, "torn": 1, "enospc": errno.ENOSPC, "eio": errno.EIO, "eperm": errno.EPERM}
+SHIM = Path(__file__).with_name("shim.c")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a start ended. count: changing calls it made; last: the one that was made to fail."""
+
+    returncode: int
+    count: int
+    last: str
+
+
+class Zygote:
+    """Starts by the hundred. `lab` is where every one of them happens."""
+
+    def __init__(self, process: subprocess.Popen[str], lab: Path) -> None:
+        self._process, self.lab = process, lab
+
+    def start(
+        self,
+        rounds: int,
+        run_id: str = "",
+        cases: tuple[str, ...] = (),
+        *,
+        at: int = 0,
+        mode: str = "kill",
+        sticky: bool = False,
+        recover: bool = False,
+    ) -> Ended:
+        order: dict[str, Any] = {"lab": str(self.lab), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
+        order |= {"recover": recover, "control": {"at": at, "mode": MODES[mode], "sticky": int(sticky)}}
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return Ended(**json.loads(self._process.stdout.readline()))
+
+    def restore(self, kept: Path) -> None:
+        """The lab as it was, at the same path: git records worktrees by absolute paths."""
+        shutil.rmtree(self.lab, ignore_errors=True)
+        shutil.copytree(kept, self.lab, symlinks=True)
+
+
+def has_compiler() -> bool:
+    return sys.platform == "linux" and shutil.which("cc") is not None
+
+
+@contextmanager
+def zygote(place: Path) -> Iterator[Zygote]:
+    """Build the shim in `place` and start the zygote with it."""
+    control, library = place / "control", place / "shim.so"
+    control.write_bytes(bytes(8192))
+    flags = ["-shared", "-fPIC", "-O1", f'-DCONTROL="{control}"', "-o", str(library), str(SHIM), "-ldl"]
+    subprocess.run(["cc", *flags], check=True)
+    env = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "tests.crash.zygote", str(control)]
+    with (place / "stderr").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        yield Zygote(process, place / "lab")
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,123 @@
+"""Every changing call of a round, its git included, cut off or failing: nothing lost, nothing twice, all invariants."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from cli.lab import make_lab
+from tests.crash.invariants import Before, run_ids
+from tests.crash.starts import ENV, recovered
+from tests.crash.sweep import Zygote, has_compiler, zygote
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C compiler")
+
+LIVES = {"ok": (), "failed": ("bad",), "compose": ("compose",), "conflict": ("conflict",)}
+FAULTS = [("torn", False), ("enospc", False), ("enospc", True), ("eio", False), ("eio", True), ("eperm", False)]
+SAMPLES = 8  # calls of a life that are tried where not all are
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    with zygote(tmp_path_factory.mktemp("sweep")) as found:
+        yield found
+
+
+def prepared(process: Zygote, kept: Path, life: str) -> str:
+    """Two rounds of that kind of life are recorded; kept beside, and put back for each case. Returns the run's id."""
+    shutil.rmtree(process.lab, ignore_errors=True)
+    make_lab(process.lab, ENV)
+    ended = process.start(2, "", LIVES[life] if life in ("compose", "conflict") else ())
+    assert ended.returncode == 0, ended
+    shutil.copytree(process.lab, kept, symlinks=True)
+    (run_id,) = run_ids(process.lab)
+    return run_id
+
+
+def calls(process: Zygote, kept: Path, run_id: str, life: str) -> int:
+    """How many changing calls the third round makes."""
+    process.restore(kept)
+    ended = process.start(3, run_id, LIVES[life])
+    assert ended.returncode == 0, ended
+    return ended.count
+
+
+def survives(process: Zygote, kept: Path, run_id: str, life: str, at: int, mode: str, sticky: bool) -> list[HistoryRow]:
+    process.restore(kept)
+    before = Before.of(process.lab)
+    ended = process.start(3, run_id, LIVES[life], at=at, mode=mode, sticky=sticky)
+    assert ended.returncode != 70, f"{life} {mode} at {at} ({ended.last}): a fault that no error names"
+    try:
+        return recovered(process.lab, before, run_id)
+    except Exception as error:
+        raise AssertionError(f"{life}, {mode} at call {at} ({ended.last}): {error}") from error
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_a_kill_at_some_calls(process: Zygote, tmp_path: Path, life: str) -> None:
+    run_id = prepared(process, tmp_path / "kept", life)
+    total = calls(process, tmp_path / "kept", run_id, life)
+    assert total > 50
+    for at in range(3, total, total // SAMPLES):
+        survives(process, tmp_path / "kept", run_id, life, at, "kill", False)
+    rows = survives(process, tmp_path / "kept", run_id, life, total // 2, "kill", False)
+    ended = process.start(3, run_id, LIVES[life])
+    assert ended.returncode == 0 and len(recovered(process.lab, Before.of(process.lab), run_id)) > len(rows)
+
+
+@pytest.mark.parametrize(("mode", "sticky"), FAULTS)
+def test_a_broken_disk_at_some_calls(process: Zygote, tmp_path: Path, mode: str, sticky: bool) -> None:
+    run_id = prepared(process, tmp_path / "kept", "ok")
+    total = calls(process, tmp_path / "kept", run_id, "ok")
+    for at in range(7, total, total // SAMPLES):
+        survives(process, tmp_path / "kept", run_id, "ok", at, mode, sticky)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("life", LIVES)
+def test_a_kill_at_every_call(process: Zygote, tmp_path: Path, life: str) -> None:
+    run_id = prepared(process, tmp_path / "kept", life)
+    for at in range(1, calls(process, tmp_path / "kept", run_id, life) + 1):
+        survives(process, tmp_path / "kept", run_id, life, at, "kill", False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mode", "sticky"), FAULTS)
+@pytest.mark.parametrize("life", LIVES)
+def test_a_broken_disk_at_every_call(process: Zygote, tmp_path: Path, life: str, mode: str, sticky: bool) -> None:
+    run_id = prepared(process, tmp_path / "kept", life)
+    for at in range(1, calls(process, tmp_path / "kept", run_id, life) + 1):
+        survives(process, tmp_path / "kept", run_id, life, at, mode, sticky)
+
+
+def recoveries(process: Zygote, tmp_path: Path, share: float, every: int) -> None:
+    """A round cut off at `share` of its calls; then its recovery, cut off at every `every`-th of its own."""
+    run_id = prepared(process, tmp_path / "kept", "ok")
+    total = calls(process, tmp_path / "kept", run_id, "ok")
+    process.restore(tmp_path / "kept")
+    before = Before.of(process.lab)
+    process.start(3, run_id, at=int(total * share))
+    shutil.copytree(process.lab, tmp_path / "cut", symlinks=True)
+    whole = process.start(0, run_id, recover=True)
+    assert whole.returncode == 0
+    history = (process.lab / "runs" / run_id / "history.jsonl").read_bytes()
+    for at in range(1, whole.count + 1, every):
+        process.restore(tmp_path / "cut")
+        process.start(0, run_id, recover=True, at=at)
+        recovered(process.lab, before, run_id)
+        assert (process.lab / "runs" / run_id / "history.jsonl").read_bytes() == history, f"recovery cut off at {at}"
+
+
+@pytest.mark.parametrize("share", [0.5])
+def test_a_recovery_cut_off_at_some_calls(process: Zygote, tmp_path: Path, share: float) -> None:
+    recoveries(process, tmp_path, share, 9)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9])
+def test_a_recovery_cut_off_at_every_call(process: Zygote, tmp_path: Path, share: float) -> None:
+    recoveries(process, tmp_path, share, 1)

@@ -1,0 +1,65 @@
+"""A process with everything imported and the shim loaded, that forks one start a line: `python -m tests.crash.zygote`.
+
+In: {lab, rounds, run_id, cases, recover, control: {at, mode, sticky}}. Out: {returncode, count, last}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import struct
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from autoqec.host.git import Repo
+from autoqec.orchestration.recovery import reconcile
+from autoqec.store.layout import RunLayout
+from tests.crash import canned, driver
+
+BLOCK = struct.Struct("<qqqqq4096s256s")
+PR_SET_PDEATHSIG = 1
+
+
+def attempt(order: dict[str, Any], block: mmap.mmap) -> dict[str, Any]:
+    """Fork, let the child live or die by the control block, and tell how it went."""
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9)
+        os._exit(_start(order, block))
+    _, status = os.waitpid(pid, 0)
+    count, _, _, _, _, _, last = BLOCK.unpack(block[: BLOCK.size])
+    block[: BLOCK.size] = bytes(BLOCK.size)
+    return {"returncode": os.waitstatus_to_exitcode(status), "count": count, "last": last.split(b"\0")[0].decode()}
+
+
+def _start(order: dict[str, Any], block: mmap.mmap) -> int:
+    lab, control = Path(order["lab"]), order["control"]
+    named = (control["at"], control["mode"], control["sticky"], os.getpid())
+    block[: BLOCK.size] = BLOCK.pack(0, *named, str(lab).encode(), b"")
+    try:
+        if order["recover"]:
+            reconcile(RunLayout(lab, order["run_id"]), Repo.discover(lab))
+            return 0
+        return driver.main(lab, order["rounds"], order["run_id"], set(order["cases"]), analyst=canned.analyse)
+    except BaseException as error:
+        traceback.print_exception(error)
+        return int(getattr(error, "exit_code", 70))
+
+
+def main(control: str) -> None:
+    import autoqec.runner.pointer  # noqa: F401  so that no fork imports it
+
+    canned.install()
+    with open(control, "r+b") as stream:
+        block = mmap.mmap(stream.fileno(), BLOCK.size)
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(attempt(json.loads(line), block)) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
