@@ -18,6 +18,8 @@ COMMANDS = {
     "verify": ("cli.commands.verify", "Have the judge decide about one round."),
     "adopt": ("cli.commands.adopt", "Bring a quarantined round back, through the judge."),
     "close": ("cli.commands.close", "End a run: publish the judge's secret, so that anyone can replay it."),
+    "package-run": ("cli.commands.package_run", "Pack a run into one archive: branches, files, hashes."),
+    "replay": ("cli.commands.replay", "Restore an archive elsewhere and verify it again, offline."),
     "reconcile": ("cli.commands.reconcile", "Bring a run's files and branches back in line after a crash."),
     "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
     "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts import dsl, env, front, history, messages, profiles, provenance, round, verdict
+from autoqec.contracts import archive, dsl, env, front, history, messages, profiles, provenance, round, verdict
 from autoqec.contracts.base import Contract
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
-MODULES = (env, dsl, profiles, round, provenance, history, messages, verdict, front)
+MODULES = (env, dsl, profiles, round, provenance, history, messages, verdict, front, archive)
 MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES
@@ -26,7 +26,7 @@ MODELS: dict[str, type[Contract]] = {
 WHOLE = (
     "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "Pointer", "Manifest", "RunInfo", "Begun", "Planned",
     "Nominated", "Charged", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse", "CoderResponse",
-    "AnalystResponse",
+    "AnalystResponse", "ArchiveManifest",
 )  # fmt: skip
 MARK = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -166,6 +166,21 @@ class Writes(Reads):
         finally:
             temporary.unlink(missing_ok=True)
 
+    def bundle_fetch(self, path: Path, refs: Mapping[str, str]) -> None:
+        """Take refs (full name -> sha) out of a bundle; GitFailed where it is damaged or holds something else."""
+        with locked(self.common) as lock:
+            specs = [f"{ref}:{ref}" for ref in sorted(refs)]
+            self._git("fetch", "-q", "--no-tags", "--no-write-fetch-head", str(absolute(path)), *specs, lock=lock)
+        held = self.refs("refs")
+        for ref, sha in refs.items():
+            if held.get(ref) != sha:
+                raise GitFailed(f"{ref} is not at {sha}")
+
+    def check_out(self, branch: str, sha: str) -> None:
+        """Make `branch` at a commit and check it out in the main work tree, which holds nothing yet."""
+        with locked(self.common) as lock:
+            self._git("checkout", "-q", "-B", branch, sha, lock=lock)
+
 
 def _rmtree(path: Path) -> None:
     if path.is_symlink():

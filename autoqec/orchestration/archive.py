@@ -7,6 +7,7 @@ import io
 import json
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +20,6 @@ from autoqec.errors import ContractError, InputError
 from autoqec.host.git import GitFailed, Repo
 from autoqec.orchestration import judging
 from autoqec.orchestration.attempts import standings
-from autoqec.orchestration.closing import is_closed
 from autoqec.orchestration.memory import RunMemory
 from autoqec.store import atomic
 from autoqec.store.history import History
@@ -60,7 +60,7 @@ def package_run(layout: RunLayout, repo: Repo, out: Path) -> ArchiveManifest:
         members = {BUNDLE: bundle.read_bytes()} | {f"{RUN}/{name}": data for name, data in _run_files(layout)}
     manifest = ArchiveManifest(
         run_id=info.run_id,
-        closed=is_closed(layout),
+        closed=layout.published.exists(),
         baseline_sha=info.baseline_sha,
         baseline_ref=info.baseline_ref,
         code_sha256=info.code_sha256,
@@ -131,7 +131,7 @@ def read_archive(archive: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
         members = _members(archive)
     except FileNotFoundError as error:
         raise InputError("there is no such archive", where=where, mend="autoqec package-run RUN") from error
-    except (OSError, EOFError, tarfile.TarError, gzip.BadGzipFile, ValueError) as error:
+    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
         raise ContractError(f"is damaged ({error})", where=where, mend="fetch the archive again") from error
     if MANIFEST not in members:
         raise ContractError(f"holds no {MANIFEST}: it is no archive of a run", where=where)
@@ -175,7 +175,7 @@ def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) ->
     if stale:
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", where=str(layout.root))
-    closed = is_closed(layout)
+    closed = layout.published.exists()
     for one in standings(memory.history.rows()):
         row, place = one.row, layout.round(one.row.round)
         if row.status != "ok" or row.commit_sha is None:

@@ -1,0 +1,124 @@
+"""A run in one file: carried away, restored elsewhere, verified again; a changed byte is named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from autoqec.errors import ContractError, InputError
+from autoqec.host.git import Repo
+from autoqec.orchestration.archive import package_run, read_archive, replay_archive
+from autoqec.orchestration.closing import close_run
+from autoqec.orchestration.loop import run_rounds, start_run
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from cli.lab import make_lab
+from cli.places import builtin_envs
+
+
+def quiet(kind: str, payload: dict[str, object]) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Path, Path]:
+    """A closed run of one judged round: its layout, its archive closed, and one made while it was open."""
+    root = tmp_path_factory.mktemp("archive")
+    make_lab(root / "lab", builtin_envs()["smoke"])
+    with start_run(root / "lab/env.yaml", root / "lab", "smoke", 1) as run:
+        run_rounds(run, 1, quiet)
+        layout, repo = run.layout, run.repo
+    open_archive, closed_archive = root / "open.tar.gz", root / "closed.tar.gz"
+    package_run(layout, repo, open_archive)
+    close_run(layout, repo)
+    package_run(layout, repo, closed_archive)
+    return layout, open_archive, closed_archive
+
+
+def test_a_closed_run_is_verified_again_elsewhere(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    layout, _, archive = packed
+    row = History(layout).rows()[0]
+    found = replay_archive(archive, tmp_path / "there", on_event=quiet)
+    assert found.agrees
+    if row.verify_verdict is not None:
+        assert found.verdicts == {1: f"{row.verify_verdict} again on the same shots"}
+    here = Repo.discover(tmp_path / "there")
+    assert here.head_sha() == History(layout).info().baseline_sha and here.fsck() == []
+    assert here.refs("refs/heads/exp") == Repo.discover(layout.repo_root).refs("refs/heads/exp")
+    assert History(found.layout).rows() == History(layout).rows()
+
+
+def test_an_open_runs_secret_stays_behind(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    _, archive, _ = packed
+    manifest, members = read_archive(archive)
+    assert not manifest.closed
+    assert not {"run/secret", "run/owner.json"} & set(members)
+    found = replay_archive(archive, tmp_path / "there", on_event=quiet)
+    assert found.agrees and ("stay secret" in found.verdicts[1] or "never judged" in found.verdicts[1])
+
+
+def test_the_same_run_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    layout, _, archive = packed
+    package_run(layout, Repo.discover(layout.repo_root), tmp_path / "again.tar.gz")
+    assert (tmp_path / "again.tar.gz").read_bytes() == archive.read_bytes()
+
+
+def repacked(archive: Path, target: Path, change: dict[str, bytes | None]) -> Path:
+    """The archive with members replaced, added or (None) left out."""
+    with tarfile.open(archive, "r:gz") as tar:
+        members = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
+    members.update(change)  # type: ignore[arg-type]
+    with gzip.open(target, "wb") as stream, tarfile.open(fileobj=stream, mode="w") as tar:  # type: ignore[arg-type]
+        for name, data in members.items():
+            if data is not None:
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("run/history.jsonl", b"{}\n", "run/history.jsonl: was changed"),
+        ("run/round_1/checkpoint.pt", b"x", "run/round_1/checkpoint.pt: was changed"),
+        ("branches.bundle", b"# v2 git bundle\n", "branches.bundle: was changed"),
+        ("run/round_1/config.yaml", None, "run/round_1/config.yaml: is missing"),
+        ("run/extra.txt", b"hello", "run/extra.txt: was added"),
+        ("archive.json", b"{", "archive.json: is damaged"),
+        ("../outside", b"hello", "plain name"),
+    ],
+)
+def test_what_was_tampered_with_is_named(
+    packed: tuple[RunLayout, Path, Path], tmp_path: Path, name: str, data: bytes | None, words: str
+) -> None:
+    changed = repacked(packed[2], tmp_path / "changed.tar.gz", {name: data})
+    with pytest.raises(ContractError, match=words):
+        replay_archive(changed, tmp_path / "there", on_event=quiet)
+    assert not (tmp_path / "there").exists()
+
+
+def test_a_flipped_byte_anywhere_is_noticed(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    whole = packed[2].read_bytes()
+    for place in range(20, len(whole), len(whole) // 25):
+        flipped = tmp_path / "flipped.tar.gz"
+        flipped.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ContractError):
+            read_archive(flipped)
+
+
+def test_bad_places_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    layout, _, archive = packed
+    with pytest.raises(InputError, match="there already"):
+        package_run(layout, Repo.discover(layout.repo_root), archive)
+    with pytest.raises(InputError, match="no such archive"):
+        replay_archive(tmp_path / "none.tar.gz", tmp_path / "there", on_event=quiet)
+    (tmp_path / "full").mkdir()
+    shutil.copy(archive, tmp_path / "full")
+    with pytest.raises(InputError, match="not an empty directory"):
+        replay_archive(archive, tmp_path / "full", on_event=quiet)
