@@ -215,6 +215,8 @@ class Session:
 
     def composed(self, verdict: Verdict) -> Composition | None:
         """The child beside its parents; a child that failed is not worth comparing."""
+        if self.request.uncompared is not None:
+            self.skipped.append(f"synergy with the parents: {self.request.uncompared}")
         if not self.request.parents:
             return None
         if verdict == "FAILED":

@@ -34,7 +34,8 @@ class VerifyRequest:
     attempt_index, discoveries_before: place in the run's stream of charged attempts, and VERIFIED rows before it.
     judged_before: artifact hash -> round, for every artifact that this run charged before.
     expected_artifact: the hash that was charged; another one is refused.
-    parents: of a composition whose parents are all VERIFIED, each as it was judged; else empty.
+    parents: of a composition whose parents are all VERIFIED, each as it was judged; else empty. uncompared: why a
+    composition has none.
     """
 
     env_text: str
@@ -55,6 +56,7 @@ class VerifyRequest:
     judged_before: Mapping[str, int] = field(default_factory=dict)
     expected_artifact: str | None = None
     parents: tuple[VerifyRequest, ...] = ()
+    uncompared: str | None = None
 
     @property
     def surface(self) -> Path | None:
@@ -142,6 +144,8 @@ def replay(standing: VerifyReport, request: VerifyRequest, *, on_event: OnEvent 
             discoveries_before=test.discoveries_before if test else request.discoveries_before,
             judged_before=_known(standing, request),
             expected_artifact=standing.artifact_sha256,
+            # A parent that was verified later was not compared with then.
+            parents=request.parents if standing.composition else (),
         ),
         on_event=on_event,
     )

@@ -15,11 +15,11 @@ from autoqec.contracts.history import Charged, RunInfo
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.errors import InputError
+from autoqec.errors import ContractError, InputError
 from autoqec.host import owner
-from autoqec.host.git import Repo
+from autoqec.host.git import GitFailed, Repo
 from autoqec.orchestration import round_recorder, worktree
-from autoqec.orchestration.attempts import Standing, standings
+from autoqec.orchestration.attempts import Standing, compose_parents, group, standings
 from autoqec.orchestration.closing import is_closed, published_secret
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
@@ -50,21 +50,21 @@ def judge(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes,
     """Charge the attempt and have it judged; call while holding the run. What `verifier.verify` raises goes up."""
     from autoqec.eval import verifier
 
-    request = _request(layout, info, candidate, secret)
-    artifact = verifier.artifact_sha256(request)
-    History(layout).append_attempt(
-        Charged(
-            round_attempt_id=candidate.attempt_id,
-            round=candidate.number,
-            artifact_sha256=artifact,
-            attempt_index=request.attempt_index,
+    with _requested(layout, info, candidate, secret) as request:
+        artifact = verifier.artifact_sha256(request)
+        History(layout).append_attempt(
+            Charged(
+                round_attempt_id=candidate.attempt_id,
+                round=candidate.number,
+                artifact_sha256=artifact,
+                attempt_index=request.attempt_index,
+            )
         )
-    )
-    reach("charged")
-    on_event("judging", {"round": candidate.number, "phase": "judging"})
-    report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
-    reach("judged")
-    return report
+        reach("charged")
+        on_event("judging", {"round": candidate.number, "phase": "judging"})
+        report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
+        reach("judged")
+        return report
 
 
 def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> VerifyReport:
@@ -78,7 +78,8 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
 
     with _asked(layout, repo, number) as (info, one, candidate, secret):
         if one.row.verify_verdict is not None:
-            return verifier.verify(_request(layout, info, candidate, secret), on_event=on_event)
+            with _requested(layout, info, candidate, secret) as request:
+                return verifier.verify(request, on_event=on_event)
         with owner.hold(layout.root):
             report = judge(layout, info, candidate, secret, on_event)
             memory = RunMemory(layout.root)
@@ -99,8 +100,11 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
     standing = report.read(place)
     if standing is None:
         raise InputError("no judgement stands to be replayed", where=str(place.dir), mend=f"autoqec verify {place.dir}")
-    with _asked(layout, repo, number) as (info, _, candidate, secret):
-        return verifier.replay(standing, _request(layout, info, candidate, secret), on_event=on_event)
+    with (
+        _asked(layout, repo, number) as (info, _, candidate, secret),
+        _requested(layout, info, candidate, secret) as request,
+    ):
+        return verifier.replay(standing, request, on_event=on_event)
 
 
 @contextmanager
@@ -130,6 +134,38 @@ def _measured(history: History, number: int) -> Standing:
             return one
     what = f"round {number} left nothing that could be judged"
     raise InputError(what, where=f"run {history.layout.run_id}", mend=f"autoqec show {history.layout.run_id}")
+
+
+@contextmanager
+def _requested(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes) -> Iterator[VerifyRequest]:
+    """The order for the judge; a composition's with its parents, checked out for as long as the context lasts."""
+    request = _request(layout, info, candidate, secret)
+    attempt = group(History(layout).attempts()).get(candidate.attempt_id)
+    branches = compose_parents(attempt.planned.fork_from) if attempt and attempt.planned else ()
+    with tempfile.TemporaryDirectory(prefix="autoqec-parents-") as directory:
+        if len(branches) > 1:
+            try:
+                parents = tuple(_parent(layout, info, branch, secret, Path(directory)) for branch in branches)
+                request = replace(request, parents=parents)
+            except (ContractError, InputError, GitFailed) as error:  # costs the comparison, not the judgement
+                request = replace(request, uncompared=error.what)
+        yield request
+
+
+def _parent(layout: RunLayout, info: RunInfo, branch: str, secret: bytes, directory: Path) -> VerifyRequest:
+    """A parent as it was judged: its own files, its branch's surface, the artifact that its report names."""
+    known = {one.row.branch: one for one in standings(History(layout).rows())}
+    one = known.get(branch)
+    if one is None or one.row.verify_verdict != "VERIFIED":
+        raise InputError(f"parent {branch} is not VERIFIED")
+    number = one.row.round
+    place = round_files(layout.round(number))
+    if place.metrics is None or place.report is None:
+        raise InputError(f"metrics or report of parent round {number} cannot be read")
+    surface = directory / str(number)
+    Repo.discover(layout.repo_root).extract(str(one.row.commit_sha), SURFACE, surface)
+    parent = Candidate(number, one.attempt_id, branch, one.row.commit_sha, place.metrics, surface)
+    return replace(_request(layout, info, parent, secret), expected_artifact=place.report.artifact_sha256)
 
 
 def _request(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes) -> VerifyRequest:

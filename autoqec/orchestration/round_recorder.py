@@ -164,6 +164,9 @@ def _judged(report: VerifyReport) -> dict[str, Any]:
         "paired_eval_bundle_id": report.bundle_id,
         "beats_panel": {member.name: member.beats for member in report.panel} or None,
     }
+    if report.composition is not None:
+        found["composition_verdict"] = report.composition.verdict
+        found["composition_bundle_id"] = report.composition.bundle_id
     if report.cost is not None:
         found["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
         found["judge_n_params"] = report.cost.n_params
