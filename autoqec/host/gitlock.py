@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from autoqec.errors import DiskFailed
 from autoqec.host.gittypes import GitFailed
 
 _MARK = b"a writer is at work, or died at it\n"
@@ -23,17 +24,33 @@ _OURS = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
 
 @contextmanager
 def locked(common: Path, *, patience_s: float = _PATIENCE_S) -> Iterator[int]:
-    """Yields the descriptor to hand to git. Raises GitFailed when another process keeps the lock."""
-    fd = os.open(common / "autoqec.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    """Yields the descriptor to hand to git. Raises GitFailed when another process keeps the lock, DiskFailed where
+    the lock cannot be written."""
+    path = common / "autoqec.lock"
+    with _disk(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        _wait(fd, common, patience_s)
-        if os.fstat(fd).st_size:
-            clear_dead_locks(common)
-        os.pwrite(fd, _MARK, 0)
+        with _disk(path):
+            _wait(fd, common, patience_s)
+            if os.fstat(fd).st_size:
+                clear_dead_locks(common)
+            os.pwrite(fd, _MARK, 0)
         yield fd
-        os.ftruncate(fd, 0)
+        with _disk(path):
+            os.ftruncate(fd, 0)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        what = f"could not be written: {error.strerror}"
+        raise DiskFailed(
+            what, where=str(path), mend=f"look at its disk (`df -h {path.parent}`), then --resume"
+        ) from error
 
 
 def _wait(fd: int, common: Path, patience_s: float) -> None:
