@@ -1,0 +1,79 @@
+"""Two verified rounds, merged: the judge compares the child with both on one draw, and a replay says the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.agents.analyst import analyse
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.search import space
+from tests.conftest import Lab, made_lab
+
+# Changed in different lines of predecoder.yaml, so that git can merge them.
+CHANGES: tuple[dict[str, Any], ...] = ({"mlp.hidden": 128}, {"training.batch_size": 1024})
+
+
+def ideate(view: dict[str, Any]) -> IdeatorResponse:
+    rows = view["history"]
+    pure = len(rows) >= 2
+    changes = CHANGES[min(len(rows), 1)]
+    return IdeatorResponse.model_validate(
+        {
+            "hypothesis": f"net {len(rows) + 1}",
+            "slug": "net",
+            "fork_from": tuple(row["branch"] for row in rows[:2]) if pure else "baseline",
+            "compose_mode": "pure" if pure else None,
+            "proposal": space.unflatten(space.flatten(space.TEMPLATES[0].config) | changes),
+        }
+    )
+
+
+def nominate(view: dict[str, Any]) -> Any:
+    return analyse(view).model_copy(update={"verdict": "candidate"})
+
+
+def said_verified(path: Path) -> None:
+    """At so few shots nothing is verified; what follows from a verdict is tried here, not the verdict."""
+    text = path.read_text(encoding="utf-8")
+    for verdict in ("SUSPICIOUS", "FAILED"):
+        for key in ('"verdict":', '"verify_verdict":'):
+            text = text.replace(f'{key}"{verdict}"', f'{key}"VERIFIED"').replace(
+                f'{key} "{verdict}"', f'{key} "VERIFIED"'
+            )
+    path.write_text(text, encoding="utf-8")
+
+
+@pytest.mark.long
+def test_a_composition_is_judged_beside_its_parents(tmp_path: Path) -> None:
+    lab: Lab = made_lab(tmp_path)
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"known to the tests alone, and so no secret")
+    roles = Roles(ideate, analyst=nominate)
+    with start_run(lab.root / "env.yaml", lab.root, "smoke", 1, secret_file=secret, roles=roles) as run:
+        run_rounds(run, 2)
+    history = run.layout.history
+    for path in (history, *(run.layout.round(number).report_json for number in (1, 2))):
+        said_verified(path)
+    with resume_run(run.info.run_id, lab.root, roles=roles) as run:
+        run_rounds(run, 3)
+    row = json.loads(history.read_text(encoding="utf-8").splitlines()[-1])
+    place = run.layout.round(3)
+    report = VerifyReport.read(json.loads(place.report_json.read_bytes()), where="report")
+    found = report.composition
+    assert found is not None, report.not_tested
+    assert [one.round for one in found.parents] == [1, 2]
+    for one in found.parents:
+        parent = json.loads(run.layout.round(one.round).report_json.read_bytes())
+        assert one.artifact_sha256 == parent["artifact_sha256"]
+    assert (row["composition_verdict"], row["composition_bundle_id"]) == (found.verdict, found.bundle_id)
+    replayed = lab.autoqec("verify", str(place.dir), "--replay", "--json")
+    assert replayed.code == 0, replayed.out + replayed.err
+    (run.layout.round(1).checkpoint).unlink()
+    without = lab.autoqec("verify", str(place.dir), "--replay", "--json")
+    assert without.code == 1 and without.objects[-1]["differences"][0].startswith("composition counts were")
