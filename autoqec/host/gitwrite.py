@@ -18,6 +18,11 @@ class Writes(Reads):
 
     # ---- worktrees
 
+    def heal(self) -> None:
+        """Remove the lock files of a writer of ours that died; nothing where none did."""
+        with locked(self.common):
+            pass
+
     def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
         """Check `branch` out at `path`; made at commit `base`, or with None an existing branch."""
         path = absolute(path)

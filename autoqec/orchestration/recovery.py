@@ -34,6 +34,7 @@ def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[A
 
 def recover(layout: RunLayout, repo: Repo, on_event: OnEvent | None = None) -> list[Action]:
     """As `reconcile`, for whoever holds the run already."""
+    repo.heal()
     actions = plan(survey.gather(repo, layout))
     apply(actions, layout, repo)
     if actions and on_event is not None:
