@@ -17,6 +17,12 @@ def plain(text: str, limit: int = 400) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def paragraphs(text: str, limit: int = 4000) -> str:
+    """Several lines, each made harmless as `plain` does; tabs become spaces."""
+    lines = text[:limit].expandtabs(4).splitlines()
+    return "\n".join(plain(line, limit) for line in lines) + ("…" if len(text) > limit else "")
+
+
 def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:+.1f}%"
 

@@ -1,0 +1,248 @@
+"""The charts of a run, drawn by matplotlib: front, LER against p, course of the search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autoqec.contracts.verdict import PairedCounts, VerifyReport
+from autoqec.report.run_data import Round, RunData
+from autoqec.report.text import count, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Light theme's colours; inside a page each becomes the CSS variable of its name, so that dark follows.
+COLOURS = {
+    "ink": "#1b1f24",
+    "soft": "#5b6672",
+    "line": "#d5dae0",
+    "good": "#0b7a53",
+    "warn": "#9a6200",
+    "bad": "#b3261e",
+    "mark": "#2257c4",
+    "second": "#8a3fb0",
+}
+SERIES = ("mark", "second", "good", "warn")
+SIZE = (5.6, 3.7)  # inches
+Draw = Callable[[Sequence[RunData]], "Figure | None"]
+
+
+def front(runs: Sequence[RunData]) -> Figure | None:
+    """Δ_LER against FLOPs, a disc's area the parameters; bars are 95% intervals; lines are the panel's members."""
+    judged = [(run, one) for run in runs for one in run.listed if one.row.delta_vs_baseline_holdout is not None]
+    guessed = [(run, one) for run in runs for one in run.listed if _only_validated(one)]
+    if not judged and not guessed:
+        return None
+    figure, axes = _figure()
+    for run, one in guessed:
+        _disc(axes, one, _flops(one), one.row.delta_ler, "soft", filled=False, run=run, runs=runs)
+    for run, one in judged:
+        row, colour = one.row, _verdict_colour(one)
+        low, high, delta = row.delta_holdout_low, row.delta_holdout_high, row.delta_vs_baseline_holdout
+        if low is not None and high is not None:
+            axes.plot([_flops(one)] * 2, [low, high], color=COLOURS[colour], linewidth=1.2, zorder=2)
+        _disc(axes, one, _flops(one), delta, colour, filled=one.on_front, run=run, runs=runs)
+    _panel_lines(axes, runs)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(_formatter(count))
+    axes.xaxis.set_minor_formatter(_formatter(lambda value: ""))
+    axes.yaxis.set_major_formatter(_formatter(_exponent))
+    axes.set_xlabel("FLOPs a shot (backend excluded)")
+    axes.set_ylabel("Δ_LER a shot, higher is better")
+    axes.margins(0.12, 0.12)
+    for colour, filled, words in _front_legend(judged, guessed):
+        face = COLOURS[colour] if filled else "none"
+        axes.scatter([], [], s=40, edgecolor=COLOURS[colour], facecolor=face, label=words)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=3, handletextpad=0.2, columnspacing=1)
+    return figure
+
+
+def ler_against_p(runs: Sequence[RunData]) -> Figure | None:
+    """LER of the plain backend and of the best verified rounds at every p, with Clopper-Pearson intervals."""
+    told = [(run, one, run.report(one)) for run in runs for one in run.front[: max(1, 3 // len(runs))]]
+    known = [(run, one, report, _by_p(report)) for run, one, report in told if report is not None]
+    known = [entry for entry in known if entry[3]]
+    if not known:
+        return None
+    figure, axes = _figure()
+    plain_of: set[str] = set()
+    for index, (run, one, report, effects) in enumerate(known):
+        if report.env_yaml_sha256 not in plain_of:
+            plain_of.add(report.env_yaml_sha256)
+            rates = [(p, counts.errors_reference, counts.shots) for p, counts in effects]
+            _rates(axes, rates, COLOURS["soft"], f"{report.backend} alone", "o", index)
+            _panel_rates(axes, report, index)
+        rates = [(p, counts.errors_candidate, counts.shots) for p, counts in effects]
+        name = f"round {one.row.round}" + (f" of {run.info.run_id}" if len(runs) > 1 else "")
+        _rates(axes, rates, COLOURS[SERIES[index % len(SERIES)]], name, "s", index + 1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    ticks = sorted({p for *_, effects in known for p, _ in effects})
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(_formatter(lambda value: ""))
+    axes.yaxis.set_major_formatter(_formatter(lambda value: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(_formatter(lambda value: ""))
+    axes.set_xlabel("physical error rate p")
+    axes.set_ylabel("logical error rate a shot")
+    axes.margins(0.08, 0.12)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def course(runs: Sequence[RunData]) -> Figure | None:
+    """Gain on validation shots (guidance) and before the judge, round by round."""
+    if not any(_gain(one) is not None or one.row.relative_holdout is not None for run in runs for one in run.listed):
+        return None
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _figure()
+    for index, run in enumerate(runs):
+        colour = COLOURS[SERIES[index % len(SERIES)]]
+        whose = f" ({run.info.run_id})" if len(runs) > 1 else ""
+        seen = [(one.row.round, gain) for one in run.listed if (gain := _gain(one)) is not None]
+        if seen:
+            x, y = zip(*seen, strict=True)
+            axes.scatter(x, y, s=16, facecolor="none", edgecolor=colour, alpha=0.7, label=f"validation{whose}")
+        judged = [one.row for one in run.listed if one.row.relative_holdout is not None]
+        for row in judged:
+            if row.relative_holdout_low is not None and row.relative_holdout_high is not None:
+                ends = [100 * row.relative_holdout_low, 100 * row.relative_holdout_high]
+                axes.plot([row.round] * 2, ends, color=colour, linewidth=1.2)
+        points = [(row.round, 100 * row.relative_holdout) for row in judged if row.relative_holdout is not None]
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, s=30, color=colour, label=f"the judge's fresh shots, 95%{whose}", zorder=3)
+    axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.set_ylabel("fewer failures than plain, %")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, handletextpad=0.2, columnspacing=1)
+    return figure
+
+
+def _figure() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=SIZE, layout="tight")
+    return figure, figure.add_subplot()
+
+
+def _disc(
+    axes: Axes,
+    one: Round,
+    x: float,
+    y: float | None,
+    colour: str,
+    *,
+    filled: bool,
+    run: RunData,
+    runs: Sequence[RunData],
+) -> None:
+    if y is None:
+        return
+    size = one.row.judge_n_params or one.row.n_params or 1
+    area = 18 + 70 * min(1.0, max(0.0, size / 1e5)) ** 0.5
+    made: Any = axes.scatter(
+        [x], [y], s=area, edgecolor=COLOURS[colour], facecolor=COLOURS[colour] if filled else "none", zorder=3
+    )
+    if one.key in run.details:
+        made.set_urls([f"#{one.anchor}"])
+    if one.on_front:
+        name = f"{one.row.round}" + (f" ({run.info.run_id[-6:]})" if len(runs) > 1 else "")
+        axes.annotate(name, (x, y), textcoords="offset points", xytext=(7, 5), fontsize=8)
+
+
+def _panel_lines(axes: Axes, runs: Sequence[RunData]) -> None:
+    """Each baseline's own Δ_LER against the plain one, on the shots of the best round's judgement."""
+    drawn: set[tuple[str, str]] = set()
+    for run in runs:
+        best = run.view.best
+        if best is None or best.decoder_rate is None:
+            continue
+        for member in best.panel:
+            plain_rate = next((other.rate.rate for other in best.panel if other.name == best.backend), None)
+            if plain_rate is None or (best.env_yaml_sha256, member.name) in drawn:
+                continue
+            drawn.add((best.env_yaml_sha256, member.name))
+            delta = plain_rate - member.rate.rate
+            axes.axhline(delta, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
+            across: Any = axes.get_yaxis_transform()
+            look: Any = {"fontsize": 8, "color": COLOURS["soft"], "ha": "right", "va": "bottom"}
+            axes.text(0.995, delta, plain(member.name, 40), transform=across, **look)
+
+
+def _front_legend(judged: Sequence[Any], guessed: Sequence[Any]) -> list[tuple[str, bool, str]]:
+    words = []
+    if any(one.on_front for _, one in judged):
+        words.append(("good", True, "front"))
+    if any(one.row.verify_verdict == "VERIFIED" and not one.on_front for _, one in judged):
+        words.append(("good", False, "verified, dominated"))
+    if any(one.row.verify_verdict != "VERIFIED" for _, one in judged):
+        words.append(("warn", False, "judged, not verified"))
+    if guessed:
+        words.append(("soft", False, "validation only: no evidence"))
+    return words
+
+
+def _by_p(report: VerifyReport) -> list[tuple[float, PairedCounts]]:
+    """Candidate and plain backend on the same shots, at every p; [] where there is no p or no effect was measured."""
+    effects = (report.effect, *report.points) if report.effect else ()
+    known = [(effect.p, effect.counts) for effect in effects if effect and effect.p is not None]
+    return sorted(known, key=lambda entry: entry[0])
+
+
+def _rates(axes: Axes, rates: Sequence[Any], colour: str, name: str, marker: str, shift: int) -> None:
+    """A curve with exact intervals; curves are moved aside a little, so that their bars stay apart."""
+    from autoqec.qec.stats import clopper_pearson
+
+    aside = 1 + 0.012 * shift
+    x, y, below, above = [], [], [], []
+    for p, errors, shots in rates:
+        low, high = clopper_pearson(errors, shots)
+        middle = errors / shots if errors else high  # no error seen: its upper bound, and a bar down to the edge
+        x.append(p * aside)
+        y.append(middle)
+        below.append(middle - low if errors else 0.9 * middle)
+        above.append(high - middle)
+    look: Any = {"color": colour, "marker": marker, "markersize": 4, "linewidth": 1.2, "capsize": 2}
+    axes.errorbar(x, y, yerr=[below, above], label=plain(name, 60), **look)
+
+
+def _panel_rates(axes: Axes, report: VerifyReport, shift: int) -> None:
+    """The panel's other members, which are judged at the target p alone."""
+    for index, member in enumerate(other for other in report.panel if other.name != report.backend):
+        if member.against.p is not None:
+            rate = (member.against.p, member.rate.errors, member.rate.shots)
+            _rates(axes, [rate], COLOURS["bad"], member.name, "D^v*"[index % 4], shift + 2)
+
+
+def _only_validated(one: Round) -> bool:
+    return one.row.delta_vs_baseline_holdout is None and one.row.delta_ler is not None and one.row.status == "ok"
+
+
+def _gain(one: Round) -> float | None:
+    """Relative gain on validation shots, in percent."""
+    row = one.row
+    if row.delta_ler is None or not row.ler_plain_classical:
+        return None
+    return 100 * row.delta_ler / row.ler_plain_classical
+
+
+def _flops(one: Round) -> int:
+    return max(1, one.row.judge_flops_per_syndrome or one.row.flops_per_syndrome or 1)
+
+
+def _verdict_colour(one: Round) -> str:
+    return {"VERIFIED": "good", "FAILED": "bad"}.get(one.row.verify_verdict or "", "warn")
+
+
+def _exponent(value: float) -> str:
+    return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace(".0e", "e")
+
+
+def _formatter(write: Callable[[float], str]) -> Any:
+    from matplotlib.ticker import FuncFormatter
+
+    return FuncFormatter(lambda value, _: write(value))
