@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, RunLayout
 from cli.lab import make_lab
+from tests.suites.sandbox_attacks import ATTACKS
 from tests.support import rounds
 
 ENV = Path(__file__).parents[2] / "autoqec/envs/builtin/smoke.yaml"
@@ -216,3 +218,14 @@ def test_the_lint_names_what_the_walls_stop_anyway(line: str, words: str) -> Non
     lint(GOOD)
     with pytest.raises(ContractError, match=words):
         lint(GOOD + "\n" + line)
+
+
+def test_the_page_names_real_tests() -> None:
+    root = Path(__file__).parents[2]
+    text = (root / "docs/contracts/hostile.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert len(named) > 40
+    for path, name in named:
+        assert f"def {name}(" in (root / path).read_text(encoding="utf-8"), f"{path}::{name}"
+    attacks = {name for line in re.findall(r"sandbox: ([^|`\n]+) \|", text) for name in re.split(", ", line)}
+    assert len(attacks) > 20 and attacks <= set(ATTACKS), attacks - set(ATTACKS)
