@@ -1,0 +1,144 @@
+"""A person at work in the repository while rounds come, die and are recovered: any order of it, found by Hypothesis."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from autoqec.errors import InputError, RunPaused
+from autoqec.host import owner
+from autoqec.host.git import Repo
+from autoqec.orchestration.attempts import standings
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.recovery import reconcile
+from autoqec.store.layout import RunLayout
+from cli.lab import make_lab
+from tests.crash.invariants import Before, git, refs, run_ids
+from tests.crash.starts import ENV, recovered
+from tests.crash.sweep import Zygote, has_compiler, zygote
+
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C compiler")
+VIEWS = ("pareto.json", "pareto_preview.json", "fork_graph.json", "log.md")
+
+
+class Person(RuleBasedStateMachine):
+    """`process` and `pristine` (a lab with one round) are set by the test."""
+
+    process: Zygote
+    pristine: Path
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.process.restore(self.pristine)
+        self.lab = self.process.lab
+        (run_id,) = run_ids(self.lab)
+        self.layout, self.repo = RunLayout(self.lab, run_id), Repo.discover(self.lab)
+        self.notes = 0
+
+    @property
+    def branches(self) -> list[str]:
+        return sorted(name for name in refs(self.lab) if name.startswith(("exp/", "quarantine/")))
+
+    @rule(at=st.integers(0, 330), mode=st.sampled_from(["kill", "torn", "enospc", "eio"]), sticky=st.booleans())
+    def a_round_that_may_die(self, at: int, mode: str, sticky: bool) -> None:
+        rows = RunMemory(self.layout.root).history.rows()
+        finished = sum(row.status == "ok" for row in rows)
+        ended = self.process.start(finished + 1, self.layout.run_id, at=at, mode=mode, sticky=sticky)
+        assert ended.returncode != 70, ended
+
+    @rule()
+    def they_commit(self) -> None:
+        self.notes += 1
+        (self.lab / f"note{self.notes}.md").write_text("mine")
+        git(self.lab, "add", f"note{self.notes}.md")
+        git(self.lab, "commit", "-q", "-m", "mine")
+
+    @rule()
+    def they_leave_a_file_about(self) -> None:
+        (self.lab / "scratch.txt").write_text("mine")
+
+    @precondition(lambda self: self.branches)
+    @rule(data=st.data())
+    def they_delete_a_branch(self, data: Any) -> None:
+        git(self.lab, "branch", "-D", data.draw(st.sampled_from(self.branches)))
+
+    @precondition(lambda self: self.branches)
+    @rule(data=st.data())
+    def they_rename_a_branch_into_the_other_place(self, data: Any) -> None:
+        name = data.draw(st.sampled_from(self.branches))
+        place, _, rest = name.partition("/")
+        other = f"{'quarantine' if place == 'exp' else 'exp'}/{rest}"
+        if other not in refs(self.lab):
+            git(self.lab, "branch", "-m", name, other)
+
+    @rule()
+    def they_clean_up(self) -> None:
+        git(self.lab, "reflog", "expire", "--expire=now", "--all")
+        git(self.lab, "gc", "-q", "--prune=now")
+
+    @rule(name=st.sampled_from(VIEWS))
+    def they_delete_or_spoil_a_view(self, name: str) -> None:
+        (self.layout.root / name).write_text("spoilt")
+
+    @rule()
+    def they_lose_the_pins(self) -> None:
+        for one in standings(RunMemory(self.layout.root).history.rows()):
+            if one.branch:
+                git(self.lab, "update-ref", "-d", self.layout.pin(one.attempt_id))
+
+    @rule()
+    def they_make_a_branch_under_our_names(self) -> None:
+        git(self.lab, "branch", f"exp/{self.layout.run_id}/99-mine")
+        with pytest.raises(RunPaused):
+            reconcile(self.layout, self.repo)
+        git(self.lab, "branch", "-D", f"exp/{self.layout.run_id}/99-mine")
+
+    @rule()
+    def they_start_twice(self) -> None:
+        with owner.hold(self.layout.root), pytest.raises(InputError):
+            reconcile(self.layout, self.repo)
+
+    @rule()
+    def a_power_cut_tears_the_last_line(self) -> None:
+        with self.layout.attempts.open("a") as stream:
+            stream.write('{"kind":"planned","rou')
+
+    @invariant()
+    def nothing_is_lost_and_nothing_is_there_twice(self) -> None:
+        recovered(self.lab, Before.of(self.lab), self.layout.run_id)
+
+
+def played(examples: int, steps: int) -> None:
+    with tempfile.TemporaryDirectory() as directory, zygote(Path(directory)) as process:
+        make_lab(process.lab, ENV)
+        assert process.start(1).returncode == 0
+        shutil.copytree(process.lab, Path(directory) / "pristine", symlinks=True)
+        Person.process, Person.pristine = process, Path(directory) / "pristine"
+        checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+            Person,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                deadline=None,
+                derandomize=True,
+                database=None,
+                suppress_health_check=checks,
+            ),
+        )
+
+
+def test_a_person_at_work() -> None:
+    played(4, 10)
+
+
+@pytest.mark.long
+def test_a_person_at_work_for_days() -> None:
+    played(40, 30)
