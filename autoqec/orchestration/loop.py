@@ -11,7 +11,7 @@ from typing import Any
 from autoqec.contracts.history import HistoryRow
 from autoqec.orchestration.budget import Budget, Clock, Interrupts
 from autoqec.orchestration.executor import Executor, Parallel, Serial
-from autoqec.orchestration.rounds import OnEvent, Opened, measure, open_round, settle
+from autoqec.orchestration.rounds import OnEvent, Opened, measure, open_round, runner_config, settle
 from autoqec.orchestration.run import Roles, Run, check_start, resume_run, start_run
 
 __all__ = ["Budget", "Outcome", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
@@ -56,7 +56,8 @@ def run_rounds(
                 if opened.row is not None:
                     recorded.append(opened.row)
                 else:
-                    under_way.append((opened, executor.submit(partial(measure, run, opened, tell))))
+                    config = runner_config(run, opened)
+                    under_way.append((opened, executor.submit(partial(measure, config, tell))))
             elif under_way:
                 opened, measuring = under_way.popleft()
                 recorded.append(settle(run, opened, measuring.result(), tell))

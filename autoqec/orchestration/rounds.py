@@ -68,6 +68,7 @@ def open_round(run: Run, on_event: OnEvent) -> Opened:
     on_event("planned", told)
     try:
         sha = worktree.create(run.repo, run.layout, planned, tips, edits)
+        _config_on(run.layout.worktree(planned.branch))
     except MergeConflict as conflict:
         more = {"conflicting_files": conflict.files}
         return _ended(run, attempt, on_event, status="compose_conflict", reason=conflict.what, **more)
@@ -76,37 +77,49 @@ def open_round(run: Run, on_event: OnEvent) -> Opened:
     return Opened(attempt, sha)
 
 
-def measure(run: Run, opened: Opened, on_event: OnEvent) -> RoundMetrics:
-    """The Runner on the round's branch. Safe to call for several rounds at once."""
-    from autoqec.runner.runner import run_round
-
+def runner_config(run: Run, opened: Opened) -> RunnerConfig:
+    """What the Runner is given; the config is what the branch says."""
     planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
-    config = files.load_yaml(files.read_text(place / SURFACE_CONFIG), where=SURFACE_CONFIG)
     parents = _standing(run, compose_parents(planned.fork_from))
     deltas = [one.row.delta_ler for one in parents if one.row.delta_ler is not None]
-    return run_round(
-        RunnerConfig(
-            env_yaml=run.env_text,
-            predecoder_config=config,
-            profile=run.info.profile,
-            seed=run.seed_of(planned.round),
-            round_dir=str(run.layout.round(planned.round).dir),
-            run_id=run.info.run_id,
-            round_idx=planned.round,
-            modules_dir=str(place / SURFACE),
-            code_cwd=str(place),
-            branch=planned.branch,
-            commit_sha=opened.commit_sha,
-            fork_from=planned.fork_from,
-            compose_mode=planned.compose_mode,
-            round_attempt_id=opened.attempt.id,
-            # Of a composition's parents, the better one is what it has to beat.
-            parent_delta_ler=max(deltas, default=None),
-            parent_checkpoint=parents[0].row.checkpoint_path if parents else None,
-            threads=run.threads,
-        ),
-        on_event=on_event,
+    return RunnerConfig(
+        env_yaml=run.env_text,
+        predecoder_config=_config_on(place),
+        profile=run.info.profile,
+        seed=run.seed_of(planned.round),
+        round_dir=str(run.layout.round(planned.round).dir),
+        run_id=run.info.run_id,
+        round_idx=planned.round,
+        modules_dir=str(place / SURFACE),
+        code_cwd=str(place),
+        branch=planned.branch,
+        commit_sha=opened.commit_sha,
+        fork_from=planned.fork_from,
+        compose_mode=planned.compose_mode,
+        round_attempt_id=opened.attempt.id,
+        # Of a composition's parents, the better one is what it has to beat.
+        parent_delta_ler=max(deltas, default=None),
+        parent_checkpoint=parents[0].row.checkpoint_path if parents else None,
+        threads=run.threads,
     )
+
+
+def measure(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
+    """The Runner on a round's branch. Safe to call for several rounds at once: it touches nothing of the run's."""
+    from autoqec.runner.runner import run_round
+
+    return run_round(config, on_event=on_event)
+
+
+def _config_on(place: Path) -> dict[str, Any]:
+    """The config of a checked-out branch. RoundFailed where a merge or an edit left none."""
+    try:
+        config = files.load_yaml(files.read_text(place / SURFACE_CONFIG), where=SURFACE_CONFIG)
+    except InputError as error:
+        raise RoundFailed("compile_error", str(error)) from error
+    if not isinstance(config, dict):
+        raise RoundFailed("compile_error", f"{SURFACE_CONFIG} holds no config")
+    return config
 
 
 def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:

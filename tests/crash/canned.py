@@ -41,6 +41,7 @@ class Request:
     discoveries_before: int = 0
     judged_before: dict[str, int] = field(default_factory=dict)
     expected_artifact: str | None = None
+    parents: Any = ()
 
 
 def run_round(config: RunnerConfig, *, on_event: Any = None) -> RoundMetrics:

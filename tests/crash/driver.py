@@ -2,7 +2,8 @@
 
 Cases: `nominate` (every round that ended ok goes to the judge, else none does), `bad` (configs that do not compile),
 `compose` and `conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside`
-(an edit outside the surface), `parallel` (two rounds at once), `search` (the default ideator).
+(an edit outside the surface), `unreadable` (a config file that is no YAML), `parallel` (two rounds at once), `search`
+(the default ideator).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def changed(**keys: Any) -> dict[str, Any]:
 def scripted(cases: set[str], view: dict[str, Any]) -> IdeatorResponse:
     """Small nets forked from the baseline; with `compose` or `conflict` every third joins the two before it."""
     done = [row for row in view["history"] if row["status"] not in moves.LOST]
-    number = len(done) + 1
+    number = len(done) + len(view["pending"]) + 1
     config, fork_from, mode = changed(mlp__hidden=4 + number, training__finetune_share=0.0), "baseline", None
     if "bad" in cases:
         config = changed(mlp__inputs="nonsense")
@@ -60,6 +61,11 @@ def outside(view: dict[str, Any]) -> CoderResponse:
     return said.model_copy(update={"edits": (*said.edits, FileEdit(path="../../../setup.py", text="x = 1\n"))})
 
 
+def unreadable(view: dict[str, Any]) -> CoderResponse:
+    edit = FileEdit(path="predecoder.yaml", text="type: [never closed\n")
+    return literal(view).model_copy(update={"edits": (edit,)})
+
+
 def literal(view: dict[str, Any]) -> CoderResponse:
     """The proposal as it stands, valid or not: the Runner must cope."""
 
@@ -74,9 +80,10 @@ def literal(view: dict[str, Any]) -> CoderResponse:
 def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable[[View], Any] | None = None) -> int:
     """One start; the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
+    coders = {"outside": outside, "unreadable": unreadable}
     roles = Roles(
         ideator,
-        coder=outside if "outside" in cases else literal,
+        coder=next((coders[case] for case in coders if case in cases), literal),
         analyst=analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore")),
     )
     try:

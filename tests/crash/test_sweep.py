@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C 
 
 LIVES = {"ok": (), "failed": ("bad",), "compose": ("compose",), "conflict": ("conflict",)}
 FAULTS = [("torn", False), ("enospc", False), ("enospc", True), ("eio", False), ("eio", True), ("eperm", False)]
-SAMPLES = 8  # calls of a life that are tried where not all are
+SAMPLES = 4  # calls of a life that are tried where not all are
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,27 @@ def test_a_broken_disk_at_some_calls(process: Zygote, tmp_path: Path, mode: str,
     total = calls(process, tmp_path / "kept", run_id, "ok")
     for at in range(7, total, total // SAMPLES):
         survives(process, tmp_path / "kept", run_id, "ok", at, mode, sticky)
+
+
+@pytest.mark.parametrize("case", ["outside", "unreadable"])
+def test_an_edit_that_may_not_be_is_one_row(process: Zygote, tmp_path: Path, case: str) -> None:
+    run_id = prepared(process, tmp_path / "kept", "ok")
+    before = Before.of(process.lab)
+    assert process.start(3, run_id, (case,)).returncode == 0
+    row = recovered(process.lab, before, run_id)[-1]
+    assert (row.round, row.status) == (3, "compile_error")
+    assert (row.branch or "").startswith("quarantine/") == (case == "unreadable")
+
+
+def test_several_at_once_find_what_one_after_another_finds(process: Zygote, tmp_path: Path) -> None:
+    kept, found = tmp_path / "kept", []
+    run_id = prepared(process, kept, "ok")
+    for cases in ((), ("parallel",)):
+        process.restore(kept)
+        assert process.start(7, run_id, cases).returncode == 0
+        rows = recovered(process.lab, Before.of(process.lab), run_id)
+        found.append([(row.round, row.hypothesis, row.dsl_config, row.delta_ler, row.verify_verdict) for row in rows])
+    assert found[0] == found[1] and len(found[0]) == 7
 
 
 @pytest.mark.long
