@@ -25,7 +25,7 @@ COLOURS = {
     "second": "#8a3fb0",
 }
 SERIES = ("mark", "second", "good", "warn")
-SIZE = (5.6, 3.7)  # inches
+SIZE = (4.4, 3.4)  # inches
 Draw = Callable[[Sequence[RunData]], "Figure | None"]
 
 
@@ -45,7 +45,10 @@ def front(runs: Sequence[RunData]) -> Figure | None:
             axes.plot([_flops(one)] * 2, [low, high], color=COLOURS[colour], linewidth=1.2, zorder=2)
         _disc(axes, one, _flops(one), delta, colour, filled=one.on_front, run=run, runs=runs)
     _panel_lines(axes, runs)
+    from matplotlib.ticker import LogLocator
+
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(_formatter(count))
     axes.xaxis.set_minor_formatter(_formatter(lambda value: ""))
     axes.yaxis.set_major_formatter(_formatter(_exponent))
@@ -75,7 +78,7 @@ def ler_against_p(runs: Sequence[RunData]) -> Figure | None:
             _rates(axes, rates, COLOURS["soft"], f"{report.backend} alone", "o", index)
             _panel_rates(axes, report, index)
         rates = [(p, counts.errors_candidate, counts.shots) for p, counts in effects]
-        name = f"round {one.row.round}" + (f" of {run.info.run_id}" if len(runs) > 1 else "")
+        name = f"round {one.row.round}" + (f" of {run.id}" if len(runs) > 1 else "")
         _rates(axes, rates, COLOURS[SERIES[index % len(SERIES)]], name, "s", index + 1)
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -100,11 +103,12 @@ def course(runs: Sequence[RunData]) -> Figure | None:
     figure, axes = _figure()
     for index, run in enumerate(runs):
         colour = COLOURS[SERIES[index % len(SERIES)]]
-        whose = f" ({run.info.run_id})" if len(runs) > 1 else ""
+        # Of several runs the legend tells which is which; circles and discs mean the same in all of them.
+        names = (run.id, None) if len(runs) > 1 else ("validation", "the judge's fresh shots, 95%")
         seen = [(one.row.round, gain) for one in run.listed if (gain := _gain(one)) is not None]
         if seen:
             x, y = zip(*seen, strict=True)
-            axes.scatter(x, y, s=16, facecolor="none", edgecolor=colour, alpha=0.7, label=f"validation{whose}")
+            axes.scatter(x, y, s=16, facecolor="none", edgecolor=colour, alpha=0.7, label=names[0])
         judged = [one.row for one in run.listed if one.row.relative_holdout is not None]
         for row in judged:
             if row.relative_holdout_low is not None and row.relative_holdout_high is not None:
@@ -113,7 +117,7 @@ def course(runs: Sequence[RunData]) -> Figure | None:
         points = [(row.round, 100 * row.relative_holdout) for row in judged if row.relative_holdout is not None]
         if points:
             x, y = zip(*points, strict=True)
-            axes.scatter(x, y, s=30, color=colour, label=f"the judge's fresh shots, 95%{whose}", zorder=3)
+            axes.scatter(x, y, s=30, color=colour, label=names[1], zorder=3)
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
@@ -150,7 +154,7 @@ def _disc(
     if one.key in run.details:
         made.set_urls([f"#{one.anchor}"])
     if one.on_front:
-        name = f"{one.row.round}" + (f" ({run.info.run_id[-6:]})" if len(runs) > 1 else "")
+        name = f"{one.row.round}" + (f" ({run.id[-6:]})" if len(runs) > 1 else "")
         axes.annotate(name, (x, y), textcoords="offset points", xytext=(7, 5), fontsize=8)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
@@ -37,17 +38,28 @@ def write(layouts: Sequence[RunLayout], path: Path) -> Path:
 def page(runs: Sequence[RunData], *, following: bool = False) -> str:
     """The whole document. following: it asks its own server for changes, and reloads."""
     script = _part("report.js")
-    environment = _environment()
-    return environment.get_template("report.html.j2").render(
-        runs=runs,
-        following=following,
-        style=_part("report.css"),
-        script=script,
-        policy=policy(script, following=following),
-        figures={name: figures.inline(draw, runs) for name, draw in figures.FIGURES.items()},
-        trees=[tree(run.listed[-(TREE_NODES // len(runs)) :]) for run in runs],
-        profiles=PROFILES,
+    # Gains of different envs do not compare, so they share no chart.
+    together = len({run.info.env_yaml_sha256 for run in runs}) == 1 < len(runs)
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            runs=runs,
+            following=following,
+            style=_part("report.css"),
+            script=script,
+            policy=policy(script, following=following),
+            together=together,
+            shared=_figures(runs) if together else {},
+            own=[{} if together else _figures([run]) for run in runs],
+            trees=[tree(run.listed[-(TREE_NODES // len(runs)) :]) for run in runs],
+            profiles=PROFILES,
+        )
     )
+
+
+def _figures(runs: Sequence[RunData]) -> dict[str, str]:
+    return {name: figures.inline(draw, runs) for name, draw in figures.FIGURES.items()}
 
 
 def notice(title: str, words: str) -> str:
@@ -217,10 +229,14 @@ def _kind(line: str) -> str:
 
 
 def polyline(curve: Sequence[tuple[int, float]], width: int = 300, height: int = 80) -> str:
-    """Points of a loss curve in a box of this size, y downwards."""
+    """Points of a loss curve in a box of this size, y downwards; logarithmic where every loss is above 0."""
     steps = [step for step, _ in curve]
-    losses = [loss for _, loss in curve]
+    scale = math.log if all(loss > 0 for _, loss in curve) else float
+    losses = [scale(loss) for _, loss in curve]
     x0, y0 = min(steps), min(losses)
     across = (max(steps) - x0) or 1
     up = (max(losses) - y0) or 1
-    return " ".join(f"{width * (step - x0) / across:.1f},{height * (1 - (loss - y0) / up):.1f}" for step, loss in curve)
+    return " ".join(
+        f"{width * (step - x0) / across:.1f},{height * (1 - (loss - y0) / up):.1f}"
+        for step, loss in zip(steps, losses, strict=True)
+    )

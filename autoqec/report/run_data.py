@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.history import AttemptLine, HistoryRow, RunInfo
+from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, InputError
 from autoqec.host import owner, procfs
@@ -17,7 +17,7 @@ from autoqec.host.git import Repo
 from autoqec.report import run_view
 from autoqec.report.run_view import RunView, attempt_of
 from autoqec.report.text import paragraphs
-from autoqec.store.files import parse_env
+from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE, RunLayout
 
@@ -96,6 +96,10 @@ class RunData:
     def layout(self) -> RunLayout:
         return self.view.layout
 
+    @property
+    def id(self) -> str:
+        return self.view.layout.run_id
+
     @cached_property
     def front(self) -> tuple[Round, ...]:
         """The verified front, best first."""
@@ -119,19 +123,19 @@ def load(layouts: Sequence[RunLayout]) -> list[RunData]:
 
 def _load(layout: RunLayout, sharing: int) -> RunData:
     view = run_view.load(layout)
-    rounds = _rounds(view)
+    rounds = rounds_of(view)
     ranked = sorted(rounds, key=_importance, reverse=True)
     keep = {one.key for one in ranked[: LISTED // sharing]}
-    env_text, env = _env(layout)
+    env = env_of(layout)
     data = RunData(
         view=view,
         rounds=rounds,
         listed=tuple(one for one in rounds if one.key in keep),
-        pending=_pending(History(layout).attempts(), {one.key for one in rounds}),
-        living=_living(layout),
+        pending=pending(layout, {one.key for one in rounds}),
+        living=living(layout),
         env=env,
-        env_text=env_text,
-        spent=_spent(layout),
+        env_text=dump_config(env.dump()) if env else "",
+        spent=spent(layout),
     )
     repo, chars = _repo(layout), DIFF_CHARS // sharing
     told = ranked[: max(1, DETAILS // sharing)]
@@ -145,7 +149,8 @@ def _importance(one: Round) -> tuple[bool, bool, bool, int]:
     return one.on_front, one.row.verify_verdict == "VERIFIED", one.row.verify_verdict is not None, one.row.round
 
 
-def _rounds(view: RunView) -> tuple[Round, ...]:
+def rounds_of(view: RunView) -> tuple[Round, ...]:
+    """One an attempt, in the order of their first rows."""
     found: dict[str, HistoryRow] = {}
     gone: set[str] = set()
     for row in view.rows:
@@ -155,7 +160,7 @@ def _rounds(view: RunView) -> tuple[Round, ...]:
         else:
             found[key] = row
     front = {entry.round_attempt_id for entry in view.front}
-    anchors = _anchors(view.info.run_id, found.items())
+    anchors = _anchors(view.layout.run_id, found.items())
     by_branch = {row.branch: anchors[key] for key, row in found.items() if row.branch}
     return tuple(
         Round(
@@ -185,11 +190,12 @@ def _anchors(run_id: str, rows: Iterable[tuple[str, HistoryRow]]) -> dict[str, s
     return anchors
 
 
-def _pending(lines: Iterable[AttemptLine], closed: set[str]) -> tuple[Pending, ...]:
+def pending(layout: RunLayout, closed: set[str]) -> tuple[Pending, ...]:
+    """Attempts that are not among the `closed` ones, in the order they began."""
     words = {"begun": "an idea is being sought", "planned": "planned; it is trained and measured"}
     words |= {"nominated": "nominated", "charged": "before the judge"}
     found: dict[str, Pending] = {}
-    for line in lines:
+    for line in History(layout).attempts():
         if line.round_attempt_id not in closed:
             earlier = found.get(line.round_attempt_id)
             said = line.ideator.hypothesis if line.kind == "planned" else earlier.hypothesis if earlier else ""
@@ -197,7 +203,7 @@ def _pending(lines: Iterable[AttemptLine], closed: set[str]) -> tuple[Pending, .
     return tuple(found.values())
 
 
-def _living(layout: RunLayout) -> bool:
+def living(layout: RunLayout) -> bool:
     """Whether the process that owns the run is alive on this machine."""
     said = owner.read(layout.root)
     pid = said.get("pid")
@@ -205,15 +211,15 @@ def _living(layout: RunLayout) -> bool:
     return same_boot and isinstance(pid, int) and procfs.start_time(pid) == said.get("start_time")
 
 
-def _env(layout: RunLayout) -> tuple[str, EnvSpec | None]:
+def env_of(layout: RunLayout) -> EnvSpec | None:
+    """The run's frozen env; None where its copy cannot be read."""
     try:
-        text = layout.env.read_text(encoding="utf-8")
-        return text, parse_env(text, where=str(layout.env))
+        return parse_env(layout.env.read_text(encoding="utf-8"), where=str(layout.env))
     except (OSError, ValueError, AutoqecError):
-        return "", None
+        return None
 
 
-def _spent(layout: RunLayout) -> dict[str, Any] | None:
+def spent(layout: RunLayout) -> dict[str, Any] | None:
     """What language models took; None where none was asked."""
     from autoqec.lm.ledger import Ledger
 

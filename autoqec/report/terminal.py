@@ -79,7 +79,7 @@ class LiveView:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.quiet:
-            self._live = Live(console=self.console, get_renderable=self._screen, refresh_per_second=4, transient=True)
+            self._live = Live(console=self.console, get_renderable=self.screen, refresh_per_second=4, transient=True)
             self._live.start()
         return self
 
@@ -133,7 +133,8 @@ class LiveView:
         if not self.quiet:
             self.console.print(Text(line), soft_wrap=True)
 
-    def _screen(self) -> RenderableType:
+    def screen(self) -> RenderableType:
+        """The round that is running: what it tries, how far it is, its loss."""
         now = self.now
         if now is None:
             return Text("starting")

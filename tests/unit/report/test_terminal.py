@@ -24,7 +24,7 @@ def seen(*events: tuple[str, dict[str, Any]], terminal: bool = False, quiet: boo
         for kind, payload in events:
             view(kind, payload)
         if terminal:
-            console.print(view._screen())
+            console.print(view.screen())
     return out.getvalue()
 
 

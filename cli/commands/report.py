@@ -1,0 +1,65 @@
+"""`autoqec report`: a run as one page to open in a browser, or its charts as files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from autoqec.errors import InputError
+from autoqec.store import layout
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("report")
+@click.argument("runs", metavar="RUN…", nargs=-1, required=True)
+@click.option("--format", "form", type=click.Choice(["html", "svg", "png"]), default="html", show_default=True)
+@click.option("--out", "target", type=click.Path(path_type=Path), help="The page's file, or the charts' directory.")
+@click.option("--serve", is_flag=True, help="Follow the run on this machine's loopback, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve; 0 takes a free one.")
+@options
+def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, port: int, out: Out) -> None:
+    """One self-contained page about a run, or about several side by side; with --format its charts as files."""
+    root = places.lab_root()
+    chosen = [places.run_layout(run, root=root) for run in dict.fromkeys(Path(run).name for run in runs)]
+    if serve:
+        if form != "html" or target:
+            raise InputError("--serve writes no file", where="--serve", mend="leave out --format and --out")
+        _serve(chosen, port, out)
+        return
+    shared = layout.runs_dir(root)
+    if form == "html":
+        from autoqec.report import html
+
+        default = chosen[0].html if len(chosen) == 1 else shared / "report.html"
+        written = [html.write(chosen, _file(target or default))]
+    else:
+        from autoqec.report import figures, run_data
+
+        default = chosen[0].plots if len(chosen) == 1 else shared / "plots"
+        written = figures.save(target or default, form, run_data.load(chosen))
+    for path in written:
+        out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
+        out.emit({"path": str(path), "bytes": path.stat().st_size})
+    if not written:
+        out.note("nothing has been measured yet, so there is nothing to draw")
+
+
+def _file(path: Path) -> Path:
+    if path.is_dir():
+        raise InputError("is a directory", where=str(path), mend="name a file: --out report.html")
+    return path
+
+
+def _serve(chosen: list[layout.RunLayout], port: int, out: Out) -> None:
+    from autoqec.report.serve import Server
+
+    with Server(chosen, port) as server:
+        out.say(f"{server.address}  (Ctrl-C ends it)")
+        out.emit({"address": server.address})
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,23 @@
+"""`autoqec watch`: the live screen of a run, from any terminal."""
+
+from __future__ import annotations
+
+import click
+
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("watch")
+@click.argument("run")
+@options
+def command(run: str, out: Out) -> None:
+    """Follow RUN until nobody runs it any more, then show what it came to. Ctrl-C leaves; the run goes on."""
+    from autoqec.report.terminal import console
+    from autoqec.report.watch import watch
+
+    try:
+        view = watch(places.run_layout(run), console(err=out.json), quiet=out.quiet)
+    except KeyboardInterrupt:
+        return
+    out.emit(view.dump())
