@@ -151,7 +151,7 @@ def _disc(
     made: Any = axes.scatter(
         [x], [y], s=area, edgecolor=COLOURS[colour], facecolor=COLOURS[colour] if filled else "none", zorder=3
     )
-    if one.key in run.details:
+    if one.anchor in run.told:
         made.set_urls([f"#{one.anchor}"])
     if one.on_front:
         name = f"{one.row.round}" + (f" ({run.id[-6:]})" if len(runs) > 1 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,18 +39,18 @@ STYLE: dict[Any, Any] = {
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
 }
-_GROUPS = "figure|axes|text|patch|line2d|matplotlib|xtick|ytick|legend|[a-zA-Z]*Collection"
+_GROUPS = r"figure|axes|text|patch|line2d|matplotlib\.axis|xtick|ytick|legend|[a-zA-Z]*Collection"
 
 FIGURES: dict[str, Draw] = {"front": front, "ler": ler_against_p, "course": course}
 
 
-def inline(draw: Draw, runs: Sequence[RunData]) -> str:
+def inline(name: str, runs: Sequence[RunData]) -> str:
     """A figure as SVG for the inside of a page, colours the page's, discs leading to rounds; "" for nothing to draw."""
     import matplotlib
 
     with matplotlib.rc_context(STYLE):
-        figure = draw(runs)
-        return _themed(_bytes(figure, "svg").decode()) if figure is not None else ""
+        figure = FIGURES[name](runs)
+        return _themed(_bytes(figure, "svg").decode(), f"{name}-{runs[0].id}") if figure is not None else ""
 
 
 def save(directory: Path, form: str, runs: Sequence[RunData]) -> list[Path]:
@@ -70,16 +71,21 @@ def save(directory: Path, form: str, runs: Sequence[RunData]) -> list[Path]:
 def _bytes(figure: Figure, form: str) -> bytes:
     stream = io.BytesIO()
     # No date and no version: the same run, the same bytes.
-    figure.savefig(stream, format=form, dpi=160, metadata={"Date": None} if form == "svg" else {"Software": None})
+    metadata = {"Date": None} if form == "svg" else {"Software": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a name in letters that the font lacks: the viewer has its own
+        figure.savefig(stream, format=form, dpi=160, metadata=metadata)
     return stream.getvalue()
 
 
-def _themed(svg: str) -> str:
+def _themed(svg: str, prefix: str) -> str:
+    """As part of a page that holds others of its kind: no style of its own, ids that start with `prefix`."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
     svg = re.sub(r'<a xlink:href="(#[^"]*?-round-(\d+)[^"]*)"[^>]*>', r'<a href="\1" aria-label="Round \2">', svg)
-    svg = re.sub(rf' id="({_GROUPS})_[^"]*"', "", svg)  # they repeat from figure to figure
+    svg = re.sub(rf' id="({_GROUPS})_[^"]*"', "", svg)
+    svg = re.sub(r'( id="|href="#|url\(#)(?!run-)', rf"\1{prefix}-", svg)
     for name, value in COLOURS.items():
         svg = svg.replace(value, f"var(--{name})")
     return re.sub(r">\s+<", "><", svg)

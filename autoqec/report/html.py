@@ -59,7 +59,7 @@ def page(runs: Sequence[RunData], *, following: bool = False) -> str:
 
 
 def _figures(runs: Sequence[RunData]) -> dict[str, str]:
-    return {name: figures.inline(draw, runs) for name, draw in figures.FIGURES.items()}
+    return {name: figures.inline(name, runs) for name in figures.FIGURES}
 
 
 def notice(title: str, words: str) -> str:

@@ -110,6 +110,11 @@ class RunData:
     def best(self) -> Round | None:
         return self.front[0] if self.front else None
 
+    @cached_property
+    def told(self) -> set[str]:
+        """Anchors of the rounds that are told in full: what a link may lead to."""
+        return {one.anchor for one in self.rounds if one.key in self.details}
+
     def report(self, one: Round) -> VerifyReport | None:
         """The judge's report of a round that is told in full."""
         detail = self.details.get(one.key)
@@ -124,7 +129,8 @@ def load(layouts: Sequence[RunLayout]) -> list[RunData]:
 def _load(layout: RunLayout, sharing: int) -> RunData:
     view = run_view.load(layout)
     rounds = rounds_of(view)
-    ranked = sorted(rounds, key=_importance, reverse=True)
+    best = view.front[0].round_attempt_id if view.front else None
+    ranked = sorted(rounds, key=lambda one: (one.key == best, *_importance(one)), reverse=True)
     keep = {one.key for one in ranked[: LISTED // sharing]}
     env = env_of(layout)
     data = RunData(
