@@ -140,7 +140,7 @@ def _landlock(policy: dict[str, list[str]], version: int) -> None:
     scoped = 3 if version >= 6 else 0
     attributes = struct.pack("=QQQ", known, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _must(_LIBC.syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0), "landlock_create_ruleset")
-    for paths, rights in ((policy["read"], _READING), (policy["write"], _WRITING)):
+    for paths, rights in ((policy["read"], _READING), (policy["list"], _READ_DIR), (policy["write"], _WRITING)):
         for path in paths:
             _allow(ruleset, path, rights & known)
     for path in ("/dev/null", *policy["devices"]):

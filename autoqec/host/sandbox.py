@@ -135,11 +135,13 @@ def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[s
         "network": policy.network,
         "gpu": policy.gpu,
         "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
+        # Finding this package on the path means listing what lies beside it: names, no file's content.
+        "list": [str(Path(autoqec.__file__).parent.parent)],
         "write": [str(path) for path in policy.writable],
         "devices": [str(path) for path in _devices(policy)],
     }
     if not landlock:
-        rules |= {"read": [], "write": [], "devices": []}
+        rules |= {"read": [], "list": [], "write": [], "devices": []}
     return (sys.executable, "-I", "-S", str(_CONFINE), json.dumps(rules), "--", *map(str, argv))
 
 

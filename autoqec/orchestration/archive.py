@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import tarfile
 import tempfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,7 +23,7 @@ from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 
-MANIFEST, BUNDLE, RUN = "archive.json", "branches.bundle", "run"
+MANIFEST, SEAL, BUNDLE, RUN = "archive.json", "archive.sha256", "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
 LEFT_BEHIND = ("owner.json", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
@@ -70,7 +68,7 @@ def package_run(layout: RunLayout, repo: Repo, out: Path) -> ArchiveManifest:
         ),
     )
     text = json.dumps(manifest.dump(), indent=1, ensure_ascii=False).encode()
-    atomic.write_bytes(out, _packed({MANIFEST: text, **members}))
+    atomic.write_bytes(out, _packed({MANIFEST: text, SEAL: _seal(text), **members}))
     return manifest
 
 
@@ -81,13 +79,14 @@ def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
             yield name.as_posix(), path.read_bytes()
 
 
+def _seal(manifest: bytes) -> bytes:
+    return sha256_bytes(manifest).encode() + b"\n"
+
+
 def _packed(members: dict[str, bytes]) -> bytes:
-    """The same members give the same bytes: no times, no owners."""
+    """The same members give the same bytes: no times, no owners, no compression that another library does otherwise."""
     raw = io.BytesIO()
-    with (
-        gzip.GzipFile(fileobj=raw, mode="wb", mtime=0, filename="") as stream,
-        tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar,
-    ):
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, data in members.items():
             entry = tarfile.TarInfo(name)
             entry.size = len(data)
@@ -131,14 +130,17 @@ def read_archive(archive: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
         members = _members(archive)
     except FileNotFoundError as error:
         raise InputError("there is no such archive", where=where, mend="autoqec package-run RUN") from error
-    except (OSError, EOFError, tarfile.TarError, zlib.error, ValueError) as error:
+    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
         raise ContractError(f"is damaged ({error})", where=where, mend="fetch the archive again") from error
     if MANIFEST not in members:
         raise ContractError(f"holds no {MANIFEST}: it is no archive of a run", where=where)
     try:
-        data = json.loads(members.pop(MANIFEST))
+        text, seal = members.pop(MANIFEST), members.pop(SEAL, b"")
+        data = json.loads(text)
     except ValueError as error:
         raise ContractError(f"is damaged ({error})", where=f"{where}, {MANIFEST}") from error
+    if seal != _seal(text):
+        raise ContractError(f"is damaged (its SHA-256 is not the one in {SEAL})", where=f"{where}, {MANIFEST}")
     manifest = ArchiveManifest.read(data, where=f"{where}, {MANIFEST}")
     listed = {entry.name: entry for entry in manifest.files}
     for name in sorted({*listed, *members}):
@@ -150,22 +152,23 @@ def read_archive(archive: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
                 where=f"{where}, {name}",
                 mend="fetch the archive again",
             )
+    if _packed({MANIFEST: text, SEAL: _seal(text), **members}) != archive.read_bytes():
+        raise ContractError("was changed in bytes between its members", where=where, mend="fetch the archive again")
     return manifest, members
 
 
 def _members(archive: Path) -> dict[str, bytes]:
+    if archive.stat().st_size > MAX_BYTES:
+        raise ValueError(f"larger than {MAX_BYTES} bytes")
+    raw = archive.read_bytes()
     found: dict[str, bytes] = {}
-    total = 0
-    with tarfile.open(archive, mode="r:gz") as tar:
+    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
         for entry in tar:
             parts = PurePosixPath(entry.name).parts
             if not entry.isreg() or entry.name in found or not parts or ".." in parts or entry.name.startswith("/"):
                 raise ValueError(f"member {entry.name!r} is not a plain file with a plain name")
-            total += entry.size
-            if total > MAX_BYTES:
-                raise ValueError(f"more than {MAX_BYTES} bytes unpacked")
-            stream = tar.extractfile(entry)
-            found[entry.name] = stream.read() if stream else b""
+            member = tar.extractfile(entry)
+            found[entry.name] = member.read() if member else b""
     return found
 
 

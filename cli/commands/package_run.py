@@ -12,7 +12,7 @@ from cli.common import Out, options
 
 @click.command("package-run")
 @click.argument("run")
-@click.option("--out", "target", type=click.Path(path_type=Path), help="The archive; RUN.tar.gz here by default.")
+@click.option("--out", "target", type=click.Path(path_type=Path), help="The archive; RUN.tar here by default.")
 @options
 def command(run: str, target: Path | None, out: Out) -> None:
     """Pack RUN into one archive: all its branches, its directory, and the hash of every file.
@@ -24,7 +24,7 @@ def command(run: str, target: Path | None, out: Out) -> None:
     from autoqec.orchestration.archive import package_run
 
     layout = places.run_layout(run)
-    target = target or Path(f"{layout.run_id}.tar.gz")
+    target = target or Path(f"{layout.run_id}.tar")
     manifest = package_run(layout, Repo.discover(Path.cwd()), target)
     digest = sha256_bytes(target.read_bytes())
     out.say(f"{target}: {len(manifest.files)} files, {len(manifest.refs)} refs, SHA-256 {digest}")

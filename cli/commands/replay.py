@@ -20,7 +20,7 @@ def command(archive: Path, into: Path | None, out: Out) -> None:
     """
     from autoqec.orchestration.archive import replay_archive
 
-    into = into or Path(archive.name.removesuffix(".gz").removesuffix(".tar") + "-replayed")
+    into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
     found = replay_archive(archive, into, on_event=lambda kind, payload: None)
     for number, words in sorted(found.verdicts.items()):
         out.say(f"Round {number}: {words}")

@@ -55,7 +55,7 @@ def make_agent(problem: Problem, seed: int = 3, config: dict[str, Any] = SMALL) 
     return PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def quick_smoke() -> Any:
     """A smoke profile of half a second: these tests look at what a round leaves, not at what it learns."""
     kept = PROFILES["smoke"]
