@@ -8,11 +8,20 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+# The pipe's ends must be 3 and 4 in the browser.
+_MOVE = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
+os.dup2(high[0], 3), os.dup2(high[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 def found() -> str | None:
@@ -29,9 +38,8 @@ class Browser:
         self._read, to_write = os.pipe()
         os.set_inheritable(to_read, True)
         os.set_inheritable(to_write, True)
-        # The pipe's ends must be 3 and 4 in the browser; a shell moves them there.
         self._process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", program, "--headless=new", "--no-sandbox"]
+            [sys.executable, "-c", _MOVE, str(to_read), str(to_write), program, "--headless=new", "--no-sandbox"]
             + ["--remote-debugging-pipe", f"--user-data-dir={profile}", "--disable-gpu", "--no-first-run"]
             + ["--disable-dev-shm-usage", "--hide-scrollbars", "about:blank"],
             pass_fds=(to_read, to_write),
@@ -41,17 +49,25 @@ class Browser:
         )
         os.close(to_read)
         os.close(to_write)
-        self._buffer, self._number, self._session = b"", 0, None
+        self._buffer, self._number = b"", 0
+        self._session: str | None = None
         self.requests: list[str] = []
         self.complaints: list[str] = []
 
     def __enter__(self) -> Self:
-        page = next(one for one in self.call("Target.getTargets")["targetInfos"] if one["type"] == "page")
-        attached = self.call("Target.attachToTarget", targetId=page["targetId"], flatten=True)
-        self._session = attached["sessionId"]
+        return self
+
+    def fresh(self) -> None:
+        """A new page that knows nothing of those before it."""
+        self._session = None
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        page = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "Network", "Accessibility"):
             self.call(f"{domain}.enable")
-        return self
+        self.settle(0.1)
+        self.requests.clear()
+        self.complaints.clear()
 
     def __exit__(self, *error: object) -> None:
         self._process.kill()
