@@ -1,0 +1,65 @@
+"""`autoqec report`, `watch` and `export` as typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli.autoqec import group
+from cli.common import call
+from tests.support import runs
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    runs.made_run(tmp_path / "lab", 3)
+    monkeypatch.chdir(tmp_path / "lab")
+    return tmp_path / "lab"
+
+
+def test_report_says_where_it_lies(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(group, ["report", runs.RUN_ID]) == 0
+    path = lab / "runs" / runs.RUN_ID / "report.html"
+    assert capsys.readouterr().out.strip() == str(path.relative_to(lab)) and path.stat().st_size > 10_000
+    assert call(group, ["report", f"runs/{runs.RUN_ID}", "--format", "svg", "--out", "p", "--json"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [Path(one["path"]).name for one in told] == ["front.svg", "ler.svg", "course.svg"]
+
+
+def test_watch_and_export_of_a_run_that_is_over(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(group, ["watch", runs.RUN_ID]) == 0
+    assert "Verified front" in capsys.readouterr().out
+    assert call(group, ["export", runs.RUN_ID, "--format", "csv", "--out", "x.csv"]) == 0
+    assert capsys.readouterr().out.strip() == "x.csv" and (lab / "x.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["report"],
+        ["report", "20990101-000000"],
+        ["report", "../../etc"],
+        ["report", runs.RUN_ID, "--out", "."],
+        ["report", runs.RUN_ID, "--serve", "--out", "x"],
+        ["report", runs.RUN_ID, "--format", "gif"],
+        ["watch", "nothing"],
+        ["export", runs.RUN_ID, "--format", "xlsx"],
+        ["export", runs.RUN_ID, "--format", "csv", "--out", "runs"],
+    ],
+)
+def test_wrong_input_is_one_sentence(lab: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    before = sorted(path for path in lab.rglob("*") if ".git" not in path.parts)
+    assert call(group, argv) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("autoqec: ") and "Mend: " in said and len(said.strip().splitlines()) == 1
+    assert sorted(path for path in lab.rglob("*") if ".git" not in path.parts) == before
+
+
+def test_a_damaged_run_is_one_sentence(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = lab / "runs" / runs.RUN_ID / "history.jsonl"
+    history.write_bytes(b"{]\n" + history.read_bytes())
+    for argv in (["report", runs.RUN_ID], ["watch", runs.RUN_ID], ["export", runs.RUN_ID, "--format", "csv"]):
+        assert call(group, argv) == 3
+        assert "history.jsonl:1" in capsys.readouterr().err
