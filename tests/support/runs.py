@@ -15,6 +15,8 @@ from autoqec.contracts.history import Begun, HistoryRow, Planned, RunInfo
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import (
+    Composition,
+    CompositionParent,
     Cost,
     Guard,
     PairedCounts,
@@ -150,12 +152,28 @@ def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
             counted_by="baseline compiler",
             candidate_us_per_shot=3.0,
         ),
+        composition=_composition(effect, text) if good else None,
         bundle_id="bundle",
         seeds_commitment=HASH,
         sandbox=text or "bubblewrap",
         versions={"stim": "1.16.0"},
         not_tested=(text or "hardware noise",),
         judge_wallclock_s=12.0,
+    )
+
+
+def _composition(effect: PairedEffect, text: str) -> Composition:
+    parent = CompositionParent(round=1, artifact_sha256=HASH, effect=effect, against=effect, beaten=True)
+    return Composition(
+        verdict="synergy",
+        evidence=text or "more than the sum",
+        bundle_id="both",
+        chunk_digests=(),
+        effect=effect,
+        parents=(parent, parent),
+        interaction=1e-3,
+        interaction_low=5e-4,
+        interaction_high=1.5e-3,
     )
 
 

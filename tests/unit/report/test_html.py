@@ -104,6 +104,7 @@ def test_a_round_tells_its_diff_its_config_and_how_to_get_it(fifty: tuple[str, P
     assert "<del>-  hidden: 32\n</del><ins>+  hidden: 43\n</ins>" in part
     assert f"git checkout exp/{runs.RUN_ID}/11-try" in part
     assert "12.0" not in part and "ablation" in part and "hardware noise" in part
+    assert "Composition: synergy." in part and "more than the sum" in part
     assert "<polyline" in part and "mwpm_correlated" in part
     assert "tells more error patterns apart" in page.words
 

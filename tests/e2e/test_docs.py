@@ -1,0 +1,53 @@
+"""What the docs tell people to type works, and every link in them leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = [DOCS / "index.md", DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+BOX = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = "<!-- not run by the tests: "
+
+
+def boxes(page: Path) -> str:
+    return "".join(BOX.findall(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page", [page for page in PAGES if boxes(page)], ids=lambda page: page.stem)
+def test_what_a_page_tells_to_type_works(page: Path, tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    stim = "import stim, sys; sys.exit(stim.main(command_line_args=sys.argv[1:]))"
+    for name, call in (("autoqec", "-m cli.autoqec"), ("stim", f"-c '{stim}'")):
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -P {call} "$@"\n', encoding="utf-8")
+        (tools / name).chmod(0o755)
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    env = {**kept, "HOME": str(tmp_path), "PATH": f"{tools}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    place = tmp_path / "work"
+    place.mkdir()
+    script = f"set -euo pipefail\n{boxes(page)}"
+    done = subprocess.run(["bash", "-c", script], cwd=place, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "fault in autoqec" not in done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_box_is_run_or_says_why_not(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for before, language in re.findall(r"^(.*)\n```(\w*)\n(?:.*\n)*?```$", text, re.MULTILINE):
+        assert language == "sh" or before.startswith(NOT_RUN), before
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
