@@ -87,6 +87,6 @@ class Ran:
         self.layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
 
 
-@pytest.fixture(scope="session")
-def ok_round(env_text: str, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+@pytest.fixture(scope="module")
+def ok_round(env_text: str, tmp_path_factory: pytest.TempPathFactory, quick_smoke: None) -> Ran:
     return Ran(config_for(env_text, tmp_path_factory.mktemp("ok") / "runs" / "r" / "round_1"))
