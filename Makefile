@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 # One thread a process: results repeat, and the tests' two processes do not fight.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test test-all test-crash bench prove-judge setup-sandbox setup-browser ci-tools lint docs
+.PHONY: help install run test test-all test-crash bench pictures prove-judge setup-sandbox setup-browser ci-tools lint docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
@@ -59,6 +59,9 @@ test-crash: install
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(ARGS)
+
+pictures: install
+	$(BIN)/python -m docs.pictures $(ARGS)
 
 prove-judge: install
 	$(BIN)/python -m benchmarks.prove_judge $(ARGS)
