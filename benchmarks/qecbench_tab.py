@@ -48,8 +48,8 @@ CONFIGS, THOROUGH, LARGE = 520, 50, 24
 FIDELITIES = {"full": 1.0, "quarter": 0.25, "sixteenth": 0.0625}
 SEEDS = (0, 1, 2)
 SMALL_ENV, LARGE_ENV = "smoke", "surface_d5_depol"
-# At most ten seconds of one core at full fidelity; slow nets give up shots, not time.
-FULL = PROFILES["smoke"].model_copy(update={"train_shots": 131_072, "finetune_shots": 4_096, "train_gflops": 500})
+# A few seconds of one core at full fidelity, ten at most; slow nets give up shots, not time.
+FULL = PROFILES["smoke"].model_copy(update={"train_shots": 65_536, "finetune_shots": 2_048, "train_gflops": 120})
 
 
 @dataclass(frozen=True)
