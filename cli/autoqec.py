@@ -29,6 +29,7 @@ COMMANDS = {
     "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
     "evaluate": ("cli.commands.evaluate", "Run an agent over a dataset of environments."),
     "bench-ideators": ("cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
+    "memory": ("cli.commands.memory", "What runs learned, in one file; older runs can be put into it."),
     "mcp": ("cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
     "envs": ("cli.commands.envs", "List the envs that can be named without a path."),
     "machine-state": ("cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
@@ -67,7 +68,7 @@ def group() -> None:
 
 
 PROFILE_NAMES = ("smoke", "dev", "prod")
-IDEATORS = ("tpe", "random", "evolve", "llm", "hybrid", "replay")
+IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 
 
 @group.command("run")
@@ -84,6 +85,18 @@ IDEATORS = ("tpe", "random", "evolve", "llm", "hybrid", "replay")
 @click.option("--model", help="Language model of the roles that one takes.")
 @click.option("--cassette", type=click.Path(path_type=Path), help="Play this recording instead of asking a model.")
 @click.option("--replay-of", metavar="RUN", help="The older run whose proposals `--ideator replay` repeats.")
+@click.option(
+    "--ideator-memory",
+    metavar="CHECKPOINT",
+    type=click.Path(path_type=Path),
+    help="With llm or hybrid: the agent that RunTime saved there proposes, with its memory.",
+)
+@click.option(
+    "--memory",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="What earlier runs learned: a model reads it, every run adds its rounds.",
+)
 @click.option("--open-surface", is_flag=True, help="Let the model edit the surface's code, not the config alone.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Rounds measured at once.")
 @click.option(

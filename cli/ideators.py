@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.agents import analyst, coder
 from autoqec.contracts.history import Begun, HistoryRow
-from autoqec.errors import InputError
+from autoqec.errors import ContractError, InputError
 from autoqec.lm.config import LMConfig, get_lm_client, role_config
-from autoqec.lm.errors import BudgetExceeded
+from autoqec.lm.errors import BudgetExceeded, LmCassetteMiss, LmError
 from autoqec.orchestration.budget import Budget
-from autoqec.orchestration.run import Roles, search
+from autoqec.orchestration.run import SEARCHES, Roles, search
 from autoqec.search.hybrid import Hybrid
 from autoqec.search.replay import Replay
 from autoqec.store.history import History
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 OnEvent = Callable[[str, dict[str, Any]], None]
 View = dict[str, Any]
 
-SEARCHES = ("tpe", "random", "evolve")
 NAMES = (*SEARCHES, "llm", "hybrid", "replay")
 # hybrid: the search is in charge, and its proposals are taken word for word, so no model stands in the Coder's place.
 ROLES = {"llm": ("ideator", "coder", "analyst"), "hybrid": ("ideator", "analyst")}
@@ -45,7 +44,8 @@ class Choice:
 
     model: for every role that AUTOQEC_<ROLE>_MODEL does not name one for. cassette: a recorded one, played instead of
     asking a model. replay_of: the older run of `replay`. max_usd, max_tokens: what the models may cost in all.
-    open_surface: the Coder may edit the surface's code, not the config alone.
+    open_surface: the Coder may edit the surface's code, not the config alone. ideator_memory: a checkpoint of RunTime,
+    whose agent proposes with its memory. memory: what earlier runs learned, read by a model and added to by every run.
     """
 
     ideator: str = "tpe"
@@ -55,6 +55,8 @@ class Choice:
     max_usd: float | None = None
     max_tokens: int | None = None
     open_surface: bool = False
+    ideator_memory: Path | None = None
+    memory: Path | None = None
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -105,11 +107,35 @@ def check(choice: Choice, root: Path) -> None:
         raise InputError(what, where="--ideator", mend="choose --ideator llm or hybrid")
     if choice.cassette is not None and not choice.cassette.is_file():
         raise InputError("the cassette is not there", where=str(choice.cassette), mend="record one first")
+    if choice.ideator_memory is not None:
+        _check_checkpoint(choice)
+    if choice.memory is not None:
+        from autoqec.runtime.learned import Learned
+
+        Learned(choice.memory)
     for role in choice.models:
         config = choice.config(role)
         config.resolved_backend()
         if choice.cassette is None:
             get_lm_client(config)
+
+
+def _check_checkpoint(choice: Choice) -> None:
+    from autoqec.runtime import checkpoints
+
+    if not choice.models:
+        what = f"an agent from a checkpoint asks a language model, and ideator `{choice.ideator}` asks none"
+        raise InputError(what, where="--ideator-memory", mend="choose --ideator llm or hybrid")
+    checkpoints.load(str(choice.ideator_memory))
+
+
+def learn(choice: Choice, run: Run) -> int:
+    """Put what the run's rounds taught into `choice.memory`; how many were new to it. Each is learned once."""
+    if choice.memory is None:
+        return 0
+    from autoqec.runtime.learned import Learned
+
+    return Learned(choice.memory).learn(run.info.run_id, run.env, run.memory.history.rows())
 
 
 def speakers(choice: Choice, run: Run, on_event: OnEvent, budget: Budget | None = None) -> tuple[Roles, Limits]:
@@ -144,7 +170,7 @@ class _Models:
         from autoqec.lm.cassette import Tape
         from autoqec.lm.ledger import Ledger
 
-        self._run, self._on_event = run, on_event
+        self._choice, self._run, self._on_event = choice, run, on_event
         self.over: str | None = None
         layout = run.layout
         if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
@@ -159,8 +185,37 @@ class _Models:
     def ideator(self) -> Callable[[View], Any]:
         from autoqec.agents.llm_roles import LlmIdeator
 
+        lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
+        if checkpoint is not None:
+            from autoqec.runtime import bridge
+
+            return self._booked(self._handing_over(bridge.ideator(checkpoint, lm)))
         cost = partial(predict_cost, self._run.env_text)
-        return self._booked(LlmIdeator(self._clients["ideator"], on_event=self._on_event, predict_cost=cost))
+        return self._booked(self._remembering(LlmIdeator(lm, on_event=self._on_event, predict_cost=cost)))
+
+    def _handing_over(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+        """The role; None where its answer can't be used, so that the search takes the round."""
+
+        def speak(view: View) -> Any:
+            try:
+                return role(view)
+            except (BudgetExceeded, LmCassetteMiss):
+                raise
+            except (InputError, ContractError, LmError) as error:
+                about = {"role": "ideator", "error": type(error).__name__, "what": str(error)[:400]}
+                self._on_event("lm_given_up", about)
+                return None
+
+        return speak
+
+    def _remembering(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+        """The role, told what earlier runs learned."""
+        if self._choice.memory is None:
+            return role
+        from autoqec.runtime.learned import Learned
+
+        notes = Learned(self._choice.memory).notes(self._run.env, but=self._run.info.run_id)
+        return lambda view: role(view | {"notes": notes})
 
     def coder(self) -> Callable[[View], Any]:
         from autoqec.agents.llm_roles import LlmCoder

@@ -61,6 +61,8 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
         max_usd=money.get("usd"),
         max_tokens=int(money["tokens"]) if "tokens" in money else None,
         open_surface=chosen["open_surface"],
+        ideator_memory=chosen["ideator_memory"],
+        memory=chosen["memory"],
     )
     if chosen["no_llm"] and choice.models:
         raise InputError(f"ideator `{choice.ideator}` asks a language model", where="--no-llm", mend="--ideator tpe")
@@ -132,6 +134,8 @@ def go(order: Order, out: Out) -> int:
         except KeyboardInterrupt as error:
             mend = f"autoqec run --resume {run.layout.run_id}"
             raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, mend=mend) from error
+        if learned := ideators.learn(order.choice, run):
+            out.note(f"{learned} rounds learned into {order.choice.memory}")
     shown = run_view.load(run.layout)
     print_summary(target, shown)
     out.note(f"Stopped: {outcome.stopped}")

@@ -118,14 +118,21 @@ def observation(facts: Facts, library: ClauseLibrary, told: Sequence[str], n_pro
     ]
     return "\n".join(
         [
-            f"Design a neural predecoder for {facts.name} (distance {facts.distance}, {facts.rounds} rounds, "
-            f"p = {facts.p:g}, {facts.n_detectors} detectors). Keys and values:",
+            f"{task(facts)} Keys and values:",
             *offered,
             "Reply with one JSON object of keys and values; `type` is needed. A higher relative gain over plain "
             "matching is better.",
             *(["Proposals so far:", *told] if told else []),
             f"Proposal {len(told) + 1} of {n_proposals}:",
         ]
+    )
+
+
+def task(facts: Facts) -> str:
+    """The task in one sentence: what memories find their like by."""
+    return (
+        f"Design a neural predecoder for {facts.name} (distance {facts.distance}, {facts.rounds} rounds, "
+        f"p = {facts.p:g}, {facts.n_detectors} detectors)."
     )
 
 

@@ -45,7 +45,7 @@ def propose(view: dict[str, Any]) -> IdeatorResponse:
                 learner.apply(lesson)
         for _ in range(DRAWS):
             learner.design([env])
-            config = env.state.config()
+            config = moves.reading(env.state.config(), state.inputs)
             if state.is_new(config):
                 move = Move(f"policy-{config['type']}", _about(config, len(written)), config)
                 break

@@ -32,7 +32,13 @@ from autoqec.store import atomic, files
 from autoqec.store.layout import RUN_ID, SURFACE, SURFACE_CONFIG, RunLayout, runs_dir
 
 SECRET_BYTES = 32
-SEARCHES = ("tpe", "random", "evolve")
+# Ideators without a language model, by name; what they need is imported when one is asked for.
+SEARCHES = {
+    "tpe": "autoqec.search.tpe",
+    "random": "autoqec.search.random",
+    "evolve": "autoqec.search.evolve",
+    "policy": "autoqec.environments.policy_ideator",
+}
 View = dict[str, Any]
 
 
@@ -53,7 +59,7 @@ def search(name: str) -> Callable[[View], IdeatorResponse]:
     """An ideator without a language model, by name. InputError lists the known ones."""
     if name not in SEARCHES:
         raise InputError(f"unknown ideator {name!r}", where="--ideator", mend=f"one of {', '.join(SEARCHES)}")
-    propose: Callable[[View], IdeatorResponse] = importlib.import_module(f"autoqec.search.{name}").propose
+    propose: Callable[[View], IdeatorResponse] = importlib.import_module(SEARCHES[name]).propose
     return propose
 
 

@@ -13,6 +13,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.environments.design import ClauseLibrary, Facts, PredecoderDraft
 from autoqec.environments.design_text import observation, proposal, written
+from autoqec.errors import InputError
 from autoqec.lm.base import LanguageModel
 from autoqec.runtime import checkpoints
 from autoqec.search import moves, space
@@ -31,13 +32,18 @@ def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
     return agent
 
 
-def ideator(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, Any]], IdeatorResponse]:
+def ideator(
+    checkpoint: Path | str, lm: LanguageModel, *, forgetful: bool = False
+) -> Callable[[dict[str, Any]], IdeatorResponse]:
     """An ideator (view -> proposal) that asks the trained agent as `DesignTextEnv` did, and learns nothing more.
 
     What the agent says that can't be read, is not on offer, or was tried, raises InputError: the caller has the no-key
-    ideator take the round.
+    ideator take the round. forgetful: the memoryless twin, to tell what the memory is worth.
     """
     agent = load_agent(checkpoint, lm)
+    memory = getattr(agent, "memory", None)
+    if forgetful and memory is not None:
+        memory.clear()
     library = ClauseLibrary.standard()
 
     def propose(view: dict[str, Any]) -> IdeatorResponse:
@@ -49,7 +55,9 @@ def ideator(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, An
             action = twin.act(observation(facts, library, told, len(told) + 1))
         draft = proposal(action, library, PredecoderDraft(facts))
         name = type(agent).__name__
-        config = draft.config()
+        config = moves.reading(draft.config(), state.inputs)
+        if not state.is_new(config):
+            raise InputError("this design was tried already", where="proposal")
         text = f"{name}, with what it learned on other codes, expects {written(draft.choices)} to err less"
         slug = f"memory-{config['type']}-{draft.signature[:6]}"
         return moves.reply(Move(slug, text, config), source=f"{name} {Path(checkpoint).name} {state.spoken}")

@@ -15,7 +15,9 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.errors import InputError
 from autoqec.lm.errors import LmAuth, LmCassetteMiss
 from autoqec.lm.ledger import Ledger
-from autoqec.orchestration.run import Roles, Run, search, start_run
+from autoqec.orchestration.run import SEARCHES, Roles, Run, search, start_run
+from autoqec.runtime.learned import Learned
+from autoqec.runtime.main import evaluate
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -23,6 +25,7 @@ from cli import ideators
 from cli.ideators import Choice, Limits
 from tests.conftest import Lab
 from tests.support import rounds
+from tests.unit.runtime.test_bridge import config
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 ANSWER = {"hypothesis": "messages see the lattice", "slug": "gnn-eleven", "fork_from": [], "proposal": GNN}
@@ -55,7 +58,7 @@ def silent(kind: str, payload: dict[str, Any]) -> None:
 
 
 def test_every_search_has_its_name() -> None:
-    for name in ideators.SEARCHES:
+    for name in SEARCHES:
         assert callable(search(name))
 
 
@@ -70,6 +73,9 @@ def test_every_search_has_its_name() -> None:
         (Choice("random", max_usd=1.0), "asks no language model"),
         (Choice("llm", model="gpt-unheard-of"), "no backend"),
         (Choice("llm", cassette=Path("nowhere.jsonl")), "not there"),
+        (Choice("policy", ideator_memory=Path("ep_000001")), "asks a language model"),
+        (Choice("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
+        (Choice("tpe", memory=Path("nowhere/memory.jsonl")), "no memory can be kept"),
     ],
 )
 def test_a_wrong_choice_is_told_before_a_run_exists(choice: Choice, words: str, tmp_path: Path) -> None:
@@ -156,3 +162,55 @@ def test_the_loops_own_limits_come_first() -> None:
     limits = Limits(rounds=1, also=lambda rows: "the other reason")
     assert limits.spent([rounds.row(1)], 0.0) == "1 of 1 rounds"
     assert limits.spent([], 0.0) == "the other reason"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An agent that RunTime trained on another task."""
+    return evaluate(config(tmp_path_factory.mktemp("trained"))).results_dir / "c/latest"
+
+
+def proposing(folder: Path, say: str) -> str:
+    """A model that proposes a design, if it remembers something."""
+    path = folder / "design.jsonl"
+    path.write_text(json.dumps({"when": "F: .*Design a neural", "say": say}) + "\n", encoding="utf-8")
+    return f"scripted:{path}"
+
+
+def test_a_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    model = proposing(tmp_path, '{"type": "mlp", "mlp.depth": 2}')
+    choice = Choice("llm", model=model, ideator_memory=checkpoint)
+    ideators.check(choice, run.repo.root)
+    roles, _ = ideators.speakers(choice, run, silent)
+    reply = roles.ideator(view(run))
+    assert reply is not None and reply.proposal["mlp"]["depth"] == 2 and reply.source.startswith("MemoryAgent latest")
+    assert Ledger(run.layout.ledger).by_attempt["attempt-1"].calls == 1
+    assert len(jsonl.read(run.layout.cassette)) == 1, "taped like every other"
+
+
+@pytest.mark.parametrize("say", ["let me think", '{"type": "mlp", "mlp.depth": 99}', '{"mlp.depth": 2}'])
+def test_what_a_trained_agent_says_amiss_is_for_the_search(
+    run: Run, checkpoint: Path, tmp_path: Path, say: str
+) -> None:
+    told: list[str] = []
+    choice = Choice("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
+    roles, _ = ideators.speakers(choice, run, lambda kind, payload: told.append(kind))
+    assert roles.ideator(view(run)) is None and told == ["lm_given_up"]
+
+
+def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_path: Path) -> None:
+    file, row = tmp_path / "memory.jsonl", rounds.row(1, dsl_config=GNN, status="train_error", status_reason="NaN")
+    Learned(file).learn("an older run", run.env, [row])
+    roles, _ = ideators.speakers(Choice("llm", model=model, memory=file), run, silent)
+    assert roles.ideator(view(run)) is not None
+    (line,) = jsonl.read(run.layout.cassette)
+    prompt = json.dumps(line["request"])
+    assert "notes from earlier runs" in prompt and "train_error: NaN" in prompt and "hidden=11" in prompt
+
+
+def test_every_run_teaches_and_each_round_once(run: Run, tmp_path: Path) -> None:
+    run.layout.round(1).dir.mkdir()
+    run.memory.history.append_row(rounds.row(1, dsl_config=GNN))
+    choice = Choice("tpe", memory=tmp_path / "memory.jsonl")
+    assert (ideators.learn(choice, run), ideators.learn(choice, run)) == (1, 0)
+    assert ideators.learn(Choice("tpe"), run) == 0 and len(Learned(tmp_path / "memory.jsonl")) == 1

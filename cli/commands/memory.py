@@ -1,0 +1,56 @@
+"""`autoqec memory`: what runs learned, in one file; rounds of older runs are put into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
+from cli import places
+from cli.common import Out, options
+
+
+@click.command("memory")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--import", "runs", multiple=True, metavar="RUN", help="A run's id, directory or history.jsonl; repeat it."
+)
+@click.option("--env", help="Show what a model would be told before it designs for this env.")
+@options
+def command(file: Path, runs: tuple[str, ...], env: str | None, out: Out) -> None:
+    """What FILE holds, as `autoqec run --memory FILE` reads it; --import adds the rounds of older runs, each once."""
+    from autoqec.runtime.learned import Learned
+    from autoqec.store.files import load_env
+
+    if not runs and not file.exists():
+        raise InputError("there is no such memory", where=str(file), mend=f"autoqec memory {file} --import RUN")
+    told = [_told(run) for run in runs]  # every run is read before anything is written
+    learned = Learned(file)
+    for run_id, spec, rows in told:
+        added = learned.learn(run_id, spec, rows)
+        out.emit({"event": "imported", "run": run_id, "rounds": added})
+        out.say(f"{added} rounds of run {run_id} were new")
+    notes = learned.notes(load_env(places.env_file(env))[0]) if env else []
+    out.emit({"event": "memory", "file": str(file), "type": learned.memory.config.type, "entries": len(learned),
+              "notes": notes})  # fmt: skip
+    out.say(f"{file}: a memory of type {learned.memory.config.type} with {len(learned)} entries")
+    for note in notes:
+        out.say(f"  {note}")
+
+
+def _told(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
+    """A run's id, env and rows: of this repository, or wherever the directory lies."""
+    from autoqec.store.files import parse_env, read_text
+    from autoqec.store.history import History
+    from autoqec.store.layout import RunLayout
+
+    place = Path(run).resolve()
+    directory = place.parent if place.is_file() else place
+    layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else places.run_layout(run)
+    if not layout.history.is_file():
+        raise InputError("is no run with a history.jsonl", where=run, mend="name an id, or a directory runs/RUN_ID")
+    text = read_text(layout.env, what="the run's env", mend=f"put the env that the run was made for at {layout.env}")
+    return layout.run_id, parse_env(text, where=str(layout.env)), History(layout).rows()
