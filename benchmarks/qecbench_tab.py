@@ -49,7 +49,7 @@ FIDELITIES = {"full": 1.0, "quarter": 0.25, "sixteenth": 0.0625}
 SEEDS = (0, 1, 2)
 SMALL_ENV, LARGE_ENV = "smoke", "surface_d5_depol"
 # A few seconds of one core at full fidelity, ten at most; slow nets give up shots, not time.
-FULL = PROFILES["smoke"].model_copy(update={"train_shots": 65_536, "finetune_shots": 2_048, "train_gflops": 120})
+FULL = PROFILES["smoke"].model_copy(update={"train_shots": 49_152, "finetune_shots": 2_048, "train_gflops": 40})
 
 
 @dataclass(frozen=True)
