@@ -13,7 +13,7 @@ SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
 SINTER_DECODER = re.compile(r"^sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)$")
-BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bplsd")
+BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bplsd", "tesseract", "relay_bp")
 
 
 class StimGeneratorCode(Contract):
@@ -26,6 +26,7 @@ class StimGeneratorCode(Contract):
         "surface_code:unrotated_memory_z",
         "surface_code:unrotated_memory_x",
         "repetition_code:memory",
+        "color_code:memory_xyz",
     ]
     distance: int = Field(ge=2, le=63)
     rounds: int = Field(ge=1, le=10_000)

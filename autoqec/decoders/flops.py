@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -63,7 +64,8 @@ def count(model: Predecoder, n_detectors: int) -> Cost:
     shot = torch.zeros(1, n_detectors)
     try:
         with torch.no_grad(), FlopCounterMode(display=False) as matrix, _Elementwise() as rest:
-            model(shot)
+            # Detached weights: torch's counter cannot follow an output that is a view of a parameter and nothing else.
+            functional_call(model, model.state_dict(), (shot,))
     finally:
         model.train(was_training)
     stored = sum(value.numel() for value in model.state_dict().values())

@@ -284,8 +284,10 @@ def _decodable(env: EnvSpec) -> str:
 
     Returns what a net may read: `all` where no detector lies outside the backend's own sector.
     """
+    from autoqec.qec import guests
     from autoqec.qec.problem import Problem
 
+    guests.require(env)
     problems = [Problem.from_env(env, p) for p in env.points]
     return "other_sector" if len(problems[0].graph.other) else "all"
 

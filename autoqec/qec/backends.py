@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Protocol, cast
 
@@ -11,9 +10,9 @@ import pymatching
 import scipy.sparse as sp
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.contracts.env import SINTER_DECODER
 from autoqec.errors import InputError
 from autoqec.qec.bp import BpDecoder, Stage
+from autoqec.qec.guests import SinterDecoder, guest
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
 
@@ -110,27 +109,6 @@ class CorrelatedMwpm:
         return answers.astype(bool)
 
 
-class SinterDecoder:
-    """Any `sinter.Decoder`, by the function that lists it, as `sinter collect` names custom decoders."""
-
-    def __init__(self, problem: Problem, name: str, module: str, function: str, decoder: str) -> None:
-        self.name = name
-        self._n_observables = problem.n_observables
-        try:
-            listed = getattr(importlib.import_module(module), function)()
-            self._compiled = listed[decoder].compile_decoder_for_dem(dem=problem.dem)
-        except (ImportError, AttributeError, KeyError) as error:
-            raise InputError(
-                f"decoder {name!r} is not to be had here ({type(error).__name__}: {error})",
-                where=f"env `{problem.env.name}`, field `baselines`",
-                mend=f"pip install the package of {module}, or leave the decoder out",
-            ) from error
-
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
-        packed = self._compiled.decode_shots_bit_packed(bit_packed_detection_event_data=np.ascontiguousarray(detectors))
-        return unpack(packed, self._n_observables).astype(bool)
-
-
 def _bp(stage: Stage, name: str, order: int | None = None) -> Callable[[Problem], Backend]:
     """The env's own BP settings, but for a fixed order where the name gives one."""
 
@@ -153,8 +131,8 @@ BACKENDS: dict[str, Callable[[Problem], Backend]] = {
 
 def make(name: str, problem: Problem) -> Backend:
     """A backend by its name in an env; InputError lists the known ones."""
-    if match := SINTER_DECODER.match(name):
-        return SinterDecoder(problem, name, **match.groupdict())
+    if (asked := guest(name)) is not None:
+        return SinterDecoder(problem, name, asked)
     if name not in BACKENDS:
         raise InputError(
             f"unknown backend {name!r}", where="env field `backend`", mend=f"choose one of {', '.join(BACKENDS)}"

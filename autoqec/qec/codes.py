@@ -7,7 +7,15 @@ from typing import TypeAlias
 import numpy as np
 import stim
 
-from autoqec.contracts.env import BiasedNoise, BicycleCode, CssFileCode, DemFileCode, EnvSpec, StimFileCode
+from autoqec.contracts.env import (
+    FILE_CODES,
+    BiasedNoise,
+    BicycleCode,
+    CssFileCode,
+    DemFileCode,
+    EnvSpec,
+    StimFileCode,
+)
 from autoqec.errors import InputError
 from autoqec.qec import bicycle
 from autoqec.store.files import load_yaml
@@ -26,7 +34,9 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
         raise InputError(
             f"stim can't build this circuit ({str(error).strip().splitlines()[0]})",
             where=f"env `{env.name}`, field `code`",
-            mend="check the file with `stim analyze_errors --in FILE`",
+            mend="check the file with `stim analyze_errors --in FILE`"
+            if isinstance(env.code, FILE_CODES)
+            else "choose another distance or number of rounds",
         ) from error
     if source.num_observables == 0 or source.num_detectors == 0:
         raise InputError(
@@ -40,7 +50,7 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
 
 def _build(env: EnvSpec, p: float | None) -> Source:
     code = env.code
-    if isinstance(code, StimFileCode | DemFileCode | CssFileCode) and code.text is None:
+    if isinstance(code, FILE_CODES) and code.text is None:
         raise InputError("the file's text is missing", where="code.text", mend="load the env from its file")
     if isinstance(code, DemFileCode):
         return stim.DetectorErrorModel(code.text)

@@ -16,7 +16,7 @@ import yaml
 import autoqec.decoders.modules as own_surface
 from autoqec.contracts.dsl import FAMILIES, GnnConfig, PredecoderDSL, parse_dsl
 from autoqec.decoders import checkpoint, flops
-from autoqec.decoders.base import ProblemView
+from autoqec.decoders.base import Predecoder, ProblemView
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.modules.conv import lattice
 from autoqec.decoders.modules.gnn import ATTENTION
@@ -172,6 +172,20 @@ def test_scatter_work_is_not_free() -> None:
     one = flops.count(compile_predecoder(parse_dsl({**GNN, "gnn": {"hidden": 6, "layers": 1}}), prob, seed=0), 24)
     two = flops.count(compile_predecoder(parse_dsl(GNN), prob, seed=0), 24)
     assert two.flops_per_syndrome > 2 * one.flops_per_syndrome
+
+
+def test_a_body_that_is_a_view_of_its_parameters_is_counted() -> None:
+    class Bias(torch.nn.Module):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.zeros(n))
+
+        def forward(self, detections: torch.Tensor) -> torch.Tensor:
+            return self.bias.expand(len(detections), -1)
+
+    view = ProblemView.of(problem(3))
+    cost = flops.count(Predecoder(Bias(view.n_edges), view, "soft_priors"), view.n_detectors)
+    assert cost == flops.Cost(n_params=view.n_edges + 32, flops_per_syndrome=view.n_edges)  # prior + shift
 
 
 @pytest.mark.parametrize("config", ALL)

@@ -122,3 +122,32 @@ def test_phase_bias_spares_the_z_memory() -> None:
     even, strong = CircuitDepolarizing(p=(0.01,), target_p=0.01), BiasedNoise(p=(0.01,), target_p=0.01, eta=100)
     assert ler(strong, "z") < 0.8 * ler(even, "z")
     assert ler(strong, "x") > ler(even, "x")
+
+
+def colour(d: int, backend: str, rounds: int | None = None) -> EnvSpec:
+    return EnvSpec(
+        name="colour",
+        code=StimGeneratorCode(task="color_code:memory_xyz", distance=d, rounds=rounds or d),
+        noise=CircuitDepolarizing(p=(0.003,), target_p=0.003),
+        seed_policy=BANDS,
+        backend=backend,  # type: ignore[arg-type]
+        baselines=("mwpm",) if backend == "mwpm" else ("bposd_cs10",),
+    )
+
+
+def test_belief_propagation_decodes_the_colour_code() -> None:
+    prob = Problem.from_env(colour(5, "bposd"))
+    assert (prob.n_detectors, prob.n_observables) == (45, 1) and prob.H.sum(axis=0).max() > 2
+    plain = sample(prob, 500, 3).observables.any(axis=1).mean()
+    assert failures(prob, "bposd_cs10", 500) < 0.25 * plain
+
+
+def test_a_colour_code_has_no_matching_graph() -> None:
+    with pytest.raises(InputError, match="matching graph.*backend: bposd"):
+        Problem.from_env(colour(5, "mwpm"))
+
+
+@pytest.mark.parametrize(("d", "rounds"), [(4, 4), (3, 1)])
+def test_a_generator_that_refuses_names_what_to_change(d: int, rounds: int) -> None:
+    with pytest.raises(InputError, match="stim can't build.*choose another distance or number of rounds"):
+        Problem.from_env(colour(d, "bposd", rounds))
