@@ -32,7 +32,7 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml autoqec/qec/match.c
 	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. Mend: PY=/path/to/python3.12 make install" >&2; exit 2; }
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
 	# compat: a path entry, so that the package also wins over a lab's search surface under `python -m`

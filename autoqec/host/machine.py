@@ -67,10 +67,10 @@ def requirements_fingerprint() -> str:
 
 
 def code_sha256() -> str:
-    """SHA-256 over the trusted code: every .py of the packages autoqec and cli, the search surface left out."""
+    """SHA-256 over the trusted code: every .py and .c of the packages autoqec and cli, the search surface left out."""
     files = {}
     for root in (_PACKAGE, _PACKAGE.parent / "cli"):
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted((*root.rglob("*.py"), *root.rglob("*.c"))):
             if not path.is_relative_to(_SURFACE) and "__pycache__" not in path.parts:
                 files[path.relative_to(_PACKAGE.parent).as_posix()] = path
     return _sha256_of(files)

@@ -12,11 +12,10 @@ import scipy.sparse as sp
 from autoqec.contracts.dsl import OutputMode
 from autoqec.errors import InputError
 from autoqec.qec.bp import BpDecoder, Stage
+from autoqec.qec.exact import ExactMatcher
 from autoqec.qec.guests import SinterDecoder, guest
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
-
-MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
 
 
 class Backend(Protocol):
@@ -48,14 +47,8 @@ class Mwpm:
         inside = np.zeros((1, problem.n_detectors), np.uint8)
         inside[0, graph.own] = 1
         self._own_bits = np.packbits(inside, axis=1, bitorder="little")
-        self._matching = self._build(-graph.log_odds)
+        self._exact = ExactMatcher(graph.check_matrix)
         self._wide = self._build_wide(problem)
-
-    def _build(self, weights: np.ndarray) -> pymatching.Matching:
-        graph = self._graph
-        return pymatching.Matching.from_check_matrix(
-            graph.check_matrix, weights=weights, faults_matrix=graph.faults_matrix
-        )
 
     def _build_wide(self, problem: Problem) -> pymatching.Matching:
         """The same graph over all detector ids, so that packed shots need no repacking."""
@@ -77,23 +70,15 @@ class Mwpm:
         return self._wide.decode_batch(np.ascontiguousarray(own[:, :columns]), bit_packed_shots=True).astype(bool)
 
     def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """One matching a shot under weights -log_odds, clipped to +-MAX_LOG_ODDS nats.
+        """Each shot exactly, under weights -log_odds clipped to +-MAX_LOG_ODDS nats.
 
         Raises ValueError on a wrong shape or a value that is not finite.
         """
         graph = self._graph
         if log_odds.shape != (len(detectors), graph.n_edges):
             raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), graph.n_edges)}")
-        if not np.isfinite(log_odds).all():
-            raise ValueError("log-odds hold values that are not finite")
-        events = unpack(detectors, self._n_detectors)[:, graph.own]
-        weights = -np.clip(log_odds.astype(np.float64), -MAX_LOG_ODDS, MAX_LOG_ODDS)
-        answers = np.zeros((len(detectors), graph.observables.shape[1]), bool)
-        # Nothing fired and no edge is likelier flipped than not: the empty matching is the minimum.
-        trivial = ~events.any(axis=1) & (weights > 0).all(axis=1)
-        for shot in np.nonzero(~trivial)[0]:
-            answers[shot] = self._build(weights[shot]).decode(events[shot])
-        return answers
+        taken = self._exact.solve(unpack(detectors, self._n_detectors)[:, graph.own], log_odds)
+        return (taken @ graph.observables & 1).astype(bool)
 
 
 class CorrelatedMwpm:

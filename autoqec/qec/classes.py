@@ -12,7 +12,7 @@ import pymatching
 import scipy.sparse as sp
 
 from autoqec.errors import InputError
-from autoqec.qec.backends import MAX_LOG_ODDS
+from autoqec.qec.exact import MAX_LOG_ODDS, ExactMatcher
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack
@@ -37,6 +37,7 @@ class TwoClassMatcher:
         self._own = graph.own
         self._gauge = _gauge(graph, name)
         self._checks = _cut(graph, self._gauge, name)
+        self._exact = ExactMatcher(self._checks)
         self._weights = -graph.log_odds
         self._capped: tuple[float, pymatching.Matching] | None = None
 
@@ -60,15 +61,9 @@ class TwoClassMatcher:
         detections: uint8 [n, n_detectors]; log_odds: [n, n_edges], clipped to +-MAX_LOG_ODDS.
         Returns (not flipped, flipped), both uint8 [n, n_edges]. Raises ValueError on a value that is not finite.
         """
-        if not np.isfinite(log_odds).all():
-            raise ValueError("log-odds hold values that are not finite")
-        weights = -np.clip(log_odds.astype(np.float64), -MAX_LOG_ODDS, MAX_LOG_ODDS)
         syndromes = np.stack(self._syndromes(detections), axis=1)
-        taken = np.empty((len(detections), 2, self._checks.shape[1]), np.uint8)
-        for shot in range(len(detections)):
-            matching = pymatching.Matching.from_check_matrix(self._checks, weights=weights[shot])
-            taken[shot] = matching.decode_batch(syndromes[shot])
-        return taken[:, 0], taken[:, 1]
+        taken = self._exact.solve(syndromes.reshape(-1, syndromes.shape[2]), log_odds)
+        return taken[::2], taken[1::2]
 
     def _syndromes(self, detections: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """uint8 [n, len(own) + 1] for either class: B fires by the class and by the gauge of what fired."""

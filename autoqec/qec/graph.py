@@ -36,11 +36,6 @@ class DecodingGraph:
         """float64 [n_edges], log(p / (1 - p)); a matching weight is minus this."""
         return np.log(self.prior) - np.log1p(-self.prior)
 
-    @cached_property
-    def faults_matrix(self) -> sp.csc_matrix:
-        """uint8 [n_observables, n_edges]."""
-        return sp.csc_matrix(self.observables.T)
-
 
 @dataclass(frozen=True, eq=False)
 class TannerGraph(DecodingGraph):

@@ -1,0 +1,87 @@
+"""Exact matching of single shots, each under its own weights: match.c, and PyMatching where that leaves a shot.
+
+Where the package was built without a C compiler, PyMatching builds a graph a shot: the same answers, slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymatching
+import scipy.sparse as sp
+
+MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
+_LIBRARY = Path(__file__).with_name("_match" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+_FUNCTION = "autoqec_match_1"  # renamed with its arguments: a library of another version is not called
+
+
+@functools.cache
+def compiled() -> Any | None:
+    """The C function; None where it was not built."""
+    try:
+        function = getattr(ctypes.CDLL(str(_LIBRARY)), _FUNCTION)
+    except (OSError, AttributeError):
+        return None
+    ints, words = np.ctypeslib.ndpointer(np.int32, flags="C"), np.ctypeslib.ndpointer(np.uint8, flags="C")
+    reals = np.ctypeslib.ndpointer(np.float32, flags="C")
+    function.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32] * 2 + [ints] * 4 + [reals] + [words] * 3
+    return function
+
+
+class ExactMatcher:
+    """Minimum-weight edge sets that explain a syndrome, every shot under its own weights.
+
+    check_matrix: uint8 [n_nodes, n_edges]; one or two nodes an edge, one where it ends on the boundary.
+    """
+
+    def __init__(self, check_matrix: sp.csc_matrix) -> None:
+        self._checks = check_matrix
+        self._n_nodes, self._n_edges = check_matrix.shape
+        self._ends = np.full((self._n_edges, 2), -1, np.int32)
+        for edge in range(self._n_edges):
+            nodes = check_matrix.indices[check_matrix.indptr[edge] : check_matrix.indptr[edge + 1]]
+            self._ends[edge, : len(nodes)] = nodes
+        # Links: every edge from either end; those from the boundary (here node n_nodes) lead away from it.
+        here = np.where(self._ends < 0, self._n_nodes, self._ends).T.ravel()
+        order = np.argsort(here, kind="stable")
+        self._start = np.searchsorted(here[order], np.arange(self._n_nodes + 2)).astype(np.int32)
+        self._near = self._ends[:, ::-1].T.ravel()[order].astype(np.int32)
+        self._via = np.tile(np.arange(self._n_edges, dtype=np.int32), 2)[order]
+
+    def solve(self, events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """uint8 [n, n_edges]: the edges taken under weights -log_odds, clipped to +-MAX_LOG_ODDS nats.
+
+        events: uint8 [n, n_nodes]. log_odds: float [m, n_edges]; n / m shots in a row share one line of it.
+        Raises ValueError on a value that is not finite.
+        """
+        if not np.isfinite(log_odds).all():
+            raise ValueError("log-odds hold values that are not finite")
+        clipped = np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS, dtype=np.float32)
+        taken = np.empty((len(events), self._n_edges), np.uint8)
+        copies = len(events) // max(len(log_odds), 1)
+        for shot in np.nonzero(~self._solved(events, clipped, taken, copies))[0]:
+            matching = pymatching.Matching.from_check_matrix(
+                self._checks, weights=-clipped[shot // copies].astype(float)
+            )
+            taken[shot] = matching.decode(events[shot])
+        return taken
+
+    def _solved(self, events: np.ndarray, log_odds: np.ndarray, taken: np.ndarray, copies: int) -> np.ndarray:
+        """bool [n]: the shots whose line of `taken` is written."""
+        function = compiled()
+        if function is None or len(events) == 0:
+            # Nothing fired and no edge is likelier flipped than not: the empty matching is the minimum.
+            taken[:] = 0
+            quiet: np.ndarray = ~events.any(axis=1) & np.repeat((log_odds <= 0).all(axis=1), copies)
+            return quiet
+        done = np.empty(len(events), np.uint8)
+        toggled = np.array(events, np.uint8, order="C")
+        graph = (self._n_nodes, self._n_edges, self._ends, self._start, self._near, self._via)
+        if function(len(events), copies, *graph, np.ascontiguousarray(log_odds), toggled, taken, done) != 0:
+            raise MemoryError("out of memory while matching")
+        return done.astype(bool)
