@@ -31,7 +31,7 @@ class ParetoEntry(Contract):
     compose_mode: ComposeMode | None
 
 
-Point = tuple[float, ...]
+Point = tuple[float, float, float]
 
 
 def point(entry: ParetoEntry) -> Point:
@@ -49,7 +49,13 @@ def non_dominated(entries: Iterable[ParetoEntry]) -> list[ParetoEntry]:
     pool = list(entries)
     kept = non_dominated_points([point(entry) for entry in pool])
     front = [entry for entry, keep in zip(pool, kept, strict=True) if keep]
-    return sorted(front, key=lambda entry: (*(-value for value in point(entry)), entry.round_attempt_id))
+    return sorted(front, key=rank)
+
+
+def rank(entry: ParetoEntry) -> tuple[float, float, float, str]:
+    """The order of the front: largest delta first, then the cheaper, then the smaller; ids decide between equals."""
+    delta, flops, size = point(entry)
+    return (-delta, -flops, -size, entry.round_attempt_id)
 
 
 def non_dominated_points(points: Sequence[Point]) -> list[bool]:

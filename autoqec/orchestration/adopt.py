@@ -14,7 +14,7 @@ from autoqec.errors import InputError, RunPaused
 from autoqec.host import owner
 from autoqec.host.git import Repo
 from autoqec.orchestration import round_recorder
-from autoqec.orchestration.attempts import Standing, group, standings
+from autoqec.orchestration.attempts import Standing, standings
 from autoqec.orchestration.closing import is_closed
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.judging import Candidate, judge
@@ -38,8 +38,8 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
     if is_closed(layout):
         raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
     with owner.hold(layout.root):
-        recover(layout, repo, on_event)
-        one = _set_aside(gather(repo, layout), number)
+        recover(layout, repo, on_event, memory=memory)
+        one = _set_aside(gather(repo, layout, memory), number)
         tip = repo.rev_parse(f"refs/heads/{one.row.branch}")
         pointer = pointer_at(repo, str(tip), number)
         files = round_files(layout.round(number))
@@ -49,13 +49,13 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
             surface = Path(directory) / "modules"
             repo.extract(pointer.commit_sha, SURFACE, surface)
             candidate = Candidate(number, one.attempt_id, pointer.branch, pointer.commit_sha, metrics, surface)
-            report = judge(layout, info, candidate, layout.secret.read_bytes(), on_event or (lambda kind, told: None))
-        attempt = group(memory.history.attempts())[one.attempt_id]
+            report = judge(memory, info, candidate, layout.secret.read_bytes(), on_event or (lambda kind, told: None))
+        attempt = memory.attempts()[one.attempt_id]
         whole = round_recorder.build_row(attempt, metrics, pointer=pointer, report=report, config=files.config)
         row = round_recorder.adopted_row(whole, one.attempt_id)
         memory.append_round(row)
         reach("row_appended")
-        recover(layout, repo, on_event)
+        recover(layout, repo, on_event, memory=memory)
         return row
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from autoqec.contracts.history import AttemptLine, Begun, Charged, HistoryRow, Nominated, Planned
+from autoqec.contracts.history import AttemptLine, Charged, HistoryRow, Nominated, Planned
 from autoqec.contracts.round import ForkFrom
 
 
@@ -21,14 +20,25 @@ class Attempt:
     charged: Charged | None = None
 
 
+def reached(found: dict[str, Attempt], line: AttemptLine) -> Attempt:
+    """Take one line into `found`: attempts by id, in the order they began. Returns the attempt as it now stands."""
+    attempt = found.get(line.round_attempt_id) or Attempt(line.round_attempt_id, line.round)
+    if isinstance(line, Planned):
+        attempt = replace(attempt, planned=line)
+    elif isinstance(line, Nominated):
+        attempt = replace(attempt, nominated=line)
+    elif isinstance(line, Charged):
+        attempt = replace(attempt, charged=line)
+    found[attempt.id] = attempt
+    return attempt
+
+
 def group(lines: Iterable[AttemptLine]) -> dict[str, Attempt]:
     """Attempts by id, in the order they began."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Attempt] = {}
     for line in lines:
-        reached = found.setdefault(line.round_attempt_id, {"id": line.round_attempt_id, "round": line.round})
-        if not isinstance(line, Begun):
-            reached[line.kind] = line
-    return {name: Attempt(**reached) for name, reached in found.items()}
+        reached(found, line)
+    return found
 
 
 @dataclass(frozen=True)
@@ -46,34 +56,31 @@ class Standing:
     def branch(self) -> str | None:
         return None if self.gone else self.row.branch
 
-    def is_as(self, other: Standing) -> bool:
-        """Whether nothing was added since; rows are compared by identity, for they never change."""
-        return self.row is other.row and self.gone == other.gone
+
+def stand(found: dict[str, Standing], row: HistoryRow) -> Standing | None:
+    """Take one row into `found`: one standing a closed attempt, in the order of their first rows. Returns the one that
+    the row speaks of; None where it speaks of none."""
+    attempt_id = row.refers_to_attempt or row.round_attempt_id
+    if attempt_id is None:
+        return None
+    if row.status != "branch_manually_deleted":
+        found[attempt_id] = Standing(attempt_id, row)
+    elif attempt_id in found:
+        found[attempt_id] = replace(found[attempt_id], gone=True)
+    return found.get(attempt_id)
 
 
 def standings(rows: Iterable[HistoryRow]) -> list[Standing]:
     """One a closed attempt, in the order of their first rows."""
     found: dict[str, Standing] = {}
     for row in rows:
-        attempt_id = row.refers_to_attempt or row.round_attempt_id
-        if attempt_id is None:
-            continue
-        if row.status == "branch_manually_deleted":
-            if attempt_id in found:
-                found[attempt_id] = replace(found[attempt_id], gone=True)
-        else:
-            found[attempt_id] = Standing(attempt_id, row)
+        stand(found, row)
     return list(found.values())
 
 
 def is_finished(row: HistoryRow) -> bool:
     """Whether a row is a round that came to its end: what `--rounds` counts."""
     return row.refers_to_attempt is None and row.status not in ("orphaned_branch", "branch_manually_deleted")
-
-
-def next_round(attempts: dict[str, Attempt], rows: Iterable[HistoryRow]) -> int:
-    """Never a number that was used, finished or not."""
-    return max((*(one.round for one in attempts.values()), *(row.round for row in rows)), default=0) + 1
 
 
 def compose_parents(fork_from: ForkFrom) -> tuple[str, ...]:

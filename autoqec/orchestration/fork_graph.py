@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autoqec.contracts.front import ParetoEntry
@@ -13,7 +13,7 @@ from autoqec.orchestration.attempts import Standing, compose_parents
 BASELINE = "baseline"
 
 
-def text(info: RunInfo, nodes: Sequence[str], front: Sequence[ParetoEntry]) -> str:
+def text(info: RunInfo, nodes: Iterable[str], front: Sequence[ParetoEntry]) -> str:
     """fork_graph.json: {run_id, front, nodes}; one node a line, the baseline first, then in the order of their rows.
 
     front: ids of the verified front, best first. nodes: of `node`, as JSON.

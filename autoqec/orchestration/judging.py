@@ -19,7 +19,7 @@ from autoqec.errors import ContractError, InputError
 from autoqec.host import owner
 from autoqec.host.git import GitFailed, Repo
 from autoqec.orchestration import round_recorder, worktree
-from autoqec.orchestration.attempts import Standing, compose_parents, group, standings
+from autoqec.orchestration.attempts import Standing, compose_parents, standings
 from autoqec.orchestration.closing import is_closed, published_secret
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
@@ -46,13 +46,13 @@ class Candidate:
     surface: Path
 
 
-def judge(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes, on_event: OnEvent) -> VerifyReport:
+def judge(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes, on_event: OnEvent) -> VerifyReport:
     """Charge the attempt and have it judged; call while holding the run. What `verifier.verify` raises goes up."""
     from autoqec.eval import verifier
 
-    with _requested(layout, info, candidate, secret) as request:
+    with _requested(memory, info, candidate, secret) as request:
         artifact = verifier.artifact_sha256(request)
-        History(layout).append_attempt(
+        memory.history.append_attempt(
             Charged(
                 round_attempt_id=candidate.attempt_id,
                 round=candidate.number,
@@ -78,11 +78,11 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
 
     with _asked(layout, repo, number) as (info, one, candidate, secret):
         if one.row.verify_verdict is not None:
-            with _requested(layout, info, candidate, secret) as request:
+            with _requested(RunMemory(layout.root), info, candidate, secret) as request:
                 return verifier.verify(request, on_event=on_event)
         with owner.hold(layout.root):
-            report = judge(layout, info, candidate, secret, on_event)
             memory = RunMemory(layout.root)
+            report = judge(memory, info, candidate, secret, on_event)
             memory.append_round(round_recorder.judged_row(one.row, one.attempt_id, report))
             memory.rebuild_views()
             return report
@@ -102,7 +102,7 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
         raise InputError("no judgement stands to be replayed", where=str(place.dir), mend=f"autoqec verify {place.dir}")
     with (
         _asked(layout, repo, number) as (info, _, candidate, secret),
-        _requested(layout, info, candidate, secret) as request,
+        _requested(RunMemory(layout.root), info, candidate, secret) as request,
     ):
         return verifier.replay(standing, request, on_event=on_event)
 
@@ -137,25 +137,25 @@ def _measured(history: History, number: int) -> Standing:
 
 
 @contextmanager
-def _requested(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes) -> Iterator[VerifyRequest]:
+def _requested(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes) -> Iterator[VerifyRequest]:
     """The order for the judge; a composition's with its parents, checked out for as long as the context lasts."""
-    request = _request(layout, info, candidate, secret)
-    attempt = group(History(layout).attempts()).get(candidate.attempt_id)
+    request = _request(memory, info, candidate, secret)
+    attempt = memory.attempts().get(candidate.attempt_id)
     branches = compose_parents(attempt.planned.fork_from) if attempt and attempt.planned else ()
     with tempfile.TemporaryDirectory(prefix="autoqec-parents-") as directory:
         if len(branches) > 1:
             try:
-                parents = tuple(_parent(layout, info, branch, secret, Path(directory)) for branch in branches)
+                parents = tuple(_parent(memory, info, branch, secret, Path(directory)) for branch in branches)
                 request = replace(request, parents=parents)
             except (ContractError, InputError, GitFailed) as error:  # costs the comparison, not the judgement
                 request = replace(request, uncompared=error.what)
         yield request
 
 
-def _parent(layout: RunLayout, info: RunInfo, branch: str, secret: bytes, directory: Path) -> VerifyRequest:
+def _parent(memory: RunMemory, info: RunInfo, branch: str, secret: bytes, directory: Path) -> VerifyRequest:
     """A parent as it was judged: its own files, its branch's surface, the artifact that its report names."""
-    known = {one.row.branch: one for one in standings(History(layout).rows())}
-    one = known.get(branch)
+    layout = memory.layout
+    one = next((one for one in memory.standing().values() if one.row.branch == branch), None)
     if one is None or one.row.verify_verdict != "VERIFIED":
         raise InputError(f"parent {branch} is not VERIFIED")
     number = one.row.round
@@ -165,15 +165,15 @@ def _parent(layout: RunLayout, info: RunInfo, branch: str, secret: bytes, direct
     surface = directory / str(number)
     Repo.discover(layout.repo_root).extract(str(one.row.commit_sha), SURFACE, surface)
     parent = Candidate(number, one.attempt_id, branch, one.row.commit_sha, place.metrics, surface)
-    return replace(_request(layout, info, parent, secret), expected_artifact=place.report.artifact_sha256)
+    return replace(_request(memory, info, parent, secret), expected_artifact=place.report.artifact_sha256)
 
 
-def _request(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: bytes) -> VerifyRequest:
+def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes) -> VerifyRequest:
     """The order for the judge, from what the disk holds."""
     from autoqec.eval import verifier
 
-    history, place = History(layout), layout.round(candidate.number)
-    charged = [line for line in history.attempts() if isinstance(line, Charged)]
+    layout, place = memory.layout, memory.layout.round(candidate.number)
+    charged = [line for line in memory.history.attempts() if isinstance(line, Charged)]
     return verifier.VerifyRequest(
         env_text=files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}"),
         round=place,
@@ -189,9 +189,18 @@ def _request(layout: RunLayout, info: RunInfo, candidate: Candidate, secret: byt
         commit_sha=candidate.commit_sha,
         claimed=candidate.metrics,
         attempt_index=len(charged) + 1,
-        discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in standings(history.rows())),
-        # An attempt that was cut off while it was judged told nobody anything: its own charge is no earlier draw.
-        judged_before={
-            line.artifact_sha256: line.round for line in charged if line.round_attempt_id != candidate.attempt_id
-        },
+        discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in memory.standing().values()),
+        judged_before=_before(charged, candidate.attempt_id, judged=place.report_json.exists()),
+        shots=layout.shots,
     )
+
+
+def _before(charged: list[Charged], attempt_id: str, *, judged: bool) -> dict[str, int]:
+    """Artifact -> round of its first draw, in the order of charges: for a judged attempt, up to its own last one.
+
+    An attempt that was cut off while it was judged told nobody anything: its own charge is no earlier draw.
+    """
+    own = [index for index, line in enumerate(charged) if line.round_attempt_id == attempt_id]
+    until = own[-1] if own and judged else len(charged)
+    earlier = [line for line in charged[:until] if line.round_attempt_id != attempt_id]
+    return {line.artifact_sha256: line.round for line in reversed(earlier)}

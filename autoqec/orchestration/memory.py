@@ -9,11 +9,12 @@ from typing import Any
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.front import ParetoEntry, preview
-from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.history import AttemptLine, HistoryRow
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
 from autoqec.orchestration import fork_graph, views
-from autoqec.orchestration.attempts import Attempt, Standing, group, standings
+from autoqec.orchestration.attempts import Attempt, Standing, reached
+from autoqec.orchestration.tally import Tally
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -36,9 +37,55 @@ class RunMemory:
         self.layout = RunLayout(directory.parent.parent, directory.name)
         self.history = History(self.layout)
         self.pareto_filename = pareto_filename
-        self._sections: list[str] = []
-        self._told: dict[str, tuple[Standing, dict[str, Any]]] = {}
-        self._nodes: dict[str, tuple[Standing, str]] = {}
+        self._told = Told()
+        self._last: HistoryRow | None = None
+        self._attempts: dict[str, Attempt] = {}
+        self._open: dict[str, Attempt] = {}
+        self._lines = 0
+        self._last_line: AttemptLine | None = None
+        self._begun = 0
+        self._log: tuple[int, int] | None = None  # sections and bytes of log.md, once they are known to be right
+
+    # ---- what the run has come to
+
+    def attempts(self) -> dict[str, Attempt]:
+        """By id, in the order they began. Not to be changed."""
+        lines, count = self.history.attempts(), self._lines
+        if len(lines) < count or (count and lines[count - 1] is not self._last_line):
+            self._attempts, self._open, self._begun, count = {}, {}, 0, 0
+        for line in lines[count:]:
+            attempt = reached(self._attempts, line)
+            self._open[attempt.id] = attempt
+            self._begun = max(self._begun, attempt.round)
+        self._lines, self._last_line = len(lines), lines[-1] if lines else None
+        return self._attempts
+
+    def standing(self) -> dict[str, Standing]:
+        """Closed attempts by id, in the order of their first rows. Not to be changed."""
+        return self._caught_up().tally.standing
+
+    def by_branch(self, branches: Iterable[str]) -> dict[str, Standing]:
+        """The rounds that stand under these branches, those that were deleted left out."""
+        tally = self._caught_up().tally
+        named = {branch: tally.standing[tally.branches[branch]] for branch in branches if branch in tally.branches}
+        return {branch: one for branch, one in named.items() if one.branch == branch}
+
+    def next_round(self) -> int:
+        """Never a number that was used, finished or not."""
+        self.attempts()
+        return max(self._begun, self._caught_up().last_round) + 1
+
+    def _caught_up(self) -> Told:
+        rows = self.history.rows()
+        count = len(self._told.sections)
+        if len(rows) < count or (count and rows[count - 1] is not self._last):
+            self._told, self._log, count = Told(), None, 0  # restored from a backup, or cut
+        for row in rows[count:]:
+            self._told.take(row)
+        self._last = rows[-1] if rows else None
+        return self._told
+
+    # ---- what people see
 
     def append_round(self, row: HistoryRow) -> None:
         """The commit point of a round: durable on return."""
@@ -54,7 +101,7 @@ class RunMemory:
             self._write(self.layout.candidates)
         else:
             self._write(self.layout.pareto, self.layout.preview)
-        return views.verified_front(standings(self.history.rows()))
+        return list(self._caught_up().tally.front())
 
     def rebuild_views(self) -> list[Path]:
         """Bring every view up to date; a file that says so already is left alone. Returns what was written."""
@@ -62,56 +109,50 @@ class RunMemory:
 
     def stale_views(self) -> list[Path]:
         """Views that are missing or do not say what history says."""
-        return [path for path, text in self._views_now().items() if not _holds(path, text)]
+        return [path for path, text in self.views().items() if not _holds(path, text)]
+
+    def views(self) -> dict[Path, str]:
+        """What every view must hold, byte for byte."""
+        told, info = self._caught_up(), self.history.info()
+        return self._small(told) | {self.layout.log: views.log_head(info) + "".join(told.sections)}
+
+    def _small(self, told: Told) -> dict[Path, str]:
+        pareto, top = told.front()
+        return {
+            self.layout.pareto: pareto,
+            self.layout.preview: top,
+            self.layout.candidates: told.candidates(),
+            self.layout.fork_graph: fork_graph.text(self.history.info(), told.nodes.values(), told.tally.front()),
+        }
 
     def _write(self, *wanted: Path) -> list[Path]:
-        written = []
-        for path, text in self._views_now().items():
+        told, written = self._caught_up(), []
+        for path, text in self._small(told).items():
             if (not wanted or path in wanted) and not _holds(path, text):
                 atomic.write_text(path, text)
                 written.append(path)
+        if (not wanted or self.layout.log in wanted) and self._write_log(told):
+            written.append(self.layout.log)
         return written
 
-    def _views_now(self) -> dict[Path, str]:
-        return self.views(self.history.info(), self.history.rows())
+    def _write_log(self, told: Told) -> bool:
+        """Sections that came since are added at the end; a log that is not as it was left is written anew."""
+        path, total = self.layout.log, len(told.sections)
+        if self._log is None or not path.is_file() or path.stat().st_size != self._log[1]:
+            data = (views.log_head(self.history.info()) + "".join(told.sections)).encode()
+            stale = not _has(path, data)
+            if stale:
+                atomic.write_bytes(path, data)
+            self._log = total, len(data)
+            return stale
+        sections, size = self._log
+        data = "".join(told.sections[sections:]).encode()
+        if data:
+            atomic.append_bytes(path, data)
+        self._log = total, size + len(data)
+        return bool(data)
 
-    def views(self, info: RunInfo, rows: list[HistoryRow]) -> dict[Path, str]:
-        """What every view must hold, byte for byte."""
-        standing = standings(rows)
-        front = views.verified_front(standing)
-        return {
-            self.layout.pareto: _lines(entry.dump() for entry in front),
-            self.layout.preview: _lines(entry.dump() for entry in preview(front)),
-            self.layout.candidates: _lines(views.candidate_front(standing)),
-            self.layout.fork_graph: fork_graph.text(info, self._nodes_of(standing), front),
-            self.layout.log: views.log(info, standing, self._sections_of(rows)),
-        }
-
-    def _sections_of(self, rows: list[HistoryRow]) -> list[str]:
-        """Of the log. Rows never change, so only new ones are put into words."""
-        if len(rows) < len(self._sections):
-            self._sections = []
-        self._sections += [views.section(row) for row in rows[len(self._sections) :]]
-        return self._sections
-
-    def _nodes_of(self, standing: list[Standing]) -> list[str]:
-        """Of the fork graph, as JSON."""
-        by_branch = {one.row.branch: one.attempt_id for one in standing if one.row.branch}
-        found = []
-        for one in standing:
-            known = self._nodes.get(one.attempt_id)
-            if known is None or not one.is_as(known[0]):
-                value = fork_graph.node(one, by_branch)
-                known = self._nodes[one.attempt_id] = (one, json.dumps(value, ensure_ascii=False, allow_nan=False))
-            found.append(known[1])
-        return found
-
-    def _seen(self, one: Standing) -> dict[str, Any]:
-        """One round as the ideator sees it; a copy, for roles may do as they like with it."""
-        known = self._told.get(one.attempt_id)
-        if known is None or not one.is_as(known[0]):
-            known = self._told[one.attempt_id] = (one, _seen(one))
-        return dict(known[1])
+    # ---- what the roles see
 
     def l2_for_ideator(
         self, env: EnvSpec, baseline_config: dict[str, Any], *, inputs: str = "other_sector"
@@ -121,10 +162,11 @@ class RunMemory:
         baseline_config: the config that the baseline commit stands for. inputs: what a net of this env can read.
         `pending`: planned rounds without a row.
         """
-        info, rows, attempts = self.history.info(), self.history.rows(), group(self.history.attempts())
-        standing = standings(rows)
-        closed = {one.attempt_id for one in standing}
-        front = views.verified_front(standing)
+        info, told = self.history.info(), self._caught_up()
+        self.attempts()
+        front = told.tally.front()
+        for name in [name for name in self._open if name in told.tally.standing]:
+            del self._open[name]
         return {
             "run_id": info.run_id,
             "seed": info.seed,
@@ -132,8 +174,9 @@ class RunMemory:
             "profile": PROFILES[info.profile].dump(),
             "baseline_config": baseline_config,
             "inputs": inputs,
-            "history": [self._seen(one) for one in standing],
-            "pending": [_pending(one) for one in attempts.values() if one.planned and one.id not in closed],
+            # Copies, for roles may do as they like with them.
+            "history": [dict(row) for row in told.seen.values()],
+            "pending": [_pending(one) for one in self._open.values() if one.planned],
             "pareto": [entry.dump() for entry in front],
             "pareto_preview": [entry.dump() for entry in preview(front)],
         }
@@ -199,7 +242,10 @@ def _pending(attempt: Attempt) -> dict[str, Any]:
 
 
 def _holds(path: Path, text: str) -> bool:
-    data = text.encode()
+    return _has(path, text.encode())
+
+
+def _has(path: Path, data: bytes) -> bool:
     return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
 
 
@@ -207,3 +253,40 @@ def _lines(entries: Iterable[dict[str, Any]]) -> str:
     """A JSON list, one entry a line."""
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in entries)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
+
+
+class Told:
+    """What the rows taken in so far give rise to, each row put into words once: a function of them and their order."""
+
+    def __init__(self) -> None:
+        self.tally = Tally()
+        self.sections: list[str] = []
+        self.nodes: dict[str, str] = {}
+        self.seen: dict[str, dict[str, Any]] = {}
+        self.last_round = 0
+        self._front: tuple[list[ParetoEntry], str, str] | None = None
+        self._candidates: tuple[list[HistoryRow], str] | None = None
+
+    def take(self, row: HistoryRow) -> None:
+        one = self.tally.take(row)
+        if one is not None:
+            value = fork_graph.node(one, self.tally.branches)
+            self.nodes[one.attempt_id] = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            self.seen[one.attempt_id] = _seen(one)
+        self.sections.append(views.section(row, self.tally))
+        self.last_round = max(self.last_round, row.round)
+
+    def front(self) -> tuple[str, str]:
+        """pareto.json and pareto_preview.json."""
+        front = self.tally.front()
+        if self._front is None or self._front[0] is not front:
+            texts = [_lines(entry.dump() for entry in part) for part in (front, preview(front))]
+            self._front = front, texts[0], texts[1]
+        return self._front[1:]
+
+    def candidates(self) -> str:
+        """candidate_pareto.json."""
+        rows = self.tally.candidates()
+        if self._candidates is None or self._candidates[0] is not rows:
+            self._candidates = rows, _lines(map(views.candidate, rows))
+        return self._candidates[1]

@@ -32,18 +32,23 @@ def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[A
         return recover(layout, repo)
 
 
-def recover(layout: RunLayout, repo: Repo, on_event: OnEvent | None = None) -> list[Action]:
-    """As `reconcile`, for whoever holds the run already."""
+def recover(
+    layout: RunLayout, repo: Repo, on_event: OnEvent | None = None, *, memory: RunMemory | None = None
+) -> list[Action]:
+    """As `reconcile`, for whoever holds the run already. memory: the run's, where there is one, so that what is read
+    here need not be read again."""
+    memory = memory or RunMemory(layout.root)
     repo.heal()
-    actions = plan(survey.gather(repo, layout))
-    apply(actions, layout, repo)
+    actions = plan(survey.gather(repo, layout, memory))
+    apply(actions, memory, repo)
     if actions and on_event is not None:
         on_event("recovered", {"actions": [action.dump() for action in actions]})
     return actions
 
 
-def apply(actions: Sequence[Action], layout: RunLayout, repo: Repo) -> None:
+def apply(actions: Sequence[Action], memory: RunMemory, repo: Repo) -> None:
     """In the plan's order. Raises RunPaused for a pause, before anything is touched."""
+    layout = memory.layout
     for action in actions:
         if action.kind == "pause":
             raise RunPaused(action.why, where=action.branch or layout.run_id, mend=action.mend)
@@ -60,7 +65,6 @@ def apply(actions: Sequence[Action], layout: RunLayout, repo: Repo) -> None:
     if updates:
         repo.update_refs(updates)
         reach("recovery_refs_moved")
-    memory = RunMemory(layout.root)
     for action in actions:
         if action.row is not None:
             atomic.make_dir(layout.round(action.row.round).dir)

@@ -19,7 +19,7 @@ from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
 from autoqec.host.git import MergeConflict, RefUpdate
 from autoqec.orchestration import round_recorder, worktree
-from autoqec.orchestration.attempts import Attempt, Standing, compose_parents, group, next_round, standings
+from autoqec.orchestration.attempts import Attempt, Standing, compose_parents
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.judging import Candidate, judge
 from autoqec.orchestration.run import Run, search
@@ -47,7 +47,7 @@ class Opened:
 def open_round(run: Run, on_event: OnEvent) -> Opened:
     """Begin an attempt and bring its branch to the code commit."""
     history = run.memory.history
-    number = next_round(group(history.attempts()), history.rows())
+    number = run.memory.next_round()
     begun = Begun(round_attempt_id=str(uuid.uuid4()), round=number)
     history.append_attempt(begun)
     atomic.make_dir(run.layout.round(number).dir)
@@ -141,7 +141,7 @@ def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -
         try:
             surface = run.layout.worktree(opened.planned.branch) / SURFACE
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, surface)
-            report = judge(run.layout, run.info, candidate, run.secret, on_event)
+            report = judge(run.memory, run.info, candidate, run.secret, on_event)
         except (ContractError, InputError) as error:
             unjudged = f"not judged: {error}"
     found = round_files(layout)
@@ -204,7 +204,7 @@ def _edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderRespon
 
 def _standing(run: Run, branches: tuple[str, ...]) -> list[Standing]:
     """The recorded rounds of these branches, in this order. RoundFailed for one that cannot be forked."""
-    known = {one.branch: one for one in standings(run.memory.history.rows()) if one.branch}
+    known = run.memory.by_branch(branches)
     for branch in branches:
         if branch not in known or known[branch].row.commit_sha is None:
             raise RoundFailed("compile_error", f"`fork_from` names {branch}, which is no recorded branch of this run")

@@ -15,7 +15,7 @@ from autoqec.errors import AutoqecError
 from autoqec.host.git import Repo
 from autoqec.host.gittypes import parse_commit
 from autoqec.orchestration import worktree
-from autoqec.orchestration.attempts import Attempt, group, standings
+from autoqec.orchestration.attempts import Attempt
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.reconcile import RoundFiles, State, Tip
 from autoqec.store import files, jsonl
@@ -24,13 +24,13 @@ from autoqec.store.layout import RoundLayout, RunLayout, pointer_on_branch, quar
 Stored = TypeVar("Stored", bound=Contract)
 
 
-def gather(repo: Repo, layout: RunLayout) -> State:
-    """Call while holding the run: what is found unfinished is then a dead owner's."""
-    memory = RunMemory(layout.root)
+def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> State:
+    """Call while holding the run: what is found unfinished is then a dead owner's. memory: the run's, where one is
+    read already."""
+    memory = memory or RunMemory(layout.root)
     info, rows = memory.history.info(), memory.history.rows()
-    attempts = group(memory.history.attempts())
-    standing = standings(rows)
-    closed = {one.attempt_id for one in standing}
+    attempts, closed = dict(memory.attempts()), memory.standing()
+    standing = [*closed.values()]
     open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
     planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]
     shas = {

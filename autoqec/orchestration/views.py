@@ -2,100 +2,58 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from autoqec.contracts.front import ParetoEntry, non_dominated, non_dominated_points
+from autoqec.contracts.front import ParetoEntry, non_dominated
 from autoqec.contracts.history import HistoryRow, RunInfo
-from autoqec.orchestration.attempts import Standing, is_finished
+from autoqec.orchestration.attempts import Standing
+from autoqec.orchestration.tally import Tally, entry_of
 
 
 def verified_front(standing: Sequence[Standing]) -> list[ParetoEntry]:
     """Every VERIFIED, non-dominated round, best first. A deleted branch stays: its commit is pinned."""
-    return non_dominated(_entry(one) for one in standing if one.row.verify_verdict == "VERIFIED")
+    return non_dominated(entry_of(one) for one in standing if one.row.verify_verdict == "VERIFIED")
 
 
-def _entry(one: Standing) -> ParetoEntry:
-    row = one.row
-    flops, size = row.judge_flops_per_syndrome, row.judge_n_params
-    return ParetoEntry.model_validate(
-        {
-            "round_attempt_id": one.attempt_id,
-            "commit_sha": row.commit_sha,
-            "branch": row.branch,
-            "delta_vs_baseline_holdout": row.delta_vs_baseline_holdout,
-            "paired_eval_bundle_id": row.paired_eval_bundle_id,
-            "flops_per_syndrome": row.flops_per_syndrome if flops is None else flops,
-            "n_params": row.n_params if size is None else size,
-            "verdict": "VERIFIED",
-            "fork_from": row.fork_from,
-            "fork_from_canonical": row.fork_from_canonical,
-            "compose_mode": row.compose_mode,
-        }
-    )
+def candidate(row: HistoryRow) -> dict[str, Any]:
+    """A nominated round that no judge has confirmed, by the Runner's figures."""
+    return {
+        "round": row.round,
+        "delta_ler": row.delta_ler,
+        "flops_per_syndrome": row.flops_per_syndrome,
+        "n_params": row.n_params,
+        "checkpoint_path": row.checkpoint_path,
+        "verify_verdict": row.verify_verdict,
+    }
 
 
-def candidate_front(standing: Sequence[Standing]) -> list[dict[str, Any]]:
-    """Nominated rounds that are not verified and that none of their kind dominates, by the Runner's own figures."""
-    rows = [
-        one.row
-        for one in standing
-        if one.row.verdict == "candidate" and one.row.verify_verdict != "VERIFIED" and one.row.status == "ok"
-    ]
-    points = [(row.delta_ler or 0.0, -float(row.flops_per_syndrome or 0), -float(row.n_params or 0)) for row in rows]
-    kept = [row for row, keep in zip(rows, non_dominated_points(points), strict=True) if keep]
-    return [
-        {
-            "round": row.round,
-            "delta_ler": row.delta_ler,
-            "flops_per_syndrome": row.flops_per_syndrome,
-            "n_params": row.n_params,
-            "checkpoint_path": row.checkpoint_path,
-            "verify_verdict": row.verify_verdict,
-        }
-        for row in sorted(kept, key=lambda row: (-(row.delta_ler or 0.0), row.round))
-    ]
-
-
-def log(info: RunInfo, standing: Sequence[Standing], sections: Sequence[str]) -> str:
-    """log.md: a summary that is true of all that follows, then the `section` of every row."""
+def log_head(info: RunInfo) -> str:
+    """The beginning of log.md; the `section` of every row follows, and nothing before a section ever changes."""
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
-    head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
-    return head + _summary(standing) + "".join(sections)
+    return head + f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
 
 
-def _summary(standing: Sequence[Standing]) -> str:
-    finished = [one.row for one in standing if is_finished(one.row) or one.row.refers_to_attempt]
-    verdicts = Counter(row.verify_verdict for row in finished if row.verify_verdict)
-    failed = Counter(row.status for row in finished if row.status != "ok")
-    lost = sum(one.row.status == "orphaned_branch" for one in standing)
+def _so_far(tally: Tally) -> str:
+    """The run as it stood when a row was written."""
+    counts, verdicts = tally.counts, tally.verdicts
     parts = [
-        f"{len(finished)} rounds ended, {sum(row.verdict == 'candidate' for row in finished)} nominated; "
-        f"of these {verdicts['VERIFIED']} VERIFIED, {verdicts['SUSPICIOUS']} SUSPICIOUS, {verdicts['FAILED']} FAILED."
+        f"{counts['ended']} rounds ended, {counts['nominated']} nominated; of these {verdicts['VERIFIED']} VERIFIED, "
+        f"{verdicts['SUSPICIOUS']} SUSPICIOUS, {verdicts['FAILED']} FAILED."
     ]
+    failed = [(status, number) for status, number in sorted(tally.failed.items()) if number]
     if failed:
-        parts.append("Without a result: " + ", ".join(f"{n} {status}" for status, n in sorted(failed.items())) + ".")
-    if lost:
-        parts.append(f"Lost to a crash and closed by recovery: {lost}.")
-    front = verified_front(standing)
-    if not front:
-        parts.append("No decoder is verified yet.")
-        return "**Summary.** " + " ".join(parts) + "\n\n"
-    best = next(one.row for one in standing if one.attempt_id == front[0].round_attempt_id)
-    parts.append(f"Best verified: round {best.round} (`{front[0].branch}`), {_holdout(best)}{_panel(best)}.")
-    table = "| round | branch | Δ_LER, fresh shots | FLOPs | parameters |\n|---|---|---|---|---|\n"
-    rounds = {one.attempt_id: one.row.round for one in standing}
-    for entry in front:
-        table += (
-            f"| {rounds[entry.round_attempt_id]} | `{entry.branch}` | {entry.delta_vs_baseline_holdout:+.3e} "
-            f"| {entry.flops_per_syndrome} | {entry.n_params} |\n"
-        )
-    return "**Summary.** " + " ".join(parts) + f"\n\nThe front:\n\n{table}\n"
+        parts.append("Without a result: " + ", ".join(f"{number} {status}" for status, number in failed) + ".")
+    if counts["lost"]:
+        parts.append(f"Lost to a crash and closed by recovery: {counts['lost']}.")
+    if tally.best is None:
+        return " ".join([*parts, "No decoder is verified yet."])
+    best = tally.standing[tally.best.round_attempt_id].row
+    return " ".join([*parts, f"Best verified: round {best.round} (`{tally.best.branch}`), {_holdout(best)}."])
 
 
-def section(row: HistoryRow) -> str:
-    """One round: what was tried, what happened in figures, what it means, what next."""
+def section(row: HistoryRow, tally: Tally) -> str:
+    """One row: what was tried, what happened in figures, what it means, what next, and the run so far, with it."""
     what = row.verify_verdict or ("not nominated" if row.status == "ok" else row.status)
     title = f"## Round {row.round} · {row.branch or 'no branch'} · {what}\n\n"
     origin = "the baseline" if row.fork_from == "baseline" else f"`{row.fork_from_canonical}`"
@@ -107,6 +65,7 @@ def section(row: HistoryRow) -> str:
     parts.append(("What it means", _meaning(row)))
     if row.next_hypothesis_seed:
         parts.append(("Next", f"{_flat(row.next_hypothesis_seed)}."))
+    parts.append(("So far", _so_far(tally)))
     return title + "\n".join(f"**{name}.** {text.replace('..', '.')}\n" for name, text in parts) + "\n"
 
 

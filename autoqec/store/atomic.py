@@ -75,6 +75,30 @@ def write_json(path: Path | str, value: Any, *, mode: int = 0o644) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", mode=mode)
 
 
+def append_bytes(path: Path | str, data: bytes) -> None:
+    """Add `data` to the end of a file that is there: one write, durable on return; on failure it is cut back."""
+    path = Path(path)
+    with disk(path):
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            append_to(fd, data, os.fstat(fd).st_size)
+        finally:
+            os.close(fd)
+
+
+def append_to(fd: int, data: bytes, size: int) -> None:
+    """As `append_bytes`, to an open file of `size` bytes. Raises OSError."""
+    try:
+        if os.write(fd, data) != len(data):
+            raise OSError(errno.ENOSPC, "No space left on device (short write)")
+        os.fsync(fd)
+    except BaseException:
+        with suppress(OSError):
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        raise
+
+
 def write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:

@@ -25,6 +25,7 @@ class History:
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
         self._known: dict[Path, _Known] = {}
+        self._closed: tuple[list[Any], int, set[str]] = ([], 0, set())
 
     def rows(self) -> list[HistoryRow]:
         """Finished rounds, oldest first; a torn last line is left out, unknown keys are kept.
@@ -56,12 +57,19 @@ class History:
         jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage)
 
     def closed_attempts(self) -> set[str]:
-        """Attempts that have their row."""
-        return {
+        """Attempts that have their row; only rows that came since the last call are looked at."""
+        rows = self.rows()
+        values = self._known[self.layout.history].values
+        seen, count, closed = self._closed
+        if seen is not values:
+            count, closed = 0, set()
+        closed.update(
             row.round_attempt_id
-            for row in self.rows()
+            for row in rows[count:]
             if row.round_attempt_id is not None and row.refers_to_attempt is None
-        }
+        )
+        self._closed = values, len(rows), closed
+        return closed
 
     def info(self) -> RunInfo:
         """run.json. InputError where there is no such run; RunPaused where the file is damaged."""

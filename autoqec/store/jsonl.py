@@ -6,7 +6,6 @@ import fcntl
 import hashlib
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +29,7 @@ def append(path: Path | str, value: Any, *, salvage: Path | None = None) -> None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             size = _heal(fd, path, salvage or path.parent / "salvage")
-            _append_line(fd, line, size)
+            atomic.append_to(fd, line, size)
         finally:
             os.close(fd)
     if created:
@@ -88,18 +87,6 @@ def _open(path: Path) -> tuple[int, bool]:
         return os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
     except FileExistsError:
         return os.open(path, flags), False
-
-
-def _append_line(fd: int, line: bytes, size: int) -> None:
-    try:
-        if os.write(fd, line) != len(line):
-            raise OSError(28, "No space left on device (short write)")
-        os.fsync(fd)
-    except BaseException:
-        with suppress(OSError):
-            os.ftruncate(fd, size)
-            os.fsync(fd)
-        raise
 
 
 def _heal(fd: int, path: Path, salvage: Path) -> int:

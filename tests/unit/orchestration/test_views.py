@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,8 @@ import pytest
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.orchestration import fork_graph, views
-from autoqec.orchestration.attempts import group, is_finished, next_round, standings
-from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.attempts import is_finished, standings
+from autoqec.orchestration.memory import RunMemory, Told
 from autoqec.orchestration.round_recorder import deleted_row
 from autoqec.store.files import load_env
 from autoqec.store.history import History
@@ -153,11 +152,15 @@ def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
 # ---- attempts and graph
 
 
-def test_numbers_are_never_used_again() -> None:
-    attempts = group([rounds.begun(1), rounds.begun(2)])
-    assert next_round(attempts, []) == 3
-    assert next_round({}, [rounds.row(7)]) == 8
-    assert next_round({}, []) == 1
+def test_numbers_are_never_used_again(tmp_path: Path) -> None:
+    found = memory(tmp_path)
+    assert found.next_round() == 1
+    for number in (1, 2):
+        found.history.append_attempt(rounds.begun(number))
+    assert found.next_round() == 3
+    found.layout.round(7).dir.mkdir()
+    found.history.append_row(rounds.row(7))
+    assert found.next_round() == 8
 
 
 def test_lost_rounds_do_not_count_as_finished() -> None:
@@ -177,10 +180,11 @@ def graph() -> dict[str, Any]:
 
 
 def graph_of(rows: list[HistoryRow]) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as directory:
-        found = RunMemory(RunLayout(Path(directory), rounds.RUN_ID).root)
-        value: dict[str, Any] = json.loads(found.views(rounds.info(), rows)[found.layout.fork_graph])
-        return value
+    told = Told()
+    for row in rows:
+        told.take(row)
+    value: dict[str, Any] = json.loads(fork_graph.text(rounds.info(), told.nodes.values(), told.tally.front()))
+    return value
 
 
 def test_the_graph_knows_parents_in_their_order() -> None:
