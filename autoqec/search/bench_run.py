@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
@@ -26,7 +27,8 @@ class Score:
     """One strategy under one control; hypervolumes as shares of the best the table allows, means over seeds.
 
     final: after the last round. mean: averaged over rounds. at_equal_seconds: when the reference has spent half its
-    time. gap: final minus the reference's on the same seeds, with its 95% interval. verified: rounds a run.
+    time. gap: final minus the reference's on the same seeds, with its 95% interval. verified: rounds a run. dollars:
+    of a run's calls; NaN where a price is not known.
     """
 
     strategy: str
@@ -72,10 +74,10 @@ class Oracle:
         return moves.reply(move, source=f"oracle {self._quality:g}")
 
 
-def strategy(name: str, table: Table, rules: Rules) -> Propose:
+def strategy(name: str, table: Table, rules: Rules, *, known: Iterable[str] = ()) -> Propose:
     """`tpe`, `random`, `evolve`, `hybrid:Q` (an oracle of quality Q in [0, 1]), `hybrid:none` (one without answers).
 
-    InputError lists the known ones.
+    InputError lists the known ones, and those of the caller's (`known`).
     """
     if name in SEARCHES:
         return SEARCHES[name]
@@ -85,8 +87,8 @@ def strategy(name: str, table: Table, rules: Rules) -> Propose:
     except ValueError:
         value = -1.0
     if kind != "hybrid" or not (value is None or 0 <= value <= 1):
-        known = f"{', '.join(SEARCHES)}, hybrid:0 … hybrid:1, hybrid:none"
-        raise InputError(f"unknown strategy {name!r}", where="--strategies", mend=f"one of {known}")
+        names = f"{', '.join((*SEARCHES, *known))}, hybrid:0 … hybrid:1, hybrid:none"
+        raise InputError(f"unknown strategy {name!r}", where="--strategies", mend=f"one of {names}")
     return Hybrid(Oracle(table, value, rules))
 
 
@@ -98,24 +100,32 @@ def compare(
     rules: Rules,
     control: str = "none",
     others: dict[str, Propose] | None = None,
+    spent: Callable[[], float] = lambda: 0.0,
+    reference: str = REFERENCE,
     on_run: Callable[[str, int], None] = lambda name, seed: None,
 ) -> list[Score]:
     """Scores in the order of `names`, the reference first where it was left out. others: strategies by name that this
-    room does not know (a language model's)."""
-    names = list(dict.fromkeys(names if REFERENCE in names else [REFERENCE, *names]))
+    room does not know (a policy's, a language model's). spent: dollars that they have cost so far."""
+    names = list(dict.fromkeys(names if reference in names else [reference, *names]))
     ruled = list(_ruled(table, seeds, rules, control))
     for name in names:
         if name not in (others or {}):
-            strategy(name, table, rules)  # a wrong name is told before anything is run
+            strategy(name, table, rules, known=others or ())  # a wrong name is told before anything is run
     courses: dict[str, list[Course]] = {}
     for name in names:
         courses[name] = []
         for seed, mine in enumerate(ruled):
             propose = (others or {}).get(name) or strategy(name, table, mine)
-            courses[name].append(bench.simulate(propose, table, seed=seed, rules=mine))
+            before = spent()
+            own = partial(_since, spent, before)
+            courses[name].append(bench.simulate(propose, table, seed=seed, rules=mine, spent=own))
             on_run(name, seed)
     best = bench.best_possible(table)
-    return [_score(name, control, courses, rules, best) for name in names]
+    return [_score(name, control, courses, rules, best, reference) for name in names]
+
+
+def _since(spent: Callable[[], float], before: float) -> float:
+    return spent() - before
 
 
 def _ruled(table: Table, seeds: int, rules: Rules, control: str) -> Iterator[Rules]:
@@ -130,8 +140,8 @@ def _ruled(table: Table, seeds: int, rules: Rules, control: str) -> Iterator[Rul
             yield replace(rules, noop=control == "noop")
 
 
-def _score(name: str, control: str, courses: dict[str, list[Course]], rules: Rules, best: float) -> Score:
-    mine, reference = courses[name], courses[REFERENCE]
+def _score(name: str, control: str, courses: dict[str, list[Course]], rules: Rules, best: float, against: str) -> Score:
+    mine, reference = courses[name], courses[against]
     unit = best or 1.0
     finals = [course.hypervolume[-1] / unit for course in mine]
     gap, low, high = bench.difference(finals, [course.hypervolume[-1] / unit for course in reference])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,12 +12,15 @@ import click
 from cli.common import Out, options
 
 if TYPE_CHECKING:
+    from autoqec.search.bench import Rules
     from autoqec.search.bench_run import Score
+    from autoqec.search.bench_table import Table
 
+TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
 TABLE = Path("benchmarks/qecbench_tab.jsonl")
-NAMES = "random,evolve,tpe,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
+NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 HEAD = (
-    "| strategy | control | final | mean over rounds | at half the reference's seconds | minus random [95%] | verified "
+    "| strategy | control | final | mean over rounds | at half {0}'s seconds | minus {0} [95%] | verified "
     "| seconds | dollars |\n|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -24,6 +29,15 @@ HEAD = (
 @click.option("--table", type=click.Path(path_type=Path), default=TABLE, show_default=True)
 @click.option("--env", help="Env of the table; the first one where it is left out.")
 @click.option("--strategies", default=NAMES, show_default=True, help="hybrid:Q asks an oracle of quality Q.")
+@click.option("--reference", default="random", show_default=True, help="The strategy that all others are held against.")
+@click.option("--model", help="Language model of the strategies llm, hybrid:llm, memory and memoryless.")
+@click.option(
+    "--ideator-memory",
+    "checkpoint",
+    type=click.Path(path_type=Path),
+    help="Trained agent of `memory`; `memoryless` is the same one with nothing learned.",
+)
+@click.option("--budget", metavar="KEY=NUMBER,…", default="", help="usd, tokens: no call is made that could break it.")
 @click.option("--control", type=click.Choice(["none", "renamed", "shuffled", "noop", "all"]), default="none")
 @click.option("--seeds", type=click.IntRange(2), default=20, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
@@ -34,6 +48,10 @@ def command(
     table: Path,
     env: str | None,
     strategies: str,
+    reference: str,
+    model: str | None,
+    checkpoint: Path | None,
+    budget: str,
     control: str,
     seeds: int,
     rounds: int,
@@ -46,27 +64,52 @@ def command(
     from autoqec.search.bench_run import CONTROLS, compare
     from autoqec.search.bench_table import Table
     from autoqec.store import atomic
+    from cli.contestants import Contestants
+    from cli.ideators import split_budget
 
     known, rules = Table.read(table, env=env), Rules(rounds=rounds, val_shots=val_shots)
     names = [name.strip() for name in strategies.split(",") if name.strip()]
-    lines = [HEAD]
+    _, money = split_budget(budget)
+    tokens = int(money["tokens"]) if "tokens" in money else None
+    contestants = Contestants(known.env, model, checkpoint, money.get("usd"), tokens)
+    others, lines = contestants.named([*names, reference]), [HEAD.format(reference)]
     for one in CONTROLS if control == "all" else (control,):
-        for score in compare(known, names, seeds=seeds, rules=rules, control=one):
+        for score in compare(
+            known,
+            names,
+            seeds=seeds,
+            rules=rules,
+            control=one,
+            others=others,
+            spent=contestants.spent,
+            reference=reference,
+        ):
             out.emit(score.dump())
             lines.append(_line(score))
-    shots = known.plain.size
-    foot = (
-        f"\nEnv {known.env}, {len(known.cells)} configs, {shots} shots each ({shots // 2} for the judge); "
-        f"{seeds} seeds of {rounds} rounds, {val_shots} val shots; shares of the hypervolume that the table allows."
-    )
-    out.say("\n".join([*lines, foot]))
+    text = "\n".join([*lines, "", _foot(known, seeds, rules, contestants.given_up)])
+    out.say(text)
     if write is not None:
-        atomic.write_text(write, "\n".join([*lines, foot]) + "\n")
+        atomic.write_text(write, f"{TITLE}\n{text}\n")
+
+
+def _foot(table: Table, seeds: int, rules: Rules, given_up: int) -> str:
+    """What the figures rest on."""
+    from autoqec.search.bench import verifiable
+
+    ends = Counter(cell.status for cell in table.cells)
+    shots, worth = table.plain.size, len(verifiable(table))
+    foot = (
+        f"Env {table.env}, {len(table.cells)} configs ({', '.join(f'{n} {how}' for how, n in ends.most_common())}; "
+        f"{worth} that the judge would verify), {shots:,} shots each, half of them for the judge; {seeds} seeds of "
+        f"{rules.rounds} rounds, {rules.val_shots:,} val shots. Hypervolumes are shares of what the table allows; the "
+        "interval is a paired bootstrap over seeds."
+    )
+    return foot + (f" {given_up} rounds were left to the search by a model." if given_up else "")
 
 
 def _line(score: Score) -> str:
     return (
         f"| {score.strategy} | {score.control} | {score.final:.3f} | {score.mean:.3f} | {score.at_equal_seconds:.3f} "
         f"| {score.gap:+.3f} [{score.gap_low:+.3f}, {score.gap_high:+.3f}] | {score.verified:.1f} "
-        f"| {score.seconds:.0f} | {score.dollars:.2f} |"
+        f"| {score.seconds:.0f} | {'unknown' if math.isnan(score.dollars) else f'{score.dollars:.2f}'} |"
     )
