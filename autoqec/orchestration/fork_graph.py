@@ -49,14 +49,17 @@ def node(one: Standing, by_branch: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def draw(value: dict[str, Any]) -> list[str]:
-    """The graph as an indented tree, a line a round; a composition hangs under its first parent and names the rest."""
+def draw(value: dict[str, Any]) -> list[tuple[str, str]]:
+    """The graph as an indented tree, a line a round, each with the verdict or status that it may be coloured by.
+
+    A composition hangs under its first parent and names the others; `*` marks the verified front.
+    """
     nodes, front = {node["id"]: node for node in value["nodes"]}, set(value["front"])
     children: dict[str, list[str]] = {}
     for node in value["nodes"][1:]:
         first = node["parents"][0]
         children.setdefault(first if first in nodes else BASELINE, []).append(node["id"])
-    lines = [f"{BASELINE} {nodes[BASELINE]['commit_sha'][:10]}"]
+    lines = [(f"{BASELINE} {nodes[BASELINE]['commit_sha'][:10]}", BASELINE)]
     # Deep chains are common, so the tree is walked without recursion; the last in is drawn next.
     stack = [(child, "", n == 0) for n, child in enumerate(reversed(children.get(BASELINE, [])))]
     while stack:
@@ -65,20 +68,29 @@ def draw(value: dict[str, Any]) -> list[str]:
         others = [_label(nodes.get(other), other) for other in node["parents"][1:]]
         joined = f" + {', '.join(others)}" if others else ""
         star = " *" if name in front else ""
-        lines.append(f"{indent}{'└─' if last else '├─'} {_label(node, name)}{joined}{_outcome(node)}{star}")
+        branch = f"{indent}{'└─' if last else '├─'} "
+        lines.append((f"{branch}{_label(node, name)}{joined}{_outcome(node)}{star}", _kind(node)))
         below = indent + ("   " if last else "│  ")
         stack += [(child, below, n == 0) for n, child in enumerate(reversed(children.get(name, [])))]
     return lines
 
 
 def dot(value: dict[str, Any]) -> str:
-    """The graph in Graphviz' language; the front is drawn bold."""
+    """The graph in Graphviz' language; the front is drawn bold, a composition's later parents dashed."""
     lines = ["digraph rounds {", "  rankdir=LR;", f'  "{BASELINE}" [shape=box];']
     for node in value["nodes"][1:]:
-        style = ', style="bold"' if node["id"] in value["front"] else ""
-        lines.append(f'  "{node["id"]}" [label="{_label(node, node["id"])}{_outcome(node)}"{style}];')
-        lines += [f'  "{parent}" -> "{node["id"]}";' for parent in node["parents"]]
+        style = ", style=bold" if node["id"] in value["front"] else ""
+        label = _quoted(f"{_label(node, node['id'])}{_outcome(node)}")
+        lines.append(f"  {_quoted(node['id'])} [label={label}{style}];")
+        for number, parent in enumerate(node["parents"]):
+            dashed = " [style=dashed]" if number else ""
+            lines.append(f"  {_quoted(parent)} -> {_quoted(node['id'])}{dashed};")
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A Graphviz string: foreign words can neither end it nor start an escape."""
+    return '"' + " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _label(node: dict[str, Any] | None, name: str) -> str:
@@ -87,6 +99,14 @@ def _label(node: dict[str, Any] | None, name: str) -> str:
     return f"round {node['round']} {(node['branch'] or 'no branch').rsplit('/', 1)[-1]}"
 
 
+def _kind(node: dict[str, Any]) -> str:
+    return str(node["verify_verdict"] or node["status"])
+
+
 def _outcome(node: dict[str, Any]) -> str:
-    figure = "" if node["delta_vs_baseline_holdout"] is None else f" {node['delta_vs_baseline_holdout']:+.2e}"
-    return f" · {node['verify_verdict'] or node['status']}{figure}"
+    words = [node["status"], *([node["verify_verdict"]] if node["verify_verdict"] else [])]
+    if node["delta_vs_baseline_holdout"] is not None:
+        words.append(f"Δ {node['delta_vs_baseline_holdout']:+.2e}")
+    elif node["delta_ler"] is not None:
+        words.append(f"val Δ {node['delta_ler']:+.2e}")
+    return "".join(f" · {word}" for word in words)

@@ -116,6 +116,11 @@ class RunMemory:
         told, info = self._caught_up(), self.history.info()
         return self._small(told) | {self.layout.log: views.log_head(info) + "".join(told.sections)}
 
+    def graph(self) -> dict[str, Any]:
+        """What fork_graph.json holds, from history."""
+        value: dict[str, Any] = json.loads(self._small(self._caught_up())[self.layout.fork_graph])
+        return value
+
     def _small(self, told: Told) -> dict[Path, str]:
         pareto, top = told.front()
         return {

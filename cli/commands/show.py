@@ -7,17 +7,25 @@ from pathlib import Path
 import click
 
 from autoqec.errors import AutoqecError
+from autoqec.store.layout import RunLayout
 from cli import places
 from cli.common import Out, options
 
 
 @click.command("show")
 @click.argument("run", required=False)
+@click.option("--graph", is_flag=True, help="Draw which round stands on which; * is on the verified front.")
+@click.option("--dot", is_flag=True, help="The same for Graphviz: autoqec show RUN --dot | dot -Tsvg.")
 @options
-def command(run: str | None, out: Out) -> None:
+def command(run: str | None, graph: bool, dot: bool, out: Out) -> None:
     """List the runs here; with RUN its rounds, its verified front and what the best decoder gains."""
+    if (graph or dot) and run is None:
+        raise click.UsageError("--graph and --dot draw one run: name it; `autoqec show` lists the runs")
     if run is None:
         _list(places.lab_root(), out)
+        return
+    if graph or dot:
+        _graph(places.run_layout(run), dot, out)
         return
     from autoqec.report import run_view
     from autoqec.report.summary import print_summary
@@ -28,10 +36,29 @@ def command(run: str | None, out: Out) -> None:
     out.emit(view.dump())
 
 
+def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
+    """From history, so that a stale view shows nothing wrong."""
+    from rich.text import Text
+
+    from autoqec.orchestration import fork_graph
+    from autoqec.orchestration.memory import RunMemory
+    from autoqec.report.summary import VERDICT_STYLE
+    from autoqec.report.terminal import console
+    from autoqec.report.text import plain
+
+    value = RunMemory(layout.root).graph()
+    if dot:
+        out.say(fork_graph.dot(value).rstrip())
+    else:
+        target = console(err=out.json)
+        for line, kind in fork_graph.draw(value):
+            target.print(Text(plain(line, 2000), style=VERDICT_STYLE.get(kind, "")), soft_wrap=True)
+    out.emit(value)
+
+
 def _list(root: Path, out: Out) -> None:
     from autoqec.report import run_view
     from autoqec.report.text import plain
-    from autoqec.store.layout import RunLayout
 
     ids = places.run_ids(root)
     if not ids:

@@ -200,12 +200,22 @@ def test_the_graph_knows_parents_in_their_order() -> None:
 
 
 def test_the_graph_is_drawn_as_a_tree() -> None:
-    lines = fork_graph.draw(graph())
+    drawn = fork_graph.draw(graph())
+    lines = [line for line, _ in drawn]
     assert lines[0].startswith("baseline ")
     assert [len(line) - len(line.lstrip(" │")) for line in lines[1:]] == [0, 3, 6]
     assert "+ round 1" in lines[3] and lines[3].rstrip().endswith("*")
-    text = fork_graph.dot(graph())
-    assert text.count("->") == 4 and text.startswith("digraph")
+    assert "ok · FAILED · Δ +2.00e-03" in lines[2]
+    assert [kind for _, kind in drawn] == ["baseline", "VERIFIED", "FAILED", "VERIFIED"]
+
+
+def test_the_graph_for_graphviz_cannot_be_broken_out_of() -> None:
+    value = graph()
+    assert fork_graph.dot(value).count("->") == 4 and fork_graph.dot(value).count("dashed") == 1
+    value["nodes"][1]["branch"] = 'exp/x/01-a"];\n  evil -> "'
+    text = fork_graph.dot(value)
+    assert text.count("\n") == fork_graph.dot(graph()).count("\n")
+    assert '01-a\\"]; evil -> \\"' in text
 
 
 def test_a_chain_of_thousands_is_drawn() -> None:
