@@ -1,13 +1,15 @@
-"""Figures of decoding and sampling, each a ratio within one run: `make bench`.
+"""Figures of decoding and sampling, each a ratio within one run: `make bench`; of nets, `make bench ARGS=--aims`.
 
 CPU seconds, not wall-clock, and the median of several repetitions, so that a busy machine says the same.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pymatching
@@ -17,6 +19,7 @@ from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, Stim
 from autoqec.qec import backends, exact, sampling
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
+from benchmarks import aims
 from benchmarks.table import Row, record
 
 REPEATS = 5
@@ -154,6 +157,13 @@ def sampling_rows() -> list[Row]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--aims", nargs="*", metavar="NAME", help="train and measure nets instead: all, or those named")
+    parser.add_argument("--dir", type=Path, default=Path("outputs/aims"), help="where trained nets stay")
+    asked = parser.parse_args()
+    if asked.aims is not None:
+        aims.main(asked.aims, asked.dir)
+        return
     rows = [*soft_rows(), *plain_rows(), *sampling_rows()]
     record("decoding and sampling", rows)
     for row in rows:

@@ -19,6 +19,13 @@ def test_a_suite_replaces_its_own_rows_only(tmp_path: Path) -> None:
     assert readme.read_text() == render(rows) and "| three | 3 | aim / bar |" in readme.read_text()
 
 
+def test_a_part_of_a_suite_replaces_the_rows_of_its_names(tmp_path: Path) -> None:
+    paths = {"results": tmp_path / "results.json", "readme": tmp_path / "README.md"}
+    record("a", [Row("one", "1", "aim", "runs"), Row("two", "2", "aim", "runs")], **paths)
+    record("a", [Row("two", "3", "aim", "runs")], whole=False, **paths)
+    assert [(row["name"], row["figure"]) for row in load(paths["results"])] == [("one", "1"), ("two", "3")]
+
+
 def test_the_table_that_is_here_is_its_results() -> None:
     assert table.README.read_text() == render(load())
 

@@ -1,0 +1,200 @@
+"""What nets reach against correlated matching: `make bench ARGS=--aims`, an hour and more of one core.
+
+Each net is trained by the Runner, in its sandbox, as a round is (`runner.run_round`), and then decodes fresh shots of
+the circuit beside the panel. A round that stands in the directory is measured again, not trained again.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.round import RunnerConfig
+from autoqec.contracts.verdict import PairedEffect
+from autoqec.decoders import checkpoint
+from autoqec.qec import backends, sampling
+from autoqec.qec.problem import Problem
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, paired, wrong
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.runner import run_round
+from autoqec.store import atomic, files
+from autoqec.store.layout import RoundLayout
+from benchmarks.table import Row, record
+
+SUITE = "nets: aims"
+CHUNK = 10_000
+SEED = 1
+CORRELATED = "mwpm_correlated"
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One net. train, finetune: shots of either phase. points: (p, fresh shots, the aim in words)."""
+
+    name: str
+    title: str
+    env: str
+    config: dict[str, Any]
+    train: int
+    finetune: int
+    points: tuple[tuple[float, int, str], ...]
+    training: dict[str, Any] = field(default_factory=dict)
+
+
+def mlp(hidden: int, **more: Any) -> dict[str, Any]:
+    return {"mlp": {"inputs": "other_sector", "hidden": hidden, "depth": 2, "activation": "relu", "skip": True} | more}
+
+
+AIMS = (
+    Aim(
+        "d5",
+        "surface d=5 z",
+        "surface_d5_depol",
+        mlp(256),
+        train=1_750_000,
+        finetune=900_000,
+        points=(
+            (0.005, 500_000, ">= 15% fewer, <= 200k parameters, <= 5 CPU-minutes of training"),
+            (0.003, 500_000, "interval above 0, unretrained"),
+            (0.010, 100_000, "interval above 0, unretrained"),
+        ),
+    ),
+    Aim(
+        "d5x",
+        "surface d=5 x",
+        "surface_d5_x_depol",
+        mlp(256),
+        train=1_750_000,
+        finetune=900_000,
+        points=((0.005, 500_000, "as z, within intervals"),),
+    ),
+    Aim(
+        "tiny",
+        "surface d=5 z, tiny",
+        "surface_d5_depol",
+        mlp(48, skip=False),
+        train=1_750_000,
+        finetune=300_000,
+        points=((0.005, 500_000, "interval above 0, <= 20k parameters"),),
+    ),
+    Aim(
+        "d7",
+        "surface d=7 z",
+        "surface_d7_depol",
+        mlp(256),
+        train=2_500_000,
+        finetune=450_000,
+        points=((0.005, 300_000, "interval above 0"), (0.003, 500_000, "interval above 0, unretrained")),
+    ),
+)
+
+
+def measure(aim: Aim, directory: Path) -> Iterator[Row]:
+    env_text = resources("autoqec.envs.builtin").joinpath(f"{aim.env}.yaml").read_text(encoding="utf-8")
+    env = files.parse_env(env_text, where=aim.env)
+    layout = RoundLayout(directory / aim.name, 1)
+    cost = trained(aim, env_text, layout)
+    problem = Problem.from_env(env)
+    model, _ = checkpoint.load(layout.checkpoint, problem)
+    agent = PredecoderAgent(model.eval(), cost["flops_per_syndrome"])
+    for p, shots, wanted in aim.points:
+        effects = against_panel(env, problem, agent, p, shots)
+        correlated = effects[CORRELATED]
+        counts = correlated.counts
+        yield Row(
+            f"{aim.title} p={p:g}: fewer failures than correlated matching",
+            percent(correlated),
+            f"{CORRELATED} on the same fresh shots (LER {counts.errors_reference / shots:.2e}); aim: {wanted}; "
+            f"against plain matching {percent(effects['mwpm'])}",
+            f"{shots:,} shots, {counts.errors_reference:,} and {counts.errors_candidate:,} failures; "
+            f"{cost['n_params']:,} parameters, {cost['train_shots']:,} training shots, "
+            f"{cost['cpu_s']:.0f} CPU s for the whole round at p={problem.p:g}, seed {SEED}",
+        )
+
+
+def trained(aim: Aim, env_text: str, layout: RoundLayout) -> dict[str, Any]:
+    """Cost of the net in `layout`, trained now unless it was before."""
+    kept = layout.dir / "bench.json"
+    if kept.exists():
+        found: dict[str, Any] = json.loads(kept.read_text())
+        return found
+    sizes = {
+        "train_shots": aim.train,
+        "finetune_shots": aim.finetune,
+        "train_gflops": 10**6,
+        "round_wallclock_s": 10**5,
+    }
+    PROFILES["dev"] = PROFILES["dev"].model_copy(update=sizes)
+    config = {"type": next(iter(aim.config)), **aim.config, "training": aim.training}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    metrics = run_round(
+        RunnerConfig(env_yaml=env_text, predecoder_config=config, seed=SEED, round_dir=str(layout.dir)),
+        on_event=progress,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    if metrics.status != "ok":
+        raise SystemExit(f"{aim.name}: {metrics.status}: {metrics.status_reason}")
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    cost = {
+        "n_params": metrics.n_params,
+        "flops_per_syndrome": metrics.flops_per_syndrome,
+        "train_shots": metrics.train_shots,
+        "cpu_s": cpu_s,
+    }
+    atomic.write_json(kept, cost)
+    return cost
+
+
+def progress(kind: str, event: dict[str, Any]) -> None:
+    if event.get("eta_s") is not None:
+        where = f"{event['phase']}: {event['step']} of {event['steps']}"
+        print(f"  {where}, loss {event['loss']:.4f}, {event['eta_s']:.0f} s left", flush=True)
+
+
+def against_panel(
+    env: EnvSpec, trained_on: Problem, agent: PredecoderAgent, p: float, shots: int
+) -> dict[str, PairedEffect]:
+    """Paired effects on fresh shots at p; away from where it trained, the log-odds move with the public priors."""
+    problem = Problem.from_env(env, p)
+    soft = backends.make_soft(problem, agent.output_mode)
+    shift = (problem.graph.log_odds - trained_on.graph.log_odds).astype(np.float32)
+    panel = {"mwpm": soft, CORRELATED: backends.make(CORRELATED, problem)}
+    counts = dict.fromkeys(panel, NO_PAIRS)
+    for start in range(0, shots, CHUNK):
+        seed = sampling.band_seed(env.seed_policy.holdout, "aims", str(p), start)
+        fresh = sampling.sample(problem, min(CHUNK, shots - start), seed)
+        log_odds = agent.infer(sampling.unpack(fresh.detectors, problem.n_detectors)) + shift
+        lost = wrong(soft.decode_soft(fresh.detectors, log_odds), fresh.observables)
+        for name, backend in panel.items():
+            errors = wrong(backend.decode(fresh.detectors), fresh.observables)
+            counts[name] = add_pairs(counts[name], count_pairs(errors, lost))
+    return {name: paired(found, reference=name, p=p) for name, found in counts.items()}
+
+
+def percent(effect: PairedEffect) -> str:
+    if effect.relative is None or effect.relative_low is None or effect.relative_high is None:
+        return "no failures"
+    return f"{100 * effect.relative:.1f}% [{100 * effect.relative_low:.1f}, {100 * effect.relative_high:.1f}]"
+
+
+def main(names: list[str], directory: Path) -> None:
+    """Rows are recorded one by one: what was measured stays when the rest is interrupted."""
+    known = {aim.name for aim in AIMS}
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"unknown aim {unknown[0]!r}. Mend: choose of {', '.join(sorted(known))}")
+    for aim in AIMS:
+        if names and aim.name not in names:
+            continue
+        print(aim.title)
+        for row in measure(aim, directory):
+            record(SUITE, [row], whole=False)
+            print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})", flush=True)
