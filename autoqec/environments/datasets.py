@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from autoqec.contracts.base import first_fault
 from autoqec.environments.base import EnvDataset, EnvDatasetConfig
-from autoqec.environments.design_text import DesignDataset, DesignDatasetConfig
+from autoqec.environments.design_text import DesignDataset, DesignDatasetConfig, Rounds
 from autoqec.environments.ledger import LedgerDataset, LedgerDatasetConfig
 from autoqec.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
 from autoqec.errors import InputError
@@ -37,6 +37,10 @@ def parse_dataset_config(data: Any, *, where: str = "dataset") -> EnvDatasetConf
         raise InputError(first_fault(error), where=where) from error
 
 
-def build_dataset(config: EnvDatasetConfig, *, logger: logging.Logger | None = None) -> EnvDataset[Any]:
-    """The environments of a config."""
+def build_dataset(
+    config: EnvDatasetConfig, *, logger: logging.Logger | None = None, rounds: Rounds | None = None
+) -> EnvDataset[Any]:
+    """The environments of a config. rounds: what runs real rounds for designs, see `DesignDataset`."""
+    if isinstance(config, DesignDatasetConfig):
+        return DesignDataset(config, logger=logger, rounds=rounds)
     return DATASETS[config.kind][1](config, logger=logger)

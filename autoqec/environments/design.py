@@ -97,6 +97,9 @@ class PredecoderDraft:
         family = self.choices["type"]
         return space.build({key: value for key, value in self.choices.items() if fits(key, family)})
 
+    def clone(self) -> PredecoderDraft:
+        return copy.deepcopy(self)
+
     @property
     def signature(self) -> str:
         """The structure's name: clauses that say what is the default anyway don't count."""

@@ -7,19 +7,25 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.profiles import ProfileName
 from autoqec.environments.base import EnvDataset, EnvDatasetConfig, Environment, Step, finished
 from autoqec.environments.design import ClauseLibrary, Facts, PredecoderDraft, constants, fits
+from autoqec.environments.hall_of_fame import HallOfFame
+from autoqec.environments.rounds import RoundRoutine
 from autoqec.environments.routines import Evaluated, ScreenRoutine, TabularRoutine, score_of_loss
 from autoqec.errors import AutoqecError, InputError
+from autoqec.search.space import Config
 from autoqec.store import files
 
 Routine = Callable[[PredecoderDraft], Evaluated]
+Rounds = Callable[[str, ProfileName, Config], Mapping[str, Any]]
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
@@ -165,8 +171,10 @@ class ScreenSettings(Contract):
 class DesignDatasetConfig(EnvDatasetConfig):
     kind: Literal["design"] = "design"
     tasks: tuple[DesignTask, ...] = Field(min_length=1)
-    routine: Literal["tabular", "screen"] = "tabular"
+    routine: Literal["tabular", "screen", "round"] = "tabular"
     screen: ScreenSettings = ScreenSettings()
+    promote: int = Field(default=1, ge=1, description="routine `round`: designs that are the best so far in the screen")
+    profile: ProfileName = Field(default="smoke", description="of the rounds that promoted designs become")
     n_proposals: int = Field(default=3, ge=1)
 
     @model_validator(mode="after")
@@ -187,9 +195,15 @@ class DesignDatasetConfig(EnvDatasetConfig):
 
 
 class DesignDataset(EnvDataset[DesignDatasetConfig]):
-    """One environment a task."""
+    """One environment a task. rounds: (env text, profile, config) -> the row of the round that was run."""
 
-    def __init__(self, config: DesignDatasetConfig, *, logger: logging.Logger | None = None) -> None:
+    def __init__(
+        self, config: DesignDatasetConfig, *, logger: logging.Logger | None = None, rounds: Rounds | None = None
+    ) -> None:
+        if config.routine == "round" and rounds is None:
+            what = "the routine `round` needs a repository to run in"
+            raise InputError(what, where="dataset.routine", mend="autoqec init lab && cd lab, and evaluate there")
+        self._rounds = rounds
         super().__init__(config, logger=logger)
 
     def load_dataset(self) -> list[Environment]:
@@ -203,5 +217,8 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
             template = PredecoderDraft(facts, constants(table.configs))
             library = ClauseLibrary.of_configs(table.configs)
             return DesignTextEnv(template, library, table, n_proposals=n, best=table.best(), env_id=task.id)
-        routine = ScreenRoutine(text, **self.config.screen.dump())
+        routine: Routine = ScreenRoutine(text, **self.config.screen.dump())
+        if self._rounds is not None and self.config.routine == "round":
+            run_round = partial(self._rounds, text, self.config.profile)
+            routine = RoundRoutine(env, routine, run_round, HallOfFame(self.config.promote))
         return DesignTextEnv(PredecoderDraft(facts), ClauseLibrary.standard(), routine, n_proposals=n, env_id=task.id)

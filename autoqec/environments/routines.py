@@ -91,7 +91,7 @@ class TabularRoutine:
             except ContractError:
                 continue  # a round whose config was refused tells nothing about any design
             if key is not None:
-                rows[key] = _table_info(row)
+                rows[key] = info_of_row(row)
         if not rows:
             raise InputError("the table holds no row with a config", where=str(path))
         return cls(rows, env)
@@ -114,7 +114,8 @@ class TabularRoutine:
         return min(loss_of(info, self.env) for info in self.rows.values())
 
 
-def _table_info(row: Mapping[str, Any]) -> dict[str, Any]:
+def info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's row as task info, with the paired effect on its val shots."""
     info = {key: value for key, value in row.items() if value is not None}
     names = ("val_shots", "val_errors_plain", "val_errors_predecoder", "val_fixed", "val_broken")
     if all(name in info for name in names):

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from autoqec.agents.code_execution import sandboxed
 from autoqec.agents.registry import build_agent
 from autoqec.environments.datasets import build_dataset
+from autoqec.environments.design_text import Rounds
 from autoqec.lm.config import get_lm_client
 from autoqec.runtime import checkpoints, logs, rng
 from autoqec.runtime.config import RunConfig, load_config
@@ -30,27 +31,34 @@ class Evaluation:
         return 1 if self.metrics.get("errors") else 0
 
 
-def evaluate(config_path: Path | str, *, console: TextIO | None = None, resume_from: str | None = None) -> Evaluation:
+def evaluate(
+    config_path: Path | str,
+    *,
+    console: TextIO | None = None,
+    resume_from: str | None = None,
+    rounds: Rounds | None = None,
+) -> Evaluation:
     """Run the evaluation that a YAML file describes.
 
     console: where log lines and progress bars go if the config is verbose; default stdout. resume_from: a checkpoint,
-    in place of the config's. Raises InputError before anything is written.
+    in place of the config's. rounds: what runs real rounds, for designs. Raises InputError before anything is written.
     """
     config = load_config(config_path)
     if resume_from is not None:
         absolute = str(Path(resume_from).absolute())
         config = config.model_copy(update={"runtime": config.runtime.model_copy(update={"resume_from": absolute})})
-    return evaluate_config(config, console=console)
+    return evaluate_config(config, console=console, rounds=rounds)
 
 
-def evaluate_config(config: RunConfig, *, console: TextIO | None = None) -> Evaluation:
+def evaluate_config(config: RunConfig, *, console: TextIO | None = None, rounds: Rounds | None = None) -> Evaluation:
     """As `evaluate`, for a config with absolute paths."""
     config = _resumable(config)
     if config.seed is not None:
         rng.seed_all(config.seed)
     agent = build_agent(config.agent, get_lm_client(config.lm_config), run_code=sandboxed)
-    train = build_dataset(config.dataset)
-    held_out = build_dataset(config.validation_dataset) if config.validation_dataset is not None else None
+    train = build_dataset(config.dataset, rounds=rounds)
+    validation = config.validation_dataset
+    held_out = build_dataset(validation, rounds=rounds) if validation is not None else None
 
     results = new_results_dir(Path(config.output.results_dir))
     atomic.write_text(results / "config.yaml", config.snapshot())

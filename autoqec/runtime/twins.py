@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from autoqec.agents.memory_agent import LMAgentConfig, MemorylessAgentConfig
 from autoqec.agents.registry import AGENTS
+from autoqec.environments.design_text import Rounds
 from autoqec.errors import InputError
 from autoqec.runtime.config import RunConfig, load_config
 from autoqec.runtime.episode import score_of
@@ -41,13 +42,13 @@ class Twins:
         return max(self.stateful.exit_code, self.memoryless.exit_code)
 
 
-def evaluate_twins(config_path: Path | str, *, console: TextIO | None = None) -> Twins:
+def evaluate_twins(config_path: Path | str, *, console: TextIO | None = None, rounds: Rounds | None = None) -> Twins:
     """Both runs of a config, one after the other. InputError where its agent has no memory."""
     config = load_config(config_path)
     if config.agent.type == MemorylessAgentConfig().type:
         raise InputError("the agent of this config has no memory to be worth anything", where=str(config_path))
-    stateful = evaluate_config(config, console=console)
-    memoryless = evaluate_config(without_memory(config), console=console)
+    stateful = evaluate_config(config, console=console, rounds=rounds)
+    memoryless = evaluate_config(without_memory(config), console=console, rounds=rounds)
     return Twins(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
 
 

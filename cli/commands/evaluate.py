@@ -26,13 +26,15 @@ def command(config: str, resume: str | None, against_memoryless: bool, out: Out)
     a row or a model's answer failed on the way; everything else was still measured.
     """
     from autoqec.runtime.main import evaluate
+    from cli.design_rounds import LabRounds
 
     console = sys.stderr if out.json or out.quiet else sys.stdout
     if against_memoryless:
         if resume is not None:
             raise click.UsageError("--resume and --against-memoryless don't go together")
         return _twins(config, console, out)
-    return _tell(evaluate(config, console=console, resume_from=resume), out)
+    with LabRounds(out.note) as rounds:
+        return _tell(evaluate(config, console=console, resume_from=resume, rounds=rounds), out)
 
 
 def _tell(result: Evaluation, out: Out) -> int:
@@ -52,8 +54,10 @@ def _tell(result: Evaluation, out: Out) -> int:
 
 def _twins(config: str, console: TextIO, out: Out) -> int:
     from autoqec.runtime.twins import evaluate_twins
+    from cli.design_rounds import LabRounds
 
-    twins = evaluate_twins(config, console=console)
+    with LabRounds(out.note) as rounds:
+        twins = evaluate_twins(config, console=console, rounds=rounds)
     for result in (twins.stateful, twins.memoryless):
         _tell(result, out)
     gain = twins.gain

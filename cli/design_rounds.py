@@ -1,0 +1,62 @@
+"""Real rounds for designs that an evaluation promotes: one run an env, in the repository one stands in."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from autoqec.contracts.profiles import ProfileName
+from autoqec.search import moves
+from autoqec.search.moves import Move
+from autoqec.search.space import Config
+from cli import places
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from autoqec.orchestration.run import Run
+
+IDEATOR = "evaluate"  # its name on record
+
+
+class LabRounds:
+    """(env text, profile, config) -> the row of the round: branch, worktree, Runner, judge. A context manager; no run
+    is opened before the first design is promoted. InputError where one stands in no repository with a surface."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note, self._held = note, ExitStack()
+        self._runs: dict[tuple[str, str], Run] = {}
+
+    def __call__(self, env_text: str, profile: ProfileName, config: Config) -> dict[str, Any]:
+        from autoqec.orchestration import loop
+
+        run = self._runs.get((env_text, profile)) or self._open(env_text, profile)
+        text = f"The screen promoted this {config['type']}: it is the best of its kind so far"
+        reply = moves.reply(Move(f"promoted-{config['type']}", text, config), source=IDEATOR)
+        run.roles = loop.Roles(lambda view: reply)
+        made = len(run.memory.history.rows())
+        (row,) = loop.run_rounds(run, made + 1).rows
+        return row.dump()
+
+    def _open(self, env_text: str, profile: ProfileName) -> Run:
+        from autoqec.orchestration import loop
+
+        with tempfile.TemporaryDirectory(prefix="autoqec-env-") as folder:
+            env = Path(folder) / "env.yaml"
+            env.write_text(env_text, encoding="utf-8")
+            stand_in = loop.Roles(lambda view: None)
+            run = loop.start_run(env, places.lab_root(), profile, 1, IDEATOR, roles=stand_in)
+        self._runs[env_text, profile] = self._held.enter_context(run)
+        self._note(f"promoted designs become rounds of run {run.layout.run_id}")
+        return run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
