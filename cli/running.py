@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.errors import InputError, Interrupted
+from autoqec.host import sandbox
 from autoqec.orchestration import loop
 from autoqec.report import run_view
+from autoqec.report.dashboard import Dashboard
+from autoqec.report.live_file import LiveFile, Plan
 from autoqec.report.summary import print_summary
 from autoqec.report.terminal import LiveView, console
 from autoqec.store.files import load_env
@@ -24,6 +28,7 @@ from cli import ideators, places
 from cli.common import INTERRUPTED, Out
 
 ROUNDS = 3  # where nothing else limits
+Tell = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -125,12 +130,15 @@ def go(order: Order, out: Out) -> int:
     with ExitStack() as stack:
         view = stack.enter_context(LiveView(target, quiet=out.quiet))
         run = stack.enter_context(_opened(order, _tell(view, out)))
-        _tell(view, out)("run_opened", {"run_id": run.layout.run_id, "root": str(run.layout.root)})
+        told = stack.enter_context(LiveFile(run.layout, _limits(order)))
+        view.dashboard = Dashboard(run.layout)
+        tell = _tell(view, out, told)
+        tell("run_opened", {"run_id": run.layout.run_id, "root": str(run.layout.root)})
         for note in run.notes:
             out.note(note)
-        run.roles, limits = ideators.speakers(order.choice, run, _tell(view, out), order.budget)
+        run.roles, limits = ideators.speakers(order.choice, run, tell, order.budget)
         try:
-            outcome = loop.run_rounds(run, order.rounds, _tell(view, out), budget=limits, parallel=order.parallel)
+            outcome = loop.run_rounds(run, order.rounds, tell, budget=limits, parallel=order.parallel)
         except KeyboardInterrupt as error:
             mend = f"autoqec run --resume {run.layout.run_id}"
             raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, mend=mend) from error
@@ -147,7 +155,7 @@ def go(order: Order, out: Out) -> int:
     return 0 if any(row.status == "ok" for row in outcome.rows or shown.rows) else 1
 
 
-def _opened(order: Order, tell: Callable[[str, dict[str, Any]], None]) -> loop.Run:
+def _opened(order: Order, tell: Tell) -> loop.Run:
     stand_in = loop.Roles(lambda view: None)  # the roles proper need the opened run
     if order.layout is not None:
         return loop.resume_run(order.layout.run_id, order.root, roles=stand_in, on_event=tell)
@@ -164,9 +172,27 @@ def _opened(order: Order, tell: Callable[[str, dict[str, Any]], None]) -> loop.R
     )
 
 
-def _tell(view: LiveView, out: Out) -> Callable[[str, dict[str, Any]], None]:
+def _limits(order: Order) -> Plan:
+    """What ends this start of the run, for whoever watches it."""
+    limits = asdict(order.budget)
+    rounds = [number for number in (order.rounds, limits.pop("rounds")) if number is not None]
+    return Plan(
+        **limits,
+        rounds=min(rounds, default=None),
+        usd=order.choice.max_usd,
+        tokens=order.choice.max_tokens,
+        parallel=order.parallel,
+        began=time.time(),
+        sandbox=sandbox.probe(),
+    )
+
+
+def _tell(view: LiveView, out: Out, *others: Tell) -> Tell:
+    listeners: list[Tell] = [*others, view]
+
     def tell(kind: str, payload: dict[str, Any]) -> None:
-        view(kind, payload)
+        for listener in listeners:
+            listener(kind, payload)
         out.emit({"event": kind, **payload})
 
     return tell

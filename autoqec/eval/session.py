@@ -93,7 +93,7 @@ class Session:
         if trial.faults:
             self.skipped.append("effect, other p and canaries: the candidate gave no usable answer in the test")
             return
-        self.effects = trial.effect(profile.judge_effect_shots, self.panel)
+        self.effects = trial.effect(profile.judge_effect_shots, self.panel, self._drawing)
         for p in self.env.points:
             if p != self.env.target and p is not None:
                 self._point(trial, p)
@@ -111,8 +111,13 @@ class Session:
     def _progress(self, monitor: Monitor) -> None:
         counts = monitor.counts
         e_value = math.exp(min(log_e_value(counts.fixed, counts.broken), 690.0))
-        payload = {"shots": counts.shots, "budget": monitor.budget, "fixed": counts.fixed, "broken": counts.broken}
-        self.tell("judge_test", {**payload, "e_value": e_value, "threshold": 1 / monitor.alpha_t})
+        evidence = {"e_value": e_value, "threshold": 1 / monitor.alpha_t}
+        self.tell("judge_test", {**counts.dump(), "budget": monitor.budget, **evidence})
+
+    def _drawing(self, counts: PairedCounts) -> None:
+        """The published effect's own draw, against the plain backend, as its shots come in."""
+        budget = self.request.profile.judge_effect_shots
+        self.tell("judge_effect", {"phase": "measuring the gain", **counts.dump(), "budget": budget})
 
     def compare(self, trial: Trial, second: Link) -> None:
         """The kept chunk again: in a second process as it was, then in another order; then without the net."""

@@ -113,13 +113,17 @@ class Trial:
                     return reason
         raise AssertionError("the monitor stops at its budget")
 
-    def effect(self, shots: int, panel: Panel) -> dict[str, PairedEffect]:
-        """The candidate against every panel member on one fresh draw; keyed by the member's name."""
+    def effect(self, shots: int, panel: Panel, tell: Callable[[PairedCounts], None]) -> dict[str, PairedEffect]:
+        """The candidate against every panel member on one fresh draw; keyed by the member's name.
+
+        `tell` hears the counts against the plain backend so far; the draw's length does not depend on them.
+        """
         totals = dict.fromkeys(panel.names, NO_PAIRS)
         for chunk, answer in self.answers(self.problem, "effect", shots):
             lost, _ = self.candidate_wrong(self.backend, chunk, answer)
             for name, errors in panel.wrong(chunk).items():
                 totals[name] = add_pairs(totals[name], count_pairs(errors, lost))
+            tell(totals[self.problem.env.plain])
         return {name: paired(counts, reference=name, p=self.problem.p) for name, counts in totals.items()}
 
     def point(self, other: Problem, shots: int) -> PairedEffect:

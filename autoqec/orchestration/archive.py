@@ -25,7 +25,7 @@ from autoqec.store.layout import RunLayout
 
 MANIFEST, SEAL, BUNDLE, RUN = "archive.json", "archive.sha256", "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
-LEFT_BEHIND = ("owner.json", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+LEFT_BEHIND = ("owner.json", "live.json", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
 
 @dataclass(frozen=True)

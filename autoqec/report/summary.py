@@ -42,8 +42,8 @@ def parts(view: RunView) -> Iterator[RenderableType]:
     yield Text(f"Log: {_near(view.layout.log)}")
 
 
-def rounds_table(rows: Sequence[HistoryRow]) -> Table:
-    """One line a round, as its last row has it."""
+def rounds_table(rows: Sequence[HistoryRow], *, short: bool = False) -> Table:
+    """One entry a round, as its last row has it; `short`: one line each, words cut off where they do not fit."""
     table = Table(title="Rounds", title_justify="left")
     for name, justify in (
         ("#", "right"),
@@ -55,7 +55,8 @@ def rounds_table(rows: Sequence[HistoryRow]) -> Table:
         ("verdict", "left"),
         ("against plain matching", "right"),
     ):
-        table.add_column(name, justify="right" if justify == "right" else "left", overflow="fold")
+        look = {"overflow": "ellipsis", "no_wrap": True} if short else {"overflow": "fold"}
+        table.add_column(name, justify="right" if justify == "right" else "left", **look)
     for row in rows:
         unjudged = "not judged" if row.verdict == "candidate" else "not nominated"
         verdict = row.verify_verdict or (unjudged if row.status == "ok" else "–")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
-from autoqec.report.text import count, duration, plain, sparkline
+from autoqec.errors import AutoqecError
+from autoqec.report.dashboard import Dashboard
+from autoqec.report.round_now import RoundNow
+from autoqec.report.text import count, plain
 
 QUIET_WIDTH = 160  # of tables where nobody says how wide the paper is
 LINE_EVERY_S = 15.0  # between two progress lines of one phase, without a terminal
@@ -28,42 +29,6 @@ def console(*, err: bool = False) -> Console:
     return made
 
 
-@dataclass
-class RoundNow:
-    """The round that is running, as its events told it."""
-
-    number: int
-    phase: str = "thinking"
-    hypothesis: str = ""
-    branch: str = ""
-    done: int = 0
-    total: int = 0
-    eta_s: float | None = None
-    phase_began: float = 0.0
-    loss: float | None = None
-    losses: list[float] = field(default_factory=list)
-    judge: dict[str, Any] = field(default_factory=dict)
-
-    def time_left(self, now: float) -> str:
-        """What the work itself says; else the pace of this phase so far."""
-        left = self.eta_s
-        if left is None and 0 < self.done < self.total:
-            left = (now - self.phase_began) * (self.total - self.done) / self.done
-        return f"{duration(left)} left" if left is not None else ""
-
-    def figures(self, now: float) -> str:
-        """Phase, how far, loss or what the judge has seen, time left."""
-        parts = [plain(self.phase, 40)]
-        if self.total:
-            parts.append(f"{count(self.done)} of {count(self.total)}")
-        if self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}")
-        parts += [f"{name} {self.judge[name]}" for name in ("fixed", "broken") if name in self.judge]
-        if isinstance(self.judge.get("e_value"), float):
-            parts.append(f"e-value {self.judge['e_value']:.3g} of {self.judge.get('threshold', float('nan')):.3g}")
-        return " · ".join([*parts, *filter(None, [self.time_left(now)])])
-
-
 class LiveView:
     """Shows a run while it goes: the view itself is an `on_event(kind, payload)`. A context manager.
 
@@ -71,11 +36,18 @@ class LiveView:
     `broken`, …), so that an event of a kind not known here still moves the bar.
     """
 
-    def __init__(self, target: Console, *, quiet: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        target: Console,
+        *,
+        quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.console, self.quiet, self.clock = target, quiet, clock
-        self.now: RoundNow | None = None
+        self.dashboard: Dashboard | None = None  # known once the run is
+        self.rounds: dict[int, RoundNow] = {}
+        self._last: int | None = None
         self._live: Live | None = None
-        self._last_line = float("-inf")
 
     def __enter__(self) -> Self:
         if self.console.is_terminal and not self.quiet:
@@ -92,59 +64,47 @@ class LiveView:
 
     def __call__(self, kind: str, payload: dict[str, Any]) -> None:
         """Take one event."""
-        self._absorb({"phase": "judging", **payload} if kind.startswith("judge") else payload)
+        now = self._absorb({"phase": "judging", **payload} if kind.startswith("judge") else payload)
         line = line_of(kind, payload)
         if line is not None:
             self._say(line)
-        elif self.now is not None and self.now.total and self._live is None:
-            self._progress_line(self.now)
+        elif now is not None and now.total and self._live is None:
+            self._progress_line(now)
+        if kind == "round_recorded":
+            self.rounds = {number: one for number, one in self.rounds.items() if one is not now}
+            if self.dashboard is not None:
+                with suppress(AutoqecError):  # the view stays as it was; what is wrong is the run's to say
+                    self.dashboard.look()
 
-    def _absorb(self, payload: dict[str, Any]) -> None:
-        number = payload.get("round")
-        if isinstance(number, int) and (self.now is None or self.now.number != number):
-            self.now = RoundNow(number, phase_began=self.clock())
-        now = self.now
-        if now is None:
-            return
-        phase = payload.get("phase")
-        if isinstance(phase, str) and phase != now.phase:
-            now.phase, now.phase_began, now.done, now.total, now.eta_s = phase, self.clock(), 0, 0, None
-            now.judge, now.losses = {}, []
-            self._last_line = float("-inf")
-        now.hypothesis = str(payload.get("hypothesis") or now.hypothesis)
-        now.branch = str(payload.get("branch") or now.branch)
-        for done, total in (("step", "steps"), ("shots", "budget")):
-            if isinstance(payload.get(done), int):
-                now.done, now.total = payload[done], int(payload.get(total) or 0)
-        now.eta_s = payload.get("eta_s")
-        now.loss = payload["loss"] if isinstance(payload.get("loss"), float) else None
-        if now.loss is not None:
-            now.losses.append(now.loss)
-        now.judge |= {
-            name: payload[name] for name in ("fixed", "broken", "e_value", "threshold") if payload.get(name) is not None
-        }
+    def _absorb(self, payload: dict[str, Any]) -> RoundNow | None:
+        """The round that the event speaks of; where it names none, the last one that was named."""
+        number = payload.get("round", self._last)
+        if not isinstance(number, int):
+            return None
+        if number not in self.rounds:
+            if "round" not in payload:
+                return None
+            self.rounds[number] = RoundNow(number, self.clock, phase_began=self.clock())
+        self._last = number
+        self.rounds[number].absorb(payload)
+        return self.rounds[number]
 
     def _progress_line(self, now: RoundNow) -> None:
-        if self.clock() - self._last_line >= LINE_EVERY_S:
-            self._last_line = self.clock()
-            self._say(f"  round {now.number}: {now.figures(self.clock())}")
+        if self.clock() - now.last_line >= LINE_EVERY_S:
+            now.last_line = self.clock()
+            self._say(f"  round {now.number}: {now.figures()}")
 
     def _say(self, line: str) -> None:
         if not self.quiet:
             self.console.print(Text(line), soft_wrap=True)
 
     def screen(self) -> RenderableType:
-        """The round that is running: what it tries, how far it is, its loss."""
-        now = self.now
-        if now is None:
-            return Text("starting")
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(
-            ProgressBar(total=max(now.total, 1), completed=now.done, width=30),
-            Text(now.figures(self.clock())),
-            Text(sparkline(now.losses), style="cyan"),
-        )
-        return Group(Text(f"Round {now.number}  {plain(now.hypothesis, 200)}", style="bold"), bar)
+        """Every round that is running, between the run's head and what it has come to."""
+        now = list(self.rounds.values())  # a copy: events come while the screen's thread draws
+        running = [one.screen() for one in sorted(now, key=lambda one: one.number)]
+        if self.dashboard is None:
+            return Group(*(running or [Text("starting")]))
+        return Group(self.dashboard.head(), *running, self.dashboard.body())
 
 
 def line_of(kind: str, payload: dict[str, Any]) -> str | None:

@@ -11,16 +11,15 @@ from rich.live import Live
 from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.report import run_data, run_view
+from autoqec.report import run_data
+from autoqec.report.dashboard import Dashboard
 from autoqec.report.run_data import Pending
 from autoqec.report.run_view import RunView, attempt_of
-from autoqec.report.summary import front_table, print_summary, rounds_table
+from autoqec.report.summary import print_summary
 from autoqec.report.terminal import LiveView
-from autoqec.report.text import count, duration, plain
 from autoqec.store.layout import RunLayout
 
 EVERY_S = 1.0
-SHOWN_ROUNDS = 8
 
 
 def watch(
@@ -47,62 +46,44 @@ class Screen:
 
     def __init__(self, layout: RunLayout, console: Console, *, quiet: bool = False) -> None:
         self.layout = layout
-        self.view = run_view.load(layout)
         # Lines go to the console where it is no terminal; on a terminal this screen stands for all of them.
         self.now = LiveView(console, quiet=quiet or console.is_terminal)
-        self.pending: tuple[Pending, ...] = ()
+        self.now.dashboard = self.dashboard = Dashboard(layout)
         self._told = {attempt_of(row) for row in self.view.rows}
         self._planned: set[int] = set()
         self._training: dict[int, Any] = {}
 
+    @property
+    def view(self) -> RunView:
+        return self.dashboard.view
+
     def poll(self) -> bool:
         """Look once; whether somebody is still running it."""
         living = run_data.living(self.layout)
-        self.view = run_view.load(self.layout)
+        self.dashboard.look()
         for row in self.view.rows:
             if attempt_of(row) not in self._told:
                 self._told.add(attempt_of(row))
                 self._ended(row)
         closed = {attempt for row in self.view.rows if (attempt := attempt_of(row))}
-        self.pending = run_data.pending(self.layout, closed)
-        for one in self.pending:
+        pending = run_data.pending(self.layout, closed)
+        for one in pending:
             self._under_way(one)
+        for number in set(self.now.rounds) - {one.round for one in pending}:
+            del self.now.rounds[number]
         return living
 
     def draw(self) -> RenderableType:
-        parts: list[RenderableType] = [Text(self.head(), style="bold")]
-        if self.view.rows:
-            parts.append(rounds_table(self.view.rows[-SHOWN_ROUNDS:]))
-        if self.view.front:
-            parts.append(front_table(self.view))
-        if self.pending:
-            parts.append(self.now.screen())
-        return Group(*parts, Text("Ctrl-C leaves; the run goes on.", style="dim"))
-
-    def head(self) -> str:
-        """Run, what it has come to, pace, what it cost, and behind which walls."""
-        info, rows = self.view.info, self.view.rows
-        parts = [f"Run {info.run_id}", plain(info.env_name), f"profile {info.profile}"]
-        parts.append(f"{len(rows)} rows, {self.view.verified} verified, {len(self.view.front)} on the front")
-        seconds = [row.train_wallclock_s + (row.eval_wallclock_s or 0.0) for row in rows if row.train_wallclock_s]
-        if seconds:
-            parts.append(f"{duration(sum(seconds) / len(seconds))} a round before the judge")
-        tiers = [row.sandbox for row in rows if row.sandbox]
-        if tiers:
-            parts.append(f"sandbox {plain(tiers[-1], 40)}")
-        spent = run_data.spent(self.layout)
-        if spent is not None:
-            cost = "cost unknown" if spent["cost_usd"] is None else f"${spent['cost_usd']:.2f}"
-            parts.append(f"{count(spent['calls'])} model calls, {cost}")
-        return " · ".join(parts)
+        return Group(self.now.screen(), Text("Ctrl-C leaves; the run goes on.", style="dim"))
 
     def _under_way(self, one: Pending) -> None:
-        phase = {"phase": one.reached}
         if one.hypothesis and one.round not in self._planned:
             self._planned.add(one.round)
-            self.now("planned", {"round": one.round, "hypothesis": one.hypothesis, **phase})
-        if not self._forward(one.round):
-            self.now("progress", {"round": one.round, **phase})
+            self.now("planned", {"round": one.round, "hypothesis": one.hypothesis, "phase": one.reached})
+        said = self.dashboard.told.rounds.get(one.round, {})
+        if self._forward(one.round):
+            return
+        self.now("progress", {"round": one.round, "phase": one.reached, **said})
 
     def _forward(self, number: int) -> bool:
         """The child's own progress, from the file it writes while it trains; False where there is none (any more)."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.verdict import PairedCounts
 from autoqec.decoders import checkpoint, flops, surface
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -87,8 +88,8 @@ class Round:
     def evaluate(self) -> None:
         begun = time.perf_counter()
 
-        def tell(done: int, total: int) -> None:
-            self.tell({"phase": "evaluating", "step": done, "steps": total, "loss": None, "eta_s": None})
+        def tell(counts: PairedCounts, total: int) -> None:
+            self.tell({"phase": "evaluating", **counts.dump(), "budget": total})
 
         self.known["val"] = val_counts(self.problem, self.agent, self.spec.profile.val_shots, tell)
         self.known["eval_wallclock_s"] = time.perf_counter() - begun

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import ContractError
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult
 from autoqec.store import atomic
@@ -21,6 +22,7 @@ RESULT_BYTES = 65_536
 EVENT_BYTES = 4_096  # one line
 SNAPSHOT = re.compile(r"^(training|finetuning)_(last|itr_\d{1,9})\.pt$")
 PHASES = ("training", "finetuning", "evaluating")
+COUNTS = ("budget", *PairedCounts.model_fields)  # of val shots, as they come in
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -142,7 +144,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
         return None
     if len(line) > EVENT_BYTES or not isinstance(said, dict) or said.get("phase") not in PHASES:
         return None
-    return {"phase": said["phase"], **{key: _number(said.get(key)) for key in ("step", "steps", "loss", "eta_s")}}
+    told = {key: _number(said.get(key)) for key in ("step", "steps", "loss", "eta_s")}
+    return {"phase": said["phase"], **told, **{key: _number(said[key]) for key in COUNTS if key in said}}
 
 
 def _number(value: Any) -> float | int | None:

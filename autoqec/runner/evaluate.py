@@ -9,12 +9,13 @@ import numpy as np
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
+from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
 
 VAL_KEY = "val"  # one seed an env: every round is measured on the same shots
 CHUNK = 2048  # shots unpacked and decoded at once
 
-Progress = Callable[[int, int], None]  # shots done, shots in all
+Progress = Callable[[PairedCounts, int], None]  # counts so far, shots in all
 
 
 def val_counts(
@@ -24,13 +25,7 @@ def val_counts(
     shots = sampling.sample(problem, n_shots, sampling.band_seed(problem.env.seed_policy.val, VAL_KEY))
     agent.eval_mode(0)
     plain, candidate = decode_both(problem, agent, shots, on_progress)
-    return PairedCounts(
-        shots=n_shots,
-        errors_reference=int(plain.sum()),
-        errors_candidate=int(candidate.sum()),
-        fixed=int((plain & ~candidate).sum()),
-        broken=int((~plain & candidate).sum()),
-    )
+    return count_pairs(plain, candidate)
 
 
 def decode_both(
@@ -49,5 +44,5 @@ def decode_both(
         log_odds = agent.infer(sampling.unpack(packed, problem.n_detectors))
         candidate[part] = (backend.decode_soft(packed, log_odds) != shots.observables[part]).any(axis=1)
         if on_progress is not None:
-            on_progress(part.stop, len(shots))
+            on_progress(count_pairs(plain[: part.stop], candidate[: part.stop]), len(shots))
     return plain, candidate

@@ -42,7 +42,7 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
 
     Every way a round can fail ends in metrics with its status and reason. Raises InputError, with nothing written,
     where the env's text is wrong or the directory holds a finished round; DiskFailed where a file can't be written.
-    on_event("training", {round, phase, step, steps, loss, eta_s}): the child's progress.
+    on_event("training", {round, phase, step, steps, loss, eta_s, and the counts of val shots so far}): its progress.
     """
     files.parse_env(config.env_yaml, where="env")
     repo_root, config = resolved(config)

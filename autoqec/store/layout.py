@@ -125,6 +125,11 @@ class RunLayout:
         return self.root / "owner.json"
 
     @property
+    def live(self) -> Path:
+        """What the run's process says while it works; gone when it ends."""
+        return self.root / "live.json"
+
+    @property
     def cassette(self) -> Path:
         return self.root / "cassette.jsonl"
 

@@ -50,6 +50,54 @@ def test_progress_moves_by_its_keys_whatever_the_kind() -> None:
     assert "judging · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
 
 
+COUNTS = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
+
+
+def test_the_gain_stands_with_its_interval_and_counts_while_shots_come_in() -> None:
+    judged = ("judge_test", {"round": 1, **COUNTS, "budget": 100_000, "e_value": 13.5, "threshold": 40.0})
+    for terminal in (False, True):
+        shown = seen(judged, terminal=terminal)
+        assert "judging · 5k of 100k" in shown and "fixed 34 · broken 14 · e-value 13.5 of 40" in shown
+        assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in shown
+    drawn = ("judge_effect", {"round": 1, "phase": "measuring the gain", **COUNTS, "budget": 100_000})
+    assert "measuring the gain · 5k of 100k · Δ_LER = +4.00e-03" in seen(judged, drawn)
+    assert "evaluating · 5k of 20k · Δ_LER = +4.00e-03" in seen(
+        ("training", {"round": 1, "phase": "evaluating", **COUNTS, "budget": 20_000, "step": None, "loss": None})
+    )
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shots": 0},
+        {"shots": 60},
+        {"fixed": 71},
+        {"broken": -1},
+        {"errors_candidate": 49},
+        {"fixed": None},
+        {"shots": 10**400},
+        {"errors_reference": "70"},
+    ],
+)
+def test_counts_that_contradict_are_no_gain(wrong: dict[str, Any]) -> None:
+    """A child writes its own progress: whatever it says must neither stop the parent nor be shown as a figure."""
+    shown = seen(("training", {"round": 1, "phase": "evaluating", **COUNTS, "budget": 20_000, **wrong}))
+    assert "errors in" not in shown
+
+
+def test_rounds_at_once_stand_side_by_side() -> None:
+    events = [
+        (kind, {"round": number, "phase": "training", "step": step, "steps": 10, "loss": 1.0 / step})
+        for kind in ("training",)
+        for step in (1, 2, 3)
+        for number in (1, 2)
+    ]
+    shown = seen(*events, terminal=True)
+    assert "Round 1 " in shown and "Round 2 " in shown and shown.count("3 of 10") in (2, 4)
+    over = seen(*events, ("round_recorded", {"round": 1, "phase": "done"}), terminal=True)
+    assert "Round 1 " not in over and "Round 2 " in over
+
+
 @pytest.mark.parametrize("payload", [{}, {"round": None}, {"round": "x"}, {"round": 1, "steps": None, "step": 1}])
 def test_odd_events_are_passed_over(payload: dict[str, Any]) -> None:
     seen(("training", payload), ("", payload), ("judge_verdict", payload), terminal=True)

@@ -77,7 +77,7 @@ def test_what_is_under_way_is_on_the_screen(tmp_path: Path) -> None:
         target.print(screen.draw())
     text = said(target)
     assert "a third idea" in text and "training · 1 of 100 · loss 0.25 · 1:01 left" in text
-    assert "2 rows" in text and "sandbox bubblewrap" in text and "Rounds" in text
+    assert "2 rounds" in text and "sandbox bubblewrap" in text and "Rounds" in text
 
 
 def test_an_owner_of_another_boot_or_a_dead_one_is_nobody(tmp_path: Path) -> None:
@@ -96,3 +96,39 @@ def test_hostile_words_do_not_steer_the_terminal(tmp_path: Path) -> None:
     target = console()
     Screen(layout, target).poll()
     assert "\x1b" not in said(target) and "[bold]x[/]" in said(target)
+
+
+def test_what_the_judge_has_seen_so_far_is_shown_from_another_terminal(tmp_path: Path) -> None:
+    from autoqec.report.live_file import LiveFile, Plan
+
+    layout = runs.made_run(tmp_path / "lab", 2)
+    runs.under_way(layout, 3, "a third idea")
+    counts = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
+    screen_of, lines = console(terminal=True), console()
+    with owner.hold(layout.root), LiveFile(layout, Plan(rounds=9)) as told:
+        told("round_begun", {"round": 3, "phase": "thinking"})
+        told("judge_test", {"round": 3, **counts, "budget": 100_000, "e_value": 13.5, "threshold": 40.0})
+        told._write()  # the second that it waits between two writes
+        screen = Screen(layout, screen_of)
+        screen.poll()
+        screen_of.print(screen.draw())
+        Screen(layout, lines).poll()
+    for text in (said(screen_of), said(lines)):
+        assert "judging · 5k of 100k" in text
+        assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in text
+    assert "2 of 9 rounds" in said(screen_of) and "left of the run" in said(screen_of)
+
+
+def test_several_rounds_at_once_are_all_on_the_screen(tmp_path: Path) -> None:
+    layout = runs.made_run(tmp_path / "lab", 1)
+    for number in (2, 3):
+        runs.under_way(layout, number, f"idea {number}")
+        training(layout, number, 0.5)
+    target = console(terminal=True)
+    screen = Screen(layout, target)
+    screen.poll()
+    target.print(screen.draw())
+    assert "Round 2  idea 2" in said(target) and "Round 3  idea 3" in said(target)
+    runs.append(layout, runs.rows(layout)[0] | {"round": 2, "round_attempt_id": "attempt-2"})
+    screen.poll()
+    assert set(screen.now.rounds) == {3}

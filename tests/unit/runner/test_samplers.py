@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import RoundFailed
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
@@ -122,15 +123,16 @@ def test_val_counts_are_paired_and_bounded_in_memory(problem: Problem, monkeypat
     agent = make_agent(problem)
     with_bias = agent.model.body.head.bias.data
     with_bias += 2.0 * (problem_edges_flipping(problem) - 0.5)
-    told: list[tuple[int, int]] = []
-    whole = evaluate.val_counts(problem, agent, 2500, lambda done, total: told.append((done, total)))
+    told: list[tuple[PairedCounts, int]] = []
+    whole = evaluate.val_counts(problem, agent, 2500, lambda counts, total: told.append((counts, total)))
     assert whole.fixed - whole.broken == whole.errors_reference - whole.errors_candidate
     assert whole.fixed + whole.broken > 0
     monkeypatch.setattr(evaluate, "CHUNK", 100)
     monkeypatch.setattr(evaluate.sampling, "unpack", watch)
     assert evaluate.val_counts(problem, agent, 2500) == whole
     assert largest == 100
-    assert told[-1] == (2500, 2500)
+    assert [counts.shots for counts, _ in told] == [2048, 2500]
+    assert told[-1] == (whole, 2500)
 
 
 def problem_edges_flipping(problem: Problem) -> Any:

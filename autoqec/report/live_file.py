@@ -1,0 +1,105 @@
+"""live.json: what the process of a run says about itself while it works, for `watch` in another terminal.
+
+No part of a run's truth: it is gone when the process ends in order, and nobody reads it once the owner is dead.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from types import TracebackType
+from typing import Any, Self
+
+from autoqec.errors import DiskFailed
+from autoqec.store import atomic
+from autoqec.store.layout import RunLayout
+
+EVERY_S = 1.0  # between two writes
+SHOWN = (
+    *("phase", "step", "steps", "shots", "budget", "eta_s", "p"),
+    *("errors_reference", "errors_candidate", "fixed", "broken", "e_value", "threshold"),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The limits of this start of a run; None: none.
+
+    parallel: rounds at once. began: seconds since the epoch. sandbox: the tier that rounds will run in.
+    """
+
+    rounds: int | None = None
+    hours: float | None = None
+    compute_hours: float | None = None
+    plateau: int | None = None
+    usd: float | None = None
+    tokens: int | None = None
+    parallel: int = 1
+    began: float = 0.0
+    sandbox: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What live.json holds: the plan, and each round's last words as the payload of an event."""
+
+    plan: Plan
+    rounds: dict[int, dict[str, Any]]
+
+
+class LiveFile:
+    """Writes live.json: an `on_event(kind, payload)`, at most once a second. A context manager."""
+
+    def __init__(self, layout: RunLayout, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path, self.plan, self.clock = layout.live, plan, clock
+        self._rounds: dict[int, dict[str, Any]] = {}
+        self._last = float("-inf")
+
+    def __enter__(self) -> Self:
+        self._write()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError):
+            self.path.unlink()
+
+    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+        number = payload.get("round")
+        if not isinstance(number, int):
+            return
+        if kind == "round_recorded":
+            self._rounds.pop(number, None)
+        else:
+            phase = {"phase": "judging"} if kind.startswith("judg") else {}
+            self._rounds[number] = {"kind": kind, **phase, **{key: payload[key] for key in SHOWN if key in payload}}
+        if self.clock() - self._last >= EVERY_S or kind == "round_recorded":
+            self._write()
+
+    def _write(self) -> None:
+        self._last = self.clock()
+        # A view that cannot be written costs the view; what a full disk means for the run is the run's to say.
+        with suppress(DiskFailed, ValueError):
+            atomic.write_json(self.path, {"plan": asdict(self.plan), "rounds": self._rounds})
+
+
+def read(layout: RunLayout) -> Told:
+    """What the file says; an empty plan and no rounds where there is none, or none that can be read."""
+    try:
+        said = json.loads(layout.live.read_bytes())
+        known = {one.name for one in fields(Plan)}
+        plan = Plan(**{key: value for key, value in said["plan"].items() if key in known and _fits(key, value)})
+        rounds = {int(number): dict(payload) for number, payload in said["rounds"].items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Told(Plan(), {})
+    return Told(plan, rounds)
+
+
+def _fits(key: str, value: Any) -> bool:
+    if key == "sandbox":
+        return isinstance(value, str)
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,82 @@
+"""The head of a living run: pace, end of the whole run, limits, sandbox; and its rounds and front below."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from autoqec.host import owner
+from autoqec.report.dashboard import Dashboard
+from autoqec.report.live_file import LiveFile, Plan
+from autoqec.store.layout import RunLayout
+from tests.support import runs
+
+NOW = 2_000_000_000.0
+# Of the five rounds of `made_run` each trained 60 s, and 1, 3, 5 were judged in 12 s.
+ROUND_S = (5 * 60 + 3 * 12) / 5
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> Iterator[RunLayout]:
+    found = runs.made_run(tmp_path / "lab", 5)
+    os.utime(found.history, (NOW, NOW))
+    with owner.hold(found.root):
+        yield found
+
+
+def shown(layout: RunLayout, plan: Plan, *, later: float = 0.0) -> tuple[Dashboard, str]:
+    out = io.StringIO()
+    console = Console(file=out, width=240, color_system=None, markup=False, highlight=False)
+    with LiveFile(layout, replace(plan, began=NOW - 600)):
+        seen = Dashboard(layout, clock=lambda: NOW + later)
+        console.print(seen.head())
+        console.print(seen.body())
+    return seen, out.getvalue()
+
+
+def test_the_end_of_the_run_is_told_from_its_history(layout: RunLayout) -> None:
+    seen, text = shown(layout, Plan(rounds=8, sandbox="bubblewrap"))
+    assert seen.seconds_left() == pytest.approx(3 * ROUND_S)
+    assert "5 of 8 rounds, 1 verified, 1 on the front · 1:07 a round · about 3:22 left of the run" in text
+    assert "0.08 compute hours · sandbox bubblewrap" in text
+    assert "Verified front" in text and "+7.9%" in text
+
+
+def test_time_in_the_round_under_way_counts_and_never_more_than_a_round(layout: RunLayout) -> None:
+    assert shown(layout, Plan(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
+    assert shown(layout, Plan(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
+    assert shown(layout, Plan(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
+    assert shown(layout, Plan(rounds=5))[0].seconds_left() == 0
+
+
+def test_the_nearest_limit_ends_it(layout: RunLayout) -> None:
+    assert shown(layout, Plan(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
+    compute = shown(layout, Plan(compute_hours=600 / 3600))[0]
+    assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much again as was used
+    assert shown(layout, Plan(plateau=4))[0].seconds_left() is None
+    text = shown(layout, Plan(hours=2, plateau=4, compute_hours=1))[1]
+    assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds that leave the front as it is" in text
+
+
+def test_without_history_or_plan_no_end_is_made_up(tmp_path: Path) -> None:
+    empty = runs.made_run(tmp_path / "lab", 0)
+    with owner.hold(empty.root):
+        seen, text = shown(empty, Plan(rounds=8))
+    assert seen.seconds_left() is None and "left of the run" not in text and "0 of 8 rounds" in text
+
+
+def test_the_words_of_an_owner_that_died_are_nobodys(tmp_path: Path) -> None:
+    layout = runs.made_run(tmp_path / "lab", 5)
+    seen, text = shown(layout, Plan(rounds=8))
+    assert seen.seconds_left() is None and "5 rounds" in text
+
+
+def test_failures_say_why(tmp_path: Path) -> None:
+    layout = runs.made_run(tmp_path / "lab", 2, only_failures=True)
+    assert "train_error: the loss is not finite at step 12" in shown(layout, Plan())[1]
