@@ -69,13 +69,16 @@ prove-judge: install
 docs: install
 	$(BIN)/python -m docs.generate
 
-# Without bubblewrap and Chromium their tests skip with a word. A CI machine gets both; a person's is left alone.
+# Without bubblewrap, Chromium, tensorboard and wandb their tests skip with a word. A CI machine gets them all; a
+# person's is left alone.
 ifdef CI
 test test-all: ci-tools
 endif
-ci-tools:
+ci-tools: install
 	-@$(MAKE) --no-print-directory setup-sandbox
 	-@$(MAKE) --no-print-directory setup-browser
+	-@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -e '.[tensorboard,wandb]' \
+		--config-settings editable_mode=compat
 
 setup-browser:
 	@if command -v chromium >/dev/null; then chromium --version; \

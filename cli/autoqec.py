@@ -24,7 +24,7 @@ COMMANDS = {
     "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
     "watch": ("cli.commands.watch", "Follow a run live, from any terminal."),
     "report": ("cli.commands.report", "A run as one page to open in a browser, or its charts as files."),
-    "export": ("cli.commands.export", "A run's figures as CSV, for sinter plot, or as tensorboard events."),
+    "export": ("cli.commands.export", "A run's figures as CSV, for sinter, tensorboard or wandb."),
     "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),
     "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
     "evaluate": ("cli.commands.evaluate", "Run an agent over a dataset of environments."),

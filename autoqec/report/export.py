@@ -13,7 +13,7 @@ from typing import Any
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import InputError
-from autoqec.report import run_view
+from autoqec.report import run_view, trackers
 from autoqec.report.run_data import Round, env_of, rounds_of
 from autoqec.report.run_view import RunView
 from autoqec.store import atomic
@@ -80,35 +80,15 @@ def _rates(one: Round, report: VerifyReport) -> Iterator[tuple[str, float | None
         yield point.reference, point.p, point.counts.errors_reference, point.counts.shots
 
 
-def to_tensorboard(view: RunView, directory: Path) -> None:
-    """Event files for `tensorboard --logdir`: each round's loss by step, and its figures by round."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise InputError(
-            "the tensorboard package is missing", where="--format tensorboard", mend="pip install tensorboard"
-        ) from error
-    from autoqec.tools.rows import losses
-
-    for one in rounds_of(view):
-        with SummaryWriter(str(directory / f"round_{one.row.round}")) as writer:
-            for step, loss in enumerate(losses(view.layout.round(one.row.round).train_log)):
-                writer.add_scalar("loss", loss, step)
-            for name in ("delta_ler", "delta_vs_baseline_holdout", "relative_holdout", "n_params"):
-                value = getattr(one.row, name)
-                if value is not None:
-                    writer.add_scalar(f"round/{name}", value, one.row.round)
-
-
 TEXTS: dict[str, tuple[str, Callable[[RunView], str]]] = {
     "csv": ("history.csv", to_csv),
     "sinter-csv": ("sinter.csv", to_sinter_csv),
 }
-FORMATS = (*TEXTS, "tensorboard")
+FORMATS = (*TEXTS, *trackers.WRITERS)
 
 
 def export(layout: RunLayout, form: str, target: Path | None = None) -> Path:
-    """Write the run in this format; where it lies. target: a file, or for tensorboard a directory that is empty."""
+    """Write the run in this format; where it lies. target: a file, or for a tracker a directory that is empty."""
     view = run_view.load(layout)
     if form in TEXTS:
         name, make = TEXTS[form]
@@ -118,11 +98,7 @@ def export(layout: RunLayout, form: str, target: Path | None = None) -> Path:
         atomic.make_dir(path.parent)
         atomic.write_text(path, make(view))
         return path
-    directory = target or layout.exports / form
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError("is not an empty directory", where=str(directory), mend="name a new one, or remove it")
-    to_tensorboard(view, directory)
-    return directory
+    return trackers.write(view, form, target or layout.exports / form)
 
 
 def _cell(key: str, value: Any) -> Any:

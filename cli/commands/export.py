@@ -7,19 +7,28 @@ from pathlib import Path
 
 import click
 
+from autoqec.report.export import FORMATS, export
 from cli import places
 from cli.common import Out, options
 
 
 @click.command("export")
 @click.argument("run")
-@click.option("--format", "form", type=click.Choice(["csv", "sinter-csv", "tensorboard"]), required=True)
-@click.option("--out", "target", type=click.Path(path_type=Path), help="Default: below the run, in exports/.")
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True)
+@click.option(
+    "--out",
+    "target",
+    type=click.Path(path_type=Path),
+    help="The file, or for tensorboard and wandb the new directory; below the run, in exports/, by default.",
+)
 @options
 def command(run: str, form: str, target: Path | None, out: Out) -> None:
-    """Write RUN as CSV (a line a row of history), for `sinter plot` (the judge's counts), or as tensorboard events."""
-    from autoqec.report.export import export
+    """Write the figures of RUN for another tool.
 
+    csv: a line a row of history. sinter-csv: the judge's counts, for `sinter plot --in FILE`. tensorboard: event
+    files, for `tensorboard --logdir DIR`. wandb: offline runs, for `wandb sync DIR/offline-run-*`; nothing is sent.
+    The last two need the package of that name: `pip install tensorboard`, `pip install wandb`.
+    """
     path = export(places.run_layout(run), form, target)
     out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
     out.emit({"path": str(path), "format": form})
