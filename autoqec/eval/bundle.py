@@ -13,16 +13,20 @@ import hmac
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autoqec.contracts.base import canonical_json, sha256_json
+from autoqec.contracts.base import canonical_json, sha256_bytes, sha256_json
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import SEED_SPACE, Band
 from autoqec.errors import ContractError
 from autoqec.host import machine
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import Shots, sample
+from autoqec.qec.sampling import Shots, pack, sample
+
+if TYPE_CHECKING:
+    from autoqec.eval.shelf import Shelf
 
 CHUNK = 5_000  # shots to a seed
 SEED_END = 2**63
@@ -52,11 +56,15 @@ def artifact_sha256(checkpoint: Path, dsl: PredecoderDSL, modules_dir: Path | No
 
 @dataclass
 class Bundle:
-    """Draws chunks and remembers the digest of each. `artifact`: the hash the draw belongs to."""
+    """Draws chunks and remembers the digest of each. `artifact`: the hash the draw belongs to.
+
+    shelf: for a replay, where chunks are kept that this stim draws otherwise.
+    """
 
     secret: bytes
     artifact: str
     band: Band
+    shelf: Shelf | None = None
     digests: dict[str, str] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
 
@@ -77,9 +85,11 @@ class Bundle:
 
     def chunk(self, problem: Problem, purpose: str, index: int) -> Shots:
         """Chunk `index` of `purpose`, CHUNK shots of `problem`'s own noise."""
-        seed = self.seed(purpose, index)
+        seed, name = self.seed(purpose, index), f"{purpose}/{index}"
         shots = sample(problem, CHUNK, seed)
-        self.digests[f"{purpose}/{index}"] = digest(shots)
+        if self.shelf is not None:
+            shots = self.shelf.choose(name, shots, problem)
+        self.digests[name] = digest(shots)
         self.seeds.append(seed)
         return shots
 
@@ -98,8 +108,11 @@ class Bundle:
         return tuple(f"{name} {value}" for name, value in self.digests.items())
 
 
+def packed(shots: Shots) -> bytes:
+    """Packed detectors, row by row, then packed observables."""
+    return np.ascontiguousarray(shots.detectors).tobytes() + pack(shots.observables).tobytes()
+
+
 def digest(shots: Shots) -> str:
     """SHA-256 over packed detectors, then packed observables."""
-    value = hashlib.sha256(np.ascontiguousarray(shots.detectors).tobytes())
-    value.update(np.packbits(shots.observables, axis=1, bitorder="little").tobytes())
-    return value.hexdigest()
+    return sha256_bytes(packed(shots))

@@ -34,10 +34,13 @@ class Frozen:
     modules_dir: Path | None
     sha256: str
     tier: sandbox.Tier
+    closed: tuple[Path, ...] = ()
 
 
-def freeze(checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory: Path) -> Frozen:
-    """Copy checkpoint and surface into `directory`.
+def freeze(
+    checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory: Path, closed: tuple[Path, ...] = ()
+) -> Frozen:
+    """Copy checkpoint and surface into `directory`. closed: what no candidate may see.
 
     ContractError where one is missing or no regular file; InputError for branch code where nothing confines it.
     """
@@ -56,7 +59,7 @@ def freeze(checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory
             where="sandbox",
             mend="make setup-sandbox (a branch that changes predecoder.yaml alone can be judged without)",
         )
-    return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), tier)
+    return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), tier, closed)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -97,10 +100,14 @@ def stored_bytes(checkpoint: Path) -> int:
 
 
 def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> Link:
-    """A candidate process under the profile's limits, its spec sent. `name` tells two of one judgement apart."""
+    """A candidate process under the profile's limits, its spec sent. `name` tells two of one judgement apart.
+
+    InputError where the sandbox can't keep the run out of its sight.
+    """
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.eval.candidate"]
     # Nothing is writable: whatever the candidate wants to remember, it remembers in its own process.
-    wrapped = sandbox.wrap(argv, sandbox.Policy(read_only=(frozen.dir,), cwd=frozen.dir), tier=frozen.tier)
+    policy = sandbox.Policy(read_only=(frozen.dir,), closed=frozen.closed, cwd=frozen.dir)
+    wrapped = sandbox.wrap(argv, policy, tier=frozen.tier)
     # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.
     limits = child.Limits(wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, processes=64)
     log = frozen.dir.parent / f"{name}.log"

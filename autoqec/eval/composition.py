@@ -27,6 +27,7 @@ from autoqec.eval.trial import Trial
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, paired, wrong
+from autoqec.store.layout import closed_to_branches
 
 if TYPE_CHECKING:
     from autoqec.eval.verifier import VerifyRequest
@@ -85,6 +86,11 @@ class Tally:
         self.interaction.add(losses)
 
 
+def joint_sha256(child: str, parents: Sequence[str]) -> str:
+    """What a composition's bundle is keyed by: the artifacts of all its parties."""
+    return sha256_json({"child": child, "parents": list(parents)})
+
+
 def compose(child: cell.Frozen, request: VerifyRequest, directory: Path) -> Composition | str:
     """Judge the frozen child and `request.parents` on one bundle; or why that could not be done.
 
@@ -96,8 +102,8 @@ def compose(child: cell.Frozen, request: VerifyRequest, directory: Path) -> Comp
     tally = Tally.of(len(request.parents))
     try:
         frozen = [child, *(_freeze(parent, directory) for parent in request.parents)]
-        joint = sha256_json({"child": child.sha256, "parents": [one.sha256 for one in frozen[1:]]})
-        bundle = Bundle(request.secret, joint, env.seed_policy.holdout)
+        joint = joint_sha256(child.sha256, [one.sha256 for one in frozen[1:]])
+        bundle = Bundle(request.secret, joint, env.seed_policy.holdout, request.shelf)
         for losses in _losses(problem, bundle, frozen, requests):
             tally.add(losses)
     except (ContractError, InputError) as error:
@@ -144,7 +150,8 @@ def _freeze(parent: VerifyRequest, directory: Path) -> cell.Frozen:
     number = parent.round.round
     place = directory / f"parent-{number}"
     place.mkdir()
-    frozen = cell.freeze(parent.checkpoint, parent.dsl, parent.surface, place)
+    closed = closed_to_branches(parent.round.dir)
+    frozen = cell.freeze(parent.checkpoint, parent.dsl, parent.surface, place, closed)
     env_sha256 = sha256_bytes(parent.env_text.encode())
     cell.admit(cell.recorded(parent.round), env_sha256, frozen, str(parent.round.manifest))
     if parent.expected_artifact not in (None, frozen.sha256):

@@ -52,7 +52,7 @@ class Session:
         self.recorded_circuit = recorded_circuit
         self.request, self.env, self.dsl, self.frozen, self.on_event = request, env, dsl, frozen, on_event
         self.problem = Problem.from_env(env)
-        self.bundle = Bundle(request.secret, frozen.sha256, env.seed_policy.holdout)
+        self.bundle = Bundle(request.secret, frozen.sha256, env.seed_policy.holdout, request.shelf)
         self.panel = Panel(self.problem)
         self.test: SequentialTest | None = None
         self.effects: dict[str, PairedEffect] = {}

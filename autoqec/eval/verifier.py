@@ -18,8 +18,10 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.eval import bundle, cell, report
 from autoqec.eval.session import Session
+from autoqec.eval.shelf import Shelf, listed
+from autoqec.host import machine
 from autoqec.store.files import parse_env
-from autoqec.store.layout import RoundLayout
+from autoqec.store.layout import RoundLayout, closed_to_branches
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -32,8 +34,10 @@ class VerifyRequest:
     config_only: the branch differs from the baseline in predecoder.yaml alone, so only trusted code runs, and
     `modules_dir` is not looked at. claimed: the round's metrics (cost and val counts are claims to be tested).
     attempt_index, discoveries_before: place in the run's stream of charged attempts, and VERIFIED rows before it.
-    judged_before: artifact hash -> round, for every artifact that this run charged before.
+    judged_before: artifact hash -> round, for every artifact that this run charged before this attempt was.
     expected_artifact: the hash that was charged; another one is refused.
+    shots: where the run's shots may be kept; a replay takes those from there that come out otherwise. shelf: the
+    replay's own.
     parents: of a composition whose parents are all VERIFIED, each as it was judged; else empty. uncompared: why a
     composition has none.
     """
@@ -57,6 +61,8 @@ class VerifyRequest:
     expected_artifact: str | None = None
     parents: tuple[VerifyRequest, ...] = ()
     uncompared: str | None = None
+    shots: Path | None = None
+    shelf: Shelf | None = None
 
     @property
     def surface(self) -> Path | None:
@@ -74,14 +80,27 @@ class VerifyRequest:
 
 @dataclass(frozen=True)
 class Replay:
-    """A judgement made again from the same secret. differences: empty where it says the same."""
+    """A judgement made again from the same secret. differences: empty where it says the same.
+
+    redrawn, kept: chunks of shots that were drawn alike, and that had to be taken from an archive.
+    """
 
     report: VerifyReport
     differences: tuple[str, ...]
+    redrawn: int
+    kept: int
 
     @property
     def agrees(self) -> bool:
         return not self.differences
+
+    @property
+    def source(self) -> str:
+        """Where the shots came from, in words."""
+        if self.kept:
+            told = f"{self.kept} of {self.redrawn + self.kept} chunks from the archive"
+            return f"{told}: stim {machine.versions()['stim']} on this machine draws them otherwise"
+        return f"{self.redrawn} chunks redrawn from the run's secret"
 
 
 def artifact_sha256(request: VerifyRequest) -> str:
@@ -117,7 +136,8 @@ def judge(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyR
     env, dsl = request.env, request.dsl
     manifest = cell.recorded(request.round)
     with tempfile.TemporaryDirectory(prefix="autoqec-judge-") as directory:
-        frozen = cell.freeze(request.checkpoint, dsl, request.surface, Path(directory))
+        closed = closed_to_branches(request.round.dir)
+        frozen = cell.freeze(request.checkpoint, dsl, request.surface, Path(directory), closed)
         cell.admit(manifest, sha256_bytes(request.env_text.encode()), frozen, str(request.round.manifest))
         if request.expected_artifact not in (None, frozen.sha256):
             raise ContractError(
@@ -137,19 +157,20 @@ def replay(standing: VerifyReport, request: VerifyRequest, *, on_event: OnEvent 
     """
     _belong(standing, request)
     test = standing.test
+    shelf = Shelf(request.shots, wanted=listed(standing))
     again = judge(
         replace(
             request,
             attempt_index=test.attempt_index if test else request.attempt_index,
             discoveries_before=test.discoveries_before if test else request.discoveries_before,
-            judged_before=_known(standing, request),
             expected_artifact=standing.artifact_sha256,
             # A parent that was verified later was not compared with then.
             parents=request.parents if standing.composition else (),
+            shelf=shelf,
         ),
         on_event=on_event,
     )
-    return Replay(again, tuple(_differences(standing, again)))
+    return Replay(again, tuple(_differences(standing, again)), shelf.redrawn, shelf.kept)
 
 
 def _belong(standing: VerifyReport, request: VerifyRequest) -> None:
@@ -165,11 +186,6 @@ def _belong(standing: VerifyReport, request: VerifyRequest) -> None:
                 where=str(request.round.report_json),
                 mend=mend,
             )
-
-
-def _known(standing: VerifyReport, request: VerifyRequest) -> dict[str, int]:
-    """Artifacts judged before the standing report was written: its own round is none of them."""
-    return {sha: number for sha, number in request.judged_before.items() if number < standing.round}
 
 
 def _differences(one: VerifyReport, other: VerifyReport) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import autoqec
-from autoqec.errors import AutoqecError
+from autoqec.errors import AutoqecError, InputError
 from autoqec.host import child
 
 Tier = Literal["bubblewrap", "landlock", "none"]
@@ -37,12 +37,14 @@ class Policy:
     read_only, writable: files and directories, which keep their paths. Python, its packages and this package are
     readable always. tmp_mb: a private /tmp of at most that size (bubblewrap; under Landlock there is no /tmp, and
     TMPDIR is the first writable directory). cwd: default the first writable directory, else /; tier none stays
-    where `host.child` starts it.
-    gpu: NVIDIA's devices are open. network: closed unless True.
+    where `host.child` starts it. closed: places that stay out of sight even where Python's own files lie round them,
+    as in a lab below /usr or one that is its own virtual environment. gpu: NVIDIA's devices are
+    open. network: closed unless True.
     """
 
     read_only: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
+    closed: tuple[Path, ...] = ()
     tmp_mb: int = 256
     network: bool = False
     gpu: bool = False
@@ -69,13 +71,20 @@ def probe() -> Tier:
     return next(tier for tier in TIERS if works(tier))
 
 
-@cache
 def works(tier: Tier) -> bool:
     """Whether a program inside this tier starts, and finds files and network closed."""
+    return fault(tier) is None
+
+
+@cache
+def fault(tier: Tier) -> str | None:
+    """Why this tier does not hold here, None where it does; found by trying."""
     if tier == "none":
-        return True
-    if sys.platform != "linux" or (tier == "bubblewrap" and shutil.which("bwrap") is None):
-        return False
+        return None
+    if sys.platform != "linux":
+        return f"it needs Linux, this is {sys.platform}"
+    if tier == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
     with tempfile.TemporaryDirectory() as place:
         secret, inside, log = Path(place, "secret"), Path(place, "inside"), Path(place, "log")
         secret.write_text("secret")
@@ -85,9 +94,12 @@ def works(tier: Tier) -> bool:
             result = child.run(
                 wrapped.argv, cwd=place, env=wrapped.env, limits=child.Limits(wallclock_s=30), stdout=log
             )
-        except AutoqecError:
-            return False
-        return result.returncode == 0 and (inside / "written").exists()
+        except AutoqecError as error:
+            return error.what
+        if result.returncode == 0 and (inside / "written").exists():
+            return None
+        said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        return (said[-1] if said else f"exit status {result.returncode}")[:200]
 
 
 _PROBE = """
@@ -105,9 +117,16 @@ for attack in (lambda: open(sys.argv[1]), lambda: socket.socket()):
 def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wrapped:
     """`argv` behind the walls of `tier` (default: the strongest that runs here). Starts nothing.
 
-    Network is closed in both real tiers. `none` changes only the environment: it is no wall.
+    Network is closed in both real tiers. `none` changes only the environment: it is no wall. InputError where a closed
+    place lies within Python's own and the tier can't hide it.
     """
     tier = tier or probe()
+    if tier == "landlock" and (seen := _within_reach(policy)):
+        raise InputError(
+            f"{seen[0]} lies among the files that Python needs, and Landlock can't hide it there",
+            where="sandbox",
+            mend="apt-get install bubblewrap, or move the lab",
+        )
     home = str(policy.home)
     env = {"HOME": home, "USER": "sandbox", **policy.env}
     if tier == "bubblewrap":
@@ -126,6 +145,14 @@ def readable() -> tuple[Path, ...]:
     places += [Path(autoqec.__file__).parent]
     both = [form for place in places for form in (place, place.resolve())]
     return tuple(dict.fromkeys(path for path in both if path != Path("/")))
+
+
+def _within_reach(policy: Policy) -> list[Path]:
+    """Closed places that the files of Python and of the system would open, outermost only, as named and resolved."""
+    opened = [form for path in (*_system(), *readable()) for form in (path, path.resolve())]
+    closed = [form for path in policy.closed if path.exists() for form in (path.absolute(), path.resolve())]
+    seen = [path for path in closed if any(path.is_relative_to(place) for place in opened)]
+    return [path for path in _by_depth(seen) if not any(outer in path.parents for outer in seen)]
 
 
 def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[str, ...]:
@@ -163,7 +190,12 @@ def _bubblewrap(policy: Policy) -> list[str]:
     for path in _system():
         # A merged /usr: /bin and /lib are links into it.
         out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
-    for path in _by_depth((*readable(), *policy.read_only)):
+    for path in _by_depth(readable()):
+        out += _bind("--ro-bind", path)
+    hidden = _within_reach(policy)
+    for path in hidden:
+        out += ["--size", size, "--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
+    for path in _by_depth(policy.read_only):
         out += _bind("--ro-bind", path)
     out += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
     for path in _devices(policy):
@@ -171,7 +203,8 @@ def _bubblewrap(policy: Policy) -> list[str]:
     for path in _by_depth(policy.writable):
         out += _bind("--bind", path)
     # The new root and /dev are memory without a limit: nothing may be written there.
-    return [*out, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(policy.home)]
+    shut = [Path("/dev"), *(path for path in hidden if path.is_dir()), Path("/")]
+    return [*out, *(word for path in shut for word in ("--remount-ro", str(path))), "--chdir", str(policy.home)]
 
 
 def _bind(how: str, path: Path) -> list[str]:

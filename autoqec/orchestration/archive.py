@@ -18,8 +18,9 @@ from autoqec.errors import ContractError, InputError
 from autoqec.host.git import GitFailed, Repo
 from autoqec.orchestration import judging
 from autoqec.orchestration.attempts import standings
+from autoqec.orchestration.closing import published_secret
 from autoqec.orchestration.memory import RunMemory
-from autoqec.store import atomic
+from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 
@@ -37,10 +38,11 @@ class Restored:
     agrees: bool
 
 
-def package_run(layout: RunLayout, repo: Repo, out: Path) -> ArchiveManifest:
+def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True) -> ArchiveManifest:
     """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
 
-    Raises InputError where the run has no branch yet, or `out` exists.
+    shots: of a closed run, the judge's shots too, for whoever can't draw them alike. Raises InputError where the run
+    has no branch yet, or `out` exists.
     """
     info = History(layout).info()
     if out.exists():
@@ -56,6 +58,8 @@ def package_run(layout: RunLayout, repo: Repo, out: Path) -> ArchiveManifest:
         bundle = Path(directory) / BUNDLE
         repo.bundle_create(bundle, sorted(refs))
         members = {BUNDLE: bundle.read_bytes()} | {f"{RUN}/{name}": data for name, data in _run_files(layout)}
+    if shots and layout.published.exists():
+        members |= {f"{RUN}/{name}": data for name, data in _drawn(layout)}
     manifest = ArchiveManifest(
         run_id=info.run_id,
         closed=layout.published.exists(),
@@ -77,6 +81,20 @@ def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
         name = path.relative_to(layout.root)
         if path.is_file() and not path.is_symlink() and name.parts[0] not in LEFT_BEHIND:
             yield name.as_posix(), path.read_bytes()
+
+
+def _drawn(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
+    """Every judgement's shots, drawn once more from the published secret; those that an archive brought are there."""
+    from autoqec.eval import report, shelf
+
+    secret = published_secret(layout)
+    env = files.load_env(layout.env)[0]
+    for one in standings(History(layout).rows()):
+        found = report.read(layout.round(one.row.round))
+        if found is not None:
+            for digest, data in shelf.draw(found, env, secret):
+                path = layout.shots / shelf.file_name(digest)
+                yield path.relative_to(layout.root).as_posix(), data
 
 
 def _seal(manifest: bytes) -> bytes:
@@ -192,7 +210,7 @@ def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) ->
             yield row.round, f"{row.verify_verdict}; files whole; the run is not closed, so its shots stay secret"
         else:
             again = judging.replay(layout, repo, row.round, on_event)
-            same = f"{row.verify_verdict} again on the same shots"
+            same = f"{row.verify_verdict} again on the same shots ({again.source})"
             yield row.round, same if again.agrees else f"differs: {'; '.join(again.differences)}"
 
 

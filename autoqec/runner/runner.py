@@ -20,7 +20,7 @@ from autoqec.runner.collect import Artifact, OnEvent
 from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.spec import ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic, files
-from autoqec.store.layout import RoundLayout
+from autoqec.store.layout import RoundLayout, closed_to_branches
 
 SCRATCH = "child.tmp"  # in the round directory while the child runs; recovery may remove it
 LOG_TAIL = 2_000
@@ -124,6 +124,7 @@ def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path) -> sandbox.Wr
     policy = sandbox.Policy(
         read_only=(spec_path, *map(Path, inputs)),
         writable=(Path(spec.out_dir),),
+        closed=closed_to_branches(Path(config.round_dir)),
         env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads},
     )
     return sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)], policy)

@@ -142,6 +142,16 @@ class RunLayout:
         return self.root / "salvage"
 
     @property
+    def shots(self) -> Path:
+        """The judge's shots as an archive carried them; a run at home draws its own."""
+        return self.root / "shots"
+
+    @property
+    def removed(self) -> Path:
+        """Files that `autoqec gc` removed, with their hashes."""
+        return self.root / "removed.jsonl"
+
+    @property
     def html(self) -> Path:
         return self.root / "report.html"
 
@@ -176,6 +186,12 @@ class RunLayout:
 
 def runs_dir(repo_root: Path) -> Path:
     return repo_root / "runs"
+
+
+def closed_to_branches(round_dir: Path) -> tuple[Path, ...]:
+    """What no code of a branch may see: every run of the lab with its secret, its worktrees, its git directory."""
+    lab = round_dir.parent.parent.parent
+    return (round_dir.parent, runs_dir(lab), lab / ".worktrees", lab / ".git")
 
 
 def quarantined(branch: str) -> str:

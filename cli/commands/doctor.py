@@ -13,6 +13,11 @@ import click
 from autoqec.errors import AutoqecError
 from cli.common import Out, options
 
+WALLS = {
+    "bubblewrap": "started here just now, it saw no file but its own, no network, no other process",
+    "landlock": "started here just now with seccomp, it saw no file but its own and no network",
+    "none": "rounds that change code can't be verified; rounds that change the config alone can",
+}
 FREE_GB = 2.0  # a dev run's artifacts and worktrees, with room to spare
 
 
@@ -71,13 +76,13 @@ def _sandbox() -> Iterator[Finding]:
     from autoqec.host import sandbox
 
     tier = sandbox.probe()
+    better = sandbox.TIERS[: sandbox.TIERS.index(tier)]
+    why = "".join(f"; no {name}: {sandbox.fault(name)}" for name in better)
+    told = f"{tier}: {WALLS[tier]}{why}"
     if tier == "bubblewrap":
-        yield Finding("sandbox", "good", "bubblewrap: namespaces, no network, no files but its own")
-    elif tier == "landlock":
-        yield Finding("sandbox", "weak", "Landlock and seccomp: the next tier", "apt-get install bubblewrap")
+        yield Finding("sandbox", "good", told)
     else:
-        found = "none: rounds that change code can't be verified; rounds that change the config alone can"
-        yield Finding("sandbox", "weak", found, "apt-get install bubblewrap")
+        yield Finding("sandbox", "weak", told, "make setup-sandbox, or apt-get install bubblewrap")
 
 
 def _machine() -> Iterator[Finding]:

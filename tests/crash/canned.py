@@ -42,6 +42,7 @@ class Request:
     judged_before: dict[str, int] = field(default_factory=dict)
     expected_artifact: str | None = None
     parents: Any = ()
+    shots: Path | None = None
 
 
 def run_round(config: RunnerConfig, *, on_event: Any = None) -> RoundMetrics:

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from autoqec.errors import ContractError, InputError
+from autoqec.eval import bundle, report, shelf
 from autoqec.host.git import Repo
 from autoqec.orchestration.archive import package_run, read_archive, replay_archive
 from autoqec.orchestration.closing import close_run
+from autoqec.orchestration.judging import replay
 from autoqec.orchestration.loop import run_rounds, start_run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -45,7 +47,8 @@ def test_a_closed_run_is_verified_again_elsewhere(packed: tuple[RunLayout, Path,
     found = replay_archive(archive, tmp_path / "there", on_event=quiet)
     assert found.agrees
     if row.verify_verdict is not None:
-        assert found.verdicts == {1: f"{row.verify_verdict} again on the same shots"}
+        words = found.verdicts[1]
+        assert words.startswith(f"{row.verify_verdict} again on the same shots (") and "redrawn from" in words
     here = Repo.discover(tmp_path / "there")
     assert here.head_sha() == History(layout).info().baseline_sha and here.fsck() == []
     assert here.refs("refs/heads/exp") == Repo.discover(layout.repo_root).refs("refs/heads/exp")
@@ -65,6 +68,37 @@ def test_the_same_run_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, P
     layout, _, archive = packed
     package_run(layout, Repo.discover(layout.repo_root), tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
+
+
+def test_shots_that_cannot_be_redrawn_come_from_the_archive(
+    packed: tuple[RunLayout, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of stim gives other shots for a seed: here, those of the next seed."""
+    layout, _, archive = packed
+    judgement = report.read(layout.round(1))
+    assert judgement is not None
+    bare = tmp_path / "bare.tar"
+    package_run(layout, Repo.discover(layout.repo_root), bare, shots=False)
+    names = {entry.name for entry in read_archive(archive)[0].files} - {e.name for e in read_archive(bare)[0].files}
+    assert names == {f"run/shots/{digest}.b8" for digest in shelf.listed(judgement).values()}
+    real = bundle.sample
+    monkeypatch.setattr(bundle, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
+    found = replay_archive(archive, tmp_path / "there", on_event=quiet)
+    assert found.agrees and f"{len(names)} of {len(names)} chunks from the archive: stim" in found.verdicts[1]
+    without = replay_archive(bare, tmp_path / "bare", on_event=quiet)
+    assert not without.agrees and "not redrawn alike" in without.verdicts[1]
+    kept = found.layout.shots / min(path.name for path in found.layout.shots.iterdir())
+    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
+    with pytest.raises(ContractError, match=f"{kept.name}: holds other shots"):
+        replay(found.layout, Repo.discover(found.layout.repo_root), 1, quiet)
+
+
+def test_what_was_restored_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    found = replay_archive(packed[2], tmp_path / "there", on_event=quiet)
+    package_run(found.layout, Repo.discover(found.layout.repo_root), tmp_path / "again.tar")
+    again, first = read_archive(tmp_path / "again.tar")[0], read_archive(packed[2])[0]
+    mine, theirs = ({e.name: e.sha256 for e in one.files if e.name != "branches.bundle"} for one in (again, first))
+    assert mine == theirs
 
 
 def repacked(archive: Path, target: Path, change: dict[str, bytes | None]) -> Path:

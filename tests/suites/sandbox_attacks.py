@@ -71,6 +71,14 @@ ATTACKS: dict[str, str] = {
         "import ctypes, struct; a = struct.pack('=IIII', 2, 4, 4, 1)\n"
         f"assert ctypes.CDLL(None).syscall(321, 0, a, len(a)) >= 0; {WON}"
     ),
+    "leave a note in a queue of the kernel": (
+        "import ctypes; c = ctypes.CDLL(None); q = c.msgget(0x51454343, 0o1600); assert q >= 0\n"
+        f"c.msgctl(q, 0, None); {WON}"
+    ),
+    "leave a note in a semaphore": (
+        "import ctypes; c = ctypes.CDLL(None); q = c.semget(0x51454343, 1, 0o1600); assert q >= 0\n"
+        f"c.semctl(q, 0, 0); {WON}"
+    ),
     "memory that nobody counts": f"import os; os.memfd_create('m'); {WON}",
     "fill /dev/shm": fill("/dev/shm"),
     "fill /tmp": fill("/tmp"),

@@ -95,7 +95,7 @@ def test_files_are_whole_and_say_it_in_words(honest: Judged) -> None:
 def test_verify_again_replays_and_writes_nothing(honest: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = honest.request.round
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()}
-    later = replace(honest.request, attempt_index=7, judged_before={honest.report.artifact_sha256: 1})
+    later = replace(honest.request, attempt_index=7)
     assert verify(later) == honest.report
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()} == before
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.errors import InputError
 from autoqec.host import child, sandbox
 from autoqec.host.child import Limits, Result
 from autoqec.host.sandbox import Policy, Tier
@@ -233,4 +234,32 @@ def test_a_tier_that_does_not_run_is_no_tier(monkeypatch: pytest.MonkeyPatch, tm
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        assert not sandbox.works.__wrapped__("bubblewrap"), script
+        assert sandbox.fault.__wrapped__("bubblewrap"), script
+
+
+def test_a_tier_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
+    assert sandbox.fault.__wrapped__("bubblewrap") == "bwrap is not installed"
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    assert "needs Linux, this is darwin" in str(sandbox.fault.__wrapped__("landlock"))
+
+
+def test_a_lab_among_python_s_own_files_stays_closed(tier: Tier, world: World, tmp_path: Path) -> None:
+    """The lab is its own virtual environment, or lies below /usr: what every tier opens would hold the secret."""
+    policy = Policy(writable=(world.inside,), closed=(world.outside, world.outside / "deep", world.secret))
+    with pytest.MonkeyPatch.context() as patch:
+        python_s = (*sandbox.readable(), world.outside.parent)
+        patch.setattr(sandbox, "readable", lambda: python_s)
+        look = f"import os; print(os.listdir({str(world.outside)!r})); open({str(world.secret)!r})"
+        open_policy = Policy(writable=(world.inside,))
+        assert run(look, tier, open_policy, tmp_path / "log").returncode == 0  # without `closed` it is in sight
+        if tier == "landlock":
+            with pytest.raises(InputError, match=f"{world.outside} lies among"):
+                sandbox.wrap(["true"], policy, tier=tier)
+            return
+        for attack in ("read a secret file", "list the run directory", "write outside", "read it through a hard link"):
+            run(source(attack, world), tier, policy, tmp_path / "log")
+            assert world.fallen() == ["the attack says so"] * (attack == "list the run directory"), attack
+            (world.inside / "won").unlink(missing_ok=True)  # an empty directory may be listed
+        gone = f"import os; assert os.listdir({str(world.outside)!r}) == []; open({str(world.readable)!r})"
+        assert run(gone, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
