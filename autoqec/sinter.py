@@ -16,16 +16,14 @@ import stim
 import torch
 
 from autoqec.contracts.env import EnvSpec
-from autoqec.decoders import checkpoint
-from autoqec.errors import ContractError, InputError
-from autoqec.qec.backends import make_soft
-from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import pack, unpack
+from autoqec.decoders.decoding import Decoding
+from autoqec.errors import InputError
+from autoqec.orchestration.surfaces import own_surface
+from autoqec.qec.sampling import pack
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout, runs_dir
 
-CHUNK = 2048  # shots unpacked, run and decoded at once: bounds memory
 VARIABLE = "AUTOQEC_CHECKPOINTS"
 
 
@@ -41,7 +39,8 @@ def decoders() -> dict[str, sinter.Decoder]:
         for row in History(layout).rows():
             if row.verify_verdict == "VERIFIED":
                 path = layout.round(row.round).checkpoint
-                found[f"autoqec:{layout.run_id}:{row.round}"] = Predecoded(str(layout.env), str(path))
+                made = Predecoded(str(layout.env), str(path), (str(layout.repo_root), layout.run_id, row.round))
+                found[f"autoqec:{layout.run_id}:{row.round}"] = made
     for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
         name, _, files = entry.partition("=")
         env, _, path_text = files.partition("=")
@@ -53,12 +52,26 @@ def decoders() -> dict[str, sinter.Decoder]:
 
 @dataclass(frozen=True)
 class Predecoded(sinter.Decoder):  # type: ignore[misc]
-    """A checkpoint and the env it was made for; paths, so that workers load their own copy."""
+    """A checkpoint and the env it was made for; paths, so that workers load their own copy.
+
+    of_round: repository, run and round, where it was made in a run. InputError where the round's branch has code of
+    its own: only a person may let that run.
+    """
 
     env_path: str
     checkpoint_path: str
+    of_round: tuple[str, str, int] | None = None
 
     def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
+        if self.of_round is not None:
+            root, run_id, number = self.of_round
+            with own_surface(RunLayout(Path(root), run_id), number) as surface:
+                if surface is not None:
+                    raise InputError(
+                        f"round {number}'s branch has code of its own, which sinter's workers do not run",
+                        where=f"run {run_id}",
+                        mend=f"read it, then autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
+                    )
         env, _ = load_env(Path(self.env_path))
         return CompiledPredecoder.of(env, Path(self.checkpoint_path), dem)
 
@@ -85,43 +98,15 @@ class _Packed(sinter.CompiledDecoder):  # type: ignore[misc]
 
 
 class CompiledPredecoder(sinter.CompiledDecoder):  # type: ignore[misc]
-    """Predecoder and backend on one detector error model."""
+    """Predecoder and backend on one detector error model: another p moves the priors, another circuit is refused."""
 
-    def __init__(self, problem: Problem, model: torch.nn.Module, shift: np.ndarray) -> None:
-        self._problem, self._model, self._shift = problem, model, shift
-        self._backend = make_soft(problem, model.output_mode)  # type: ignore[arg-type]
+    def __init__(self, decoding: Decoding) -> None:
+        self.decoding = decoding
 
     @classmethod
     def of(cls, env: EnvSpec, path: Path, dem: stim.DetectorErrorModel) -> CompiledPredecoder:
-        """For a DEM of the env's circuit at any p: the net's log-odds move by the difference of the priors.
-
-        ContractError naming both sides where the DEM has other mechanisms than the checkpoint's circuit.
-        """
-        made_for = Problem.from_env(env)
-        model, dsl = checkpoint.load(path, made_for)
         torch.set_num_threads(1)  # sinter runs one worker a core
-        here = made_for.with_model(dem)
-        mine, theirs = (problem.variables(dsl.output_mode) for problem in (made_for, here))
-        same = mine.n_edges == theirs.n_edges and not (made_for.H != here.H).nnz and not (made_for.L != here.L).nnz
-        if not same:
-            raise ContractError(
-                f"this detector error model ({here.n_detectors} detectors, {here.n_faults} mechanisms) is not that of "
-                f"env `{env.name}` ({made_for.n_detectors} detectors, {made_for.n_faults} mechanisms)",
-                where=str(path),
-                mend="decode shots of the circuit that the env describes",
-            )
-        return cls(here, model, (theirs.log_odds - mine.log_odds).astype(np.float32))
-
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
-        """uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables]."""
-        answers = np.zeros((len(detectors), self._problem.n_observables), bool)
-        for start in range(0, len(detectors), CHUNK):
-            part = detectors[start : start + CHUNK]
-            events = torch.from_numpy(unpack(part, self._problem.n_detectors)).float()
-            with torch.no_grad():
-                log_odds = self._model(events).numpy() + self._shift
-            answers[start : start + CHUNK] = self._backend.decode_soft(part, log_odds)
-        return answers
+        return cls(Decoding.of(env, path, dem))
 
     def decode_shots_bit_packed(self, *, bit_packed_detection_event_data: np.ndarray) -> np.ndarray:
-        return pack(self.decode(bit_packed_detection_event_data))
+        return pack(self.decoding.decode(bit_packed_detection_event_data))

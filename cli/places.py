@@ -51,3 +51,17 @@ def run_ids(root: Path) -> list[str]:
     if not runs.is_dir():
         return []
     return sorted(entry.name for entry in runs.iterdir() if layout.RUN_ID.match(entry.name))
+
+
+def round_of(round_dir: Path) -> tuple[layout.RunLayout, int]:
+    """The run and the number of a round's directory, wherever the run's repository lies. InputError for any other."""
+    directory = round_dir.resolve()
+    number = directory.name.removeprefix("round_")
+    root = directory.parent.parent.parent
+    mend = "name runs/RUN/round_N; `autoqec show` lists the runs"
+    if not number.isdecimal() or not directory.is_dir():
+        raise InputError("is no round's directory", where=str(round_dir), mend=mend)
+    found = run_layout(directory.parent.name, root=root)
+    if found.round(int(number)).dir != directory:
+        raise InputError("is no round's directory", where=str(round_dir), mend=mend)
+    return found, int(number)

@@ -42,10 +42,12 @@ def failed(path: Path, error: OSError) -> DiskFailed:
     return DiskFailed(f"could not be written: {reason}", where=str(path), mend=mend)
 
 
-def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`: a reader sees the old file or the new one, whole; after return it is durable.
+@contextmanager
+def replacing(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
+    """A descriptor that takes the new content of `path` in parts; the file is replaced when the block ends well.
 
-    A symlink at `path` is replaced, never followed. Raises DiskFailed, and then leaves the old file alone.
+    A reader sees the old file or the new one, whole; after the block it is durable. A symlink at `path` is replaced,
+    never followed. Raises DiskFailed; then, and where the block raises, the old file is left alone.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -53,7 +55,7 @@ def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             try:
-                write_all(fd, data)
+                yield fd
                 os.fsync(fd)
             finally:
                 os.close(fd)
@@ -63,6 +65,12 @@ def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
                 os.unlink(temporary)
             raise
     fsync_dir(path.parent)
+
+
+def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
+    """Replace `path` by `data`, as `replacing` does."""
+    with replacing(path, mode=mode) as fd:
+        write_all(fd, data)
 
 
 def write_text(path: Path | str, text: str, *, mode: int = 0o644) -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from autoqec.errors import InputError
-from autoqec.store.layout import RunLayout
 from cli import places
 from cli.common import Out, options
 
@@ -30,7 +28,7 @@ def command(round_dir: Path, replay: bool, out: Out) -> None:
     from autoqec.report.terminal import LiveView, console
     from autoqec.report.text import effect_line, plain
 
-    layout, number = _round_of(round_dir)
+    layout, number = places.round_of(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         report = judge_again(layout, Repo.discover(layout.repo_root), number, view)
     out.say(f"{report.verdict}: {plain('; '.join(report.reasons), 2000)}")
@@ -48,7 +46,7 @@ def _replay(round_dir: Path, out: Out) -> None:
     from autoqec.report.terminal import LiveView, console
     from autoqec.report.text import plain
 
-    layout, number = _round_of(round_dir)
+    layout, number = places.round_of(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         found = replay(layout, Repo.discover(layout.repo_root), number, view)
     verdict, chunks = found.report.verdict, len(found.report.chunk_digests)
@@ -59,17 +57,3 @@ def _replay(round_dir: Path, out: Out) -> None:
     out.emit({"agrees": found.agrees, "verdict": verdict, "chunks": chunks, "differences": list(found.differences)})
     if not found.agrees:
         raise click.exceptions.Exit(1)
-
-
-def _round_of(round_dir: Path) -> tuple[RunLayout, int]:
-    """The run and the number of a round's directory."""
-    directory = round_dir.resolve()
-    number = directory.name.removeprefix("round_")
-    root = directory.parent.parent.parent
-    mend = "name runs/RUN/round_N; `autoqec show` lists the runs"
-    if not number.isdecimal() or not directory.is_dir():
-        raise InputError("is no round's directory", where=str(round_dir), mend=mend)
-    layout = places.run_layout(directory.parent.name, root=root)
-    if layout.round(int(number)).dir != directory:
-        raise InputError("is no round's directory", where=str(round_dir), mend=mend)
-    return layout, int(number)

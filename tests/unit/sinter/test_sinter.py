@@ -57,8 +57,8 @@ def test_another_p_moves_the_priors(tmp_path: Path) -> None:
     _, path = made(tmp_path, env)
     other = Problem.from_env(surface(3, 0.02))
     compiled = CompiledPredecoder.of(env, path, other.dem)
-    assert np.allclose(compiled._shift, other.graph.log_odds - problem(3).graph.log_odds, atol=1e-5)
-    assert (compiled._shift > 0).all()
+    assert np.allclose(compiled.decoding.shift, other.graph.log_odds - problem(3).graph.log_odds, atol=1e-5)
+    assert (compiled.decoding.shift > 0).all()
 
 
 def test_another_circuit_is_refused_naming_both(tmp_path: Path) -> None:

@@ -1,0 +1,254 @@
+"""`autoqec decode`: shots in stim's formats in, predictions out; another model only where one says so."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import stim
+import torch
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import EnvSpec
+from autoqec.decoders import checkpoint
+from autoqec.decoders.decoding import CHUNK, Decoding
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.errors import InputError
+from autoqec.qec import shotfiles
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import sample
+from autoqec.store.files import dump_config
+from cli.autoqec import group
+from cli.commands.decode import FORMATS
+from cli.common import call
+from tests.support.envs import problem, surface
+
+SHOTS = CHUNK + 64  # more than a chunk, and whole groups of 64
+
+
+def trained(place: Path, env: EnvSpec, mode: str = "soft_priors") -> Path:
+    """A checkpoint whose weights were stirred, so that its answers are not the backend's."""
+    dsl = parse_dsl({"type": "mlp", "output_mode": mode, "mlp": {"hidden": 8}})
+    model = compile_predecoder(dsl, Problem.from_env(env), seed=1)
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
+    checkpoint.save(place / "checkpoint.pt", model, dsl)
+    (place / "env.yaml").write_text(dump_config(env.dump()), encoding="utf-8")
+    return place / "checkpoint.pt"
+
+
+def write(path: Path, detectors: np.ndarray, form: str, n: int = 24) -> Path:
+    stim.write_shot_data_file(data=detectors, path=path, format=form, num_detectors=n)
+    return path
+
+
+def decode(place: Path, *more: str, out: str = "out.b8", shots: str = "shots.b8") -> int:
+    env = () if "--env" in more else ("--env", str(place / "env.yaml"))
+    files = ("--in", str(place / shots), "--out", str(place / out))
+    return call(group, ["decode", str(place / "checkpoint.pt"), *files, *env, *more])
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+    """A place with a checkpoint and shots, and the right answers; no test writes there but its own files."""
+    place = tmp_path_factory.mktemp("decode")
+    path = trained(place, surface(3))
+    drawn = sample(problem(3), SHOTS, 5)
+    write(place / "shots.b8", drawn.detectors, "b8")
+    return place, Decoding.of(surface(3), path).decode(drawn.detectors)
+
+
+def test_the_formats_are_those_of_the_room_below() -> None:
+    assert FORMATS == shotfiles.FORMATS
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_in_and_out(made: tuple[Path, np.ndarray], tmp_path: Path, form: str) -> None:
+    place, expected = made
+    write(tmp_path / f"shots.{form}", sample(problem(3), SHOTS, 5).detectors, form)
+    files = ("--in", str(tmp_path / f"shots.{form}"), "--out", str(tmp_path / f"out.{form}"))
+    assert call(group, ["decode", str(place / "checkpoint.pt"), *files, "--env", str(place / "env.yaml")]) == 0
+    found = stim.read_shot_data_file(path=tmp_path / f"out.{form}", format=form, num_observables=1)
+    assert np.array_equal(found, expected) and expected.any() and not expected.all()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"out.{form}", f"shots.{form}"]
+
+
+def test_what_it_tells_machines(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+    place, expected = made
+    assert decode(place, "--json", out="told.01", shots="shots.b8") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"out": str(place / "told.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0}
+    assert len((place / "told.01").read_text().splitlines()) == SHOTS
+
+
+def test_memory_is_bounded_by_the_chunk(tmp_path: Path) -> None:
+    detectors = sample(problem(3), 3 * 128 + 5, 1).detectors
+    for form in ("b8", "01", "hits", "dets", "r8"):
+        path = write(tmp_path / form, detectors, form)
+        sizes = [len(part) for part in shotfiles.read(path, form, 24, 128)]
+        assert sizes == [128, 128, 128, 5], form
+
+
+def test_no_shots_give_no_predictions(made: tuple[Path, np.ndarray]) -> None:
+    place, _ = made
+    (place / "none.b8").write_bytes(b"")
+    assert decode(place, shots="none.b8", out="none.out") == 0
+    assert (place / "none.out").read_bytes() == b""
+
+
+def refused(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    for part in (*parts, "Mend:"):
+        assert part in line, line
+
+
+def test_the_env_must_be_known(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+    place, _ = made
+    files = ["--in", str(place / "shots.b8"), "--out", str(place / "no")]
+    assert call(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
+    refused(capsys, "checkpoint.pt", "lies in no run", "--env ENV")
+    assert call(group, ["decode", str(place), *files]) == 2
+    refused(capsys, "no round's directory")
+
+
+def test_another_env_is_refused_naming_both(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+    place, _ = made
+    assert decode(place, "--env", "surface_d5_depol", out="no") == 2
+    refused(capsys, problem(3).circuit_sha256[:12], "this env's circuit is")
+    assert not (place / "no").exists()
+
+
+WRONG: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
+    "bytes that are no whole shots": (b"\0" * 10, (), ("10 bytes", "24 detectors")),
+    "words": (b"01x\n", ("--in-format", "01"), ("01 file",)),
+    "lines of another width": (b"0101\n", ("--in-format", "01"), ("24 detectors",)),
+    "a detector beyond the last": (b"shot D24\n", ("--in-format", "dets"), ("24 detectors",)),
+    "a torn group": (b"\0" * 100, ("--in-format", "ptb64"), ("100 bytes", "64 shots")),
+    "a torn last shot": (b"\5", ("--in-format", "r8"), ("24 detectors",)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(WRONG))
+def test_files_that_hold_no_such_shots(
+    made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
+) -> None:
+    place, _ = made
+    data, more, parts = WRONG[name]
+    (tmp_path / "bad").write_bytes(data)
+    before = (place / "env.yaml").read_bytes()
+    files = ("--in", str(tmp_path / "bad"), "--out", str(tmp_path / "out"), "--env", str(place / "env.yaml"))
+    assert call(group, ["decode", str(place / "checkpoint.pt"), *files, *more]) == 2
+    refused(capsys, "bad", *parts)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad"] and (place / "env.yaml").read_bytes() == before
+
+
+def test_bits_beyond_the_last_detector_betray_another_circuit(tmp_path: Path) -> None:
+    (tmp_path / "wide").write_bytes(b"\0\0\0\x80")
+    with pytest.raises(InputError, match="beyond the last detector"):
+        list(shotfiles.read(tmp_path / "wide", "b8", 28, 64))
+
+
+def test_an_error_late_in_the_file_leaves_an_older_answer_alone(
+    made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    place, _ = made
+    (tmp_path / "shots.01").write_text("0" * 24 + "\n" + ("0" * 24 + "\n") * CHUNK + "0101\n")
+    (tmp_path / "out.b8").write_bytes(b"older")
+    files = ("--in", str(tmp_path / "shots.01"), "--out", str(tmp_path / "out.b8"), "--env", str(place / "env.yaml"))
+    assert call(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
+    refused(capsys, "shots.01")
+    assert (tmp_path / "out.b8").read_bytes() == b"older" and len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("shots", "out", "part"),
+    [("none", "x", "cannot be read"), ("shots.b8", "no/x", "no place"), ("shots.b8", "shots.b8", "itself")],
+)
+def test_wrong_files(
+    made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], shots: str, out: str, part: str
+) -> None:
+    place, _ = made
+    assert decode(place, shots=shots, out=out) == 2
+    refused(capsys, part)
+
+
+class TestAnotherModel:
+    """--dem: the same mechanisms at another p go through; others need a person's word."""
+
+    def other(self, dem: Any, path: Path) -> Path:
+        path.write_text(str(dem), encoding="utf-8")
+        return path
+
+    def test_the_same_mechanisms_in_another_order_at_another_p(self, made: tuple[Path, np.ndarray]) -> None:
+        place, _ = made
+        dem = problem(3, 0.02).dem.flattened()
+        shuffled = stim.DetectorErrorModel("\n".join(reversed(str(dem).splitlines())))
+        detectors = sample(problem(3), 2000, 5).detectors
+        home = Decoding.of(surface(3), place / "checkpoint.pt", dem)
+        assert not np.allclose(home.shift, 0)
+        again = Decoding.of(surface(3), place / "checkpoint.pt", shuffled)
+        assert np.array_equal(home.decode(detectors), again.decode(detectors)) and again.unknown == 0
+
+    def test_a_device_that_lacks_a_mechanism_and_has_another(
+        self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        place, _ = made
+        lines = str(problem(3).dem.flattened()).splitlines()
+        own = problem(3).graph.own
+        path = self.other("\n".join([*lines[3:], f"error(0.01) D{own[0]} D{own[-1]}"]), place / "device.dem")
+        assert decode(place, "--dem", str(path), out="no") == 2
+        refused(capsys, "detectors", "unknown to the net", "--allow-other-dem")
+        assert not (place / "no").exists()
+        assert decode(place, "--dem", str(path), "--allow-other-dem", "--json", out="device.b8") == 0
+        assert json.loads(capsys.readouterr().out)["unknown_edges"] == 1
+        assert (place / "device.b8").stat().st_size == SHOTS
+
+    @pytest.mark.parametrize("mode", ["soft_priors", "hard_flip"])
+    def test_known_edges_are_the_nets_and_others_keep_their_priors(self, tmp_path: Path, mode: str) -> None:
+        """On a model with one more mechanism of hardly any probability the answers are those at home."""
+        path = trained(tmp_path, surface(3), mode)
+        detectors = sample(problem(3), 2000, 5).detectors
+        own = problem(3).graph.own
+        more = stim.DetectorErrorModel(f"{problem(3).dem}\nerror(1e-12) D{own[0]} D{own[-1]}")
+        home, away = (Decoding.of(surface(3), path, dem, other=True) for dem in (None, more))
+        assert (home.unknown, away.unknown) == (0, 1)
+        assert (home.decode(detectors) == away.decode(detectors)).mean() > 0.999
+
+    def test_other_detectors_are_never_allowed(
+        self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        place, _ = made
+        path = self.other(problem(5, 0.01).dem, place / "d5.dem")
+        assert decode(place, "--dem", str(path), "--allow-other-dem", out="no") == 2
+        refused(capsys, "120 detectors", "24 detectors")
+
+    def test_a_circuit_stands_for_its_model(self, made: tuple[Path, np.ndarray]) -> None:
+        place, expected = made
+        path = self.other(problem(3).circuit, place / "same.stim")
+        assert decode(place, "--dem", str(path), out="same.b8") == 0
+        assert np.array_equal(np.frombuffer((place / "same.b8").read_bytes(), np.uint8).astype(bool), expected[:, 0])
+
+    @pytest.mark.parametrize(
+        ("text", "parts"),
+        [
+            ("nonsense", ("stim can't read it",)),
+            ("error(0.1) D0 D1 D2 L0\ndetector D23", ("3 detectors at once", "--decompose_errors")),
+        ],
+    )
+    def test_models_that_cannot_be_used(
+        self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], text: str, parts: tuple[str, ...]
+    ) -> None:
+        place, _ = made
+        path = self.other(text, place / "bad.dem")
+        assert decode(place, "--dem", str(path), out="no") == 2
+        refused(capsys, *parts)
+
+    def test_the_flag_alone_says_nothing(
+        self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        place, _ = made
+        assert decode(place, "--allow-other-dem", out="no") == 2
+        refused(capsys, "--dem FILE")
