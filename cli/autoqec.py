@@ -21,6 +21,7 @@ COMMANDS = {
     "package-run": ("cli.commands.package_run", "Pack a run into one archive: branches, files, hashes."),
     "replay": ("cli.commands.replay", "Restore an archive elsewhere and verify it again, offline."),
     "reconcile": ("cli.commands.reconcile", "Bring a run's files and branches back in line after a crash."),
+    "gc": ("cli.commands.gc", "List and remove what runs left that nobody needs any more."),
     "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
     "watch": ("cli.commands.watch", "Follow a run live, from any terminal."),
     "report": ("cli.commands.report", "A run as one page to open in a browser, or its charts as files."),

@@ -22,6 +22,7 @@ OWNER_FILE = "owner.json"
 _MARK = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
 _REMOTE = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
 _PATIENCE_S = 10.0
+_ASKING_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,19 @@ def read(run_root: Path | str) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def is_held(run_root: Path | str) -> bool:
+    """Whether some process owns the run now; asks without taking anything."""
+    fd = _open(Path(run_root).resolve())
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    else:
+        return False
+    finally:
+        os.close(fd)
 
 
 def end_leftovers(run_root: Path) -> tuple[int, ...]:
@@ -122,6 +136,10 @@ def _open(root: Path) -> int:
 
 def _lock(fd: int, root: Path) -> None:
     try:
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(_ASKING_S)  # somebody may only have asked whether it is held
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):

@@ -19,10 +19,11 @@ from autoqec.host.git import GitFailed, Repo
 from autoqec.orchestration import judging
 from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.closing import published_secret
+from autoqec.orchestration.garbage import removed
 from autoqec.orchestration.memory import RunMemory
 from autoqec.store import atomic, files
 from autoqec.store.history import History
-from autoqec.store.layout import RunLayout
+from autoqec.store.layout import RoundLayout, RunLayout
 
 MANIFEST, SEAL, BUNDLE, RUN = "archive.json", "archive.sha256", "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
@@ -203,8 +204,11 @@ def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) ->
             continue
         if repo.rev_parse(row.commit_sha) is None:
             raise ContractError(f"the bundle lacks commit {row.commit_sha}", where=f"round {row.round}")
-        _artifacts_hold(place.manifest, place.dir)
-        if row.verify_verdict is None:
+        lost = _artifacts_hold(layout, place)
+        if lost:
+            told = f"{row.verify_verdict}; " if row.verify_verdict else ""
+            yield row.round, f"{told}removed by `autoqec gc` before it was packed: {', '.join(lost)}"
+        elif row.verify_verdict is None:
             yield row.round, "measured, never judged; files whole"
         elif not closed:
             yield row.round, f"{row.verify_verdict}; files whole; the run is not closed, so its shots stay secret"
@@ -214,12 +218,22 @@ def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) ->
             yield row.round, same if again.agrees else f"differs: {'; '.join(again.differences)}"
 
 
-def _artifacts_hold(manifest: Path, directory: Path) -> None:
-    """Every artifact against the hash in its round's manifest; a round without manifest has nothing to hold."""
-    if not manifest.is_file():
-        return
-    recorded: dict[str, Any] = json.loads(manifest.read_bytes())
-    for artifact in Manifest.read(recorded, where=str(manifest)).artifacts:
-        data = (directory / artifact.name).read_bytes()
-        if sha256_bytes(data) != artifact.sha256:
-            raise ContractError("is not the file its manifest names", where=str(directory / artifact.name))
+def _artifacts_hold(layout: RunLayout, place: RoundLayout) -> list[str]:
+    """Every artifact against the hash in its round's manifest; a round without manifest has nothing to hold.
+
+    Returns those that were removed on purpose, on record with the same hash; any other that is missing is damage.
+    """
+    if not place.manifest.is_file():
+        return []
+    recorded: dict[str, Any] = json.loads(place.manifest.read_bytes())
+    on_record, gone = removed(layout), []
+    for artifact in Manifest.read(recorded, where=str(place.manifest)).artifacts:
+        path = place.dir / artifact.name
+        name = path.relative_to(layout.root).as_posix()
+        if not path.is_file() and on_record.get(name) == artifact.sha256:
+            gone.append(artifact.name)
+        elif not path.is_file():
+            raise ContractError("is missing, and nobody removed it on purpose", where=str(path))
+        elif sha256_bytes(path.read_bytes()) != artifact.sha256:
+            raise ContractError("is not the file its manifest names", where=str(path))
+    return gone

@@ -29,6 +29,9 @@ PLACES = (
     "recovery_refs_moved",
     "recovery_row_appended",
     "recovery_views_written",
+    "garbage_row_appended",
+    "garbage_refs_dropped",
+    "garbage_recorded",
 )
 _reached: Counter[str] = Counter()
 

@@ -64,6 +64,10 @@ class RunMemory:
         """Closed attempts by id, in the order of their first rows. Not to be changed."""
         return self._caught_up().tally.standing
 
+    def front(self) -> list[ParetoEntry]:
+        """The verified front, best first."""
+        return list(self._caught_up().tally.front())
+
     def by_branch(self, branches: Iterable[str]) -> dict[str, Standing]:
         """The rounds that stand under these branches, those that were deleted left out."""
         tally = self._caught_up().tally
@@ -101,7 +105,7 @@ class RunMemory:
             self._write(self.layout.candidates)
         else:
             self._write(self.layout.pareto, self.layout.preview)
-        return list(self._caught_up().tally.front())
+        return self.front()
 
     def rebuild_views(self) -> list[Path]:
         """Bring every view up to date; a file that says so already is left alone. Returns what was written."""

@@ -91,11 +91,11 @@ def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
     )
 
 
-def deleted_row(row: HistoryRow, attempt_id: str) -> HistoryRow:
-    """The follow-up of a round whose branch a person deleted."""
+def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its commit stays pinned") -> HistoryRow:
+    """The follow-up of a round whose branch a person deleted, or had deleted."""
     return HistoryRow(
         status="branch_manually_deleted",
-        status_reason=f"branch {row.branch} is gone; its commit stays pinned",
+        status_reason=f"branch {row.branch} {why}",
         verdict="ignore",
         round=row.round,
         hypothesis=row.hypothesis,

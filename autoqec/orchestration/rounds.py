@@ -99,9 +99,15 @@ def runner_config(run: Run, opened: Opened) -> RunnerConfig:
         round_attempt_id=opened.attempt.id,
         # Of a composition's parents, the better one is what it has to beat.
         parent_delta_ler=max(deltas, default=None),
-        parent_checkpoint=parents[0].row.checkpoint_path if parents else None,
+        parent_checkpoint=_weights_of(parents[0]) if parents else None,
         threads=run.threads,
     )
+
+
+def _weights_of(parent: Standing) -> str | None:
+    """None where they are gone: `autoqec gc` may have been there, and few rounds start from their parent's."""
+    path = parent.row.checkpoint_path
+    return path if path is not None and Path(path).is_file() else None
 
 
 def measure(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:

@@ -1,14 +1,16 @@
-"""A lab with one finished round in it, starts that a test may kill, and recovery on its own."""
+"""A lab with one finished round in it, and starts by the hundred."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cli.lab import make_lab
 from tests.crash.starts import ENV, start
+from tests.crash.sweep import Zygote, has_compiler, zygote
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +26,12 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def lab(pristine: Path, tmp_path: Path) -> Path:
     shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True)
     return tmp_path / "lab"
+
+
+@pytest.fixture(scope="session")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Starts with a Runner and a judge that answer at once; each test puts its own lab there first."""
+    if not has_compiler():
+        pytest.skip("needs Linux and a C compiler")
+    with zygote(tmp_path_factory.mktemp("sweep")) as found:
+        yield found

@@ -45,9 +45,15 @@ class Zygote:
         mode: str = "kill",
         sticky: bool = False,
         recover: bool = False,
+        die_at: str = "",
     ) -> Ended:
+        """cases: of the driver, and `quiet` (nothing is nominated). die_at: a failpoint."""
         order: dict[str, Any] = {"lab": str(self.lab), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
-        order |= {"recover": recover, "control": {"at": at, "mode": MODES[mode], "sticky": int(sticky)}}
+        order |= {
+            "recover": recover,
+            "die_at": die_at,
+            "control": {"at": at, "mode": MODES[mode], "sticky": int(sticky)},
+        }
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()

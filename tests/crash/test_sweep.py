@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,13 @@ from autoqec.contracts.history import HistoryRow
 from cli.lab import make_lab
 from tests.crash.invariants import Before, run_ids
 from tests.crash.starts import ENV, recovered
-from tests.crash.sweep import Zygote, has_compiler, zygote
+from tests.crash.sweep import Zygote, has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C compiler")
 
 LIVES = {"ok": (), "failed": ("bad",), "compose": ("compose",), "conflict": ("conflict",)}
 FAULTS = [("torn", False), ("enospc", False), ("enospc", True), ("eio", False), ("eio", True), ("eperm", False)]
 SAMPLES = 4  # calls of a life that are tried where not all are
-
-
-@pytest.fixture(scope="module")
-def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    with zygote(tmp_path_factory.mktemp("sweep")) as found:
-        yield found
 
 
 def prepared(process: Zygote, kept: Path, life: str) -> str:

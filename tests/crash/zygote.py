@@ -1,6 +1,6 @@
 """A process with everything imported and the shim loaded, that forks one start a line: `python -m tests.crash.zygote`.
 
-In: {lab, rounds, run_id, cases, recover, control: {at, mode, sticky}}. Out: {returncode, count, last}.
+In: {lab, rounds, run_id, cases, recover, die_at, control: {at, mode, sticky}}. Out: {returncode, count, last}.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.host.git import Repo
+from autoqec.orchestration import failpoint
 from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
 from tests.crash import canned, driver
@@ -40,11 +41,14 @@ def _start(order: dict[str, Any], block: mmap.mmap) -> int:
     lab, control = Path(order["lab"]), order["control"]
     named = (control["at"], control["mode"], control["sticky"], os.getpid())
     block[: BLOCK.size] = BLOCK.pack(0, *named, str(lab).encode(), b"")
+    if order["die_at"]:
+        os.environ[failpoint.VARIABLE] = order["die_at"]
     try:
         if order["recover"]:
             reconcile(RunLayout(lab, order["run_id"]), Repo.discover(lab))
             return 0
-        return driver.main(lab, order["rounds"], order["run_id"], set(order["cases"]), analyst=canned.analyse)
+        analyst = None if "quiet" in order["cases"] else canned.analyse
+        return driver.main(lab, order["rounds"], order["run_id"], set(order["cases"]), analyst=analyst)
     except BaseException as error:
         traceback.print_exception(error)
         return int(getattr(error, "exit_code", 70))

@@ -1,0 +1,109 @@
+"""`autoqec gc`: what runs left that nobody needs any more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autoqec.errors import AutoqecError
+from autoqec.store.layout import RunLayout
+from cli import places
+from cli.common import Out, options
+
+if TYPE_CHECKING:
+    from autoqec.host.git import Repo
+    from autoqec.orchestration.garbage import Garbage
+
+WORDS = {
+    "worktree": ("worktree of a round that died", "worktrees of rounds that died"),
+    "quarantine": ("quarantined branch", "quarantined branches"),
+    "checkpoint": ("checkpoint that no front needs", "checkpoints that no front needs"),
+}
+
+
+@click.command("gc")
+@click.argument("run", required=False)
+@click.option("--only", type=click.Choice(list(WORDS)), multiple=True, help="Only this kind; may be repeated.")
+@click.option("--dry-run", is_flag=True, help="List, and ask nothing.")
+@click.option("--yes", is_flag=True, help="Remove everything that is listed.")
+@options
+def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Out) -> None:
+    """List what RUN (or every run here) left that nobody needs, and remove what you agree to.
+
+    Worktrees of rounds that died (edits that were not committed are kept under salvage/), quarantined branches, and
+    checkpoints that neither the verified front nor anything it stands on needs. A run at work is left alone.
+    """
+    from autoqec.host.git import Repo
+
+    repo = Repo.discover(Path.cwd())
+    layouts = [places.run_layout(run)] if run else [RunLayout(repo.root, name) for name in places.run_ids(repo.root)]
+    found = removed = 0
+    for layout in layouts:
+        try:
+            listed = _listed(layout, repo, only, out)
+            found += len(listed)
+            agreed = listed if yes else [] if dry_run else _asked(listed)
+            removed += _remove(layout, repo, agreed, out)
+        except AutoqecError as error:
+            if run is not None:
+                raise
+            out.note(f"run {layout.run_id} is left alone: {error}")
+    if not found:
+        out.note("nothing to remove")
+    elif not removed and not dry_run:
+        out.note("nothing was removed; --yes removes all that is listed")
+
+
+def _listed(layout: RunLayout, repo: Repo, only: Sequence[str], out: Out) -> list[Garbage]:
+    from autoqec.errors import InputError
+    from autoqec.host import owner
+    from autoqec.orchestration import garbage
+    from autoqec.report.text import plain
+
+    if owner.is_held(layout.root):
+        who = owner.read(layout.root)
+        what = f"the run is at work: process {who.get('pid', '?')} on {who.get('host', '?')} holds it"
+        raise InputError(what, where=f"run {layout.run_id}", mend="wait until it ends")
+    listed = [one for one in garbage.find(layout, repo) if not only or one.kind in only]
+    for one in listed:
+        size = f"  {_bytes(one.bytes)}" if one.bytes else ""
+        out.say(f"{layout.run_id}  {one.kind}  {plain(one.name)}{size}  {plain(one.why)}")
+        out.emit({"run_id": layout.run_id, "removed": False, **one.dump()})
+    return listed
+
+
+def _asked(listed: Sequence[Garbage]) -> list[Garbage]:
+    """What the person at the terminal agrees to, one question a kind; nobody there agrees to nothing."""
+    agreed: list[Garbage] = []
+    for kind, (one, many) in WORDS.items():
+        these = [thing for thing in listed if thing.kind == kind]
+        size = sum(thing.bytes for thing in these)
+        words = f"Remove {len(these)} {one if len(these) == 1 else many}{f' ({_bytes(size)})' if size else ''}?"
+        try:
+            if these and click.confirm(words, err=True):
+                agreed += these
+        except click.Abort:
+            return []
+    return agreed
+
+
+def _remove(layout: RunLayout, repo: Repo, agreed: Sequence[Garbage], out: Out) -> int:
+    from autoqec.orchestration import garbage
+    from autoqec.report.text import plain
+
+    gone = garbage.remove(layout, repo, agreed) if agreed else []
+    for one in gone:
+        out.say(f"removed {one.kind} {plain(one.name)}")
+        out.emit({"run_id": layout.run_id, "removed": True, **one.dump()})
+    return len(gone)
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "kB", "MB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size //= 1000
+    return f"{size} GB"

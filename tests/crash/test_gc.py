@@ -1,0 +1,206 @@
+"""`autoqec gc`: what goes is agreed to, what is needed stays; many at once and a kill in the middle lose nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.host import owner
+from autoqec.host.git import Repo
+from autoqec.orchestration import garbage
+from autoqec.orchestration.adopt import adopt
+from autoqec.orchestration.closing import close_run
+from autoqec.orchestration.failpoint import VARIABLE
+from autoqec.orchestration.memory import RunMemory
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from cli.lab import make_lab
+from tests.conftest import made_lab
+from tests.crash.invariants import Before, git, refs, run_ids
+from tests.crash.starts import ENV, ROOT, recovered
+from tests.crash.sweep import Zygote
+from tests.support import rounds
+
+
+@pytest.fixture(scope="module")
+def kept(process: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Round 1 ended ok; round 2 died after its code commit and was set aside; round 3 died over uncommitted edits."""
+    shutil.rmtree(process.lab, ignore_errors=True)
+    make_lab(process.lab, ENV)
+    assert process.start(1, "", ("quiet",)).returncode == 0
+    (run_id,) = run_ids(process.lab)
+    for place in ("coded", "edited"):
+        assert process.start(2, run_id, ("quiet",), die_at=place).returncode == -signal.SIGKILL
+    place = tmp_path_factory.mktemp("littered") / "lab"
+    shutil.copytree(process.lab, place, symlinks=True)
+    return place
+
+
+@pytest.fixture
+def littered(process: Zygote, kept: Path) -> tuple[Path, RunLayout, Repo]:
+    process.restore(kept)
+    (run_id,) = run_ids(process.lab)
+    return process.lab, RunLayout(process.lab, run_id), Repo.discover(process.lab)
+
+
+def kinds(found: list[garbage.Garbage]) -> list[str]:
+    return [one.kind for one in found]
+
+
+def shell(lab: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-P", "-m", "cli.autoqec", "gc", *argv]
+    known = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=lab, env=known | env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+    )
+
+
+def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None:
+    lab, layout, repo = littered
+    before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
+    was = refs(lab)
+    found = garbage.find(layout, repo)
+    assert kinds(found) == ["worktree", "quarantine", "checkpoint"]
+    for argv in ((), ("--dry-run",), (layout.run_id,)):
+        shown = shell(lab, *argv)
+        assert shown.returncode == 0 and "quarantine/" in shown.stdout, shown.stderr
+    assert {path: path.read_bytes() for path in before} == before and refs(lab) == was
+
+
+def test_only_what_was_agreed_to_goes(littered: tuple[Path, RunLayout, Repo]) -> None:
+    lab, layout, _ = littered
+    (branch,) = [name for name in refs(lab) if name.startswith("quarantine/")]
+    assert shell(lab, layout.run_id, "--only", "checkpoint", "--yes").returncode == 0
+    assert branch in refs(lab) and not layout.round(1).checkpoint.exists()
+    shown = shell(lab, layout.run_id, "--yes", "--json")
+    assert {line["kind"] for line in map(json.loads, shown.stdout.splitlines()) if line["removed"]} == {
+        "worktree", "quarantine"
+    }  # fmt: skip
+
+
+def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[Path, RunLayout, Repo]) -> None:
+    lab, layout, repo = littered
+    before, weights = Before.of(lab), layout.round(1).checkpoint
+    gone = garbage.remove(layout, repo, garbage.find(layout, repo))
+    assert kinds(gone) == ["worktree", "quarantine", "checkpoint"]
+    rows = recovered(lab, before, layout.run_id)
+    assert [row.status for row in rows] == ["ok", "orphaned_branch", "orphaned_branch", "branch_manually_deleted"]
+    assert "removed by `autoqec gc`" in str(rows[3].status_reason)
+    assert rows[3].refers_to_attempt == rows[1].round_attempt_id
+    assert not weights.exists() and list(garbage.removed(layout)) == ["round_1/checkpoint.pt"]
+    assert len(list(layout.salvage.glob("*.patch"))) == 1, "edits that were not committed are kept"
+    assert not any(name.startswith("quarantine/") for name in refs(lab))
+    assert git(lab, "for-each-ref", layout.pin(str(rows[1].round_attempt_id))) == ""
+    assert garbage.find(layout, repo) == []
+    with pytest.raises(InputError, match="not in quarantine"):
+        adopt(layout, repo, 2)
+    assert process.start(2, layout.run_id, ("quiet",)).returncode == 0
+
+
+def test_a_run_at_work_is_left_alone(littered: tuple[Path, RunLayout, Repo]) -> None:
+    lab, layout, repo = littered
+    found = garbage.find(layout, repo)
+    with owner.hold(layout.root):
+        with pytest.raises(InputError, match="held by process"):
+            garbage.remove(layout, repo, found)
+        one = shell(lab, layout.run_id, "--yes")
+        assert one.returncode == 2 and "at work" in one.stderr and len(one.stderr.strip().splitlines()) == 1
+        every = shell(lab, "--yes")
+        assert every.returncode == 0 and "left alone" in every.stderr
+    assert garbage.find(layout, repo) == found
+
+
+def verified(layout: RunLayout, number: int, **more: Any) -> None:
+    history = History(layout)
+    history.append_attempt(rounds.begun(number))
+    layout.round(number).dir.mkdir()
+    layout.round(number).checkpoint.write_bytes(b"weights")
+    history.append_row(rounds.row(number, branch=layout.branch(number, "try"), **more))
+
+
+def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
+    """Front 4, composed of 2 and 1; 3 is off the front, but 5's weights began as 3's; nothing needs 6 once closed."""
+    repo = Repo.init(tmp_path)
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.root.mkdir(parents=True)
+    History(layout).write_info(rounds.info())
+    secret = layout.secret
+    secret.write_bytes(b"x" * 32)
+    two, one = layout.branch(2, "try"), layout.branch(1, "try")
+    verified(layout, 1, verify_verdict="SUSPICIOUS")
+    verified(layout, 2, verify_verdict=None, verdict="ignore")
+    verified(layout, 3, verify_verdict="FAILED")
+    verified(
+        layout, 4, delta_vs_baseline_holdout=0.5, judge_flops_per_syndrome=1, judge_n_params=1,
+        fork_from=(two, one), fork_from_canonical=f"{one}|{two}", compose_mode="pure",
+    )  # fmt: skip
+    three = layout.branch(3, "try")
+    config = {**rounds.CONFIG, "training": {"init": "parent"}}
+    verified(layout, 5, fork_from=three, fork_from_canonical=three, dsl_config=config, verify_verdict="FAILED")
+    verified(layout, 6, delta_vs_baseline_holdout=0.1, judge_flops_per_syndrome=9, judge_n_params=9)
+    assert [entry.round_attempt_id for entry in RunMemory(layout.root).front()] == ["attempt-4"]
+
+    def doomed() -> list[str]:
+        return [found.name for found in garbage.find(layout, repo) if found.kind == "checkpoint"]
+
+    assert doomed() == ["round_5/checkpoint.pt"], "6 is verified, and the open run may yet build on it"
+    layout.published.write_text("")
+    assert doomed() == ["round_5/checkpoint.pt", "round_6/checkpoint.pt"]
+
+
+@pytest.mark.parametrize("place", ["garbage_row_appended", "garbage_refs_dropped", "garbage_recorded"])
+def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, RunLayout, Repo], place: str) -> None:
+    lab, layout, repo = littered
+    before = Before.of(lab)
+    assert shell(lab, "--yes", **{VARIABLE: place}).returncode == -signal.SIGKILL
+    recovered(lab, before, layout.run_id)
+    assert shell(lab, "--yes").returncode == 0
+    rows = recovered(lab, before, layout.run_id)
+    assert [row.status for row in rows].count("branch_manually_deleted") == 1
+    assert garbage.find(layout, repo) == [] and list(garbage.removed(layout)) == ["round_1/checkpoint.pt"]
+
+
+def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
+    lab, layout, repo = littered
+    before = Before.of(lab)
+    command = [sys.executable, "-P", "-m", "cli.autoqec", "gc", "--yes", "--json"]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    many = [
+        subprocess.Popen(command, cwd=lab, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(10)
+    ]
+    ends = [process.communicate(timeout=120) for process in many]
+    assert [process.returncode for process in many] == [0] * 10, ends
+    lines = [json.loads(line) for out, _ in ends for line in out.splitlines()]
+    names = [line["name"] for line in lines if line.get("removed")]
+    assert sorted(names) == sorted(set(names)) and len(names) == 3
+    recovered(lab, before, layout.run_id)
+    assert garbage.find(layout, repo) == []
+
+
+def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
+    littered: tuple[Path, RunLayout, Repo], tmp_path: Path
+) -> None:
+    from autoqec.orchestration.archive import package_run, replay_archive
+
+    _, layout, repo = littered
+    close_run(layout, repo)
+    garbage.remove(layout, repo, garbage.find(layout, repo))
+    package_run(layout, repo, tmp_path / "run.tar")
+    found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=lambda kind, told: None)
+    assert found.agrees
+
+
+def test_a_lab_without_runs_has_nothing_to_remove(tmp_path: Path) -> None:
+    lab = made_lab(tmp_path)
+    shown = lab.autoqec("gc")
+    assert shown.code == 0 and "nothing to remove" in shown.err
+    assert lab.autoqec("gc", "20200101-000000").code == 2
