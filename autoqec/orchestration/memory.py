@@ -44,7 +44,8 @@ class RunMemory:
         self._lines = 0
         self._last_line: AttemptLine | None = None
         self._begun = 0
-        self._log: tuple[int, int] | None = None  # sections and bytes of log.md, once they are known to be right
+        # Sections, bytes and the summary of log.md, once they are known to be right.
+        self._log: tuple[int, int, str] | None = None
 
     # ---- what the run has come to
 
@@ -118,7 +119,7 @@ class RunMemory:
     def views(self) -> dict[Path, str]:
         """What every view must hold, byte for byte."""
         told, info = self._caught_up(), self.history.info()
-        return self._small(told) | {self.layout.log: views.log_head(info) + "".join(told.sections)}
+        return self._small(told) | {self.layout.log: views.log_head(info, told.summary) + "".join(told.sections)}
 
     def graph(self) -> dict[str, Any]:
         """What fork_graph.json holds, from history."""
@@ -145,20 +146,21 @@ class RunMemory:
         return written
 
     def _write_log(self, told: Told) -> bool:
-        """Sections that came since are added at the end; a log that is not as it was left is written anew."""
-        path, total = self.layout.log, len(told.sections)
-        if self._log is None or not path.is_file() or path.stat().st_size != self._log[1]:
-            data = (views.log_head(self.history.info()) + "".join(told.sections)).encode()
+        """Sections that came since are added at the end; a log whose summary is another now, or that is not as it was
+        left, is written anew."""
+        path, total, summary = self.layout.log, len(told.sections), told.summary
+        if self._log is None or not path.is_file() or (path.stat().st_size, summary) != self._log[1:]:
+            data = (views.log_head(self.history.info(), summary) + "".join(told.sections)).encode()
             stale = not _has(path, data)
             if stale:
                 atomic.write_bytes(path, data)
-            self._log = total, len(data)
+            self._log = total, len(data), summary
             return stale
-        sections, size = self._log
+        sections, size, _ = self._log
         data = "".join(told.sections[sections:]).encode()
         if data:
             atomic.append_bytes(path, data)
-        self._log = total, size + len(data)
+        self._log = total, size + len(data), summary
         return bool(data)
 
     # ---- what the roles see
@@ -270,6 +272,7 @@ class Told:
     def __init__(self) -> None:
         self.tally = Tally()
         self.sections: list[str] = []
+        self.summary = views.summary(self.tally, 0)
         self.nodes: dict[str, str] = {}
         self.seen: dict[str, dict[str, Any]] = {}
         self.last_round = 0
@@ -283,6 +286,8 @@ class Told:
             self.nodes[one.attempt_id] = json.dumps(value, ensure_ascii=False, allow_nan=False)
             self.seen[one.attempt_id] = _seen(one)
         self.sections.append(views.section(row, self.tally))
+        if views.summary_is_due(len(self.sections)):
+            self.summary = views.summary(self.tally, len(self.sections))
         self.last_round = max(self.last_round, row.round)
 
     def front(self) -> tuple[str, str]:

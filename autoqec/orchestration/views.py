@@ -28,18 +28,52 @@ def candidate(row: HistoryRow) -> dict[str, Any]:
     }
 
 
-def log_head(info: RunInfo) -> str:
-    """The beginning of log.md; the `section` of every row follows, and nothing before a section ever changes."""
+ALWAYS = 50  # rows up to which the log's summary is written anew with each
+
+
+def summary_is_due(count: int) -> bool:
+    """Whether the summary at the top is written anew after this many rows: after each of the first ones, later when a
+    tenth came in since, so that a late round costs what an early one does. A summary says after how many rows it is
+    true, and every row's own part says how the run stood after it."""
+    due = ALWAYS
+    while due < count:
+        due += due // 10
+    return count <= ALWAYS or due == count
+
+
+def log_head(info: RunInfo, summary: str) -> str:
+    """The beginning of log.md; the `section` of every row follows."""
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
-    return head + f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
+    return head + f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n{summary}"
+
+
+def summary(tally: Tally, rows: int) -> str:
+    """The run after so many rows: the figures of the whole, and the front with its intervals and shots."""
+    if not rows:
+        return "**Summary.** No round has ended yet.\n\n"
+    after = "" if rows <= ALWAYS else f", after {rows} rows; how it stood later is said with each round below"
+    text = f"**Summary{after}.** {_so_far(tally)}\n\n"
+    front = tally.front()
+    if not front:
+        return text
+    text += "The verified front, best first; gains over the plain backend on fresh shots, with 95% intervals:\n\n"
+    names = ("round", "branch", "Δ_LER a shot", "fewer failures", "shots", "FLOPs", "parameters")
+    text += f"| {' | '.join(names)} |\n{'|---' * len(names)}|\n"
+    for entry in front:
+        row = tally.standing[entry.round_attempt_id].row
+        gain = f"{entry.delta_vs_baseline_holdout:+.2e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1)}"
+        cells = (row.round, f"`{entry.branch}`", gain, _relative(row), row.holdout_shots or "")
+        text += f"| {' | '.join(map(str, (*cells, entry.flops_per_syndrome, entry.n_params)))} |\n"
+    return f"{text}\n"
 
 
 def _so_far(tally: Tally) -> str:
     """The run as it stood when a row was written."""
     counts, verdicts = tally.counts, tally.verdicts
+    ended = counts["ended"]
     parts = [
-        f"{counts['ended']} rounds ended, {counts['nominated']} nominated; of these {verdicts['VERIFIED']} VERIFIED, "
-        f"{verdicts['SUSPICIOUS']} SUSPICIOUS, {verdicts['FAILED']} FAILED."
+        f"{ended} round{'s' * (ended != 1)} ended, {counts['nominated']} nominated; of these {verdicts['VERIFIED']} "
+        f"VERIFIED, {verdicts['SUSPICIOUS']} SUSPICIOUS, {verdicts['FAILED']} FAILED."
     ]
     failed = [(status, number) for status, number in sorted(tally.failed.items()) if number]
     if failed:
@@ -73,39 +107,45 @@ def _happened(row: HistoryRow) -> str:
     if row.status == "compose_conflict":
         return f"The branches do not merge; both sides changed {', '.join(row.conflicting_files or ())}."
     if row.status == "ok" and row.analysis:
-        return _flat(row.analysis)
-    return f"{row.status}: {_flat(row.status_reason or '')}."
+        return f"{_flat(row.analysis)}."
+    return f"It ended without a result, {row.status}: {_flat(row.status_reason or '')}."
 
 
 def _judge(row: HistoryRow) -> str:
     said = f"{row.verify_verdict}: {_holdout(row)}{_panel(row)}."
     reasons = _flat("; ".join(row.verify_reasons))
-    return f"{said} {reasons}." if reasons else said
+    return f"{said} Why: {reasons}." if reasons else said
 
 
 def _holdout(row: HistoryRow) -> str:
     if row.delta_vs_baseline_holdout is None:
-        return "no effect was published"
-    text = (
-        f"Δ_LER {row.delta_vs_baseline_holdout:+.3e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1, 'e')}"
-    )
+        return "no gain was measured"
+    text = f"Δ_LER {row.delta_vs_baseline_holdout:+.2e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1)}"
     if row.relative_holdout is not None:
-        relative = _interval(row.relative_holdout_low, row.relative_holdout_high, 100, "f")
-        text += f", {100 * row.relative_holdout:.1f}% {relative} of the plain backend's failures avoided"
+        text += f" a shot, {_relative(row)} fewer failures than the plain backend"
     return f"{text}, on {row.holdout_shots} fresh shots"
 
 
-def _interval(low: float | None, high: float | None, scale: float, style: str) -> str:
+def _relative(row: HistoryRow) -> str:
+    if row.relative_holdout is None:
+        return ""
+    inside = _interval(row.relative_holdout_low, row.relative_holdout_high, 100)
+    return f"{100 * row.relative_holdout:.1f}% {inside}".strip()
+
+
+def _interval(low: float | None, high: float | None, scale: float) -> str:
     if low is None or high is None:
         return ""
-    digits = ".3e" if style == "e" else ".1f"
-    return f"[{scale * low:{digits}}, {scale * high:{digits}}]"
+    style = "+.2e" if scale == 1 else ".1f"
+    return f"[{scale * low:{style}}, {scale * high:{style}}]"
 
 
 def _panel(row: HistoryRow) -> str:
+    """Who else decoded the same shots, and whether the interval of the difference lies above 0."""
     if not row.beats_panel:
         return ""
-    return "; " + ", ".join(f"{'beats' if won else 'does not beat'} {name}" for name, won in row.beats_panel.items())
+    words = {True: "better than", False: "not shown to be better than"}
+    return "; on them " + ", ".join(f"{words[won]} {name}" for name, won in row.beats_panel.items())
 
 
 def _meaning(row: HistoryRow) -> str:
@@ -117,11 +157,18 @@ def _meaning(row: HistoryRow) -> str:
         return "These parents cannot be joined as they are; the set is not tried again."
     if row.status != "ok":
         return "This config gives no decoder within the limits; it is not tried again."
+    if row.verify_verdict == "SUSPICIOUS" and (row.delta_holdout_low or 0.0) > 0:
+        return (
+            "The interval lies above 0, but the run tests many candidates and an interval counts them not: what the "
+            "judge needs for a claim was not there. The gain may be real; it is not claimed, and stays off the front."
+        )
     return {
         "VERIFIED": "The gain over the plain backend holds on shots that nobody could have seen.",
         "SUSPICIOUS": "Neither gain nor harm was shown: it does not enter the front.",
         "FAILED": "The judge found harm or a broken guard: it does not enter the front.",
-        None: "No evidence was sought: the val shots gave no reason to.",
+        None: "No evidence was sought: the val shots gave no reason to."
+        if row.verdict == "ignore"
+        else "It was nominated and not judged: nothing is claimed.",
     }[row.verify_verdict]
 
 

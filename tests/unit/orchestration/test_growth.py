@@ -84,13 +84,30 @@ def test_grown_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, steps: list[
         assert fresh.stale_views() == []
 
 
+def test_the_summary_at_the_top_is_written_ever_more_seldom_and_says_when(tmp_path: Path) -> None:
+    due = [count for count in range(1, 20_001) if views.summary_is_due(count)]
+    assert due[: views.ALWAYS] == list(range(1, views.ALWAYS + 1))
+    later = due[views.ALWAYS - 1 :]
+    assert len(later) < 80 and all(0 < now - was <= was // 10 for was, now in zip(later, later[1:], strict=False))
+    memory, text = started(tmp_path), ""
+    for number in range(1, views.ALWAYS + 7):
+        recorded(memory, row_of(number, "VERIFIED" if number == 2 else "quiet", 3))
+        text = memory.layout.log.read_text(encoding="utf-8")
+        top = text[: text.index("\n## ")]
+        if number <= views.ALWAYS:
+            assert f"**Summary.** {number} round" in top and ("| 2 |" in top) is (number > 1)
+        assert f"{number} round" in text[text.rindex("**So far.**") :]
+    assert f"after {views.ALWAYS + 5} rows" in top and f"{views.ALWAYS + 5} rounds ended" in top
+    assert RunMemory(memory.layout.root).stale_views() == []
+
+
 def test_a_torn_or_edited_log_is_written_anew(tmp_path: Path) -> None:
     memory = started(tmp_path)
     recorded(memory, rounds.row(1))
     whole = memory.layout.log.read_text(encoding="utf-8")
     memory.layout.log.write_text(whole[:-20], encoding="utf-8")
     recorded(memory, rounds.row(2))
-    assert memory.layout.log.read_text(encoding="utf-8").startswith(whole)
+    assert whole[whole.index("\n## ") :] in memory.layout.log.read_text(encoding="utf-8")
     assert RunMemory(memory.layout.root).stale_views() == []
     memory.layout.log.unlink()
     memory.rebuild_views()
@@ -147,10 +164,13 @@ def test_a_late_round_does_what_an_early_one_did(tmp_path: Path, monkeypatch: py
     memory = started(tmp_path)
     recorded(memory, row_of(1, "VERIFIED", 3))
     memory.history.append_attempt(rounds.begun(1))
-    for number in range(2, 9):
+    # Between two summaries at the top: those are written after each of the first rows, then ever more seldom.
+    between = views.ALWAYS + 1
+    assert not views.summary_is_due(between) and not views.summary_is_due(120)
+    for number in range(2, between):
         one_round(memory, number)
-    early = calls_of(memory, 9)
-    for number in range(10, 120):
+    early = calls_of(memory, between)
+    for number in range(between + 1, 120):
         one_round(memory, number)
     appended: list[int] = []
     real = atomic.append_bytes

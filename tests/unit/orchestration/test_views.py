@@ -131,14 +131,15 @@ def test_the_log_says_what_happened(tmp_path: Path) -> None:
     found.append_log()
     text = found.layout.log.read_text(encoding="utf-8")
     assert text.count("\n## ") == 3, "a hypothesis cannot open a section"
+    assert text.index("**Summary.**") < text.index("\n## ") and "| 1 | `exp/" in text[: text.index("\n## ")]
     for part in (
         "3 rounds ended, 2 nominated; of these 2 VERIFIED",
         "1 compose_conflict",
         "Best verified: round 3",
-        "Δ_LER +1.000e-03 [+5.000e-04, +2.000e-03]".replace("[+5", "[5").replace("+2.0", "2.0"),
+        "Δ_LER +1.00e-03 [+5.00e-04, +2.00e-03] a shot",
         "30.0% [20.0, 40.0]",
         "on 10000 fresh shots",
-        "does not beat mwpm_correlated",
+        "not shown to be better than mwpm_correlated",
         "both sides changed a/predecoder.yaml",
     ):
         assert part in text, text
