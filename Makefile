@@ -59,6 +59,7 @@ test-crash: install
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(ARGS)
+	$(BIN)/python -m benchmarks.agents
 
 pictures: install
 	$(BIN)/python -m docs.pictures $(ARGS)

@@ -1,0 +1,113 @@
+"""Figures of agents and environments, each a ratio within one run: `make bench` takes them along.
+
+Wall-clock is what these are about, so each is the best of several repetitions. Take them on a machine that does nothing
+else: two workers get two shares of a busy one, and look faster than they are. The load stands beside the figure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from autoqec.agents.memory_agent import MemoryAgent, MemoryAgentConfig
+from autoqec.environments import ParallelEnvironments, SerialEnvironments
+from autoqec.environments.design import DesignEnv, Facts, PredecoderDraft
+from autoqec.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
+from autoqec.environments.routines import ScreenRoutine
+from autoqec.lm.base import Request
+from autoqec.lm.scripted import ScriptedLM
+from autoqec.runtime import RunTime, RunTimeConfig
+from autoqec.store import files
+from benchmarks.table import HERE, Row, record
+from cli import places
+
+REPEATS = 3
+WORKERS, EPISODES, LM_S = 100, 1000, 0.05
+DESIGNS, CORES = 8, 2
+KILLS = (
+    "tests/unit/runtime/test_checkpoints.py::test_c24_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run"
+)
+
+
+def slow(request: Request) -> str:
+    time.sleep(LM_S)
+    return "a"
+
+
+def validation_row() -> Row:
+    """A hundred threads, one model, one memory that must not change."""
+    rows = tuple({"question": f"q{number}", "answer": "a"} for number in range(EPISODES))
+    dataset = QAEnvDataset(QAEnvDatasetConfig(items=rows))
+    agent = MemoryAgent(MemoryAgentConfig(), ScriptedLM(slow))
+    config = RunTimeConfig(
+        verbose=False, max_envs_to_visit=0, run_validation_at_start=True, validation_num_workers=WORKERS
+    )
+    before, took = agent.memory.snapshot(), []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        RunTime(config, dataset, agent, validation_dataset=dataset).run()
+        took.append(time.perf_counter() - began)
+    same = "the same bytes" if agent.memory.snapshot() == before else "CHANGED"
+    ideal = math.ceil(EPISODES / WORKERS) * LM_S
+    return Row(
+        f"validation, {WORKERS} workers, a model of {1000 * LM_S:.0f} ms",
+        f"{min(took) / ideal:.2f} x the ideal time; memory {same}",
+        "aim: <= 1.5 x",
+        f"{EPISODES} episodes of one step, best of {REPEATS}",
+    )
+
+
+def parallel_row() -> Row:
+    """The screen routine on designs of one size, one after the other and in two processes that stand already."""
+    text = files.dump_config(files.load_env(places.env_file("smoke"))[0].dump())
+    facts = Facts.of(files.parse_env(text, where="smoke"))
+    routine = ScreenRoutine(text, train_shots=40_000, finetune_shots=0, val_shots=10_000)
+    envs = [
+        DesignEnv(PredecoderDraft(facts, {"type": "mlp", "mlp.hidden": 64 + number, "mlp.depth": 2}))
+        for number in range(DESIGNS)
+    ]
+    serial, times = SerialEnvironments(envs, 0), list[tuple[float, float]]()
+    with ParallelEnvironments([env.clone() for env in envs], 0, n_workers=CORES) as parallel:
+        same = serial.get_reward(routine) == parallel.get_reward(routine)  # and both are warm
+        for _ in range(REPEATS):
+            marks = [time.perf_counter()]
+            for batch in (serial, parallel):
+                batch.get_reward(routine)
+                marks.append(time.perf_counter())
+            times.append((marks[1] - marks[0], marks[2] - marks[1]))
+    ratio = min(one for one, _ in times) / min(two for _, two in times)
+    return Row(
+        f"ParallelEnvironments, {CORES} workers, screen routine",
+        f"{ratio:.2f} x serial; {'the same' if same else 'OTHER'} rewards",
+        "SerialEnvironments; aim: >= 1.7 x",
+        f"{DESIGNS} designs, 40,000 shots to train, best of {REPEATS}; load {os.getloadavg()[0]:.1f} at its end",
+    )
+
+
+def kill_row() -> Row:
+    """The test that kills a run at fifty of its writes; quiet, but for its end."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        status = pytest.main(["-q", "-p", "no:cacheprovider", str(Path(HERE).parent / KILLS)])
+    return Row(
+        "a run killed at one of its writes, then resumed",
+        "50 of 50 end as the one never interrupted" if status == 0 else f"NOT ALL (pytest status {int(status)})",
+        "aim: all",
+        "50 places, evenly spread over fsync, replace, mkdir, write, symlink, unlink",
+    )
+
+
+def main() -> None:
+    rows = [validation_row(), parallel_row(), kill_row()]
+    record("agents and environments", rows)
+    for row in rows:
+        print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
+
+
+if __name__ == "__main__":
+    main()
