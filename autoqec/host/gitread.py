@@ -199,10 +199,12 @@ def absolute(path: Path) -> Path:
 
 
 def _read(path: Path) -> str:
+    """One of git's own small files; "" where there is none, or where a power cut left only the places of its bytes."""
     try:
-        return path.read_text(errors="replace").strip()
+        text = path.read_text(errors="replace").strip()
     except OSError:
         return ""
+    return "" if "\0" in text else text
 
 
 def reason(err: str, otherwise: str) -> str:

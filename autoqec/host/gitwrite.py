@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from autoqec.errors import DiskFailed
-from autoqec.host.gitlock import locked
+from autoqec.host.gitlock import clear_dead_locks, locked
 from autoqec.host.gitread import Reads, absolute, failure
 from autoqec.host.gittypes import GitFailed, MergeConflict, RefUpdate, message_with, text
 
@@ -19,9 +19,12 @@ class Writes(Reads):
     # ---- worktrees
 
     def heal(self) -> None:
-        """Remove the lock files of a writer of ours that died; nothing where none did."""
+        """Remove the lock files of a writer of ours that died; nothing where none did.
+
+        Whether or not its mark is there: a power cut can take the mark and leave the locks.
+        """
         with locked(self.common):
-            pass
+            clear_dead_locks(self.common)
 
     def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
         """Check `branch` out at `path`; made at commit `base`, or with None an existing branch."""

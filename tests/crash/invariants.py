@@ -139,7 +139,9 @@ def _nothing_left(lab: Path, layout: RunLayout) -> None:
         for place in places
         if place.is_dir()
         for path in place.rglob("*")
-        if path.name.endswith((".tmp", ".lock")) and path.name != "autoqec.lock" and "objects" not in path.parts
+        if path.name.endswith((".tmp", ".lock"))
+        and path.name != "autoqec.lock"
+        and not {"objects", "salvage"} & set(path.relative_to(lab).parts[:-2])
     ]
     assert not left, f"left behind: {left}"
     worktrees = lab / ".worktrees"

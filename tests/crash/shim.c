@@ -1,5 +1,6 @@
 /* Counts the calls that change files below one directory, in this process and in its children, and lets one of them
- * fail: SIGKILL before it, half of a write and then SIGKILL, or an errno, once or from there on.
+ * fail: SIGKILL before it, half of a write and then SIGKILL, or an errno, once or from there on. Keeps a list of what
+ * was written and not synced, for whoever wants to lose it afterwards as a power cut would.
  *
  * The control block is a file at CONTROL (given when this is compiled), shared by mmap. Built and preloaded by sweep.py.
  */
@@ -19,6 +20,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#define UNSYNCED 256
+
+struct unsynced {
+    uint64_t dev, ino;
+    int64_t cut;     /* the first byte that was written since the last fsync */
+    char path[512];
+};
+
 struct control {
     int64_t count;   /* calls so far */
     int64_t at;      /* the call that fails, from 1; 0: none */
@@ -27,6 +36,9 @@ struct control {
     int64_t main;    /* process that dies with the call */
     char root[4096]; /* only paths below it count */
     char last[256];  /* what the failing call was */
+    int64_t busy;    /* somebody is at the list */
+    int64_t length;  /* entries of the list; -1: it overflowed */
+    struct unsynced list[UNSYNCED];
 };
 
 static struct control *control;
@@ -51,10 +63,10 @@ static int below(const char *path) {
     return length && strncmp(path, control->root, length) == 0 && (path[length] == '/' || path[length] == 0);
 }
 
-static int counts_path(int dirfd, const char *path) {
-    char whole[PATH_MAX * 2], link[64], base[PATH_MAX];
-    if (!control || !control->main) return 0;
-    if (path[0] == '/') return below(path);
+/* The absolute path of `path` as seen from `dirfd`; 0 where there is none. */
+static int absolute(int dirfd, const char *path, char whole[PATH_MAX * 2]) {
+    char link[64], base[PATH_MAX];
+    if (path[0] == '/') return snprintf(whole, PATH_MAX * 2, "%s", path);
     if (dirfd == AT_FDCWD) {
         if (!getcwd(base, sizeof base)) return 0;
     } else {
@@ -63,8 +75,12 @@ static int counts_path(int dirfd, const char *path) {
         if (n < 0) return 0;
         base[n] = 0;
     }
-    snprintf(whole, sizeof whole, "%s/%s", base, path);
-    return below(whole);
+    return snprintf(whole, PATH_MAX * 2, "%s/%s", base, path);
+}
+
+static int counts_path(int dirfd, const char *path) {
+    char whole[PATH_MAX * 2];
+    return control && control->main && absolute(dirfd, path, whole) && below(whole);
 }
 
 static int counts_fd(int fd) {
@@ -76,6 +92,57 @@ static int counts_fd(int fd) {
     if (n < 0) return 0;
     path[n] = 0;
     return below(path);
+}
+
+static void take(void) {
+    for (int tries = 0; tries < 1000000; tries++) {
+        int64_t free = 0;
+        if (__atomic_compare_exchange_n(&control->busy, &free, 1, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) return;
+    }
+}
+
+static void give(void) { __atomic_store_n(&control->busy, 0, __ATOMIC_SEQ_CST); }
+
+/* Before a write: where it will begin. */
+static void written(int counted, int fd, int64_t offset) {
+    struct stat status;
+    char link[64], path[PATH_MAX];
+    if (!counted || fstat(fd, &status) || !S_ISREG(status.st_mode)) return;
+    if (offset < 0) offset = fcntl(fd, F_GETFL) & O_APPEND ? status.st_size : lseek(fd, 0, SEEK_CUR);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n < 0 || n >= 512) return;
+    path[n] = 0;
+    take();
+    struct unsynced *entry = control->list, *end = entry + control->length;
+    while (entry < end && (entry->dev != status.st_dev || entry->ino != status.st_ino)) entry++;
+    if (entry == end && control->length < UNSYNCED) {
+        control->length++;
+        *entry = (struct unsynced){.dev = status.st_dev, .ino = status.st_ino, .cut = offset};
+        memcpy(entry->path, path, n + 1);
+    } else if (entry < end && offset < entry->cut) {
+        entry->cut = offset;
+    }
+    give();
+}
+
+static void synced(int counted, int fd) {
+    struct stat status;
+    if (!counted || fstat(fd, &status)) return;
+    take();
+    for (int64_t at = 0; at < control->length; at++)
+        if (control->list[at].dev == status.st_dev && control->list[at].ino == status.st_ino)
+            control->list[at--] = control->list[--control->length];
+    give();
+}
+
+static void renamed(int from_dir, const char *from, int to_dir, const char *to) {
+    char old[PATH_MAX * 2], new[PATH_MAX * 2];
+    if (!control || !control->main || !absolute(from_dir, from, old) || !absolute(to_dir, to, new)) return;
+    take();
+    for (int64_t at = 0; at < control->length; at++)
+        if (strcmp(control->list[at].path, old) == 0) snprintf(control->list[at].path, 512, "%s", new);
+    give();
 }
 
 /* 0: go on; 1: fail with errno set; 2: write half, then die */
@@ -123,7 +190,8 @@ OPENATS(openat64)
 
 ssize_t write(int fd, const void *data, size_t size) {
     REAL(ssize_t, write, int, const void *, size_t);
-    int fate = reached(counts_fd(fd), "write", NULL, 1);
+    int counted = counts_fd(fd), fate = reached(counted, "write", NULL, 1);
+    if (fate != 1) written(counted, fd, -1);
     if (fate == 2) {
         real(fd, data, size / 2);
         die();
@@ -134,7 +202,8 @@ ssize_t write(int fd, const void *data, size_t size) {
 #define PWRITES(name, offset_type)                                                \
     ssize_t name(int fd, const void *data, size_t size, offset_type offset) {      \
         REAL(ssize_t, name, int, const void *, size_t, offset_type);               \
-        int fate = reached(counts_fd(fd), #name, NULL, 1);                         \
+        int counted = counts_fd(fd), fate = reached(counted, #name, NULL, 1);      \
+        if (fate != 1) written(counted, fd, offset);                               \
         if (fate == 2) {                                                           \
             real(fd, data, size / 2, offset);                                      \
             die();                                                                 \
@@ -146,7 +215,10 @@ PWRITES(pwrite64, off64_t)
 
 ssize_t writev(int fd, const struct iovec *parts, int count) {
     REAL(ssize_t, writev, int, const struct iovec *, int);
-    return reached(counts_fd(fd), "writev", NULL, 0) ? -1 : real(fd, parts, count);
+    int counted = counts_fd(fd);
+    if (reached(counted, "writev", NULL, 0)) return -1;
+    written(counted, fd, -1);
+    return real(fd, parts, count);
 }
 
 FILE *fopen(const char *path, const char *mode) {
@@ -158,7 +230,11 @@ FILE *fopen(const char *path, const char *mode) {
 #define ON_FD(name)                                                      \
     int name(int fd) {                                                   \
         REAL(int, name, int);                                            \
-        return reached(counts_fd(fd), #name, NULL, 0) ? -1 : real(fd);   \
+        int counted = counts_fd(fd);                                     \
+        if (reached(counted, #name, NULL, 0)) return -1;                 \
+        int done = real(fd);                                             \
+        if (done == 0) synced(counted, fd);                              \
+        return done;                                                     \
     }
 ON_FD(fsync)
 ON_FD(fdatasync)
@@ -197,7 +273,10 @@ int mkdirat(int dir, const char *path, mode_t mode) {
 #define TWO_PATHS(name)                                                                        \
     int name(const char *from, const char *to) {                                               \
         REAL(int, name, const char *, const char *);                                           \
-        return reached(counts_path(AT_FDCWD, to), #name, to, 0) ? -1 : real(from, to);         \
+        if (reached(counts_path(AT_FDCWD, to), #name, to, 0)) return -1;                       \
+        int done = real(from, to);                                                             \
+        if (done == 0) renamed(AT_FDCWD, from, AT_FDCWD, to);                                  \
+        return done;                                                                           \
     }
 TWO_PATHS(rename)
 TWO_PATHS(link)
@@ -209,5 +288,8 @@ int symlink(const char *target, const char *path) {
 
 int renameat(int from_dir, const char *from, int to_dir, const char *to) {
     REAL(int, renameat, int, const char *, int, const char *);
-    return reached(counts_path(to_dir, to), "renameat", to, 0) ? -1 : real(from_dir, from, to_dir, to);
+    if (reached(counts_path(to_dir, to), "renameat", to, 0)) return -1;
+    int done = real(from_dir, from, to_dir, to);
+    if (done == 0) renamed(from_dir, from, to_dir, to);
+    return done;
 }

@@ -16,17 +16,30 @@ from typing import Any
 
 from tests.crash.starts import ROOT
 
-MODES = {"kill": 0, "torn": 1, "enospc": errno.ENOSPC, "eio": errno.EIO, "eperm": errno.EPERM}
+MODES = {"kill": 0, "power": 0, "torn": 1, "enospc": errno.ENOSPC, "eio": errno.EIO, "eperm": errno.EPERM}
 SHIM = Path(__file__).with_name("shim.c")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a start ended. count: changing calls it made; last: the one that was made to fail."""
+    """How a start ended. count: changing calls it made; last: the one that was made to fail. unsynced: files that were
+    written and not synced since: path, inode, the first byte of it."""
 
     returncode: int
     count: int
     last: str
+    unsynced: list[tuple[str, int, int]]
+
+    def lose(self, *, zeros: bool) -> None:
+        """What a power cut does to what was not synced: the bytes are gone, or their places hold NULs."""
+        for path, inode, cut in self.unsynced:
+            place = Path(path)
+            if not place.is_file() or place.stat().st_ino != inode:
+                continue  # removed again, or replaced
+            size = place.stat().st_size
+            os.truncate(place, min(cut, size))
+            if zeros:
+                os.truncate(place, size)
 
 
 class Zygote:
@@ -57,7 +70,10 @@ class Zygote:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return Ended(**json.loads(self._process.stdout.readline()))
+        ended = Ended(**json.loads(self._process.stdout.readline()))
+        if mode == "power":
+            ended.lose(zeros=at % 2 == 1)
+        return ended
 
     def restore(self, kept: Path) -> None:
         """The lab as it was, at the same path: git records worktrees by absolute paths."""
@@ -73,7 +89,7 @@ def has_compiler() -> bool:
 def zygote(place: Path) -> Iterator[Zygote]:
     """Build the shim in `place` and start the zygote with it."""
     control, library = place / "control", place / "shim.so"
-    control.write_bytes(bytes(8192))
+    control.write_bytes(bytes(2**18))
     flags = ["-shared", "-fPIC", "-O1", f'-DCONTROL="{control}"', "-o", str(library), str(SHIM), "-ldl"]
     subprocess.run(["cc", *flags], check=True)
     env = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -16,7 +16,15 @@ from tests.crash.sweep import Zygote, has_compiler
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C compiler")
 
 LIVES = {"ok": (), "failed": ("bad",), "compose": ("compose",), "conflict": ("conflict",)}
-FAULTS = [("torn", False), ("enospc", False), ("enospc", True), ("eio", False), ("eio", True), ("eperm", False)]
+FAULTS = [
+    ("torn", False),
+    ("enospc", False),
+    ("enospc", True),
+    ("eio", False),
+    ("eio", True),
+    ("eperm", False),
+    ("power", False),
+]
 SAMPLES = 4  # calls of a life that are tried where not all are
 
 

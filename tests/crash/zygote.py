@@ -1,6 +1,7 @@
 """A process with everything imported and the shim loaded, that forks one start a line: `python -m tests.crash.zygote`.
 
-In: {lab, rounds, run_id, cases, recover, die_at, control: {at, mode, sticky}}. Out: {returncode, count, last}.
+In: {lab, rounds, run_id, cases, recover, die_at, control: {at, mode, sticky}}.
+Out: {returncode, count, last, unsynced}.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
 from tests.crash import canned, driver
 
-BLOCK = struct.Struct("<qqqqq4096s256s")
+BLOCK = struct.Struct("<qqqqq4096s256sqq")
+ENTRY, ENTRIES = struct.Struct("<QQq512s"), 256
+SIZE = BLOCK.size + ENTRIES * ENTRY.size
 PR_SET_PDEATHSIG = 1
 
 
@@ -32,15 +35,26 @@ def attempt(order: dict[str, Any], block: mmap.mmap) -> dict[str, Any]:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9)
         os._exit(_start(order, block))
     _, status = os.waitpid(pid, 0)
-    count, _, _, _, _, _, last = BLOCK.unpack(block[: BLOCK.size])
+    count, _, _, _, _, _, last, _, length = BLOCK.unpack(block[: BLOCK.size])
+    assert length < ENTRIES, "more files are written and not synced than the shim can list"
+    found = [ENTRY.unpack_from(block, BLOCK.size + n * ENTRY.size) for n in range(length)]
     block[: BLOCK.size] = bytes(BLOCK.size)
-    return {"returncode": os.waitstatus_to_exitcode(status), "count": count, "last": last.split(b"\0")[0].decode()}
+    return {
+        "returncode": os.waitstatus_to_exitcode(status),
+        "count": count,
+        "last": _text(last),
+        "unsynced": [(_text(path), inode, cut) for _, inode, cut, path in found],
+    }
+
+
+def _text(data: bytes) -> str:
+    return data.split(b"\0")[0].decode()
 
 
 def _start(order: dict[str, Any], block: mmap.mmap) -> int:
     lab, control = Path(order["lab"]), order["control"]
     named = (control["at"], control["mode"], control["sticky"], os.getpid())
-    block[: BLOCK.size] = BLOCK.pack(0, *named, str(lab).encode(), b"")
+    block[: BLOCK.size] = BLOCK.pack(0, *named, str(lab).encode(), b"", 0, 0)
     if order["die_at"]:
         os.environ[failpoint.VARIABLE] = order["die_at"]
     try:
@@ -59,7 +73,7 @@ def main(control: str) -> None:
 
     canned.install()
     with open(control, "r+b") as stream:
-        block = mmap.mmap(stream.fileno(), BLOCK.size)
+        block = mmap.mmap(stream.fileno(), SIZE)
     for line in sys.stdin:
         sys.stdout.write(json.dumps(attempt(json.loads(line), block)) + "\n")
         sys.stdout.flush()
