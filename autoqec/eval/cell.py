@@ -8,9 +8,11 @@ import shutil
 import stat
 import sys
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import autoqec
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.profiles import Profile
@@ -19,7 +21,7 @@ from autoqec.errors import ContractError, InputError
 from autoqec.eval.bundle import artifact_sha256
 from autoqec.eval.link import Link
 from autoqec.host import child, sandbox
-from autoqec.store.layout import RoundLayout
+from autoqec.store.layout import SURFACE_CONFIG, RoundLayout
 
 FOREVER_S = 14 * 24 * 3600.0
 ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
@@ -97,6 +99,20 @@ def stored_bytes(checkpoint: Path) -> int:
             return sum(item.file_size for item in archive.infolist() if "/data/" in item.filename)
     except (zipfile.BadZipFile, OSError):
         return 0
+
+
+def code_bytes(modules_dir: Path | None) -> int:
+    """Compressed bytes that a branch's own files have beyond the trusted files of the same names. Code compresses,
+    weights that are written into it do not, whatever they are written as."""
+    if modules_dir is None:
+        return 0
+    own, total = Path(autoqec.__file__).parent / "decoders" / "modules", 0
+    for path in modules_dir.rglob("*"):
+        if path.is_file() and path.name != Path(SURFACE_CONFIG).name:
+            trusted = own / path.relative_to(modules_dir)
+            known = len(zlib.compress(trusted.read_bytes(), 9)) if trusted.is_file() else 0
+            total += max(0, len(zlib.compress(path.read_bytes(), 9)) - known)
+    return total
 
 
 def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> Link:

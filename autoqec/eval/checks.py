@@ -23,8 +23,11 @@ SAME_LOG_ODDS = 1e-4  # nats, and relative; BLAS is not bit-stable between batch
 SAME_PREDICTIONS = 1e-5  # share that may differ: ties that rounding breaks
 HARM_AT_POINT = 1e-3  # level of the test for harm at another p
 WIDEST = 8  # bytes of the widest number a checkpoint may hold
+MOST_CODE = 12 * 2**10  # bytes, compressed: some 40 kB of source. What is more is weights
 START_S = 1.0
-FREE_US, FLOPS_PER_US = 200.0, 20.0  # a CPU shot may take FREE_US and then a microsecond each FLOPS_PER_US counted
+# A shot may take FREE_US of CPU and a microsecond more for each FLOPS_PER_US counted. The slowest kind of net that we
+# have (neural BP, all gathers and tiny tensors) does 260 FLOPs a microsecond; dense ones do 20,000 and more.
+FREE_US, FLOPS_PER_US = 50.0, 50.0
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
@@ -145,10 +148,11 @@ def other_points(points: tuple[PairedEffect, ...]) -> Guard:
     return Guard(name="other_points", passed=not harmed, evidence=told or "the env has no other p")
 
 
-def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, shots: int) -> Guard:
+def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: int, shots: int) -> Guard:
     """The count keeps the env's bounds and is not above the claim; weights on disk and CPU time agree with it.
 
     stored_bytes: tensors in the checkpoint, which a count in the candidate's own process can't talk away.
+    code_bytes: what a branch's code adds to the trusted surface, compressed: weights written into it are in no count.
     shots: how many the CPU time was taken over; first calls may cost START_S more.
     """
     if counted is None:
@@ -165,6 +169,8 @@ def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, shots: int) -
             found.append(f"{mine} {name} are above the env's {most}")
     if stored_bytes > WIDEST * counted.n_params:
         found.append(f"{stored_bytes} bytes of tensors can't be {counted.n_params} parameters")
+    if code_bytes > MOST_CODE:
+        found.append(f"{code_bytes} bytes of compressed new code (at most {MOST_CODE}) hold more than code")
     allowed_us = FREE_US + counted.flops_per_syndrome / FLOPS_PER_US + 1e6 * START_S / max(shots, 1)
     if counted.candidate_us_per_shot > allowed_us:
         found.append(f"{counted.candidate_us_per_shot:.0f} us a shot can't be {counted.flops_per_syndrome} FLOPs")

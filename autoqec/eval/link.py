@@ -59,7 +59,7 @@ class Link:
             return got
         try:
             made = json.loads(got)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self._die(Failure("protocol", "the first answer is no JSON"))
         return made if isinstance(made, dict) else self._die(Failure("protocol", "the first answer is no object"))
 
@@ -173,7 +173,12 @@ def _failure(payload: bytes) -> Failure:
     """A candidate's own words, cut to size: they are shown as data."""
     try:
         said = json.loads(payload)
-        where, mend = (str(said[key])[:200] if said.get(key) else None for key in ("where", "mend"))
-        return Failure(str(said["error"])[:100], str(said["what"])[:500], where, mend)
-    except (ValueError, KeyError, TypeError):
+        where, mend = (_cut(said[key], 200) if said.get(key) else None for key in ("where", "mend"))
+        return Failure(_cut(said["error"], 100), _cut(said["what"], 500), where, mend)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Failure("protocol", "a failure that is no JSON")
+
+
+def _cut(value: Any, most: int) -> str:
+    """One line that any file and terminal takes: half a surrogate pair, say, could be written nowhere."""
+    return "".join(char if char.isprintable() else " " for char in str(value)[:most])

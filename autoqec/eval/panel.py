@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pymatching
 from numpy.typing import NDArray
 
 from autoqec.contracts.verdict import PairedEffect, PanelMember
@@ -44,14 +47,24 @@ class Panel:
 
 
 def reference_errors(problem: Problem, shots: int) -> tuple[int, int]:
-    """(errors, shots) of the plain backend on shots of the judge's own; drawn once a process and problem."""
+    """(errors, shots) of the plain backend on shots of the judge's own; drawn once a process and problem.
+
+    Matching is done by PyMatching alone, on the whole DEM: a plain backend that was spoiled here is seen beside it.
+    """
     chunks = -(-shots // CHUNK)
     key = (problem.circuit_sha256, problem.env.plain, repr(problem.env.bp), chunks)
     if key not in _REFERENCE:
-        backend = backends.make(problem.env.plain, problem)
+        decode = _reference_decoder(problem)
         errors = 0
         for index in range(chunks):
             drawn = sample(problem, CHUNK, REFERENCE_SEED + index)
-            errors += int(wrong(backend.decode(drawn.detectors), drawn.observables).sum())
+            errors += int(wrong(decode(drawn.detectors), drawn.observables).sum())
         _REFERENCE[key] = (errors, chunks * CHUNK)
     return _REFERENCE[key]
+
+
+def _reference_decoder(problem: Problem) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
+    if problem.env.plain != "mwpm":
+        return backends.make(problem.env.plain, problem).decode
+    matching = pymatching.Matching.from_detector_error_model(problem.dem)
+    return lambda detectors: matching.decode_batch(detectors, bit_packed_shots=True).astype(bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.provenance import SHA256
 from autoqec.contracts.verdict import (
     Composition,
     Cost,
@@ -35,6 +37,10 @@ from autoqec.qec.stats import rate, wrong
 
 if TYPE_CHECKING:
     from autoqec.eval.verifier import OnEvent, VerifyRequest
+
+
+HASH = re.compile(SHA256)
+MOST = 2**62  # what a count may come to
 
 
 class Session:
@@ -158,7 +164,13 @@ class Session:
             checks.seed_bands(self.env, self.bundle.seeds),
             checks.same_circuit(self.problem, circuit, self.recorded_circuit),
             checks.complete(trial.faults, trial.judged),
-            checks.cost(cost, self.env, stored_bytes=cell.stored_bytes(self.frozen.checkpoint), shots=trial.judged),
+            checks.cost(
+                cost,
+                self.env,
+                stored_bytes=cell.stored_bytes(self.frozen.checkpoint),
+                code_bytes=cell.code_bytes(self.frozen.modules_dir),
+                shots=trial.judged,
+            ),
             checks.first_draw(self.frozen.sha256, self.request.judged_before),
         ]
         if self.test is not None:
@@ -256,7 +268,8 @@ def built(link: Link) -> dict[str, Any] | Failure:
         if made.error in ("ContractError", "InputError"):
             raise ContractError(made.what, where=made.where, mend=made.mend)
         return made
-    wanted = {"circuit_sha256": str, "dsl_sha256": str, "n_params": int, "flops_per_syndrome": int}
-    if any(not isinstance(made.get(name), kind) for name, kind in wanted.items()):
+    hashes = all(HASH.fullmatch(str(made.get(name))) for name in ("circuit_sha256", "dsl_sha256"))
+    counts = (made.get(name) for name in ("n_params", "flops_per_syndrome"))
+    if not hashes or any(type(count) is not int or not 0 <= count < MOST for count in counts):
         return Failure("protocol", "the candidate does not say what it built")
     return made

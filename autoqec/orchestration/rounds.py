@@ -17,6 +17,7 @@ from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorRe
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
+from autoqec.host import sandbox
 from autoqec.host.git import MergeConflict, RefUpdate
 from autoqec.orchestration import round_recorder, worktree
 from autoqec.orchestration.attempts import Attempt, Standing, compose_parents
@@ -69,6 +70,7 @@ def open_round(run: Run, on_event: OnEvent) -> Opened:
     try:
         sha = worktree.create(run.repo, run.layout, planned, tips, edits)
         _config_on(run.layout.worktree(planned.branch))
+        confined(run.layout.worktree(planned.branch) / SURFACE)
     except MergeConflict as conflict:
         more = {"conflicting_files": conflict.files}
         return _ended(run, attempt, on_event, status="compose_conflict", reason=conflict.what, **more)
@@ -115,6 +117,14 @@ def measure(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
     from autoqec.runner.runner import run_round
 
     return run_round(config, on_event=on_event)
+
+
+def confined(surface: Path) -> None:
+    """RoundFailed for code of a branch where nothing would confine it and nobody said that it may run so."""
+    if sandbox.probe() == "none" and not worktree.is_config_only(surface) and not sandbox.waived():
+        what = "the branch changes code, and no sandbox runs here"
+        mend = f"make setup-sandbox (or {sandbox.WAIVER}=1 to run it with all your rights, never to be VERIFIED)"
+        raise RoundFailed("killed_by_safety", f"{what}. Mend: {mend}")
 
 
 def _config_on(place: Path) -> dict[str, Any]:

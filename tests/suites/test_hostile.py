@@ -22,6 +22,7 @@ from autoqec.errors import ContractError, RoundFailed
 from autoqec.host import child, sandbox
 from autoqec.host.git import Repo
 from autoqec.orchestration import worktree
+from autoqec.orchestration.rounds import confined
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, RunLayout
@@ -62,6 +63,15 @@ def repo(tmp_path: Path) -> Repo:
     return Repo.discover(tmp_path / "lab")
 
 
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """This machine's own tier, and the next one down as if it were all there is."""
+    if not sandbox.works(request.param):
+        pytest.skip(f"{request.param} does not run on this machine")
+    monkeypatch.setattr(sandbox, "probe", lambda: request.param)
+    return str(request.param)
+
+
 def layout(repo: Repo) -> RunLayout:
     return RunLayout(repo.root, rounds.RUN_ID)
 
@@ -75,8 +85,7 @@ def grown(repo: Repo, number: int) -> Path:
     return layout(repo).worktree(planned.branch)
 
 
-@pytest.mark.skipif(sandbox.probe() == "none", reason="branch code has walls only where a sandbox runs")
-def test_a_real_round_of_hostile_code_gains_nothing(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_round_of_hostile_code_gains_nothing(repo: Repo, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Environment, secret, history, branches, git's settings, the lab's surface, forged metrics, a shadowed library."""
     monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
     quick = {"train_shots": 2048, "finetune_shots": 192, "val_shots": 1000}
@@ -112,6 +121,7 @@ def test_a_real_round_of_hostile_code_gains_nothing(repo: Repo, monkeypatch: pyt
         )
     )
     assert metrics.status == "ok", metrics.status_reason
+    assert json.loads(run.round(1).manifest.read_bytes())["sandbox"]["tier"] == tier
     left = b"".join(path.read_bytes() for path in run.round(1).dir.rglob("*") if path.is_file())
     assert logs[0].count("refused") >= 6, logs[0]  # it did run
     assert KEY not in logs[0] and secret.hex() not in logs[0]
@@ -120,6 +130,24 @@ def test_a_real_round_of_hostile_code_gains_nothing(repo: Repo, monkeypatch: pyt
     assert repo.refs("refs/") == refs and git_files(repo.root) == before
     assert json.loads(run.round(1).metrics.read_bytes()) == metrics.dump() and metrics.delta_ler != 1.0
     assert not run.round(1).report_json.exists()
+
+
+@pytest.mark.parametrize("waived", [False, True])
+def test_without_a_sandbox_branch_code_runs_only_where_somebody_said_so(
+    repo: Repo, waived: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round that changes the config alone is trusted code, and runs."""
+    place = grown(repo, 1) / SURFACE
+    monkeypatch.setattr(sandbox, "probe", lambda: "none")
+    confined(place)
+    (place / "mlp.py").write_text((place / "mlp.py").read_text() + "\nprint('mine')\n")
+    if waived:
+        monkeypatch.setenv(sandbox.WAIVER, "1")
+        confined(place)
+    else:
+        with pytest.raises(RoundFailed, match="make setup-sandbox") as caught:
+            confined(place)
+        assert caught.value.status == "killed_by_safety"  # type: ignore[attr-defined]
 
 
 def overheard(logs: list[str]) -> Any:

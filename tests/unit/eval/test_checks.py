@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+import autoqec
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import Cost, PairedCounts
-from autoqec.eval import checks
+from autoqec.eval import cell, checks
 from autoqec.qec.stats import paired
 from tests.support.envs import problem, surface
 
@@ -118,7 +123,26 @@ def cost(**more: float | int | None) -> Cost:
 )
 def test_cost(counted: Cost | None, held: bool) -> None:
     env = surface().model_copy(update={"constraints": Constraints(max_params=10_000)})
-    assert checks.cost(counted, env, stored_bytes=8_000, shots=50_000).passed is held
+    assert checks.cost(counted, env, stored_bytes=8_000, code_bytes=4_000, shots=50_000).passed is held
+
+
+def test_weights_written_into_code_are_seen(tmp_path: Path) -> None:
+    """A rewritten module passes; one that carries 60 kB of numbers does not, as text, in a comment or in a new file."""
+    env, own = surface(), Path(autoqec.__file__).parent / "decoders" / "modules"
+    blob = base64.b85encode(np.random.default_rng(1).bytes(60_000)).decode()
+    for name, text, held in (
+        ("mlp.py", (own / "mlp.py").read_text(), True),
+        ("mlp.py", (own / "gnn.py").read_text() + (own / "conv.py").read_text(), True),
+        ("mlp.py", f"WEIGHTS = {blob!r}\n", False),
+        ("more.py", f"# {blob}\n", False),
+        ("more.yaml", blob, False),
+    ):
+        surface_dir = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(own, surface_dir)
+        (surface_dir / name).write_text(text)
+        size = cell.code_bytes(surface_dir)
+        assert (size > checks.MOST_CODE) is not held
+        assert checks.cost(cost(), env, stored_bytes=8_000, code_bytes=size, shots=50_000).passed is held
 
 
 def claim(**more: int) -> RoundMetrics:

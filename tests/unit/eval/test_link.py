@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from autoqec.eval.link import Failure, Link
+from autoqec.eval.session import built
 from autoqec.host import child
 
 HEAD = """
@@ -84,6 +86,8 @@ def test_large_frames_both_ways_do_not_deadlock(start: Start) -> None:
         ("receive(); print('x' * 5000, flush=True); time.sleep(60)", "protocol"),
         ("receive(); send(b'ODDS', b'')", "shape"),
         ("receive(); send(b'FAIL', b'no json')", "protocol"),
+        ("receive(); send(b'FAIL', b'[1]')", "protocol"),
+        ("receive(); send(b'FAIL', b'[' * 60_000)", "protocol"),
     ],
 )
 def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
@@ -124,10 +128,39 @@ def test_a_broken_limit_is_named(start: Start) -> None:
     assert isinstance(answer, Failure) and answer.error in ("limit", "closed") and "memory" in str(answer)
 
 
-def test_what_was_built_must_be_an_object(start: Start) -> None:
-    link = start("receive(); send(b'MADE', b'[1]'); time.sleep(60)")
+def test_words_of_a_candidate_can_be_written_down(start: Start) -> None:
+    """Half a surrogate pair would be no text to any file, a line break or an escape code more than one line."""
+    link = start('receive(); send(b\'FAIL\', b\'{"error": "E\\\\ud800", "what": "a\\\\nb\\\\u001b[2J"}\')')
+    link.send(shots(1))
+    assert link.receive(2) == Failure("E ", "a b [2J")
+
+
+@pytest.mark.parametrize("made", ["b'[1]'", "b'[' * 60_000", "b'\\xff'"])
+def test_what_was_built_must_be_an_object(start: Start, made: str) -> None:
+    link = start(f"receive(); send(b'MADE', {made}); time.sleep(60)")
     link.send_spec({"checkpoint": "x"})
     assert isinstance(link.receive_made(), Failure)
+
+
+HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"n_params": 1, "flops_per_syndrome": -1},
+        {"n_params": True, "flops_per_syndrome": 1},
+        {"n_params": 1, "flops_per_syndrome": 1e3},
+        {"n_params": 1, "flops_per_syndrome": 10**400},
+        {"n_params": 1, "flops_per_syndrome": 1, "circuit_sha256": "obey me"},
+        {"n_params": 1},
+    ],
+)
+def test_a_forged_account_of_what_was_built_is_none(start: Start, made: dict[str, object]) -> None:
+    """Minus one FLOP would lead every front; a number beyond all floats would end the judge."""
+    link = start(f"receive(); send(b'MADE', {json.dumps(HASHES | made).encode()!r}); time.sleep(60)")
+    link.send_spec({"checkpoint": "x"})
+    assert built(link) == Failure("protocol", "the candidate does not say what it built")
 
 
 def test_only_waiting_uses_up_the_time(start: Start) -> None:
