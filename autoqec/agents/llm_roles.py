@@ -54,7 +54,7 @@ class CoderAnswer(Contract):
     commit_message: Line
 
 
-class _Role:
+class Role:
     """One role's model, its retry and its events: lm_call, lm_tool, lm_retry, lm_given_up."""
 
     name = "agent"
@@ -107,7 +107,7 @@ class _Role:
         return {"role": self.name, "error": type(error).__name__, "what": prompts.clean(error, 400)}
 
 
-class LlmIdeator(_Role):
+class LlmIdeator(Role):
     """View (`RunMemory.l2_for_ideator`, with `sampler` or `notes` where there are any) -> IdeatorResponse or None.
 
     predict_cost: what a config would cost, for the tool `check_proposal`. use_tools: False leaves the tools out.
@@ -165,7 +165,7 @@ class LlmIdeator(_Role):
         )
 
 
-class LlmCoder(_Role):
+class LlmCoder(Role):
     """View {proposal, hypothesis, slug, compose_mode}, with `surface` {file: text} where the model may edit code."""
 
     name = "coder"
@@ -210,7 +210,7 @@ class LlmCoder(_Role):
         )
 
 
-class LlmAnalyst(_Role):
+class LlmAnalyst(Role):
     """View {metrics_path, hypothesis, round_dir} (`RunMemory.l3_for_analyst`) -> AnalystResponse or None."""
 
     name = "analyst"

@@ -58,6 +58,12 @@ Nominate when the paired interval on val shots lies above 0, or when a near miss
 delta is positive when the predecoder is better. Name figures only as they are given.
 {_RULES}"""
 
+READER = f"""You are the Reader. Findings about a search for neural predecoders were made mechanically; say what matters
+in them, worst first, in at most five points, and the one change each asks for. Fewer points are better than weak ones.
+Join findings that have one cause. Name figures only as they are given, and rounds only where a finding
+names them; where the findings are too few to tell, say so.
+{_RULES}"""
+
 
 def clean(text: Any, limit: int) -> str:
     """One line without control characters and without this machine's directories, at most `limit` characters."""

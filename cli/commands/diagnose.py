@@ -9,18 +9,20 @@ import click
 from autoqec.errors import InputError
 from autoqec.store import layout
 from autoqec.tools.diagnose import Diagnosis
-from cli import places
+from cli import places, words
 from cli.common import Out, options
 
 
 @click.command("diagnose")
 @click.argument("target", metavar="RUN_OR_ROUND")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the patched config of one round to this file.")
+@words.model_option
 @options
-def command(target: str, write: Path | None, out: Out) -> None:
+def command(target: str, write: Path | None, model: str | None, out: Out) -> None:
     """Root causes of the rounds of a run (its id or directory), or of one round (its directory)."""
     from autoqec.report.text import plain
 
+    words.checked(model)
     found = _found(target)
     if write is not None:
         _write(found, write)
@@ -37,6 +39,7 @@ def command(target: str, write: Path | None, out: Out) -> None:
             out.say(f"   Change: {plain(f'{key}: {old} -> {new}')}")
         if one.see:
             out.say(f"   See: {plain(', '.join(one.see))}")
+    words.tell(model, [one.dump() for one in found], "why rounds ended as they did", out)
     if write is not None:
         out.say(f"Patched config: {write}. Try it: autoqec run-round ENV {write} NEW_DIR")
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import click
 
-from cli import places
+from cli import places, words
 from cli.common import Out, options
 
 
 @click.command("review-log")
 @click.argument("run")
+@words.model_option
 @options
-def command(run: str, out: Out) -> None:
+def command(run: str, model: str | None, out: Out) -> None:
     """Mechanical findings about RUN: repeats, stuck neighbourhoods, losses without effect, where the budget went."""
     from autoqec.report.text import plain
     from autoqec.tools.review_log import review
 
-    for number, finding in enumerate(review(places.run_layout(run)), start=1):
+    words.checked(model)
+    found = review(places.run_layout(run))
+    for number, finding in enumerate(found, start=1):
         out.emit(finding.dump())
         out.say(f"{number}. [{finding.weight}] {plain(finding.what, 600)}.")
         if finding.advice:
             out.say(f"   Try: {plain(finding.advice)}")
         if finding.see:
             out.say(f"   See: {plain(', '.join(finding.see))}")
+    words.tell(model, [one.dump() for one in found], "how a run searched", out)

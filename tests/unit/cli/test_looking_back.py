@@ -14,6 +14,8 @@ from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from cli import places
+from cli.autoqec import group
+from cli.common import call
 from tests.conftest import Lab
 from tests.support import rounds
 
@@ -68,3 +70,54 @@ def test_two_patches_need_a_choice(lab: Lab, run: RunLayout, tmp_path: Path) -> 
 def test_no_such_run(lab: Lab, command: str) -> None:
     shown = lab.autoqec(command, "20200101-000000")
     assert shown.code == 2 and "no such run" in shown.err and "Mend:" in shown.err
+
+
+POINT = {
+    "what": "one config was tried twice and broke the bounds twice",
+    "rounds": [1, 2],
+    "change": "halve mlp.hidden",
+}
+
+
+def model(folder: Path, points: list[dict], capsys: pytest.CaptureFixture[str]) -> str:
+    path = folder / "says.jsonl"
+    path.write_text(json.dumps({"when": "What matters", "say": {"points": points}}) + "\n", encoding="utf-8")
+    capsys.readouterr()
+    return f"scripted:{path}"
+
+
+@pytest.mark.parametrize("name", ["review-log", "diagnose"])
+def test_a_model_speaks_below_the_findings_where_one_is_named(
+    lab: Lab, run: RunLayout, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(lab.root)
+    assert call(group, [name, rounds.RUN_ID, "--json"]) == 0
+    before = capsys.readouterr().out
+    assert call(group, [name, rounds.RUN_ID, "--json", "--model", model(tmp_path, [POINT], capsys)]) == 0
+    after = capsys.readouterr().out
+    assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
+    words = json.loads(after.splitlines()[-1])
+    assert words["event"] == "words" and words["points"] == [POINT] and words["cost_usd"] == 0.0
+    assert call(group, [name, rounds.RUN_ID, "--model", model(tmp_path, [POINT], capsys)]) == 0
+    assert "(an opinion, 0.0000 dollars)" in capsys.readouterr().out
+
+
+def test_a_model_that_names_other_rounds_is_not_believed(
+    lab: Lab, run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(lab.root)
+    invented = model(tmp_path, [POINT | {"rounds": [1, 77]}], capsys)
+    assert call(group, ["review-log", rounds.RUN_ID, "--model", invented]) == 0
+    shown = capsys.readouterr()
+    assert "no usable answer; the findings above stand" in shown.err and "rounds 1, 2" in shown.out
+
+
+def test_a_model_that_can_not_be_asked_is_told_first(
+    lab: Lab, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(lab.root)
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+    assert call(group, ["review-log", rounds.RUN_ID, "--model", "claude-opus-5-5"]) == 2
+    shown = capsys.readouterr()
+    assert "no key" in shown.err and not shown.out
