@@ -13,7 +13,7 @@ SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
 SINTER_DECODER = re.compile(r"^sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)$")
-BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bplsd", "tesseract", "relay_bp")
+BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
 
 
 class StimGeneratorCode(Contract):
@@ -171,6 +171,10 @@ class BpSettings(Contract):
     method: Literal["minimum_sum", "product_sum"] = "minimum_sum"
     scaling: float = Field(default=0.75, gt=0, le=2, description="minimum_sum only")
     order: int = Field(default=0, ge=0, le=60, description="0: OSD-0 / LSD-0, else the order of the CS search")
+    sector: float | None = Field(
+        default=None,
+        description="decode only the detectors whose last coordinate is this; mechanisms that look alike there are one",
+    )
 
 
 class Protocol(Contract):
@@ -180,6 +184,12 @@ class Protocol(Contract):
         default=0.02, ge=0, lt=1, description="lower bound of the relative gain must reach this"
     )
     alpha: float = Field(default=0.05, gt=0, lt=1, description="error budget of the whole run")
+    shots_share: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of the profile's validation and judge shots, for backends that take milliseconds a shot",
+    )
 
 
 class EnvSpec(Contract):
@@ -214,6 +224,8 @@ class EnvSpec(Contract):
             raise ValueError("the plain backend `mwpm` must be among the baselines")
         if self.backend != "mwpm" and any(name in GRAPH_BACKENDS for name in self.baselines):
             raise ValueError(f"backend `{self.backend}` goes without a graph, so matching can't be among the baselines")
+        if self.backend == "mwpm" and self.bp.sector is not None:
+            raise ValueError("`bp.sector` belongs to backends `bposd` and `bplsd`; matching finds its sector by itself")
         return self
 
     @property

@@ -25,6 +25,11 @@ class Profile(Contract):
     memory_gb: float  # kills the Runner child
     disk_mb: int  # artifacts of one round
 
+    def scaled(self, share: float) -> Profile:
+        """This profile with that share of the shots that are decoded to measure; training and limits stay."""
+        names = ("val_shots", "judge_test_shots", "judge_effect_shots", "judge_point_shots")
+        return self.model_copy(update={name: max(1, round(getattr(self, name) * share)) for name in names})
+
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile

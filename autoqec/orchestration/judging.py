@@ -173,14 +173,16 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
     from autoqec.eval import verifier
 
     layout, place = memory.layout, memory.layout.round(candidate.number)
+    env_text = files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}")
+    share = files.parse_env(env_text, where=str(layout.env)).protocol.shots_share
     charged = [line for line in memory.history.attempts() if isinstance(line, Charged)]
     return verifier.VerifyRequest(
-        env_text=files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}"),
+        env_text=env_text,
         round=place,
         checkpoint=place.checkpoint,
         dsl_config=parse_dsl(read_config(place.config), where=str(place.config)).config(),
         secret=secret,
-        profile=PROFILES[info.profile],
+        profile=PROFILES[info.profile].scaled(share),
         run_id=info.run_id,
         config_only=worktree.is_config_only(candidate.surface),
         modules_dir=candidate.surface,

@@ -94,12 +94,12 @@ class CorrelatedMwpm:
         return answers.astype(bool)
 
 
-def _bp(stage: Stage, name: str, order: int | None = None) -> Callable[[Problem], Backend]:
+def _bp(stage: Stage, name: str, order: int | None = None, joint: bool = False) -> Callable[[Problem], Backend]:
     """The env's own BP settings, but for a fixed order where the name gives one."""
 
     def build(problem: Problem) -> Backend:
         settings = problem.env.bp if order is None else problem.env.bp.model_copy(update={"order": order})
-        return BpDecoder(problem, stage, settings, name)
+        return BpDecoder(problem, stage, settings, name, joint=joint)
 
     return build
 
@@ -111,6 +111,7 @@ BACKENDS: dict[str, Callable[[Problem], Backend]] = {
     "bplsd": _bp("bplsd", "bplsd"),
     "bposd0": _bp("bposd", "bposd0", 0),
     "bposd_cs10": _bp("bposd", "bposd_cs10", 10),
+    "bposd_joint": _bp("bposd", "bposd_joint", joint=True),
 }
 
 

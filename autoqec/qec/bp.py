@@ -1,6 +1,6 @@
 """Belief propagation with a second stage, on every mechanism of the DEM (ldpc).
 
-https://github.com/quantumgizmos/ldpc. Both sectors are decoded together, so correlations are seen.
+https://github.com/quantumgizmos/ldpc. All detectors are decoded together, or those of one sector (`bp.sector`).
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import scipy.sparse as sp
 
 from autoqec.contracts.env import BpSettings
+from autoqec.qec.graph import TannerGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
@@ -18,26 +20,30 @@ CERTAIN = 1e-9  # ldpc wants channel probabilities strictly inside (0, 1)
 
 
 class BpDecoder:
-    """One decoder object; per-shot priors enter as new channel probabilities, nothing is rebuilt."""
+    """One decoder object; per-shot priors enter as new channel probabilities, nothing is rebuilt.
 
-    def __init__(self, problem: Problem, stage: Stage, settings: BpSettings, name: str) -> None:
+    joint: all detectors and mechanisms, whatever sector the env's backend decodes.
+    """
+
+    def __init__(self, problem: Problem, stage: Stage, settings: BpSettings, name: str, *, joint: bool = False) -> None:
         self.name = name
         self._n_detectors = problem.n_detectors
-        self._n_faults = problem.n_faults
-        self._prior = problem.fault_probs
-        self._flips = problem.L.T.tocsr()
-        self._decoder = make_ldpc(problem, stage, settings)
+        graph = problem.graph if isinstance(problem.graph, TannerGraph) and not joint else problem.mechanisms
+        self._own = graph.own
+        self._prior = graph.prior
+        self._flips = sp.csr_matrix(graph.observables)
+        self._decoder = make_ldpc(graph, stage, settings)
 
     def decode(self, detectors: np.ndarray) -> np.ndarray:
         return self._decode(detectors, None)
 
     def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """Each shot under channel probabilities sigmoid(log_odds[shot]), float32 [n, n_faults].
+        """Each shot under channel probabilities sigmoid(log_odds[shot]), float32 [n, n_edges].
 
         Raises ValueError on a wrong shape or a value that is not finite.
         """
-        if log_odds.shape != (len(detectors), self._n_faults):
-            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), self._n_faults)}")
+        if log_odds.shape != (len(detectors), len(self._prior)):
+            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), len(self._prior))}")
         if not np.isfinite(log_odds).all():
             raise ValueError("log-odds hold values that are not finite")
         try:
@@ -46,7 +52,7 @@ class BpDecoder:
             self._decoder.update_channel_probs(self._prior)
 
     def _decode(self, detectors: np.ndarray, log_odds: np.ndarray | None) -> np.ndarray:
-        events = unpack(detectors, self._n_detectors)
+        events = np.ascontiguousarray(unpack(detectors, self._n_detectors)[:, self._own])
         answers = np.zeros((len(detectors), self._flips.shape[1]), bool)
         for shot, syndrome in enumerate(events):
             if log_odds is not None:
@@ -57,19 +63,19 @@ class BpDecoder:
         return answers
 
 
-def make_ldpc(problem: Problem, stage: Stage, settings: BpSettings) -> Any:
+def make_ldpc(graph: TannerGraph, stage: Stage, settings: BpSettings) -> Any:
     """The ldpc object of one stage: OSD-0 or OSD-CS of the given order, or LSD-CS."""
     from ldpc.bplsd_decoder import BpLsdDecoder
     from ldpc.bposd_decoder import BpOsdDecoder
 
     shared: dict[str, Any] = {
-        "error_channel": problem.fault_probs.tolist(),
+        "error_channel": graph.prior.tolist(),
         "max_iter": settings.iterations,
         "bp_method": settings.method,
         "ms_scaling_factor": settings.scaling,
     }
     if stage == "bplsd":
         method = "LSD_0" if settings.order == 0 else "LSD_CS"
-        return BpLsdDecoder(problem.H, **shared, lsd_method=method, lsd_order=settings.order)
+        return BpLsdDecoder(graph.check_matrix, **shared, lsd_method=method, lsd_order=settings.order)
     method = "OSD_0" if settings.order == 0 else "OSD_CS"
-    return BpOsdDecoder(problem.H, **shared, osd_method=method, osd_order=settings.order)
+    return BpOsdDecoder(graph.check_matrix, **shared, osd_method=method, osd_order=settings.order)

@@ -39,7 +39,10 @@ class DecodingGraph:
 
 @dataclass(frozen=True, eq=False)
 class TannerGraph(DecodingGraph):
-    """Every mechanism is a variable; belief propagation runs on all detectors. check_matrix: uint8 [n_detectors, n]."""
+    """Mechanisms are variables, over all detectors or over those of one sector, where those that look alike are one.
+
+    check_matrix: uint8 [len(own), n_edges], in the order of `own`.
+    """
 
     check_matrix: sp.csc_matrix
 
@@ -80,6 +83,43 @@ def tanner_graph(H: sp.csr_matrix, L: sp.csr_matrix, probs: np.ndarray, name: st
         own=np.arange(H.shape[0]),
         other=np.arange(0),
         check_matrix=sp.csc_matrix(H),
+    )
+
+
+def sector_graph(whole: TannerGraph, inside: np.ndarray, name: str) -> TannerGraph:
+    """What is left of a Tanner graph on the detectors `inside`, bool [n_detectors].
+
+    Mechanisms that flip the same of them, and the same observables, are one variable, its probability their XOR.
+    InputError where a mechanism flips an observable and none of these detectors: it would go unseen.
+    """
+    own = np.nonzero(inside)[0]
+    seen = sp.csc_matrix(whole.check_matrix[own])
+    index: dict[tuple[bytes, bytes], int] = {}
+    edge_of = np.full(whole.n_edges, -1)
+    for fault, flips in enumerate(whole.observables):
+        detectors = np.sort(seen.indices[seen.indptr[fault] : seen.indptr[fault + 1]])
+        if len(detectors):
+            edge_of[fault] = index.setdefault((detectors.tobytes(), flips.tobytes()), len(index))
+        elif flips.any():
+            raise InputError(
+                "a mechanism flips an observable and no detector of this sector",
+                where=f"env `{name}`, field `bp.sector`",
+                mend="name the sector that detects the observables' errors, or leave `sector` out",
+            )
+    kept = np.nonzero(edge_of >= 0)[0]
+    prior = np.zeros(len(index))
+    for column, p in zip(edge_of[kept], whole.prior[kept], strict=True):
+        prior[column] = prior[column] * (1 - p) + p * (1 - prior[column])
+    first = np.zeros(len(index), int)
+    first[edge_of[kept[::-1]]] = kept[::-1]  # the first mechanism of each variable stands for all
+    shape = (whole.n_edges, len(index))
+    return TannerGraph(
+        observables=whole.observables[first],
+        prior=prior,
+        fault_to_edge=sp.csr_matrix((np.ones(len(kept), np.int32), (kept, edge_of[kept])), shape),
+        own=own,
+        other=np.nonzero(~inside)[0],
+        check_matrix=sp.csc_matrix(seen[:, first]),
     )
 
 

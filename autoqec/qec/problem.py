@@ -15,7 +15,15 @@ from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import InputError
 from autoqec.qec.codes import Source, build_source
-from autoqec.qec.graph import Component, DecodingGraph, MatchingGraph, matching_graph, tanner_graph
+from autoqec.qec.graph import (
+    Component,
+    DecodingGraph,
+    MatchingGraph,
+    TannerGraph,
+    matching_graph,
+    sector_graph,
+    tanner_graph,
+)
 
 TARGET: Any = object()  # "the env's target point" as a default, since None is a point too
 
@@ -59,14 +67,17 @@ class Problem:
             graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
         else:
             graph = tanner_graph(H, L, probs, env.name)
+            if env.bp.sector is not None:
+                graph = sector_graph(graph, in_sector(source, dem.num_detectors, env), env.name)
         return cls(env, p, source, dem, probs, H, L, graph)
 
     def variables(self, output_mode: OutputMode) -> DecodingGraph:
         """What a predecoder's outputs are about: the backend's own variables, or every mechanism (hard_flip)."""
-        return self.graph if output_mode == "soft_priors" else self._mechanisms
+        return self.graph if output_mode == "soft_priors" else self.mechanisms
 
     @cached_property
-    def _mechanisms(self) -> DecodingGraph:
+    def mechanisms(self) -> TannerGraph:
+        """Every mechanism over all detectors, whatever the backend decodes."""
         return tanner_graph(self.H, self.L, self.fault_probs, self.env.name)
 
     @property
@@ -110,12 +121,34 @@ class Problem:
     @cached_property
     def coordinates(self) -> np.ndarray:
         """float64 [n_detectors, k]: detector coordinates, missing ones 0."""
-        found = self.source.get_detector_coordinates()
-        width = max((len(value) for value in found.values()), default=0)
-        table = np.zeros((self.n_detectors, width))
-        for detector, value in found.items():
-            table[detector, : len(value)] = value
-        return table
+        return coordinates_of(self.source, self.n_detectors)
+
+
+def coordinates_of(source: Source, n_detectors: int) -> np.ndarray:
+    """float64 [n_detectors, k]: detector coordinates, missing ones 0."""
+    found = source.get_detector_coordinates()
+    table = np.zeros((n_detectors, max((len(value) for value in found.values()), default=0)))
+    for detector, value in found.items():
+        table[detector, : len(value)] = value
+    return table
+
+
+def in_sector(source: Source, n_detectors: int, env: EnvSpec) -> np.ndarray:
+    """bool [n_detectors]: the detectors whose last coordinate is the env's `bp.sector`.
+
+    InputError, naming the values there are, where that is none of them.
+    """
+    table = coordinates_of(source, n_detectors)
+    last = table[:, -1] if table.shape[1] else np.full(n_detectors, np.nan)
+    inside: np.ndarray = last == env.bp.sector
+    if not inside.any():
+        known = ", ".join(f"{value:g}" for value in np.unique(last)[:8]) if table.shape[1] else "none"
+        raise InputError(
+            f"no detector has {env.bp.sector:g} for its last coordinate; there are {known}",
+            where=f"env `{env.name}`, field `bp.sector`",
+            mend="name one of them, or leave `sector` out",
+        )
+    return inside
 
 
 def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.report import figures
 from autoqec.report.run_data import RunData, load
@@ -98,6 +98,12 @@ def claim(run: RunData) -> str:
     return words + (f" and {failed} ended without a result." if failed else ".") + detectable(run)
 
 
+def allowed(run: RunData) -> Profile:
+    """What the profile allows a round of this env."""
+    profile = PROFILES[run.info.profile]
+    return profile if run.env is None else profile.scaled(run.env.protocol.shots_share)
+
+
 def detectable(run: RunData) -> str:
     """What a null result could have seen, from the last rate of the plain backend that was measured."""
     from autoqec.qec.stats import detectable_effect
@@ -105,7 +111,7 @@ def detectable(run: RunData) -> str:
     rate = next((row.ler_plain_classical for row in reversed(run.view.rows) if row.ler_plain_classical), None)
     if rate is None or rate >= 1:
         return ""
-    shots = PROFILES[run.info.profile].judge_test_shots
+    shots = allowed(run).judge_test_shots
     least = detectable_effect(shots, rate)
     return f" On {count(shots)} fresh shots a gain below about {100 * least:.0f}% would not have been seen."
 
@@ -176,7 +182,7 @@ def _outcomes(run: RunData) -> list[tuple[str, int]]:
 
 def used(run: RunData) -> list[tuple[str, str, str]]:
     """What the run took: of what, how much, and what the profile allows a round."""
-    profile = PROFILES[run.info.profile]
+    profile = allowed(run)
     rows = [one.row for one in run.rounds]
     reports = [detail.report for detail in run.details.values() if detail.report]
     judged = sum(row.verify_verdict is not None for row in rows)

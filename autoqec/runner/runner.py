@@ -44,7 +44,7 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
     where the env's text is wrong or the directory holds a finished round; DiskFailed where a file can't be written.
     on_event("training", {round, phase, step, steps, loss, eta_s, and the counts of val shots so far}): its progress.
     """
-    files.parse_env(config.env_yaml, where="env")
+    share = files.parse_env(config.env_yaml, where="env").protocol.shots_share
     repo_root, config = resolved(config)
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
     if layout.metrics.exists():
@@ -56,7 +56,7 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
     except ContractError as error:
         outcome = Outcome(failed("compile_error", str(error)))
     else:
-        outcome = in_child(config, layout, on_event)
+        outcome = in_child(config, PROFILES[config.profile].scaled(share), layout, on_event)
     metrics = measured(config, layout, outcome)
     atomic.write_json(layout.metrics, metrics.dump())
     if metrics.status == "ok":
@@ -77,9 +77,8 @@ def resolved(config: RunnerConfig) -> tuple[Path | None, RunnerConfig]:
     return repo.root, config.model_copy(update=known)
 
 
-def in_child(config: RunnerConfig, layout: RoundLayout, on_event: OnEvent | None) -> Outcome:
+def in_child(config: RunnerConfig, profile: Profile, layout: RoundLayout, on_event: OnEvent | None) -> Outcome:
     """Start the child in a scratch directory of its own, watch it, collect what it left, remove the rest."""
-    profile = PROFILES[config.profile]
     scratch = layout.dir / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
     out = scratch / "out"

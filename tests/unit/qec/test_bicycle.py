@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec
+from autoqec.contracts.profiles import PROFILES
+from autoqec.decoders.decoding import matching_columns
+from autoqec.errors import InputError
 from autoqec.qec import bicycle
-from autoqec.qec.backends import make_soft
+from autoqec.qec.backends import make, make_soft
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import sample
+from autoqec.qec.sampling import LabelledSampler, sample
+from autoqec.store.files import load_env
 from tests.support.envs import BANDS
 
 BB72 = BicycleCode()
+BUILTIN = Path(__file__).parents[3] / "autoqec" / "envs" / "builtin"
 
 
 def small(rounds: int = 1, p: float = 0.005) -> EnvSpec:
@@ -93,3 +100,70 @@ def test_a_certain_mechanism_is_applied() -> None:
     detectors = np.packbits(prob.H.T.toarray()[fault : fault + 1], axis=1, bitorder="little")
     answer = make_soft(prob).decode_soft(detectors, log_odds)
     assert np.array_equal(answer[0], prob.L.T.toarray()[fault].astype(bool))
+
+
+def sector(which: float | None = 1, p: float = 0.005) -> EnvSpec:
+    """Z memory: detectors of Z checks have 1 as their last coordinate."""
+    return small(rounds=2, p=p).model_copy(update={"bp": BpSettings(iterations=20, sector=which)})
+
+
+class TestSector:
+    def test_mechanisms_that_look_alike_are_one_with_the_probability_of_an_odd_number(self) -> None:
+        prob = Problem.from_env(sector())
+        graph = prob.graph
+        columns = np.vstack([graph.check_matrix.toarray(), graph.observables.T])
+        assert columns.shape == (36 * 3 + 12, graph.n_edges) and columns[:108].any(axis=0).all()
+        assert len(np.unique(columns, axis=1).T) == graph.n_edges < prob.n_faults / 5
+        odd = (1 - np.exp(graph.fault_to_edge.T @ np.log(1 - 2 * prob.fault_probs))) / 2
+        assert np.allclose(graph.prior, odd)
+        assert sorted([*graph.own, *graph.other]) == list(range(prob.n_detectors))
+
+    def test_labels_explain_the_sector_and_the_observables(self) -> None:
+        prob = Problem.from_env(sector())
+        graph = prob.graph
+        drawn = LabelledSampler(prob, 3).draw(300)
+        assert np.array_equal(drawn.edges @ graph.check_matrix.T.toarray() & 1, drawn.detections[:, graph.own])
+        assert np.array_equal((drawn.edges @ graph.observables & 1).astype(bool), drawn.observables)
+
+    def test_it_is_decoded_alone_and_the_joint_member_decodes_everything(self) -> None:
+        prob = Problem.from_env(sector())
+        shots = sample(prob, 80, 5)
+        backend = make_soft(prob)
+        plain = backend.decode(shots.detectors)
+        # Belief propagation on 17,000 mechanisms, most of them alike, converges worse than on one sector of them.
+        joint = (make("bposd_joint", prob).decode(shots.detectors) != shots.observables).any(axis=1)
+        assert (plain != shots.observables).any(axis=1).sum() < joint.sum() < 0.9 * len(shots)
+        noise = shots.detectors.copy()
+        mask = np.zeros((1, prob.n_detectors), np.uint8)
+        mask[0, prob.graph.other] = 1
+        noise ^= np.packbits(mask, axis=1, bitorder="little")
+        assert np.array_equal(backend.decode(noise), plain)  # the other sector is not looked at
+        log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (80, 1))
+        assert (backend.decode_soft(shots.detectors, log_odds) == plain).all(axis=1).mean() > 0.95
+
+    def test_the_same_variables_at_another_p(self) -> None:
+        here, there = Problem.from_env(sector()), Problem.from_env(sector(p=0.001))
+        assert np.array_equal(matching_columns(here.graph, there.graph), np.arange(here.graph.n_edges))
+
+    def test_a_sector_that_no_detector_is_in_is_refused(self) -> None:
+        with pytest.raises(InputError, match="no detector has 7 for its last coordinate; there are 0, 1"):
+            Problem.from_env(sector(7))
+
+    def test_a_sector_that_does_not_see_the_observables_is_refused(self) -> None:
+        with pytest.raises(InputError, match="flips an observable and no detector of this sector"):
+            Problem.from_env(sector(0))
+
+    def test_matching_has_no_such_setting(self) -> None:
+        bp, baselines = BpSettings(sector=1), ("mwpm",)
+        with pytest.raises(ValueError, match="matching finds its sector by itself"):
+            EnvSpec.model_validate({**small().dump(), "backend": "mwpm", "bp": bp.dump(), "baselines": baselines})
+
+
+def test_the_builtin_env_decodes_the_z_checks_with_fewer_shots_for_the_judge() -> None:
+    env, _ = load_env(BUILTIN / "bb72_circuit.yaml")
+    graph = Problem.from_env(env).graph
+    assert (len(graph.own), graph.n_edges) == (36 * 7, 2232)
+    dev = PROFILES["dev"]
+    scaled = dev.scaled(env.protocol.shots_share)
+    assert (scaled.val_shots, scaled.judge_test_shots) == (dev.val_shots // 10, dev.judge_test_shots // 10)
+    assert (scaled.train_shots, scaled.round_wallclock_s) == (dev.train_shots, dev.round_wallclock_s)

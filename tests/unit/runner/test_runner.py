@@ -194,8 +194,10 @@ def test_the_other_loop_and_the_other_family(env_text: str, tmp_path: Path) -> N
         "gnn": {"hidden": 4, "layers": 1},
         "training": {"loop": "minibatch_eval", "batch_size": 256, "loss": "focal"},
     }
-    ran = Ran(config_for(env_text, tmp_path / "round_1", gnn))
+    half = env_text.replace("shots_share: 1.0", "shots_share: 0.5")
+    ran = Ran(config_for(half, tmp_path / "round_1", gnn))
     assert ran.metrics.status == "ok", ran.metrics.status_reason
+    assert ran.metrics.val_shots == PROFILES["smoke"].val_shots // 2, "the env's share of the profile's shots"
     table = ran.layout.progress.read_text().splitlines()
     assert "PredecoderFailAverage" in table[0] and table[1].startswith("training,0,")
 
