@@ -21,12 +21,12 @@ STAMP := $(VENV)/.installed
 # One thread a process: results repeat, and the tests' two processes do not fight.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test test-all test-crash bench pictures prove-judge setup-sandbox setup-browser ci-tools lint docs
+.PHONY: help install run test test-all test-crash test-slurm bench pictures prove-judge setup-sandbox setup-browser setup-slurm ci-tools lint docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
 	@echo "make test           lint, types, layers, and the tests that are quick"
-	@echo "make test-all       every test; make test-crash: the crash sweeps"
+	@echo "make test-all       every test; make test-crash: the crash sweeps; make test-slurm: on SLURM itself"
 	@echo "make bench          figures as ratios into benchmarks/; make prove-judge: the judge itself on trial"
 	@echo "make setup-sandbox  bubblewrap, where one is root; make lint; make docs"
 
@@ -49,13 +49,17 @@ lint: install
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	$(BIN)/python -m pytest -m 'not long' -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m 'not long and not slurm' -n 2 --dist loadfile $(ARGS)
 
 test-all: lint
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -m 'not slurm' $(ARGS)
 
 test-crash: install
-	$(BIN)/python -m pytest tests/crash $(ARGS)
+	$(BIN)/python -m pytest -m 'not slurm' tests/crash $(ARGS)
+
+# A cluster of this machine alone, on its own ports and in a temporary directory, ended with the tests.
+test-slurm: install setup-slurm
+	$(BIN)/python -m pytest -m slurm tests/crash/test_slurm.py $(ARGS)
 
 bench: install
 	$(BIN)/python -m benchmarks.bench $(ARGS)
@@ -85,6 +89,11 @@ setup-browser:
 	@if command -v chromium >/dev/null; then chromium --version; \
 	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
 	else echo "chromium is missing and you are not root. Mend: sudo apt-get install chromium" >&2; exit 2; fi
+
+setup-slurm:
+	@if command -v /usr/sbin/slurmctld >/dev/null && command -v /usr/sbin/munged >/dev/null; then sinfo --version; \
+	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; \
+	else echo "SLURM is missing and you are not root. Mend: sudo apt-get install slurm-wlm munge" >&2; exit 2; fi
 
 setup-sandbox:
 	@if command -v bwrap >/dev/null; then bwrap --version; \

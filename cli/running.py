@@ -14,8 +14,9 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.errors import InputError, Interrupted
-from autoqec.host import sandbox
+from autoqec.host import sandbox, slurm
 from autoqec.orchestration import loop
+from autoqec.orchestration.slurm import Slurm, filled
 from autoqec.report import run_view
 from autoqec.report.dashboard import Dashboard
 from autoqec.report.live_file import LiveFile, Plan
@@ -46,6 +47,12 @@ class Order:
     rounds: int | None
     budget: loop.Budget
     parallel: int
+    cluster: dict[str, str] | None
+
+    @property
+    def executor(self) -> loop.Executor | None:
+        """Where rounds are measured; None: here."""
+        return None if self.cluster is None else Slurm(self.parallel, self.cluster)
 
 
 def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order:
@@ -72,19 +79,32 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
     if chosen["no_llm"] and choice.models:
         raise InputError(f"ideator `{choice.ideator}` asks a language model", where="--no-llm", mend="--ideator tpe")
     ideators.check(choice, root)
+    profile = info.profile if info else chosen["profile"]
     return Order(
         root=root,
         env=None if info else places.env_file(str(env_name)),
         layout=layout,
         info=info,
-        profile=info.profile if info else chosen["profile"],
+        profile=profile,
         seed=info.seed if info else chosen["seed"],
         secret_file=chosen["secret_file"],
         choice=choice,
         rounds=chosen["rounds"] or (None if chosen["budget"] else ROUNDS),
         budget=budget,
         parallel=chosen["parallel"],
+        cluster=_cluster(chosen["executor"], chosen["slurm"], profile),
     )
+
+
+def _cluster(executor: str, options: tuple[str, ...], profile: ProfileName) -> dict[str, str] | None:
+    """The options of a round's job, which SLURM would take; None where rounds are measured here."""
+    if executor == "local":
+        if options:
+            raise InputError("belongs to --executor slurm", where="--slurm", mend="add --executor slurm")
+        return None
+    asked = filled(slurm.parse(options), PROFILES[profile])
+    slurm.check(asked)
+    return asked
 
 
 def _same_as_before(info: RunInfo, env_name: str | None, named: dict[str, Any]) -> None:
@@ -118,10 +138,12 @@ def show_plan(order: Order, out: Out) -> None:
         base = {"resume": order.layout.run_id}
     rounds = "as the budget allows" if order.rounds is None else str(order.rounds)
     out.say(f"rounds    {rounds}, {order.parallel} at a time, proposed by {order.choice.ideator}, seed {order.seed}")
+    if order.cluster is not None:
+        out.say(f"job       {', '.join(f'{key}={value}' for key, value in order.cluster.items())}; a round each")
     for key, value in profile.items():
         out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
     plan = {"rounds": order.rounds, "parallel": order.parallel, "ideator": order.choice.ideator, "seed": order.seed}
-    out.emit({**base, **plan, "profile": profile})
+    out.emit({**base, **plan, "profile": profile, "slurm": order.cluster})
 
 
 def go(order: Order, out: Out) -> int:
@@ -138,7 +160,9 @@ def go(order: Order, out: Out) -> int:
             out.note(note)
         run.roles, limits = ideators.speakers(order.choice, run, tell, order.budget)
         try:
-            outcome = loop.run_rounds(run, order.rounds, tell, budget=limits, parallel=order.parallel)
+            outcome = loop.run_rounds(
+                run, order.rounds, tell, budget=limits, parallel=order.parallel, executor=order.executor
+            )
         except KeyboardInterrupt as error:
             mend = f"autoqec run --resume {run.layout.run_id}"
             raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, mend=mend) from error

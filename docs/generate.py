@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts import archive, dsl, env, front, history, messages, profiles, provenance, round, verdict
+from autoqec.contracts import archive, dsl, env, front, history, job, messages, profiles, provenance, round, verdict
 from autoqec.contracts.base import Contract
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
-MODULES = (env, dsl, profiles, round, provenance, history, messages, verdict, front, archive)
+MODULES = (env, dsl, profiles, round, job, provenance, history, messages, verdict, front, archive)
 MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES
@@ -24,8 +24,8 @@ MODELS: dict[str, type[Contract]] = {
 }
 # Whole files and messages get a schema; their parts stand inside it.
 WHOLE = (
-    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "Pointer", "Manifest", "RunInfo", "Begun", "Planned",
-    "Nominated", "Charged", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse", "CoderResponse",
+    "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "Pointer", "Manifest", "RunInfo", "Begun",
+    "Planned", "Nominated", "Charged", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse", "CoderResponse",
     "AnalystResponse", "ArchiveManifest",
 )  # fmt: skip
 MARK = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

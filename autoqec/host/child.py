@@ -29,7 +29,7 @@ _INHERITED = (
     "PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV",
     "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "AUTOQEC_OWNER",
 )  # fmt: skip
-_DEFAULTS = {
+DEFAULTS = {
     "LC_ALL": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
@@ -72,7 +72,7 @@ class Result:
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a child sees: a short list of this process's variables (no keys, no GIT_*, no PYTHON*), then `extra`."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**inherited, **_DEFAULTS, **(extra or {})}
+    return {**inherited, **DEFAULTS, **(extra or {})}
 
 
 def run(

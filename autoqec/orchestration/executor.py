@@ -1,21 +1,30 @@
-"""Where rounds are measured: in this process one after another, or several at once, each in a child of its own."""
+"""Where rounds are measured: in this process one after another, or several at once, each in a child of its own.
+
+`orchestration.slurm` is the third: a cluster's job a round.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
-Value = TypeVar("Value")
-Measured = TypeVar("Measured", covariant=True)
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+Measure = Callable[[RunnerConfig, OnEvent], RoundMetrics]
 
 
-class Pending(Protocol[Measured]):
+class Pending(Protocol):
     """A measurement that was asked for."""
 
-    def result(self) -> Measured:
-        """Its value, waited for; raises what it raised."""
+    def result(self) -> RoundMetrics:
+        """What was measured, waited for; raises what the measurement raised."""
+        ...
+
+    def cancel(self) -> None:
+        """Have it end where it would not end with this process."""
         ...
 
 
@@ -24,15 +33,25 @@ class Executor(Protocol):
 
     slots: int
 
-    def submit(self, work: Callable[[], Value]) -> Pending[Value]: ...
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending: ...
 
 
-class _Now(Generic[Value]):
-    def __init__(self, work: Callable[[], Value]) -> None:
+def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
+    """The Runner, here. Safe to call for several rounds at once: it touches nothing of the run's."""
+    from autoqec.runner import runner
+
+    return runner.run_round(config, on_event=on_event)
+
+
+class _Now:
+    def __init__(self, work: Callable[[], RoundMetrics]) -> None:
         self._work = work
 
-    def result(self) -> Value:
+    def result(self) -> RoundMetrics:
         return self._work()
+
+    def cancel(self) -> None:
+        pass
 
 
 class Serial:
@@ -40,35 +59,41 @@ class Serial:
 
     slots = 1
 
-    def submit(self, work: Callable[[], Value]) -> Pending[Value]:
-        return _Now(work)
+    def __init__(self, measure: Measure = run_round) -> None:
+        self._measure = measure
+
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending:
+        return _Now(lambda: self._measure(config, on_event))
 
 
-class _Later(Generic[Value]):
+class _Later:
     """A daemon thread: leaving the process is never held up by a measurement that nobody waits for."""
 
-    def __init__(self, work: Callable[[], Value]) -> None:
-        self._done: queue.SimpleQueue[tuple[bool, Value | BaseException]] = queue.SimpleQueue()
+    def __init__(self, work: Callable[[], RoundMetrics]) -> None:
+        self._done: queue.SimpleQueue[RoundMetrics | BaseException] = queue.SimpleQueue()
         threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
-    def _run(self, work: Callable[[], Value]) -> None:
+    def _run(self, work: Callable[[], RoundMetrics]) -> None:
         try:
-            self._done.put((True, work()))
+            self._done.put(work())
         except BaseException as error:
-            self._done.put((False, error))
+            self._done.put(error)
 
-    def result(self) -> Value:
-        good, value = self._done.get()
-        if not good and isinstance(value, BaseException):
-            raise value
-        return value  # type: ignore[return-value]
+    def result(self) -> RoundMetrics:
+        found = self._done.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def cancel(self) -> None:
+        pass
 
 
 class Parallel:
     """Up to `slots` at once."""
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
+    def __init__(self, slots: int, measure: Measure = run_round) -> None:
+        self.slots, self._measure = slots, measure
 
-    def submit(self, work: Callable[[], Value]) -> Pending[Value]:
-        return _Later(work)
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending:
+        return _Later(lambda: self._measure(config, on_event))

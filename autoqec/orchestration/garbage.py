@@ -20,6 +20,7 @@ from autoqec.orchestration.attempts import Standing, compose_parents
 from autoqec.orchestration.closing import is_closed
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.reconcile import in_use
 from autoqec.orchestration.recovery import recover
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
@@ -49,7 +50,8 @@ def find(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list
     """
     memory = memory or RunMemory(layout.root)
     state = survey.gather(repo, layout, memory)
-    found = [Garbage("worktree", str(path), "its round is over", _size(path)) for path in state.worktrees]
+    left = [path for path in state.worktrees if path not in in_use(state)]
+    found = [Garbage("worktree", str(path), "its round is over", _size(path)) for path in left]
     standing = memory.standing()
     stood_on = {branch for one in standing.values() for branch in compose_parents(one.row.fork_from)}
     for one in standing.values():

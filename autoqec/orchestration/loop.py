@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
 from autoqec.orchestration.budget import Budget, Clock, Interrupts
-from autoqec.orchestration.executor import Executor, Parallel, Serial
-from autoqec.orchestration.rounds import OnEvent, Opened, measure, open_round, runner_config, settle
+from autoqec.orchestration.executor import Executor, Parallel, Pending, Serial
+from autoqec.orchestration.rounds import OnEvent, Opened, open_round, refuse, runner_config, settle, under_way
 from autoqec.orchestration.run import Roles, Run, check_start, resume_run, start_run
 
-__all__ = ["Budget", "Outcome", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
+__all__ = ["Budget", "Executor", "Outcome", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
 
 
 @dataclass(frozen=True)
@@ -38,31 +39,61 @@ def run_rounds(
     *,
     budget: Budget | None = None,
     parallel: int = 1,
+    executor: Executor | None = None,
 ) -> Outcome:
     """Go on until the run has `rounds` finished rows (resumed ones count), a limit is reached or a person says stop.
 
-    Ctrl-C or SIGTERM once: rounds under way are finished, no further one begins; twice: KeyboardInterrupt, and the
-    next start recovers. Rows are in the order in which the rounds began, however many run at once.
+    executor: where rounds are measured; without one here, `parallel` at once. Rounds that an earlier start had handed
+    to a cluster's job are gone on with first, whatever the executor.
+
+    Ctrl-C or SIGTERM once: rounds under way are finished, no further one begins; twice: KeyboardInterrupt, jobs of a
+    cluster are ended, and the next start recovers. Rows are in the order in which the rounds began, however many run
+    at once. Raises InputError where a cluster refuses a job.
     """
     tell, clock, recorded = _one_at_a_time(on_event), Clock(), list[HistoryRow]()
-    executor: Executor = Serial() if parallel == 1 else Parallel(parallel)
+    executor = executor or (Serial() if parallel == 1 else Parallel(parallel))
     limits = [Budget(rounds=rounds), budget or Budget()]
-    under_way: deque[tuple[Opened, Any]] = deque()
     with Interrupts() as person:
-        while True:
-            stopped = _stopped(run, limits, clock, person, len(under_way))
-            if stopped is None and len(under_way) < executor.slots:
-                opened = open_round(run, tell)
-                if opened.row is not None:
-                    recorded.append(opened.row)
+        pending: deque[tuple[Opened, Pending]] = deque(_gone_on_with(run, executor, tell))
+        try:
+            while True:
+                stopped = _stopped(run, limits, clock, person, len(pending))
+                if stopped is None and len(pending) < executor.slots:
+                    opened = open_round(run, tell)
+                    if opened.row is not None:
+                        recorded.append(opened.row)
+                    else:
+                        pending.append((opened, _handed_over(run, opened, executor, tell)))
+                elif pending:
+                    opened, measuring = pending[0]
+                    metrics = measuring.result()
+                    pending.popleft()
+                    recorded.append(settle(run, opened, metrics, tell))
                 else:
-                    config = runner_config(run, opened)
-                    under_way.append((opened, executor.submit(partial(measure, config, tell))))
-            elif under_way:
-                opened, measuring = under_way.popleft()
-                recorded.append(settle(run, opened, measuring.result(), tell))
-            else:
-                return Outcome(tuple(recorded), str(stopped), person.asked)
+                    return Outcome(tuple(recorded), str(stopped), person.asked)
+        except KeyboardInterrupt:
+            for _, measuring in pending:
+                measuring.cancel()
+            raise
+
+
+def _gone_on_with(run: Run, executor: Executor, tell: OnEvent) -> Iterator[tuple[Opened, Pending]]:
+    found = under_way(run)
+    if found:
+        from autoqec.orchestration.slurm import Slurm
+
+        cluster = executor if isinstance(executor, Slurm) else Slurm()
+        for opened, order in found:
+            tell("round_begun", {"round": opened.attempt.round, "phase": "found again", "job": order.job_id})
+            yield opened, cluster.attach(order, tell)
+
+
+def _handed_over(run: Run, opened: Opened, executor: Executor, tell: OnEvent) -> Pending:
+    try:
+        return executor.submit(runner_config(run, opened), tell)
+    except InputError as error:
+        refuse(run, opened, str(error), tell)
+        raise
 
 
 def _stopped(run: Run, limits: list[Budget], clock: Clock, person: Interrupts, under_way: int) -> str | None:

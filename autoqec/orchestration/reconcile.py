@@ -52,6 +52,7 @@ class State:
     pointers: of branches without a row, what stands at their round's pointer path on the tip: a Pointer, or a
     sentence saying why it is none; absent: no such file. missing: recorded commits that git no longer has.
     worktrees, leftovers: directories and files that a dead owner left behind. torn: files that end in half a line.
+    jobs: open attempts with an order for a cluster's job and the worktree that it needs.
     """
 
     layout: RunLayout
@@ -62,6 +63,7 @@ class State:
     pins: Mapping[str, str] = field(default_factory=dict)
     pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
     rounds: Mapping[int, RoundFiles] = field(default_factory=dict)
+    jobs: frozenset[str] = frozenset()
     missing: frozenset[str] = frozenset()
     worktrees: tuple[Path, ...] = ()
     leftovers: tuple[Path, ...] = ()
@@ -100,13 +102,17 @@ def plan(state: State) -> list[Action]:
     """What recovery has to do, in order. A `pause` stands alone: only a person can decide, nothing is touched."""
     standing = standings(state.rows)
     pauses = [*_lost_fronts(state, standing), *_strangers(state, standing)]
-    closings = [action for attempt in _open(state, standing) for action in _close(state, attempt)]
+    unfinished = _open(state, standing)
+    dead = [attempt for attempt in unfinished if not _is_with_its_job(state, attempt)]
+    closings = [action for attempt in dead for action in _close(state, attempt)]
     pauses += [action for action in closings if action.kind == "pause"]
     if pauses:
         return pauses
     actions = [Action("heal", "its last line is torn", path=path) for path in state.torn]
-    actions += [Action("sweep", "left by a process that died", path=path) for path in state.leftovers]
-    actions += [Action("remove_worktree", "its round is over", path=path) for path in state.worktrees]
+    kept = in_use(state)
+    leftovers = [path for path in state.leftovers if path.parent not in kept]
+    actions += [Action("sweep", "left by a process that died", path=path) for path in leftovers]
+    actions += [Action("remove_worktree", "its round is over", path=p) for p in state.worktrees if p not in kept]
     actions += closings
     actions += [action for one in standing for action in _keep(state, one)]
     actions += _unrecorded(state, standing)
@@ -122,6 +128,23 @@ def plan(state: State) -> list[Action]:
 def _open(state: State, standing: list[Standing]) -> list[Attempt]:
     closed = {one.attempt_id for one in standing}
     return [attempt for attempt in state.attempts.values() if attempt.id not in closed]
+
+
+def _is_with_its_job(state: State, attempt: Attempt) -> bool:
+    """Whether a cluster's job measures the round, or has: its order and branch are as they were when it began."""
+    planned = attempt.planned
+    if planned is None or attempt.id not in state.jobs or planned.branch in state.pointers:
+        return False
+    tip = state.branches.get(planned.branch)
+    return tip is not None and tip.attempt == attempt.id and tip.sha != planned.base_sha
+
+
+def in_use(state: State) -> set[Path]:
+    """Worktrees and round directories of rounds that a cluster's job is at: nobody else's to touch."""
+    with_jobs = (one.planned for one in state.attempts.values() if _is_with_its_job(state, one))
+    planned = [one for one in with_jobs if one is not None]
+    worktrees = {state.layout.worktree(one.branch) for one in planned}
+    return worktrees | {state.layout.round(one.round).dir for one in planned}
 
 
 def _close(state: State, attempt: Attempt) -> Iterator[Action]:

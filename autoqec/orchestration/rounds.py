@@ -13,6 +13,7 @@ from typing import Any
 
 from autoqec.agents import analyst, coder
 from autoqec.contracts.history import Begun, HistoryRow, Nominated, Planned
+from autoqec.contracts.job import JobOrder
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
@@ -24,7 +25,7 @@ from autoqec.orchestration.attempts import Attempt, Standing, compose_parents
 from autoqec.orchestration.failpoint import reach
 from autoqec.orchestration.judging import Candidate, judge
 from autoqec.orchestration.run import Run, search
-from autoqec.orchestration.survey import round_files
+from autoqec.orchestration.survey import job_order, round_files
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, SURFACE_CONFIG, RoundLayout, pointer_on_branch, quarantined
 
@@ -112,11 +113,19 @@ def _weights_of(parent: Standing) -> str | None:
     return path if path is not None and Path(path).is_file() else None
 
 
-def measure(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
-    """The Runner on a round's branch. Safe to call for several rounds at once: it touches nothing of the run's."""
-    from autoqec.runner.runner import run_round
+def under_way(run: Run) -> list[tuple[Opened, JobOrder]]:
+    """Rounds that recovery left to their cluster's job, in the order in which they began."""
+    closed = run.memory.history.closed_attempts()
+    open_attempts = [attempt for attempt in run.memory.attempts().values() if attempt.id not in closed]
+    orders = [(attempt, job_order(run.layout.round(attempt.round), attempt.id)) for attempt in open_attempts]
+    return [(Opened(attempt, order.config.commit_sha), order) for attempt, order in orders if order is not None]
 
-    return run_round(config, on_event=on_event)
+
+def refuse(run: Run, opened: Opened, why: str, on_event: OnEvent) -> HistoryRow:
+    """Close a round that could not be handed over for measuring: it counts for nothing, its branch is set aside."""
+    row = _refused(run, opened.attempt, RoundFailed("orphaned_branch", why), on_event).row
+    assert row is not None
+    return row
 
 
 def confined(surface: Path) -> None:

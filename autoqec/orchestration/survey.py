@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.job import JobOrder
 from autoqec.contracts.provenance import Manifest, Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
@@ -55,6 +56,7 @@ def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> St
         pins=pins,
         pointers={branch: pointer for branch, pointer in pointers.items() if pointer is not None},
         rounds={attempt.round: round_files(layout.round(attempt.round)) for attempt in open_attempts},
+        jobs=frozenset(attempt.id for attempt in open_attempts if _has_job(layout, attempt)),
         missing=frozenset(sha for sha in commits if found[sha] is None),
         worktrees=worktree.leftovers(repo, layout, planned),
         leftovers=tuple(_temporaries(layout, open_attempts)),
@@ -100,6 +102,18 @@ def round_files(layout: RoundLayout) -> RoundFiles:
     )
 
 
+def job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
+    """The order by which a cluster's job measures this attempt's round; None where there is none that is whole."""
+    order = _stored(layout.job, JobOrder)
+    return order if order is not None and order.config.round_attempt_id == attempt_id else None
+
+
+def _has_job(layout: RunLayout, attempt: Attempt) -> bool:
+    if attempt.planned is None or not layout.worktree(attempt.planned.branch).is_dir():
+        return False
+    return job_order(layout.round(attempt.round), attempt.id) is not None
+
+
 def _stored(path: Path, kind: type[Stored]) -> Stored | None:
     try:
         return kind.read(json.loads(path.read_bytes()), where=str(path))
@@ -117,7 +131,8 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def _temporaries(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:
-    """Half-written files, and the Runner's scratch directory, where a dead process can have left them."""
-    places = [layout.root, layout.salvage, *(layout.round(attempt.round).dir for attempt in open_attempts)]
+    """Half-written files, the Runner's scratch directory, orders for jobs: what a dead process can have left."""
+    rounds = [layout.round(attempt.round) for attempt in open_attempts]
+    places = [layout.root, layout.salvage, *(one.dir for one in rounds)]
     found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
-    return [path for path in found if path.name.endswith(".tmp")]
+    return [path for path in found if path.name.endswith(".tmp")] + [one.job for one in rounds if one.job.is_file()]

@@ -121,6 +121,9 @@ def line_of(kind: str, payload: dict[str, Any]) -> str | None:
     if payload.get("verdict") in ("candidate", "ignore"):
         word = "nominated" if payload["verdict"] == "candidate" else "not nominated"
         return f"{head} {word}: {plain(str(payload.get('summary_1line', '')))}"
+    if kind == "job":
+        why = f" ({plain(str(payload['why']))})" if payload.get("why") else ""
+        return f"{head} is SLURM's job {plain(str(payload.get('job')))}: {plain(str(payload.get('state')))}{why}"
     if kind == "judge_verdict":
         reasons = "; ".join(plain(str(reason)) for reason in payload.get("reasons", ()))
         return f"  the judge: {plain(str(payload.get('verdict')))}. {reasons}"

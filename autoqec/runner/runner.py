@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import dataclass, field
@@ -64,6 +65,31 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
     if repo_root is not None:
         write_round_pointer(config, metrics, repo_root=repo_root)
     return metrics
+
+
+def conclude(config: RunnerConfig, status: ChildStatus, reason: str) -> RoundMetrics:
+    """What run_round would have left, where it was itself cut off: metrics, unless they are there already, and
+    pointer. For whoever knows that it runs no more."""
+    repo_root, config = resolved(config)
+    layout = RoundLayout(Path(config.round_dir), config.round_idx)
+    shutil.rmtree(layout.dir / SCRATCH, ignore_errors=True)
+    metrics = stored_metrics(layout)
+    if metrics is None:
+        atomic.make_dir(layout.dir)
+        atomic.write_text(layout.config, files.dump_config(config.predecoder_config))
+        metrics = measured(config, layout, Outcome(failed(status, reason)))
+        atomic.write_json(layout.metrics, metrics.dump())
+    if repo_root is not None:
+        write_round_pointer(config, metrics, repo_root=repo_root)
+    return metrics
+
+
+def stored_metrics(layout: RoundLayout) -> RoundMetrics | None:
+    """metrics.json; None where it is not there."""
+    try:
+        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), where=str(layout.metrics))
+    except FileNotFoundError:
+        return None
 
 
 def resolved(config: RunnerConfig) -> tuple[Path | None, RunnerConfig]:

@@ -56,6 +56,21 @@ class RoundLayout:
         return self.train_dir / "progress.csv"
 
     @property
+    def job(self) -> Path:
+        """The order for a cluster's job; there before the job is, gone when it is called off."""
+        return self.dir / "job.json"
+
+    @property
+    def job_claim(self) -> Path:
+        """The number of the one job that works on the order."""
+        return self.dir / "job_claim"
+
+    @property
+    def job_dir(self) -> Path:
+        """What the cluster writes: script and logs."""
+        return self.dir / "job"
+
+    @property
     def report_md(self) -> Path:
         return self.dir / "verification_report.md"
 

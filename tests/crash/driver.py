@@ -3,7 +3,7 @@
 Cases: `nominate` (every round that ended ok goes to the judge, else none does), `bad` (configs that do not compile),
 `compose` and `conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside`
 (an edit outside the surface), `unreadable` (a config file that is no YAML), `parallel` (two rounds at once), `search`
-(the default ideator).
+(the default ideator), `slurm` (a job a round; `slurm=KEY=VALUE`: its options), `endless` (a net that sleeps).
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from autoqec.agents import coder
 from autoqec.agents.analyst import analyse
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.errors import AutoqecError
+from autoqec.host import slurm
 from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.orchestration.slurm import Slurm
 from autoqec.search import moves, space, tpe
 from autoqec.store.files import dump_config
+from autoqec.store.layout import SURFACE
 
+ROOT = Path(__file__).parents[2]
 SECRET = b"known to the tests alone, and so no secret"
 View = dict[str, Any]
 BASELINE = space.TEMPLATES[0].config
@@ -66,6 +70,14 @@ def unreadable(view: dict[str, Any]) -> CoderResponse:
     return literal(view).model_copy(update={"edits": (edit,)})
 
 
+def endless(view: dict[str, Any]) -> CoderResponse:
+    said, line = literal(view), "        x = detections[:, self.index]\n"
+    text = (ROOT / SURFACE / "mlp.py").read_text(encoding="utf-8")
+    assert line in text
+    edit = FileEdit(path="mlp.py", text=text.replace(line, f"{line}        __import__('time').sleep(600)\n"))
+    return said.model_copy(update={"edits": (*said.edits, edit)})
+
+
 def literal(view: dict[str, Any]) -> CoderResponse:
     """The proposal as it stands, valid or not: the Runner must cope."""
 
@@ -77,10 +89,19 @@ def literal(view: dict[str, Any]) -> CoderResponse:
     return CoderResponse(dsl_config=view["proposal"], edits=edits, commit_message=view["hypothesis"])
 
 
+def cluster(cases: set[str], slots: int) -> Slurm | None:
+    """Asked more often than a real one likes."""
+    if "slurm" not in cases:
+        return None
+    named = [case.removeprefix("slurm=") for case in cases if case.startswith("slurm=")]
+    options = {"mem": "1G", **slurm.parse(named)}
+    return Slurm(slots, options, look_s=0.05, ask_s=0.3, settle_s=1)
+
+
 def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable[[View], Any] | None = None) -> int:
     """One start; the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
-    coders = {"outside": outside, "unreadable": unreadable}
+    coders = {"outside": outside, "unreadable": unreadable, "endless": endless}
     roles = Roles(
         ideator,
         coder=next((coders[case] for case in coders if case in cases), literal),
@@ -94,7 +115,8 @@ def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable
             secret.write_bytes(SECRET)
             run = start_run(lab / "env.yaml", lab, "smoke", 1, "tpe", secret_file=secret, roles=roles)
         with run:
-            run_rounds(run, rounds, parallel=2 if "parallel" in cases else 1)
+            slots = 2 if "parallel" in cases else 1
+            run_rounds(run, rounds, parallel=slots, executor=cluster(cases, slots))
     except AutoqecError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return error.exit_code

@@ -16,7 +16,7 @@ from cli.lab import make_lab
 from tests.crash.invariants import Before, check, git, run_ids
 from tests.crash.starts import ENV, killed, recovered, start
 
-ROUND = [place for place in failpoint.PLACES if not place.startswith("recovery_") and place != "run_created"]
+ROUND = [place for place in failpoint.PLACES if not place.startswith(("recovery_", "job_")) and place != "run_created"]
 RECOVERY = [place for place in failpoint.PLACES if place.startswith("recovery_")]
 JUDGED = ("charged", "judged")
 NAMED = ["planned", "coded", "measured", "pointer_committed", "row_appended"]

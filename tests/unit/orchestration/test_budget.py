@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
+from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError
 from autoqec.orchestration.budget import Budget, Interrupts
 from autoqec.orchestration.executor import Parallel, Serial
@@ -60,11 +64,12 @@ def test_a_person_is_heard_once_and_obeyed_twice(number: int) -> None:
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("executor", [Serial(), Parallel(2)], ids=["serial", "parallel"])
-def test_executors_give_back_what_the_work_gave_or_raised(executor: Serial | Parallel) -> None:
-    def broken() -> int:
+@pytest.mark.parametrize("place", [Serial, partial(Parallel, 2)], ids=["serial", "parallel"])
+def test_executors_give_back_what_the_work_gave_or_raised(place: Callable[..., Serial | Parallel]) -> None:
+    def broken(config: Any, on_event: Any) -> RoundMetrics:
         raise ValueError("no")
 
-    assert executor.submit(lambda: 3).result() == 3
+    config: Any = None
+    assert place(lambda *_: rounds.metrics(3)).submit(config, print).result() == rounds.metrics(3)
     with pytest.raises(ValueError, match="no"):
-        executor.submit(broken).result()
+        place(broken).submit(config, print).result()

@@ -212,3 +212,37 @@ def test_leftovers_go_first_and_views_last() -> None:
     tip = Tip(sha("code 1"), (sha("baseline"),), "attempt-1")
     actions = plan(state(*LINES, branches={branch(1): tip}, **more))
     assert kinds(actions) == ["sweep", "remove_worktree", "move_ref", "pin", "append_row", "views"]
+
+
+def with_job(**more: Any) -> State:
+    """A dead process's second round, which a cluster's job measures."""
+    tip = Tip(sha("code 1"), (sha("baseline"),), "attempt-1")
+    found: dict[str, Any] = {
+        "branches": {branch(1): tip},
+        "jobs": frozenset({"attempt-1"}),
+        "worktrees": (LAYOUT.worktree(branch(1)),),
+        "leftovers": (LAYOUT.round(1).dir / "child.tmp", LAYOUT.round(1).job, LAYOUT.root / ".log.md.tmp"),
+    }
+    return state(*LINES, **found | more)
+
+
+def test_a_round_with_its_job_is_left_alone() -> None:
+    actions = plan(with_job())
+    assert [(action.kind, action.path) for action in actions] == [("sweep", LAYOUT.root / ".log.md.tmp")]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"jobs": frozenset()},
+        {"branches": {branch(1): Tip(sha("baseline"))}},
+        {"branches": {branch(1): Tip(sha("a person's"), (sha("code 1"),))}},
+        {"branches": {branch(1): pointer_tip(1)}, "pointers": {branch(1): rounds.pointer(1)}},
+    ],
+    ids=["no order or worktree", "no code commit", "a commit on top", "measured and gone on"],
+)
+def test_a_round_that_no_job_can_end_is_closed_and_its_order_called_off(more: dict[str, Any]) -> None:
+    actions = plan(with_job(**more))
+    assert only_row(actions).status == "orphaned_branch"
+    swept = [action.path for action in actions if action.kind == "sweep"]
+    assert LAYOUT.round(1).job in swept and LAYOUT.round(1).dir / "child.tmp" in swept

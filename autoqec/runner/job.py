@@ -1,0 +1,71 @@
+"""A round in a cluster's job: `work(round_dir, number)` is what the job calls.
+
+Nothing is handed back: the round's files are its answer, and who ordered it may be dead by then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from autoqec.contracts.job import JobOrder
+from autoqec.errors import AutoqecError
+from autoqec.host import machine
+from autoqec.runner import runner
+from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout
+
+JOB_ID = "SLURM_JOB_ID"
+
+
+def work(round_dir: str, number: int) -> None:
+    """Measure the round that the order in `round_dir` describes, unless it was called off or is another job's."""
+    layout = RoundLayout(Path(round_dir), number)
+    order = read_order(layout)
+    if order is None or not _claimed(layout, os.environ[JOB_ID]):
+        return
+    if machine.code_sha256() != order.code_sha256:
+        what = "the trusted code on the node is another than the run's, so nothing was measured"
+        runner.conclude(order.config, "train_error", what)
+        return
+    try:
+        runner.run_round(order.config)
+    except AutoqecError as error:
+        runner.conclude(order.config, "train_error", str(error))
+        raise
+    except Exception as error:
+        from submitit.core.utils import UncompletedJobError
+
+        if isinstance(error, UncompletedJobError):  # SLURM's warning before it kills, raised wherever we were
+            limit = f"SLURM job {os.environ[JOB_ID]}: time limit of {order.options['time']} reached"
+            runner.conclude(order.config, "killed_by_safety", limit)
+        raise
+
+
+def read_order(layout: RoundLayout) -> JobOrder | None:
+    """The round's order; None where it was called off. ContractError for one that is damaged."""
+    try:
+        return JobOrder.read(json.loads(layout.job.read_bytes()), where=str(layout.job))
+    except FileNotFoundError:
+        return None
+
+
+def claimed_by(layout: RoundLayout) -> str | None:
+    """The number of the job that works on the round, or did; None where none has begun."""
+    try:
+        return layout.job_claim.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        return None
+
+
+def _claimed(layout: RoundLayout, job_id: str) -> bool:
+    """Whether the round is this job's: the first that comes has it, also when SLURM starts it a second time."""
+    try:
+        fd = os.open(layout.job_claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except FileExistsError:
+        return claimed_by(layout) == job_id
+    with os.fdopen(fd, "w", encoding="utf-8") as stream:
+        stream.write(job_id)
+    atomic.fsync_dir(layout.dir)
+    return True

@@ -1,0 +1,295 @@
+"""Rounds that are a cluster's jobs: on a stand-in for SLURM's commands, and (`make test-slurm`) on SLURM itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.host.git import Repo
+from autoqec.orchestration import failpoint, garbage
+from autoqec.orchestration.recovery import reconcile
+from autoqec.runner.job import claimed_by, read_order
+from autoqec.store.layout import RoundLayout, RunLayout
+from tests.crash.invariants import Before, check, run_ids
+from tests.crash.starts import ROOT, killed, start
+from tests.support.clusters import Cluster, slurm, stand_in, why_no_slurm
+
+PATIENCE_S = 120
+LONG = pytest.mark.long
+KEY = "sk-a-key-that-no-job-may-see"
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if reason := why_no_slurm():
+        pytest.skip(reason)
+    with slurm(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["stand-in", pytest.param("slurm", marks=pytest.mark.slurm)])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """Every test that takes it is one about SLURM as it is, and so about the stand-in's likeness, too."""
+    found: Cluster = request.getfixturevalue("real") if request.param == "slurm" else stand_in(tmp_path / "fake")
+    return _used(found, monkeypatch)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """For what SLURM cannot be made to do at will."""
+    return _used(stand_in(tmp_path / "fake"), monkeypatch)
+
+
+def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    for name, value in {**cluster.env, "ANTHROPIC_API_KEY": KEY}.items():
+        monkeypatch.setenv(name, value)
+    return cluster
+
+
+class Going:
+    """A start in a process of its own, on the second round of a lab that has one."""
+
+    def __init__(self, lab: Path, *cases: str, rounds: int = 2) -> None:
+        (run_id,) = run_ids(lab)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT)}
+        env.pop(failpoint.VARIABLE, None)
+        command = [sys.executable, "-m", "tests.crash.driver", str(lab), str(rounds), run_id, "slurm", *cases]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
+        self.layout = RunLayout(lab, run_id)
+
+    def until(self, what: Callable[[], object]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not what():
+            assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.02)
+
+    def until_at_work(self, number: int = 2) -> str:
+        """Its job has begun on the round; the job's number."""
+        place = self.layout.round(number)
+        self.until(lambda: (place.dir / "child.tmp" / "out").exists())
+        return str(claimed_by(place))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self) -> str:
+        _, err = self.process.communicate(timeout=PATIENCE_S)
+        return err
+
+
+def layout_of(lab: Path) -> tuple[RunLayout, RoundLayout]:
+    (run_id,) = run_ids(lab)
+    layout = RunLayout(lab, run_id)
+    return layout, layout.round(2)
+
+
+def last(before: Before) -> HistoryRow:
+    """The run's second and last row, in a run in which all is well."""
+    (run_id,) = run_ids(before.lab)
+    rows = check(before, run_id)
+    assert [row.round for row in rows] == [1, 2]
+    return rows[-1]
+
+
+def test_a_round_is_a_job_and_survives_who_ordered_it(lab: Path, cluster: Cluster) -> None:
+    """SIGKILL while the job trains; recovery leaves it alone; the next start finds it again by its number."""
+    before, known = Before.of(lab), cluster.jobs()
+    going = Going(lab)
+    number = going.until_at_work()
+    assert read_order(going.layout.round(2)).job_id == number  # type: ignore[union-attr]
+    (worker,) = cluster.workers(number)
+    seen = Path(f"/proc/{worker}/environ").read_text(encoding="utf-8")
+    assert KEY not in seen and "AUTOQEC_OWNER" not in seen
+    going.kill()
+    repo = Repo.discover(lab)
+    assert reconcile(going.layout, repo) == [] and not garbage.find(going.layout, repo)
+    assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0
+    row = last(before)
+    assert row.status == "ok" and row.sandbox is not None
+    assert set(cluster.jobs()) - set(known) == {number}, "one job, one training"
+    assert KEY not in "".join(path.read_text() for path in going.layout.round(2).job_dir.glob("*.sh"))
+
+
+@pytest.mark.parametrize(
+    "place", ["job_queued", *(pytest.param(name, marks=LONG) for name in ("job_ordered", "job_numbered", "measured"))]
+)
+def test_a_kill_between_order_and_number_makes_one_job(lab: Path, cluster: Cluster, place: str) -> None:
+    (run_id,), before, known = run_ids(lab), Before.of(lab), cluster.jobs()
+    killed(lab, 2, run_id, "slurm", "bad", at=place)
+    assert start(lab, 2, run_id, "slurm", "bad").returncode == 0
+    assert last(before).status == "compile_error"
+    assert len(set(cluster.jobs()) - set(known)) == 1
+
+
+@LONG
+def test_two_jobs_at_once_and_rows_in_the_order_of_the_rounds(lab: Path, cluster: Cluster) -> None:
+    before = Before.of(lab)
+    going = Going(lab, "parallel", rounds=3)
+    numbers = [going.until_at_work(2), going.until_at_work(3)]
+    assert [cluster.jobs()[number] for number in numbers] == ["RUNNING"] * 2
+    assert going.end() == ""
+    rows = check(before, run_ids(lab)[0])
+    assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "ok"), (3, "ok")]
+
+
+@LONG
+def test_a_job_that_dies_is_a_row_that_says_so(lab: Path, cluster: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab)
+    number = going.until_at_work()
+    cluster.strike(number)
+    assert going.end() == "" and going.process.returncode == 0
+    row = last(before)
+    assert row.status == "train_error"
+    assert f"SLURM job {number} ended FAILED" in str(row.status_reason) and "left no result" in str(row.status_reason)
+
+
+@LONG
+def test_a_job_that_dies_while_nobody_looks(lab: Path, cluster: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab)
+    number = going.until_at_work()
+    going.kill()
+    cluster.strike(number)
+    assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0
+    assert last(before).status == "train_error"
+
+
+@LONG
+def test_a_person_who_says_stop_twice_ends_the_job(lab: Path, cluster: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab)
+    number = going.until_at_work()
+    for _ in range(2):
+        going.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+    going.end()
+    assert going.process.returncode != 0
+    deadline = time.monotonic() + PATIENCE_S
+    while cluster.jobs()[number] in ("RUNNING", "COMPLETING") or cluster.workers(number):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert cluster.jobs()[number] == "CANCELLED"
+    reconcile(going.layout, Repo.discover(lab))
+    assert last(before).status == "orphaned_branch"
+
+
+@LONG
+def test_a_person_who_says_stop_once_gets_the_round(lab: Path, cluster: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab, rounds=9)
+    going.until_at_work()
+    going.process.send_signal(signal.SIGTERM)
+    assert going.end() == "" and going.process.returncode == 0
+    assert last(before).status == "ok"
+
+
+def test_what_slurm_refuses_is_said_in_its_words(lab: Path, cluster: Cluster) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    done = start(lab, 2, run_id, "slurm", "slurm=partition=nowhere")
+    assert done.returncode == 2 and "invalid partition specified: nowhere" in done.stderr, done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and "Mend: `sinfo`" in done.stderr
+    assert last(before).status == "orphaned_branch"
+
+
+@LONG
+def test_a_job_over_its_time_is_killed_by_safety(lab: Path, cluster: Cluster) -> None:
+    """SLURM warns its job first; the stand-in, like a node that hangs, kills without a word."""
+    if cluster.conf is not None:
+        cluster.change(minute_s=4.0)
+    before = Before.of(lab)
+    assert start(lab, 2, run_ids(lab)[0], "slurm", "endless", "slurm=time=1").returncode == 0
+    row = last(before)
+    assert row.status == "killed_by_safety", row.status_reason
+    assert "time" in str(row.status_reason) and "1" in str(row.status_reason)
+
+
+def test_a_job_that_slurm_forgot_and_that_left_nothing(lab: Path, fake: Cluster) -> None:
+    """Accounting is off, and ended jobs leave the queue: its files are not there, so it is lost."""
+    before, going = Before.of(lab), Going(lab)
+    number = going.until_at_work()
+    fake.change(forgets=True)
+    fake.strike(number)
+    assert going.end() == ""
+    row = last(before)
+    assert row.status == "train_error" and f"no longer knows job {number}" in str(row.status_reason)
+
+
+@LONG
+def test_accounting_is_asked_last(lab: Path, fake: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab)
+    number = going.until_at_work()
+    fake.change(forgets=True, accounting=True)
+    fake.strike(number)
+    assert going.end() == ""
+    row = last(before)
+    assert row.status == "train_error" and f"SLURM job {number} ended FAILED" in str(row.status_reason)
+
+
+@LONG
+def test_a_controller_that_is_away_loses_nothing(lab: Path, fake: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab)
+    number = going.until_at_work()
+    fake.change(down=True)
+    fake.strike(number)
+    time.sleep(1)
+    assert going.process.poll() is None, "it waits"
+    fake.change(down=False)
+    assert going.end() == ""
+    assert last(before).status == "train_error"
+
+
+@LONG
+def test_a_round_that_ended_is_its_files_whatever_slurm_says(lab: Path, fake: Cluster) -> None:
+    (run_id,), before = run_ids(lab), Before.of(lab)
+    killed(lab, 2, run_id, "slurm", "bad", at="measured")
+    fake.change(down=True)
+    assert start(lab, 2, run_id, "slurm", "bad").returncode == 0
+    assert last(before).status == "compile_error"
+
+
+@LONG
+def test_a_job_whose_order_was_called_off_does_nothing(lab: Path, fake: Cluster) -> None:
+    """Its worktree was deleted, so recovery closed the round: the job that begins after that finds no order."""
+    fake.change(hold=True)
+    before, going = Before.of(lab), Going(lab)
+    layout, place = layout_of(lab)
+    going.until(lambda: place.job.exists() and read_order(place).job_id)  # type: ignore[union-attr]
+    number = str(read_order(place).job_id)  # type: ignore[union-attr]
+    going.kill()
+    (worktree,) = (lab / ".worktrees").iterdir()
+    shutil.rmtree(worktree)
+    reconcile(layout, Repo.discover(lab))
+    assert last(before).status == "orphaned_branch" and not place.job.exists()
+    fake.change(hold=False)
+    deadline = time.monotonic() + PATIENCE_S
+    while fake.jobs()[number] != "COMPLETED":
+        assert time.monotonic() < deadline, fake.jobs()
+        time.sleep(0.05)
+    assert claimed_by(place) is None and not place.metrics.exists()
+
+
+@LONG
+def test_a_start_without_slurm_goes_on_with_what_slurm_has(lab: Path, fake: Cluster) -> None:
+    before, going = Before.of(lab), Going(lab, "bad")
+    _, place = layout_of(lab)
+    going.until(place.job.exists)
+    going.kill()
+    assert start(lab, 2, run_ids(lab)[0], "bad").returncode == 0
+    assert last(before).status == "compile_error" and len(fake.jobs()) == 1
+
+
+def test_the_order_is_a_contract(lab: Path, fake: Cluster) -> None:
+    (run_id,) = run_ids(lab)
+    killed(lab, 2, run_id, "slurm", "bad", at="job_ordered")
+    layout, place = layout_of(lab)
+    stored = json.loads(place.job.read_bytes())
+    assert stored["job_id"] is None and stored["config"]["round_attempt_id"] in stored["name"]
+    assert stored["options"] == {"time": "17", "cpus": "1", "mem": "1G"}
