@@ -11,6 +11,7 @@ from typing import Any
 from autoqec.contracts.front import non_dominated
 from autoqec.contracts.history import ATTEMPT_LINE, HistoryRow
 from autoqec.contracts.provenance import Pointer
+from autoqec.host.git import Repo
 from autoqec.orchestration import views
 from autoqec.orchestration.attempts import standings
 from autoqec.store.layout import RunLayout, pointer_on_branch
@@ -92,26 +93,36 @@ def _rows_and_attempts(rows: list[HistoryRow], begun: list[str]) -> None:
 
 
 def _rows_and_branches(lab: Path, layout: RunLayout, rows: list[HistoryRow]) -> None:
-    branches = refs(lab)
-    named = {one.row.branch for one in standings(rows) if one.row.branch}
+    form = "%(refname) %(objectname) %(parent)"
+    lines = git(lab, "for-each-ref", f"--format={form}", "refs/heads", "refs/autoqec").splitlines()
+    tips = {name: parents for name, *parents in map(str.split, lines)}
+    pointers: dict[str, Pointer] = {}
     for one in standings(rows):
         row = one.row
         assert layout.round(row.round).dir.is_dir(), f"round {row.round} has no directory"
         if row.branch is None or one.gone:
             continue
-        tip = branches[row.branch]
-        parent = git(lab, "rev-parse", f"{tip}^1")
-        assert row.commit_sha == parent or (row.status != "ok" and row.commit_sha == tip), (
+        tip, *parents = tips[f"refs/heads/{row.branch}"]
+        assert row.commit_sha in parents[:1] or (row.status != "ok" and row.commit_sha == tip), (
             f"{row.branch} is not its row's"
         )
-        assert git(lab, "rev-parse", layout.pin(one.attempt_id)) == tip
+        assert tips[layout.pin(one.attempt_id)][0] == tip
         if row.status == "ok":
-            text = git(lab, "show", f"{tip}:{pointer_on_branch(row.round)}")
-            pointer = Pointer.model_validate(json.loads(text))
+            data = layout.round(row.round).pointer.read_bytes()
+            pointer = pointers[f"{tip}:{pointer_on_branch(row.round)}"] = Pointer.model_validate(json.loads(data))
             assert (pointer.round_attempt_id, pointer.commit_sha) == (one.attempt_id, row.commit_sha)
-            assert layout.round(row.round).pointer.read_text(encoding="utf-8").strip() == text
-    ours = [name for name in branches if name.split("/")[:2] in (["exp", layout.run_id], ["quarantine", layout.run_id])]
-    assert set(ours) <= named, f"branches without a row: {set(ours) - named}"
+    _pointers_on_branches(lab, layout, pointers)
+    places = (f"refs/heads/exp/{layout.run_id}/", f"refs/heads/quarantine/{layout.run_id}/")
+    ours = {name.removeprefix("refs/heads/") for name in tips if name.startswith(places)}
+    named = {one.row.branch for one in standings(rows) if one.row.branch}
+    assert ours <= named, f"branches without a row: {ours - named}"
+
+
+def _pointers_on_branches(lab: Path, layout: RunLayout, pointers: dict[str, Pointer]) -> None:
+    """What stands on a round's branch is what lies in its directory."""
+    found = Repo.discover(lab).objects([*pointers]) if pointers else []
+    for (name, pointer), stored in zip(pointers.items(), found, strict=True):
+        assert stored is not None and stored[1] == layout.round(pointer.round_idx).pointer.read_bytes(), name
 
 
 def _views(layout: RunLayout, rows: list[HistoryRow]) -> None:
@@ -132,7 +143,8 @@ def _json(path: Path) -> Any:
 
 
 def _nothing_left(lab: Path, layout: RunLayout) -> None:
-    assert len(git(lab, "worktree", "list").splitlines()) == 1, "a worktree was left"
+    admin = lab / ".git" / "worktrees"
+    assert not admin.is_dir() or not any(admin.iterdir()), "a worktree was left"
     places = [layout.root, lab / ".worktrees", lab / ".git"]
     left = [
         path

@@ -23,12 +23,13 @@ SHIM = Path(__file__).with_name("shim.c")
 @dataclass(frozen=True)
 class Ended:
     """How a start ended. count: changing calls it made; last: the one that was made to fail. unsynced: files that were
-    written and not synced since: path, inode, the first byte of it."""
+    written and not synced since: path, inode, the first byte of it. others: exit statuses of further copies."""
 
     returncode: int
     count: int
     last: str
     unsynced: list[tuple[str, int, int]]
+    others: list[int]
 
     def lose(self, *, zeros: bool) -> None:
         """What a power cut does to what was not synced: the bytes are gone, or their places hold NULs."""
@@ -59,12 +60,14 @@ class Zygote:
         sticky: bool = False,
         recover: bool = False,
         die_at: str = "",
+        copies: int = 1,
     ) -> Ended:
-        """cases: of the driver, and `quiet` (nothing is nominated). die_at: a failpoint."""
+        """cases: of the driver, and `quiet` (nothing is nominated). die_at: a failpoint. copies: started at once."""
         order: dict[str, Any] = {"lab": str(self.lab), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
         order |= {
             "recover": recover,
             "die_at": die_at,
+            "copies": copies,
             "control": {"at": at, "mode": MODES[mode], "sticky": int(sticky)},
         }
         assert self._process.stdin and self._process.stdout

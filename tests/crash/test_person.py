@@ -136,9 +136,9 @@ def played(examples: int, steps: int) -> None:
 
 
 def test_a_person_at_work() -> None:
-    played(4, 10)
+    played(25, 20)
 
 
 @pytest.mark.long
 def test_a_person_at_work_for_days() -> None:
-    played(40, 30)
+    played(300, 50)

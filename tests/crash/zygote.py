@@ -1,7 +1,7 @@
 """A process with everything imported and the shim loaded, that forks one start a line: `python -m tests.crash.zygote`.
 
-In: {lab, rounds, run_id, cases, recover, die_at, control: {at, mode, sticky}}.
-Out: {returncode, count, last, unsynced}.
+In: {lab, rounds, run_id, cases, recover, die_at, copies, control: {at, mode, sticky}}.
+Out: {returncode, count, last, unsynced, others}: the last are the exit statuses of the other copies.
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ PR_SET_PDEATHSIG = 1
 
 def attempt(order: dict[str, Any], block: mmap.mmap) -> dict[str, Any]:
     """Fork, let the child live or die by the control block, and tell how it went."""
-    pid = os.fork()
-    if pid == 0:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9)
-        os._exit(_start(order, block))
-    _, status = os.waitpid(pid, 0)
+    pids = []
+    for _ in range(order["copies"]):
+        pids.append(os.fork())
+        if pids[-1] == 0:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 9)
+            os._exit(_start(order, block))
+    first, *others = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     count, _, _, _, _, _, last, _, length = BLOCK.unpack(block[: BLOCK.size])
     assert length < ENTRIES, "more files are written and not synced than the shim can list"
     found = [ENTRY.unpack_from(block, BLOCK.size + n * ENTRY.size) for n in range(length)]
     block[: BLOCK.size] = bytes(BLOCK.size)
     return {
-        "returncode": os.waitstatus_to_exitcode(status),
+        "returncode": first,
+        "others": others,
         "count": count,
         "last": _text(last),
         "unsynced": [(_text(path), inode, cut) for _, inode, cut, path in found],
