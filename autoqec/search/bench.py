@@ -32,13 +32,15 @@ RESAMPLES = 2_000
 @dataclass(frozen=True)
 class Rules:
     """How rounds are measured. told: whose figures are told for a cell (None: its own). mirror: what the agent's
-    params stand for. noop: every decoder fails exactly where the plain backend does."""
+    params stand for. noop: every decoder fails exactly where the plain backend does. min_gain: what the lower bound of
+    the relative gain must reach for a round to be verified."""
 
     rounds: int = 20
     val_shots: int = VAL_SHOTS
     told: Sequence[int] | None = None
     mirror: Mirror = as_is
     noop: bool = False
+    min_gain: float = MIN_GAIN
 
 
 @dataclass
@@ -96,10 +98,10 @@ def _round(
     delta = 0.0 if rules.noop else seen.delta
     told: dict[str, Any] = {"delta_ler": delta, "n_params": shown.n_params, "flops_per_syndrome": shown.flops}
     nominated = not rules.noop and seen.delta_low > 0
-    verified = nominated and _verified(truth)
+    verified = nominated and _verified(truth, rules.min_gain)
     if nominated:
         published = _effect(table.counts(source, fresh))
-        told |= {"verify_verdict": "VERIFIED" if _verified(published) else "SUSPICIOUS",
+        told |= {"verify_verdict": "VERIFIED" if _verified(published, rules.min_gain) else "SUSPICIOUS",
                  "delta_vs_baseline_holdout": published.delta if published else None}  # fmt: skip
     cell = table.cells[index]
     if not verified or truth is None or truth.relative is None or cell.flops is None or cell.n_params is None:
@@ -111,8 +113,8 @@ def _effect(counts: PairedCounts | None) -> PairedEffect | None:
     return None if counts is None else stats.paired(counts)
 
 
-def _verified(effect: PairedEffect | None) -> bool:
-    return effect is not None and effect.delta_low > 0 and (effect.relative_low or 0.0) >= MIN_GAIN
+def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
+    return effect is not None and effect.delta_low > 0 and (effect.relative_low or 0.0) >= min_gain
 
 
 def _view(table: Table, history: list[dict[str, Any]], seed: int) -> dict[str, Any]:
@@ -205,19 +207,19 @@ def _area(points: Sequence[tuple[float, float]]) -> float:
     return area
 
 
-def verifiable(table: Table) -> list[tuple[int, Point]]:
+def verifiable(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[int, Point]]:
     """Every cell that the judge would verify, with its point."""
     scale, fresh, found = Scale.of(table), slice(table.plain.size // 2, None), []
     for index, cell in enumerate(table.cells):
         effect = _effect(table.counts(index, fresh))
-        if effect and _verified(effect) and effect.relative is not None and cell.flops and cell.n_params:
+        if effect and _verified(effect, min_gain) and effect.relative is not None and cell.flops and cell.n_params:
             found.append((index, scale.point(effect.relative, cell.flops, cell.n_params)))
     return found
 
 
-def best_possible(table: Table) -> float:
+def best_possible(table: Table, min_gain: float = MIN_GAIN) -> float:
     """The hypervolume of every cell that the judge would verify: what 100% stands for."""
-    return hypervolume([point for _, point in verifiable(table)])
+    return hypervolume([point for _, point in verifiable(table, min_gain)])
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:

@@ -55,7 +55,7 @@ class Oracle:
 
     def __init__(self, table: Table, quality: float | None, rules: Rules) -> None:
         self._table, self._quality, self._rules = table, quality, rules
-        self._points = dict(bench.verifiable(table))
+        self._points = dict(bench.verifiable(table, rules.min_gain))
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
         if self._quality is None:
@@ -120,7 +120,7 @@ def compare(
             own = partial(_since, spent, before)
             courses[name].append(bench.simulate(propose, table, seed=seed, rules=mine, spent=own))
             on_run(name, seed)
-    best = bench.best_possible(table)
+    best = bench.best_possible(table, rules.min_gain)
     return [_score(name, control, courses, rules, best, reference) for name in names]
 
 

@@ -42,6 +42,13 @@ HEAD = (
 @click.option("--seeds", type=click.IntRange(2), default=20, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--val-shots", type=click.IntRange(1), default=4_000, show_default=True)
+@click.option(
+    "--min-gain",
+    type=click.FloatRange(0, 1),
+    default=0.02,
+    show_default=True,
+    help="What the lower bound of the relative gain on the judge's shots must reach.",
+)
 @click.option("--write", type=click.Path(path_type=Path), help="Write the table of scores to this Markdown file.")
 @options
 def command(
@@ -56,6 +63,7 @@ def command(
     seeds: int,
     rounds: int,
     val_shots: int,
+    min_gain: float,
     write: Path | None,
     out: Out,
 ) -> None:
@@ -67,7 +75,7 @@ def command(
     from cli.contestants import Contestants
     from cli.ideators import split_budget
 
-    known, rules = Table.read(table, env=env), Rules(rounds=rounds, val_shots=val_shots)
+    known, rules = Table.read(table, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     _, money = split_budget(budget)
     tokens = int(money["tokens"]) if "tokens" in money else None
@@ -97,12 +105,12 @@ def _foot(table: Table, seeds: int, rules: Rules, given_up: int) -> str:
     from autoqec.search.bench import verifiable
 
     ends = Counter(cell.status for cell in table.cells)
-    shots, worth = table.plain.size, len(verifiable(table))
+    shots, worth = table.plain.size, len(verifiable(table, rules.min_gain))
     foot = (
         f"Env {table.env}, {len(table.cells)} configs ({', '.join(f'{n} {how}' for how, n in ends.most_common())}; "
-        f"{worth} that the judge would verify), {shots:,} shots each, half of them for the judge; {seeds} seeds of "
-        f"{rules.rounds} rounds, {rules.val_shots:,} val shots. Hypervolumes are shares of what the table allows; the "
-        "interval is a paired bootstrap over seeds."
+        f"{worth} that the judge would verify, at a gain of {100 * rules.min_gain:g}% at least), {shots:,} shots each, "
+        f"half of them for the judge; {seeds} seeds of {rules.rounds} rounds, {rules.val_shots:,} val shots. "
+        "Hypervolumes are shares of what the table allows; the interval is a paired bootstrap over seeds."
     )
     return foot + (f" {given_up} rounds were left to the search by a model." if given_up else "")
 

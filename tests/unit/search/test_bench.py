@@ -207,3 +207,10 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     scores = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [score["strategy"] for score in scores] == ["random", "tpe"]
     assert "| tpe | none |" in (tmp_path / "scores.md").read_text(encoding="utf-8")
+
+
+def test_the_bar_of_the_judge_can_be_set(table: Table) -> None:
+    counts = [len(bench.verifiable(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] > counts[3] == 0
+    strict = simulate(strategy("tpe", table, RULES), table, seed=3, rules=Rules(min_gain=1.0))
+    assert strict.verified == 0 and strict.hypervolume[-1] == 0.0
