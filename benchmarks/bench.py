@@ -15,25 +15,14 @@ import numpy as np
 import pymatching
 import stim
 
-from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.qec import backends, exact, sampling
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from benchmarks import aims
+from benchmarks import aims, scaling
+from benchmarks.problems import surface
 from benchmarks.table import Row, record
 
 REPEATS = 5
-
-
-def surface(distance: int, p: float = 0.005) -> Problem:
-    return Problem.from_env(
-        EnvSpec(
-            name=f"surface_d{distance}",
-            code=StimGeneratorCode(task="surface_code:rotated_memory_z", distance=distance, rounds=distance),
-            noise=CircuitDepolarizing(p=(p,), target_p=p),
-            seed_policy=SeedPolicy(train=(0, 9), val=(10, 19), holdout=(20, 29)),
-        )
-    )
 
 
 def cpu(work: Callable[[], object]) -> float:
@@ -164,7 +153,7 @@ def main() -> None:
     if asked.aims is not None:
         aims.main(asked.aims, asked.dir)
         return
-    rows = [*soft_rows(), *plain_rows(), *sampling_rows()]
+    rows = [*soft_rows(), *plain_rows(), *sampling_rows(), *scaling.rows()]
     record("decoding and sampling", rows)
     for row in rows:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
