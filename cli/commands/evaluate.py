@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TextIO
@@ -28,7 +29,7 @@ def command(config: str, resume: str | None, against_memoryless: bool, out: Out)
     from autoqec.runtime.main import evaluate
     from cli.design_rounds import LabRounds
 
-    console = sys.stderr if out.json or out.quiet else sys.stdout
+    console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has the lines anyway
     if against_memoryless:
         if resume is not None:
             raise click.UsageError("--resume and --against-memoryless don't go together")

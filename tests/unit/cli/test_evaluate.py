@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
+from cli.autoqec import group
 from cli.commands.evaluate import command
+from cli.common import call
 
 ROWS = [{"question": "2+2?", "answer": "2+2?"}, {"question": "3+3?", "answer": "6"}]
 
@@ -55,3 +58,46 @@ def test_resume(tmp_path):
     where = Path(run(path, "--json").stdout and json.loads(run(path, "--json").stdout)["results_dir"])
     result = run(path, "--json", "--resume", str(where / "checkpoints/ep_000001"))
     assert json.loads(result.stdout)["train_steps"] == 2
+
+
+def test_quiet_says_what_was_asked_for_alone(tmp_path):
+    result = run(config(tmp_path, verbose=True), "-q")
+    assert len(result.stdout.splitlines()) == 2 and not result.stderr
+
+
+WRONG = [
+    ({"dataset": {"items": ROWS, "task_type": "custom"}}, "env_class"),
+    ({"dataset": {"items": [{"prompt": "2+2?"}]}}, "question"),
+    ({"agent": {"type": "oracle_agent"}}, "memoryless_agent"),
+    ({"memory": {"_type": "elephant"}, "agent": {"type": "memory_agent"}}, "history_list"),
+    ({"lm": {"model": "gpt-unheard-of"}}, "no backend"),
+    ({"runtime": {"verbose": False, "resume_from": "nowhere/latest"}}, "nowhere"),
+]
+
+
+@pytest.mark.parametrize("change, words", WRONG, ids=[words for _, words in WRONG])
+def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, change, words):
+    path = Path(config(tmp_path))
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    assert call(group, ["evaluate", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == 1 and not (tmp_path / "results").exists()
+
+
+def test_a_checkpoint_half_written_is_refused_and_nothing_starts_over(tmp_path, capsys):
+    path = config(tmp_path, checkpoint_dir="checkpoints", checkpoint_every_episodes=1)
+    assert call(group, ["evaluate", path]) == 0
+    (done,) = (tmp_path / "results").iterdir()
+    torn = done / "checkpoints/ep_000002/memory_2.jsonl"
+    torn.write_bytes(torn.read_bytes()[:-9])
+    assert call(group, ["evaluate", path, "--resume", str(torn.parent)]) == 2
+    assert "memory_2.jsonl" in capsys.readouterr().err and list((tmp_path / "results").iterdir()) == [done]
+
+
+def test_a_model_without_an_answer_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
+    (tmp_path / "says.jsonl").write_text('{"when": "3", "say": "6"}\n')
+    path = Path(config(tmp_path))
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"lm": {"model": "scripted:says.jsonl"}}))
+    assert call(group, ["evaluate", str(path)]) == 1
+    said = capsys.readouterr()
+    assert "mean score 1.0000 over 1 steps of 1 episodes" in said.out and "failed: episode 1" in said.err
