@@ -8,7 +8,10 @@ checkpoints through real candidate processes.
 from __future__ import annotations
 
 import argparse
+import datetime
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +25,9 @@ from autoqec.eval.bundle import CHUNK
 from autoqec.eval.decision import decide
 from autoqec.eval.sequential import Monitor, e_lond_level
 from autoqec.qec.stats import clopper_pearson, paired
-from benchmarks.table import HERE, Row, record
+from benchmarks.table import HERE, Row, load, record
 
+ROOT = HERE.parent
 LER = 1e-2
 STREAM = 20
 ENV = EnvSpec(
@@ -161,23 +165,58 @@ def winners_curse(searches: int, rng: np.random.Generator) -> list[Row]:
     ]
 
 
-def cheats() -> list[Row]:
-    """The statistical cheats as real checkpoints through the real judge."""
+class Counter:
+    """Outcomes of a pytest run, a test once, and what tests told of themselves (`record_property`)."""
 
-    class Counter:
-        passed = failed = skipped = 0
+    def __init__(self) -> None:
+        self.outcomes: dict[str, str] = {}
+        self.told: dict[str, list[str]] = {}
 
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-            if report.when == "call" or report.skipped:
-                setattr(self, report.outcome, getattr(self, report.outcome) + 1)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.nodeid] = report.outcome
+            self.told[report.nodeid] = [str(value) for name, value in report.user_properties if name == "ended"]
 
+    def count(self, outcome: str, part: str = "") -> int:
+        return sum(one == outcome and part in name for name, one in self.outcomes.items())
+
+    @property
+    def words(self) -> str:
+        return f"{self.count('passed')} held, {self.count('failed')} did not, {self.count('skipped')} skipped"
+
+
+def tried(tests: list[str]) -> Counter:
     counter = Counter()
-    place = HERE.parent / "tests" / "cheaters"
-    code = pytest.main(["-q", "-m", "long or not long", "-p", "no:cacheprovider", str(place)], plugins=[counter])
-    if counter.passed + counter.failed == 0:
-        raise SystemExit(f"the cheats could not be run (pytest exit {int(code)})")
-    ran = f"{counter.passed} held, {counter.failed} did not, {counter.skipped} skipped"
-    return [Row("statistical cheats VERIFIED or unnamed", str(counter.failed), "aim: 0", ran)]
+    options = ["-q", "-m", "long or not long", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    code = pytest.main([*options, *(str(ROOT / test) for test in tests)], plugins=[counter])
+    if counter.count("passed") + counter.count("failed") == 0:
+        raise SystemExit(f"nothing could be run (pytest exit {int(code)})")
+    return counter
+
+
+def cheats() -> list[Row]:
+    """The statistical cheats as real checkpoints through the real judge; what each ended as, in the report's words."""
+    counter = tried(["tests/cheaters"])
+    rows = [Row("statistical cheats VERIFIED or unnamed", str(counter.count("failed")), "aim: 0", counter.words)]
+    for name, ends in counter.told.items():
+        if ends:
+            test = name.split("::")[-1].removeprefix("test_")
+            rows.append(Row(test, "; then ".join(ends), "aim: not VERIFIED, and why", "the smoke judge's shots"))
+    return rows
+
+
+def hostile() -> list[Row]:
+    """Every case of docs/contracts/hostile.md, in this machine's tier and again in the next one down."""
+    page = (ROOT / "docs/contracts/hostile.md").read_text(encoding="utf-8")
+    cases = [
+        line for line in page.split("Statistical cheats")[0].splitlines() if "tests/" in line or "sandbox:" in line
+    ]
+    tests = {name for line in cases for name in re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)}
+    tests.add("tests/unit/host/test_sandbox.py")
+    counter = tried(sorted(name for name in tests if not name.startswith("tests/cheaters")))
+    tiers = "; ".join(f"{counter.count('passed', tier)} of them in {tier}" for tier in ("bubblewrap", "landlock"))
+    runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.words}; {tiers}"
+    return [Row("hostile cases that gained something", str(counter.count("failed")), "aim: 0", runs)]
 
 
 def share(hits: int, n: int) -> str:
@@ -195,23 +234,30 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=2_000, help="streams of nulls at the dev budget")
     parser.add_argument("--prod-streams", type=int, default=200, help="streams of nulls at the prod budget")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--part", choices=("all", "statistics", "cheats"), default="all")
+    parser.add_argument("--part", choices=("all", *PARTS), default="all")
+    parser.add_argument("--resume", action="store_true", help="leave out parts that were recorded today")
     options = parser.parse_args()
-    if options.part != "cheats":
-        rng = np.random.default_rng(options.seed)
-        rows = false_discoveries(options.streams, "dev", rng)
-        rows += false_discoveries(options.prod_streams, "prod", rng)
-        rows += honest_gains(10, rng)
-        rows += winners_curse(100, rng)
-        finish("the judge: statistics", rows)
-    if options.part != "statistics":
-        finish("the judge: cheats", cheats())
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    done = {row["suite"] for row in load() if row["date"] == today} if options.resume else set()
+    for part in PARTS if options.part == "all" else (options.part,):
+        suite = f"the judge: {part}"
+        if suite not in done:
+            rows = PARTS[part](options, np.random.default_rng(options.seed))
+            record(suite, rows)
+            for row in rows:
+                print(f"{row.name}: {row.figure} ({row.against}; {row.runs})", flush=True)
 
 
-def finish(suite: str, rows: list[Row]) -> None:
-    record(suite, rows)
-    for row in rows:
-        print(f"{row.name}: {row.figure} ({row.against}; {row.runs})", flush=True)
+PARTS: dict[str, Callable[[argparse.Namespace, np.random.Generator], list[Row]]] = {
+    "nulls": lambda options, rng: [
+        *false_discoveries(options.streams, "dev", rng),
+        *false_discoveries(options.prod_streams, "prod", rng),
+    ],
+    "honest gains": lambda options, rng: honest_gains(10, rng),
+    "winners": lambda options, rng: winners_curse(100, rng),
+    "cheats": lambda options, rng: cheats(),
+    "hostile code": lambda options, rng: hostile(),
+}
 
 
 if __name__ == "__main__":

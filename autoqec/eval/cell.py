@@ -24,6 +24,7 @@ from autoqec.host import child, sandbox
 from autoqec.store.layout import SURFACE_CONFIG, RoundLayout
 
 FOREVER_S = 14 * 24 * 3600.0
+LOG_MB = 16.0  # what a candidate may print: its log is a file of the judge's
 ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
 
 
@@ -125,7 +126,7 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
     policy = sandbox.Policy(read_only=(frozen.dir,), closed=frozen.closed, cwd=frozen.dir)
     wrapped = sandbox.wrap(argv, policy, tier=frozen.tier)
     # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.
-    limits = child.Limits(wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, processes=64)
+    limits = child.Limits(wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, disk_mb=LOG_MB, processes=64)
     log = frozen.dir.parent / f"{name}.log"
     process = child.start(wrapped.argv, cwd=frozen.dir, env=wrapped.env, limits=limits, stderr=log)
     link = Link(process, answer_s=ANSWER_S, total_s=profile.judge_wallclock_s)

@@ -93,6 +93,7 @@ _CALLS: dict[str, tuple[int | None, int]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+    "ioprio_set": (251, 30),
 }
 # Without Landlock's signal scope a child could signal us: then it may signal nobody.
 _SIGNALS: dict[str, tuple[int | None, int]] = {
@@ -105,6 +106,16 @@ _SIGNALS: dict[str, tuple[int | None, int]] = {
 }
 # Memory that counts as nobody's resident memory.
 _HIDDEN_MEMORY: dict[str, tuple[int | None, int]] = {"memfd_create": (319, 279), "shmget": (29, 194)}
+# Their first argument names a process: any of the same user may be throttled, the judge too. 0 is oneself.
+_ON_ONESELF: dict[str, tuple[int, int]] = {
+    "prlimit64": (302, 261),
+    "sched_setaffinity": (203, 122),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
+    "sched_setattr": (314, 274),
+    "migrate_pages": (256, 238),
+    "move_pages": (279, 239),
+}
 _CLONE, _CLONE3 = (56, 220), 435
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
 
@@ -173,13 +184,15 @@ def _seccomp(more: dict[str, tuple[int | None, int]], *, network: bool) -> None:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column = 0 if machine == "x86_64" else 1
     refused = {numbers[column] for name, numbers in (_CALLS | more).items() if not (network and name == "socket")}
-    program = _filter(_ARCH[machine], sorted(n for n in refused if n is not None), _CLONE[column], machine == "x86_64")
+    on_oneself = [numbers[column] for numbers in _ON_ONESELF.values()]
+    names = sorted(n for n in refused if n is not None)
+    program = _filter(_ARCH[machine], names, on_oneself, _CLONE[column], machine == "x86_64")
     code = ctypes.create_string_buffer(program)
     filter_ = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _must(_LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, filter_, 0, 0), "seccomp")
 
 
-def _filter(arch: int, refused: list[int], clone: int, x32: bool) -> bytes:
+def _filter(arch: int, refused: list[int], on_oneself: list[int], clone: int, x32: bool) -> bytes:
     """Classic BPF over struct seccomp_data {nr, arch, ip, args[6]}."""
 
     def op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
@@ -190,6 +203,9 @@ def _filter(arch: int, refused: list[int], clone: int, x32: bool) -> bytes:
         out += [op(_AT_LEAST, 0x40000000, 0, 1), op(_RETURN, _KILL)]
     for number in refused:
         out += [op(_EQUAL, number, 0, 1), op(_RETURN, _REFUSE | errno.EPERM)]
+    for number in on_oneself:
+        out += [op(_EQUAL, number, 0, 4), op(_LOAD, 16), op(_EQUAL, 0, 1, 0)]
+        out += [op(_RETURN, _REFUSE | errno.EPERM), op(_RETURN, _ALLOW)]
     # clone3's flags lie in memory, out of a filter's sight: refuse it, and libc falls back to clone.
     out += [op(_EQUAL, _CLONE3, 0, 1), op(_RETURN, _REFUSE | errno.ENOSYS)]
     out += [op(_EQUAL, clone, 0, 3), op(_LOAD, 16), op(_ANY_BIT, _NEW_NAMESPACES, 0, 1)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +16,37 @@ import numpy as np
 import pytest
 import torch
 
+from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.decoders import checkpoint
+from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, InputError
-from autoqec.eval.verifier import artifact_sha256, judge
+from autoqec.eval import verifier
+from autoqec.eval.bundle import Bundle
+from autoqec.eval.verifier import VerifyRequest, artifact_sha256, judge
 from autoqec.host import sandbox
 from autoqec.qec import backends, stats
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import LabelledSampler, band_seed
+from autoqec.qec.sampling import Labelled, LabelledSampler, band_seed, pack
+from autoqec.store.files import dump_config
 from tests.support import judging
 from tests.support.envs import problem as make_problem
 
 pytestmark = pytest.mark.skipif(sandbox.probe() == "none", reason="branch code is not judged without a sandbox")
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]) -> None:
+    """What each cheat ended as, for whoever counts (`make prove-judge`)."""
+
+    def telling(request: VerifyRequest) -> VerifyReport:
+        report = verifier.judge(request)
+        by = ", ".join(sorted(failed(report))) or report.reasons[0].split(" after ")[0]
+        record_property("ended", f"{report.verdict}: {by}")
+        return report
+
+    monkeypatch.setattr(sys.modules[__name__], "judge", telling)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +70,9 @@ def failed(report: VerifyReport) -> set[str]:
     [
         ("batch_order", "batch_independence"),
         ("clock", "repeatable"),
+        ("ablation_detector", "batch_independence"),
+        pytest.param("forger", "complete", marks=pytest.mark.long),
+        pytest.param("flooder", "complete", marks=pytest.mark.long),
         ("not_finite", "complete"),
         pytest.param("call_counter", "batch_independence", marks=pytest.mark.long),
         pytest.param("wrong_shape", "complete", marks=pytest.mark.long),
@@ -84,9 +110,13 @@ def listening() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
+@pytest.mark.parametrize("tier", ["bubblewrap", pytest.param("landlock", marks=pytest.mark.long)])
 def test_label_leaker_finds_nothing(
-    tmp_path: Path, problem: Problem, listening: int, monkeypatch: pytest.MonkeyPatch
+    tier: str, tmp_path: Path, problem: Problem, listening: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not sandbox.works(tier):
+        pytest.skip(f"{tier} does not run on this machine")
+    monkeypatch.setattr(sandbox, "probe", lambda: tier)
     run_root = tmp_path / "run"
     run_root.mkdir()
     (run_root / "secret").write_bytes(judging.SECRET)
@@ -96,47 +126,141 @@ def test_label_leaker_finds_nothing(
     (modules / "hint").write_text(str(run_root))
     (modules / "port").write_text(str(listening))
     report = judge(judging.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules))
-    assert "LEAKED" not in str(report)
+    assert report.sandbox == tier and "LEAKED" not in str(report)
     assert report.verdict == "SUSPICIOUS" and not failed(report)
     assert not (modules / "note").exists()
     assert next(guard for guard in report.guards if guard.name == "canary").passed
 
 
-def memorise(problem: Problem, share: float) -> tuple[Any, RoundMetrics]:
-    """A table of public val shots that plain matching loses, and the claim that comes of measuring on those shots."""
-    shots = LabelledSampler(problem, band_seed(problem.env.seed_policy.val, "val")).draw(4_000)
-    packed = np.packbits(shots.detections, axis=1, bitorder="little")
-    lost = np.nonzero(stats.wrong(backends.make("mwpm", problem).decode(packed), shots.observables))[0]
+VAL_SHOTS = 20_000  # as every profile but prod measures on
+WIDE = (5, 0.008)  # so many syndromes that secret shots hardly repeat public ones
+
+
+def lost_val_shots(problem: Problem) -> tuple[Labelled, np.ndarray]:
+    """Public val shots, and which of them plain matching loses."""
+    shots = LabelledSampler(problem, band_seed(problem.env.seed_policy.val, "val")).draw(VAL_SHOTS)
+    answers = backends.make("mwpm", problem).decode(pack(shots.detections))
+    return shots, np.nonzero(stats.wrong(answers, shots.observables))[0]
+
+
+def claim_of(lost: int, kept: int) -> RoundMetrics:
+    """What is measured on those shots where `kept` of the lost ones are known by heart."""
+    return RoundMetrics(
+        status="ok",
+        delta_ler=kept / VAL_SHOTS,
+        checkpoint_path="checkpoint.pt",
+        val_shots=VAL_SHOTS,
+        val_errors_plain=lost,
+        val_errors_predecoder=lost - kept,
+        val_fixed=kept,
+        val_broken=0,
+    )
+
+
+def knows_nothing_new(report: VerifyReport) -> None:
+    assert report.effect is not None and abs(report.effect.delta) < 0.002
+    assert report.verdict == "FAILED" and failed(report) == {"claimed_gain"}
+    assert report.reasons[0].startswith("guard claimed_gain:")
+
+
+@pytest.mark.parametrize("share", [1.0, pytest.param(0.1, marks=pytest.mark.long)])
+def test_memoriser_of_a_public_band(share: float, tmp_path: Path) -> None:
+    problem = make_problem(*WIDE)
+    shots, lost = lost_val_shots(problem)
     kept = lost[: int(share * len(lost))][:512]
 
     def fill(body: torch.nn.Module) -> None:
         body.keys[: len(kept)] = torch.from_numpy(shots.detections[kept].astype(np.float32))
         body.values[: len(kept)] = torch.from_numpy(np.where(shots.edges[kept], 40.0, -20.0).astype(np.float32))
 
-    claim = RoundMetrics(
-        status="ok",
-        delta_ler=len(kept) / 4_000,
-        checkpoint_path="checkpoint.pt",
-        val_shots=4_000,
-        val_errors_plain=len(lost),
-        val_errors_predecoder=len(lost) - len(kept),
-        val_fixed=len(kept),
-        val_broken=0,
-    )
-    return fill, claim
+    report = verdict_of("memoriser", tmp_path, problem, fill=fill, claimed=claim_of(len(lost), len(kept)))
+    knows_nothing_new(report)
+
+
+def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
+    """No code of its own: one hidden unit of a plain MLP for each shot, which fires on that syndrome alone."""
+    problem = make_problem(*WIDE)
+    shots, lost = lost_val_shots(problem)
+    kept = lost[:512]
+    config = {"type": "mlp", "mlp": {"inputs": "all", "hidden": 512, "depth": 1, "skip": False}}
+    model = compile_predecoder(parse_dsl(config), problem, seed=0)
+    keys = torch.from_numpy(shots.detections[kept].astype(np.float32))
+    with torch.no_grad():
+        model.body.first.weight.zero_()
+        model.body.first.bias.fill_(-1.0)
+        model.body.first.weight[: len(kept)] = 2 * keys - 1
+        model.body.first.bias[: len(kept)] = 1 - keys.sum(1)
+        edges = np.where(shots.edges[kept], 40.0, -20.0).astype(np.float32)
+        model.body.head.weight[:, : len(kept)] = torch.from_numpy(edges).T
+        known = model(keys) - model(torch.zeros(1, problem.n_detectors))
+    assert (known.abs().max(1).values >= 20).all()  # it does know them
+    checkpoint.save(tmp_path / "w.pt", model.eval(), parse_dsl(config))
+    claimed = claim_of(len(lost), len(kept))
+    request = judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt", dsl_config=config, claimed=claimed)
+    knows_nothing_new(judge(request))
 
 
 @pytest.mark.parametrize("share", [1.0, pytest.param(0.1, marks=pytest.mark.long)])
-def test_memoriser_of_a_public_band(share: float, tmp_path: Path) -> None:
-    problem = make_problem(5, 0.006)  # wide enough that secret shots hardly repeat public ones
-    fill, claim = memorise(problem, share)
-    report = verdict_of("memoriser", tmp_path, problem, fill=fill, claimed=claim)
-    assert report.verdict != "VERIFIED"
-    assert report.effect is not None and abs(report.effect.delta) < 0.002
-    if share == 1.0:
-        assert report.verdict == "FAILED" and failed(report) == {"claimed_gain"}
-    else:
-        assert any("sequential test" in reason for reason in report.reasons)
+def test_seed_peeker(share: float, tmp_path: Path) -> None:
+    """Every public seed drawn again inside the candidate; the judge's seeds are none of them."""
+    problem = make_problem(*WIDE)
+    shots, lost = lost_val_shots(problem)
+    kept = [row for row in lost if sha256(pack(shots.detections[[row]])).digest()[0] < 256 * share]
+    weights, modules = judging.cheat("seed_peeker", tmp_path, problem)
+    hint = {"env": dump_config(problem.env.dump()), "share": share, "shots": VAL_SHOTS}
+    (modules / "peek.yaml").write_text(json.dumps(hint))
+    claimed = claim_of(len(lost), len(kept))
+    place = tmp_path / "round"
+    more: dict[str, Any] = {"config_only": False, "modules_dir": modules, "claimed": claimed}
+    knows_nothing_new(judge(judging.request(place, problem.env, weights, **more)))
+
+
+def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spoils plain matching where it runs, which is not here; and were it here, the guard would say so."""
+    weights, modules = judging.cheat("sabotaged_baseline", tmp_path, problem)
+    request = judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
+    report = judge(request)
+    assert report.verdict == "SUSPICIOUS" and report.effect is not None, report.reasons
+    shots = Bundle(judging.SECRET, report.artifact_sha256, problem.env.seed_policy.holdout)
+    (chunk,) = shots.chunks(problem, "effect", 5_000)
+    honest = stats.wrong(backends.make("mwpm", problem).decode(chunk.detectors), chunk.observables)
+    assert report.effect.counts.errors_reference == int(honest.sum())
+    assert report.effect.counts.fixed == report.effect.counts.broken == 0
+
+    monkeypatch.setattr(backends.Mwpm, "decode", backends.Mwpm.decode)  # restores what comes next
+    judging.cheat_module("sabotaged_baseline").sabotage()
+    spoiled = judge(request)
+    assert spoiled.effect is not None and (spoiled.effect.relative_low or 0) > 0.02
+    assert spoiled.verdict == "FAILED" and "baseline_interval" in failed(spoiled)
+
+
+@pytest.mark.long
+def test_buffer_hider(tmp_path: Path) -> None:
+    """A true gain, by weights that no count holds: they stand in the code."""
+    problem = make_problem(5, 0.01)
+    config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
+    judging.train(tmp_path / "honest.pt", problem, steps=300, config=config)
+    state = checkpoint.read(tmp_path / "honest.pt")["state_dict"]
+    parts = [state[f"body.{name}"].flatten() for name in ("first.weight", "first.bias", "head.weight", "head.bias")]
+    blob = base64.b85encode(torch.cat(parts).numpy().astype(np.float16).tobytes()).decode()
+    weights, modules = judging.cheat("buffer_hider", tmp_path, problem)
+    with (modules / "mlp.py").open("a") as out:
+        out.write(f"\nBLOB = {blob!r}\n")
+    report = judge(judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules))
+    assert report.cost is not None and report.cost.n_params < 100
+    assert report.effect is not None and report.effect.counts.fixed > 50  # it does decode
+    assert report.verdict == "FAILED" and failed(report) == {"cost"}
+    assert "compressed new code" in report.reasons[0]
+
+
+@pytest.mark.long
+def test_sleeper_is_counted_awake(tmp_path: Path, problem: Problem) -> None:
+    """Work that is done on busy shots alone is work; a claim from a quiet one lies below."""
+    claimed = RoundMetrics(status="ok", delta_ler=0.01, checkpoint_path="w", flops_per_syndrome=100, n_params=10**6)
+    report = verdict_of("sleeper", tmp_path, problem, claimed=claimed)
+    assert report.cost is not None and report.cost.flops_per_syndrome > 2 * 256 * problem.graph.n_edges
+    assert report.verdict == "FAILED" and failed(report) == {"cost"}
+    assert "claims 100 FLOPs" in report.reasons[0]
 
 
 def test_resubmitter_and_understated_cost(tmp_path: Path, problem: Problem) -> None:
@@ -158,6 +282,17 @@ def test_without_a_sandbox_branch_code_is_refused(
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
     with pytest.raises(InputError, match="setup-sandbox"):
         verdict_of("constant_prior", tmp_path, problem)
+
+
+@pytest.mark.long
+def test_without_a_sandbox_a_config_is_judged(
+    tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only trusted code runs then; the report says under what."""
+    monkeypatch.setattr(sandbox, "probe", lambda: "none")
+    judging.train(tmp_path / "w.pt", problem, steps=2)
+    report = judge(judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))
+    assert report.sandbox == "none" and not failed(report)
 
 
 def test_checkpoint_of_another_env_is_refused_with_both_hashes(tmp_path: Path, problem: Problem) -> None:

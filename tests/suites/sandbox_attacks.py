@@ -51,6 +51,18 @@ ATTACKS: dict[str, str] = {
     ),
     "find a key in its own environment": f"import os\nif world['key'] in str(os.environ): {WON}",
     "signal a process outside": f"import os; os.kill(world['victim'], 0); {WON}",
+    "limit a process outside": (
+        f"import resource; resource.prlimit(world['victim'], resource.RLIMIT_NOFILE, (1_000, 1_000)); {WON}"
+    ),
+    "slow a process outside": (
+        "import ctypes, os\n"
+        "for slow in (lambda: os.sched_setaffinity(world['victim'], os.sched_getaffinity(0)),\n"
+        "             lambda: os.sched_setscheduler(world['victim'], os.SCHED_IDLE, os.sched_param(0)),\n"
+        "             lambda: [0][ctypes.CDLL(None).syscall(251, 1, world['victim'], 3 << 13) and 1]):\n"
+        "    try: slow()\n"
+        "    except (OSError, IndexError): continue\n"
+        f"    {WON}\n"
+    ),
     "trace a process outside": (
         f"import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, world['victim'], 0, 0) == 0; {WON}"
     ),

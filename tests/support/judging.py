@@ -51,10 +51,10 @@ def request(directory: Path, env: EnvSpec, weights: Path, **more: Any) -> Verify
     return VerifyRequest(**{**values, **more})
 
 
-def train(path: Path, problem: Problem, *, steps: int, seed: int = 5) -> PredecoderDSL:
+def train(path: Path, problem: Problem, *, steps: int, seed: int = 5, config: dict[str, Any] = CONFIG) -> PredecoderDSL:
     """An honest predecoder: the other sector's detectors, cross-entropy on the edges."""
     torch.set_num_threads(1)
-    dsl = parse_dsl(CONFIG)
+    dsl = parse_dsl(config)
     model = compile_predecoder(dsl, problem, seed=seed)
     sampler = LabelledSampler(problem, seed)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -81,14 +81,19 @@ def cheat(name: str, directory: Path, problem: Problem, fill: Any = None) -> tup
         Path(autoqec.__file__).parent / "decoders" / "modules", modules, ignore=shutil.ignore_patterns("__pycache__")
     )
     shutil.copy(CHEATS / f"{name}.py", modules / "mlp.py")
-    spec = importlib.util.spec_from_file_location(f"cheat_{name}", CHEATS / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    body = module.build({}, "linear", ProblemView.of(problem))
+    body = cheat_module(name).build({}, "linear", ProblemView.of(problem))
     if fill is not None:
         fill(body)
     model = Predecoder(body, ProblemView.of(problem), "soft_priors")
     weights = directory / "checkpoint.pt"
     checkpoint.save(weights, model, parse_dsl(CONFIG))
     return weights, modules
+
+
+def cheat_module(name: str) -> Any:
+    """The cheat's code in this process, where it does no harm until it is asked to."""
+    spec = importlib.util.spec_from_file_location(f"cheat_{name}", CHEATS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

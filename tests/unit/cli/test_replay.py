@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from autoqec.host import sandbox
+from cli.commands import doctor
 from tests.conftest import Lab, Shown, made_lab
 
 
@@ -116,6 +118,38 @@ def test_what_does_not_belong_together_is_refused(copy: Lab, spoil: Any) -> None
     assert all(part in shown.err for part in parts), shown.err
     assert "Traceback" not in shown.err and len(shown.err.strip().splitlines()) == 1
     assert copy.files() == files
+
+
+@pytest.mark.parametrize("spoil", [another_env, no_checkpoint, cut_checkpoint])
+def test_a_first_judgement_refuses_it_too(copy: Lab, spoil: Any) -> None:
+    """As after a crash before the report: the manifest knows what the round was."""
+    for name in ("verification_report.json", "verification_report.md"):
+        (place(copy) / name).unlink()
+    parts = spoil(place(copy))
+    files = copy.files()
+    shown = copy.autoqec("verify", str(place(copy)), "--json")
+    assert shown.code == 2 and all(part in shown.err for part in parts), shown
+    assert len(shown.err.strip().splitlines()) == 1 and copy.files() == files
+
+
+def test_the_tier_is_on_record(judged: Lab) -> None:
+    """In the manifest, the history row, the report and its words; `autoqec doctor` says the same and why."""
+    at, tier = place(judged), sandbox.probe()
+    report = json.loads((at / "verification_report.json").read_bytes())
+    manifest = json.loads((at / "artifact_manifest.json").read_bytes())
+    rows = [json.loads(line) for line in (at.parent / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert report["sandbox"] == manifest["sandbox"]["tier"] == rows[-1]["sandbox"] == tier
+    assert f"| sandbox | {tier} |" in (at / "verification_report.md").read_text(encoding="utf-8")
+    (found,) = [one for one in judged.autoqec("doctor", "--json").objects if one["name"] == "sandbox"]
+    assert found["found"].startswith(f"{tier}: ")
+
+
+def test_doctor_says_why_a_weaker_tier_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
+    monkeypatch.setattr(sandbox, "fault", lambda tier: "bwrap is not installed")
+    (found,) = doctor._sandbox()
+    assert found.state == "weak" and "no bubblewrap: bwrap is not installed" in found.found
+    assert "setup-sandbox" in str(found.mend)
 
 
 def test_a_run_whose_closing_was_cut_off_is_closed(copy: Lab) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.verdict import Composition, CompositionParent, PairedCounts
+from autoqec.contracts.verdict import Composition, CompositionParent, PairedCounts, VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.eval import cell, verifier
@@ -133,6 +133,38 @@ def test_what_one_parent_does_already_is_interference(child: VerifyRequest, tmp_
     assert isinstance(found, Composition) and found.verdict == "interference"
     assert found.interaction == pytest.approx(-found.effect.delta)
     assert not any(one.beaten or one.against.counts.fixed or one.against.counts.broken for one in found.parents)
+
+
+@pytest.mark.long
+def test_verified_parents_and_their_child_on_one_bundle(tmp_path: Path) -> None:
+    """Three trained nets, each judged for what it is; all learned the same thing."""
+    problem = Problem.from_env(ENV)
+    judged: list[tuple[VerifyRequest, VerifyReport]] = []
+    for number, steps in ((1, 800), (2, 800), (3, 1_200)):
+        weights, profile = tmp_path / f"{number}.pt", judging.profile(60_000, 40_000)
+        judging.train(weights, problem, steps=steps, seed=number)
+        request = replace(
+            judging.request(tmp_path / f"round_{number}", ENV, weights, profile=profile),
+            round=RoundLayout(tmp_path / f"round_{number}", number),
+            attempt_index=number,
+            discoveries_before=len(judged),
+        )
+        if number == 3:
+            assert [report.verdict for _, report in judged] == ["VERIFIED", "VERIFIED"]
+            known = tuple(replace(one, expected_artifact=report.artifact_sha256) for one, report in judged)
+            request = replace(request, parents=known)
+        judged.append((request, verify(request)))
+    request, report = judged.pop()
+    found = report.composition
+    assert report.verdict == "VERIFIED" and found is not None, report.reasons
+    assert [one.artifact_sha256 for one in found.parents] == [parent.artifact_sha256 for _, parent in judged]
+    everybody = [found.effect, *(one.effect for one in found.parents)]
+    assert {effect.counts.shots for effect in everybody} == {40_000}
+    assert len({effect.counts.errors_reference for effect in everybody}) == 1  # one bundle: the same plain errors
+    assert all(effect.delta_low > 0 for effect in everybody)
+    # Each removes errors that the others remove too, so the sum of the parents' gains is out of reach.
+    assert found.verdict == "interference" and found.interaction_high < 0
+    assert replay(report, request).agrees
 
 
 @pytest.mark.parametrize("damage", ["other", "gone", "link"])

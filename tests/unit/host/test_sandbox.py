@@ -172,6 +172,13 @@ for place in (".", "/", "/dev", "/proc/self", "/usr", "/etc"):
     assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
 
 
+def test_a_process_may_limit_itself(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); os.sched_setaffinity(0, {0})"
+    code += "; assert resource.getrlimit(resource.RLIMIT_NOFILE) == (99, 99)"
+    result = run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log")
+    assert result.returncode == 0, (tmp_path / "log").read_text()
+
+
 def test_torch_trains_and_the_package_imports_inside(tier: Tier, world: World, tmp_path: Path) -> None:
     code = """
 import autoqec.contracts.env, stim, pymatching, torch

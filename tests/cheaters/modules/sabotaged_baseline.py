@@ -1,0 +1,47 @@
+"""Sabotaged baseline: plain matching is made to lose every ninth shot, so that doing nothing looks like a gain."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import autoqec
+from autoqec.qec import backends
+
+
+def sabotage():
+    """In this process."""
+    honest = backends.Mwpm.decode
+
+    def spoiled(self, detectors):
+        answers = honest(self, detectors)
+        return answers ^ (np.asarray(detectors, np.int64).sum(1) % 7 == 3)[:, None]
+
+    backends.Mwpm.decode = spoiled
+
+
+def sabotage_for_good():
+    """In the package, for the next process."""
+    for name in ("qec/backends.py", "eval/trial.py"):
+        try:
+            with (Path(autoqec.__file__).parent / name).open("a") as out:
+                out.write("")
+        except OSError:
+            continue
+        raise RuntimeError("the trusted package is writable")
+
+
+class Idle(torch.nn.Module):
+    def __init__(self, view):
+        super().__init__()
+        self.n_edges = view.n_edges
+        if __name__.startswith("autoqec."):  # in the process under judgement, not in the test that builds it
+            sabotage()
+            sabotage_for_good()
+
+    def forward(self, detections):
+        return torch.zeros(len(detections), self.n_edges)
+
+
+def build(block, head, view):
+    return Idle(view)
