@@ -152,7 +152,7 @@ class LlmIdeator(Role):
             raise ContractError("a round stands twice", where="fork_from")
         twin = measured_before(view, answer.proposal)
         if twin is not None:
-            raise ContractError(f"this config was tried in round {twin}; change at least one key", where="proposal")
+            raise ContractError(f"this computes and learns what round {twin} did; change a key that has an effect", where="proposal")
         chosen = tuple(branches[number] for number in answer.fork_from)
         return _built(
             IdeatorResponse,

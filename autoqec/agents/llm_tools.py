@@ -100,7 +100,8 @@ class ViewTools:
     def _check(self, asked: dict[str, Any]) -> str:
         dsl = parse_dsl(asked["proposal"], where="proposal")
         twin = measured_before(self._view, dsl)
-        lines = ["valid", "new" if twin is None else f"measured before, as round {twin}"]
+        told = "new" if twin is None else f"computes and learns what round {twin} does: it would be turned down"
+        lines = ["valid", told]
         if self._predict_cost is not None:
             cost, bounds = self._predict_cost(dsl), (self._view.get("env") or {}).get("constraints") or {}
             lines += [f"{name}: {value}" for name, value in cost.items()]
@@ -111,14 +112,17 @@ class ViewTools:
 
 
 def measured_before(view: dict[str, Any], dsl: PredecoderDSL) -> int | None:
-    """The round that had this very config, measured or running; None for a new one."""
-    digest = dsl.sha256()
+    """The round, measured or running, whose config computes and learns what this one does; None for a new one."""
+    from autoqec.decoders.behaviour import twin
+
+    finetunes = (view.get("env") or {}).get("backend", "mwpm") == "mwpm"
     for row in [*view["history"], *view["pending"]]:
         if row.get("status") in prompts.LOST or not row.get("dsl_config"):
             continue
         try:
-            if parse_dsl(row["dsl_config"]).sha256() == digest:
-                return int(row["round"])
+            other = parse_dsl(row["dsl_config"])
         except ContractError:
             continue
+        if twin(dsl, [other], finetunes=finetunes) is not None:
+            return int(row["round"])
     return None

@@ -126,6 +126,18 @@ class PredecoderDSL(Contract):
         """The config that stands for this value: absent families left out, every default written."""
         return {key: value for key, value in self.dump().items() if value is not None}
 
+    def recipe(self, *, finetunes: bool = True) -> dict[str, Any]:
+        """What two configs must share to be trained alike, their nets apart: settings that have an effect.
+
+        finetunes: whether the env's backend can be fine-tuned through. How a loop reports has no effect, nor has
+        fine-tuning that is left out; `finetune_share` counts always, for a dear net gives up its share of both phases.
+        """
+        settings = self.training.dump()
+        del settings["loop"]
+        if not finetunes or self.output_mode != "soft_priors" or self.training.finetune_share == 0:
+            del settings["finetune_learning_rate"], settings["finetune_gap"]
+        return {"type": self.type, "output_mode": self.output_mode, **settings}
+
     def sha256(self) -> str:
         """One hash per config, defaults included."""
         return sha256_json(self.config())

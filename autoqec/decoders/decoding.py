@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +14,22 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import AutoqecError, ContractError, InputError
 from autoqec.qec.backends import make_soft
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
 CHUNK = 2048  # shots unpacked, run and decoded at once: bounds memory
+RETRAIN = "use another round's checkpoint"
 
 
 class Decoding:
     """Detection events in, predicted observables out. `problem`: what is decoded. `unknown`: its edges that the net
     does not know, which keep their own priors."""
 
-    def __init__(self, problem: Problem, made_for: Problem, model: Predecoder, columns: np.ndarray) -> None:
-        self.problem, self._model = problem, model
+    def __init__(self, problem: Problem, made_for: Problem, model: Predecoder, columns: np.ndarray, path: Path) -> None:
+        self.problem, self._model, self._path = problem, model, path
         here, there = (one.variables(model.output_mode).log_odds for one in (problem, made_for))
         self._known = columns >= 0
         self._columns = columns[self._known]
@@ -46,7 +49,8 @@ class Decoding:
         that both have are the net's, the rest keep the model's priors. ContractError names both sides of a mismatch.
         """
         made_for = Problem.from_env(env)
-        model, dsl = checkpoint.load(path, made_for)
+        with _speaking_for(path):
+            model, dsl = checkpoint.load(path, made_for)
         here = made_for if dem is None else _under(made_for, dem)
         mine, theirs = (one.variables(dsl.output_mode) for one in (made_for, here))
         columns = matching_columns(theirs, mine)
@@ -54,20 +58,34 @@ class Decoding:
         same = not (columns < 0).any() and mine.n_edges == theirs.n_edges
         if sizes[0] != sizes[1] or not (columns >= 0).any() or not (same or other):
             raise _another_model(env, path, made_for, here, int((columns < 0).sum()), fits=sizes[0] == sizes[1])
-        return cls(here, made_for, model, columns)
+        return cls(here, made_for, model, columns, path)
 
     def decode(self, detectors: np.ndarray) -> np.ndarray:
-        """uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables]."""
+        """uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables]. ContractError where the net fails on a shot."""
         answers = np.zeros((len(detectors), self.problem.n_observables), bool)
         for start in range(0, len(detectors), CHUNK):
             part = detectors[start : start + CHUNK]
             events = torch.from_numpy(unpack(part, self.problem.n_detectors)).float()
-            with torch.no_grad():
+            with torch.no_grad(), _speaking_for(self._path):
                 said = self._model(events).numpy()
+            if not np.isfinite(said).all():
+                raise ContractError("the net's outputs are not finite", where=str(self._path), mend=RETRAIN)
             log_odds = np.tile(self._prior, (len(part), 1))
             log_odds[:, self._known] = said[:, self._columns] + self.shift[self._known]
             answers[start : start + CHUNK] = self._backend.decode_soft(part, log_odds)
         return answers
+
+
+@contextmanager
+def _speaking_for(path: Path) -> Iterator[None]:
+    """Whatever a net's code raises is the checkpoint's fault, not autoqec's."""
+    try:
+        yield
+    except AutoqecError:
+        raise
+    except Exception as error:
+        what = f"the net fails ({type(error).__name__}: {str(error)[:200]})"
+        raise ContractError(what, where=str(path), mend=RETRAIN) from error
 
 
 def _under(problem: Problem, dem: stim.DetectorErrorModel) -> Problem:
@@ -93,7 +111,7 @@ def _keys(graph: DecodingGraph) -> list[tuple[tuple[int, ...], bytes, int]]:
         assert isinstance(graph, TannerGraph)
         table = graph.check_matrix
         bounds = zip(table.indptr, table.indptr[1:], strict=False)
-        detectors = [tuple(sorted(table.indices[start:end].tolist())) for start, end in bounds]
+        detectors = [tuple(sorted(graph.own[table.indices[start:end]].tolist())) for start, end in bounds]
     count: Counter[tuple[tuple[int, ...], bytes]] = Counter()
     keys = []
     for key in zip(detectors, (flips.tobytes() for flips in graph.observables), strict=True):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import random
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from autoqec.contracts.base import canonical_json
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import IdeatorResponse, parse_response
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
 from autoqec.errors import ContractError
@@ -29,7 +31,8 @@ class State:
     told: measured rows, oldest first. spoken: measured and pending rounds; rounds lost to a crash do not count, so
     that the next proposal after a crash is the one that was lost. taken: digests never to be asked for again.
     tried_sets: parent sets that were composed. verified: rows one can fork from, best first.
-    inputs: what a net of this env reads (`all` where the code has no other sector).
+    inputs: what a net of this env reads (`all` where the code has no other sector). finetunes: whether its backend can
+    be fine-tuned through.
     """
 
     seed: int
@@ -41,6 +44,7 @@ class State:
     verified: tuple[dict[str, Any], ...]
     baseline: Config
     inputs: str
+    finetunes: bool
 
     @classmethod
     def read(cls, view: dict[str, Any]) -> State:
@@ -62,6 +66,7 @@ class State:
             verified=tuple(verified),
             baseline=space.normalise(view["baseline_config"]),
             inputs=view.get("inputs", "other_sector"),
+            finetunes=(view.get("env") or {}).get("backend", "mwpm") == "mwpm",
         )
 
     def rng(self, purpose: str) -> random.Random:
@@ -69,7 +74,28 @@ class State:
         return random.Random(f"{self.seed}/{self.spoken}/{purpose}")
 
     def is_new(self, config: Config) -> bool:
-        return space.digest(config) not in self.taken
+        """Whether nothing that was tried, or is under way, computes and learns what `config` does."""
+        if space.digest(config) in self.taken:
+            return False
+        tried = self._by_recipe.get(self._recipe(parse_dsl(config)))
+        if not tried:
+            return True
+        from autoqec.decoders.behaviour import twin
+
+        return twin(parse_dsl(config), tried, finetunes=self.finetunes) is None
+
+    def _recipe(self, dsl: PredecoderDSL) -> str:
+        return canonical_json(dsl.recipe(finetunes=self.finetunes))
+
+    @cached_property
+    def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
+        """Tried configs that are trained alike: only among these can two nets be one."""
+        found: dict[str, list[PredecoderDSL]] = defaultdict(list)
+        for row in (*self.told, *self.pending):
+            if _digest(row) in self.taken:
+                dsl = parse_dsl(row["dsl_config"])
+                found[self._recipe(dsl)].append(dsl)
+        return found
 
     def config_of(self, fork_from: ForkFrom) -> Config | None:
         """The config that a branch or the baseline stands for."""

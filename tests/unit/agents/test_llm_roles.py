@@ -152,7 +152,7 @@ def test_several_parents_are_a_composition() -> None:
         (answer(gnn(), fork_from=[9]), "round 9 is not forkable"),
         (answer(gnn(), fork_from=[2]), "round 2 is not forkable"),
         (answer(gnn(), fork_from=[1, 1], compose_mode="pure"), "stands twice"),
-        (answer(MLP), "tried in round 1"),
+        (answer(MLP), "what round 1 did"),
         (answer(gnn(), fork_from=[1], compose_mode="pure"), "compose_mode"),
         (answer(gnn(), slug="Not A Slug"), "slug"),
         (answer({"type": "gnn"}), "needs the block"),
@@ -258,7 +258,10 @@ def test_tools_answer_from_the_view() -> None:
     text, good = tools.run(ToolCall(id="1", name="query_history", input={"verdict": "FAILED"}))
     assert good and "r2;" in text and "r1;" not in text
     text, good = tools.run(ToolCall(id="1", name="check_proposal", input={"proposal": MLP}))
-    assert good and "measured before, as round 1" in text and "over the bound max_params" in text
+    assert good and "what round 1 does" in text and "over the bound max_params" in text
+    again = {**MLP, "training": {**MLP.get("training", {}), "loop": "minibatch_eval"}}
+    text, _ = tools.run(ToolCall(id="1", name="check_proposal", input={"proposal": again}))
+    assert "what round 1 does" in text
     for wrong in ({"one": 1}, {"one": 1, "other": 7}, {"one": "x", "other": 1}):
         assert tools.run(ToolCall(id="1", name="diff", input=wrong))[1] is False
 

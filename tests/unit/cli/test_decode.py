@@ -16,7 +16,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CHUNK, Decoding
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import InputError
+from autoqec.errors import ContractError, InputError
 from autoqec.qec import shotfiles
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
@@ -90,6 +90,14 @@ def test_memory_is_bounded_by_the_chunk(tmp_path: Path) -> None:
         path = write(tmp_path / form, detectors, form)
         sizes = [len(part) for part in shotfiles.read(path, form, 24, 128)]
         assert sizes == [128, 128, 128, 5], form
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_outputs_that_are_not_finite_are_the_nets_fault(tmp_path: Path, value: float) -> None:
+    decoding = Decoding.of(surface(3), trained(tmp_path, surface(3)))
+    decoding._model.body.head.bias.data[0] = value
+    with pytest.raises(ContractError, match="checkpoint.pt: the net's outputs are not finite"):
+        decoding.decode(sample(problem(3), 10, 1).detectors)
 
 
 def test_no_shots_give_no_predictions(made: tuple[Path, np.ndarray]) -> None:

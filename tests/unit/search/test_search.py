@@ -100,6 +100,18 @@ def test_pending_proposals_are_known() -> None:
     assert tpe.propose(view(history, pending=(pending,))).proposal != first.proposal
 
 
+def test_another_name_for_a_tried_function_is_not_new() -> None:
+    """Fine-tuning that is left out has no learning rate; a mutant of it was a round spent on nothing."""
+    tried = with_keys(BASELINE, training__finetune_share=0.0)
+    same = with_keys(tried, training__finetune_learning_rate=1e-3, training__loop="minibatch_eval")
+    for state in (moves.State.read(view([row(1, tried)])), moves.State.read(view([], pending=(row(1, tried),)))):
+        assert not state.is_new(tried) and not state.is_new(same)
+        assert state.is_new(with_keys(same, training__finetune_share=0.5))
+    conv = space.normalise({"type": "conv", "conv": {"layers": 1}})
+    known = moves.State.read(view([row(1, conv)]))
+    assert not known.is_new(with_keys(conv, conv__residual=False)) and known.is_new(with_keys(conv, conv__kernel=5))
+
+
 def test_failed_and_foreign_rows_are_digested() -> None:
     history = [
         row(1, BASELINE, status="compile_error", delta_ler=None, flops_per_syndrome=None, n_params=None),

@@ -1,0 +1,116 @@
+"""What a run leaves, in the hands of others: sinter's and stim's own programs, on the checkpoint of a real round."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sinter
+import stim
+
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import sample
+from autoqec.store.files import load_env
+from tests.conftest import Lab, made_lab
+
+PROGRAM = Path(sys.executable).with_name("sinter")
+SHOTS = 2000
+SECRET = b"a secret that only tests may know"
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, str]:
+    """A lab in which one smoke round was run, and the run's id."""
+    lab = made_lab(tmp_path_factory.mktemp("ecosystem"))
+    secret = lab.root.parent / "secret"
+    secret.write_bytes(SECRET)
+    shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--secret-file", str(secret))
+    assert shown.code == 0, shown.err
+    (run,) = (lab.root / "runs").iterdir()
+    return lab, run.name
+
+
+def told(lab: Lab, *argv: str, **env: str) -> str:
+    """sinter's own program in the lab. -P: what lies there is no code of ours."""
+    if not PROGRAM.exists():
+        pytest.skip("the command `sinter` is not installed beside this Python")
+    argv = (sys.executable, str(PROGRAM), *argv)
+    done = subprocess.run(argv, cwd=lab.root, env={**lab.env, **env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_sinter_collects_with_its_checkpoint_and_plots_it(ran: tuple[Lab, str], tmp_path: Path) -> None:
+    lab, run = ran
+    place = lab.root / "runs" / run
+    env, _ = load_env(place / "env.yaml")
+    circuits = []
+    for p in (0.005, 0.01):
+        circuits.append(tmp_path / f"d=3,p={p}.stim")
+        circuits[-1].write_text(str(Problem.from_env(env, p).circuit), encoding="utf-8")
+    rows = [json.loads(line) for line in (place / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    verified = rows[0]["verify_verdict"] == "VERIFIED"
+    name = f"autoqec:{run}:1" if verified else "mine"
+    named = {} if verified else {"AUTOQEC_CHECKPOINTS": f"mine={place}/env.yaml={place}/round_1/checkpoint.pt"}
+    stats = tmp_path / "stats.csv"
+    collect = ["collect", "--circuits", *map(str, circuits), "--decoders", name, "mwpm_correlated", "pymatching"]
+    collect += ["--custom_decoders_module_function", "autoqec.sinter:decoders", "--metadata_func", "auto", "--quiet"]
+    collect += ["--max_shots", str(SHOTS), "--processes", "1", "--save_resume_filepath", str(stats)]
+    told(lab, *collect, **named)
+    found = {(one.decoder, one.json_metadata["p"]): one for one in sinter.read_stats_from_csv_files(stats)}
+    assert len(found) == 6 and {one.shots for one in found.values()} == {SHOTS}
+    assert 0 < found[name, 0.01].errors <= 1.5 * found["pymatching", 0.01].errors
+    picture = tmp_path / "plot.png"
+    told(lab, "plot", "--in", str(stats), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
+    assert picture.stat().st_size > 5000
+
+
+def test_sinter_plots_what_the_judge_counted(ran: tuple[Lab, str], tmp_path: Path) -> None:
+    lab, run = ran
+    csv, picture = tmp_path / "judged.csv", tmp_path / "judged.png"
+    shown = lab.autoqec("export", run, "--format", "sinter-csv", "--out", str(csv))
+    assert shown.code == 0, shown.err
+    if not any(one.shots for one in sinter.read_stats_from_csv_files(csv)):
+        pytest.skip("the round was not nominated, so the judge counted nothing")
+    told(lab, "plot", "--in", str(csv), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
+    assert picture.stat().st_size > 5000
+
+
+def test_its_round_decodes_a_file_of_shots(ran: tuple[Lab, str], tmp_path: Path) -> None:
+    lab, run = ran
+    prob = Problem.from_env(load_env(lab.root / "env.yaml")[0])
+    shots = sample(prob, SHOTS, 9)
+    stim.write_shot_data_file(data=shots.detectors, path=tmp_path / "a.b8", format="b8", num_detectors=prob.n_detectors)
+    argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
+    shown = lab.autoqec(*argv, "--json")
+    assert shown.code == 0 and shown.objects[0]["shots"] == SHOTS, shown.err
+    said = stim.read_shot_data_file(path=tmp_path / "b.b8", format="b8", num_observables=1)
+    assert 0 < (said != shots.observables).sum() < 0.5 * shots.observables.sum()
+
+
+def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Lab, str], tmp_path: Path) -> None:
+    first, run = ran
+    lab = Lab(tmp_path / "lab", first.env)
+    shutil.copytree(first.root, lab.root)
+    modules = lab.root / "autoqec" / "decoders" / "modules"
+    net = next(path for path in modules.glob("*.py") if path.stem == _family(lab, run))
+    net.write_text(net.read_text(encoding="utf-8") + "\nraise RuntimeError('the branch speaks')\n", encoding="utf-8")
+    lab.git("commit", "-qam", "a branch's own code")
+    history = lab.root / "runs" / run / "history.jsonl"
+    row = json.loads(history.read_text(encoding="utf-8").splitlines()[0])
+    history.write_text(json.dumps({**row, "commit_sha": lab.git("rev-parse", "HEAD")}) + "\n", encoding="utf-8")
+    (tmp_path / "a.b8").write_bytes(b"")
+    argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
+    refused = lab.autoqec(*argv)
+    assert refused.code == 2 and "--trust-code" in refused.err and not (tmp_path / "b.b8").exists()
+    trusted = lab.autoqec(*argv, "--trust-code")
+    assert trusted.code == 2 and "RuntimeError: the branch speaks" in trusted.err, trusted.err  # that code was asked
+
+
+def _family(lab: Lab, run: str) -> str:
+    line = (lab.root / "runs" / run / "history.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    return str(json.loads(line)["dsl_config"]["type"])

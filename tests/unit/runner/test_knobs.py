@@ -1,0 +1,89 @@
+"""Every training knob has an effect where the recipe says so, and none where it does not; in either basis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from autoqec.contracts.dsl import TrainingConfig, parse_dsl
+from autoqec.contracts.profiles import PROFILES
+from autoqec.qec.problem import Problem
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.evaluate import val_counts
+from autoqec.runner.logger import TrainLogger
+from autoqec.runner.training import Budget, phases, train
+from autoqec.store.layout import RoundLayout
+from tests.support.envs import problem as surface_problem
+
+from .conftest import make_agent
+
+BASE: dict[str, Any] = {"batch_size": 64, "finetune_share": 0.5}
+MOVED: dict[str, list[Any]] = {
+    "loss": ["focal", "weighted_bce"],
+    "learning_rate": [1e-3],
+    "batch_size": [128],
+    "weight_decay": [0.5],
+    "finetune_learning_rate": [3e-3],
+    "finetune_share": [0.0, 1.0],
+    "finetune_gap": [2.0],
+}
+ELSEWHERE = {"loop", "init"}  # where nothing is learnt from it; where weights come from (test_runner.py)
+
+
+def trained(problem: Problem, place: Path, hidden: int, training: dict[str, Any], shots: int) -> PredecoderAgent:
+    config = {"type": "mlp", "mlp": {"hidden": hidden}, "training": training}
+    dsl, agent = parse_dsl(config), make_agent(problem, config=config)
+    profile = PROFILES["smoke"].model_copy(update={"train_shots": shots, "finetune_shots": shots // 4})
+    budget = Budget.of(profile, dsl, flops_per_shot=1)
+    train(agent, phases(problem, dsl, profile, budget, seed=0), dsl, TrainLogger(RoundLayout(place, 1)), seed=0)
+    return agent
+
+
+def weights(problem: Problem, place: Path, **training: Any) -> torch.Tensor:
+    agent = trained(problem, place, 8, {**BASE, **training}, 512)
+    return torch.cat([value.detach().flatten() for value in agent.parameters()])
+
+
+@pytest.fixture(scope="module")
+def base(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
+    return weights(problem, tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize(("knob", "value"), [(knob, value) for knob, values in MOVED.items() for value in values])
+def test_every_training_knob_changes_what_is_learnt(
+    problem: Problem, base: torch.Tensor, tmp_path: Path, knob: str, value: Any
+) -> None:
+    assert not torch.equal(weights(problem, tmp_path, **{knob: value}), base)
+
+
+def test_every_training_knob_is_tried() -> None:
+    assert set(TrainingConfig.model_fields) == {*MOVED, *ELSEWHERE}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"loop": "minibatch_eval"}),
+        ({"finetune_share": 0.0}, {"finetune_share": 0.0, "finetune_gap": 2.0, "finetune_learning_rate": 3e-3}),
+    ],
+    ids=["how a loop reports", "fine-tuning that is left out"],
+)
+def test_what_the_recipe_leaves_out_teaches_nothing(
+    problem: Problem, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    recipes = [parse_dsl({"type": "mlp", "mlp": {}, "training": {**BASE, **more}}).recipe() for more in (one, other)]
+    assert recipes[0] == recipes[1]
+    (tmp_path / "other").mkdir()
+    assert torch.equal(weights(problem, tmp_path, **one), weights(problem, tmp_path / "other", **other))
+
+
+@pytest.mark.parametrize("basis", ["z", "x"])
+def test_either_basis_learns_and_is_fine_tuned(basis: str, tmp_path: Path) -> None:
+    """Labels, gap and fine-tuning are those of the observable's own sector, X checks for memory_x."""
+    prob = surface_problem(3, 0.01, basis)
+    agent = trained(prob, tmp_path, 64, {"batch_size": 256}, 30_000)
+    counts = val_counts(prob, agent, 40_000)
+    assert counts.fixed > 1.1 * counts.broken, counts
