@@ -152,7 +152,9 @@ class LlmIdeator(Role):
             raise ContractError("a round stands twice", where="fork_from")
         twin = measured_before(view, answer.proposal)
         if twin is not None:
-            raise ContractError(f"this computes and learns what round {twin} did; change a key that has an effect", where="proposal")
+            raise ContractError(
+                f"this computes and learns what round {twin} did; change a key that has an effect", where="proposal"
+            )
         chosen = tuple(branches[number] for number in answer.fork_from)
         return _built(
             IdeatorResponse,
