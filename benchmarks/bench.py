@@ -18,7 +18,7 @@ import stim
 from autoqec.qec import backends, exact, sampling
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from benchmarks import aims, scaling
+from benchmarks import aims, report, scaling
 from benchmarks.problems import surface
 from benchmarks.table import Row, record
 
@@ -155,7 +155,9 @@ def main() -> None:
         return
     rows = [*soft_rows(), *plain_rows(), *sampling_rows(), *scaling.rows()]
     record("decoding and sampling", rows)
-    for row in rows:
+    shown = report.rows()
+    record("the report", shown)
+    for row in [*rows, *shown]:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 
 

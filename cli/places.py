@@ -45,6 +45,18 @@ def run_layout(run: str, *, root: Path | None = None) -> layout.RunLayout:
     return found
 
 
+def any_run(run: str) -> layout.RunLayout:
+    """A run to look at: its directory, in whichever repository, or an id of this one. InputError if there is none."""
+    directory = Path(run)
+    if directory.name != run and directory.is_dir():
+        directory = directory.resolve()
+        found = layout.RunLayout(directory.parent.parent, directory.name)
+        if found.root == directory and layout.RUN_ID.match(directory.name) and found.run_info.is_file():
+            return found
+        raise InputError("holds no run", where=run, mend="name a directory …/runs/RUN with a run.json in it")
+    return run_layout(run)
+
+
 def run_ids(root: Path) -> list[str]:
     """Runs of the repository, oldest first."""
     runs = layout.runs_dir(root)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import optimize, special  # scipy.stats takes half a second to import, and says the same
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 
@@ -17,8 +17,8 @@ def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[
     if not 0 <= errors <= shots:
         raise ValueError(f"{errors} errors out of {shots} shots")
     tail = (1 - confidence) / 2
-    low = float(stats.beta.ppf(tail, errors, shots - errors + 1)) if errors else 0.0
-    high = float(stats.beta.ppf(1 - tail, errors + 1, shots - errors)) if errors < shots else 1.0
+    low = float(special.betaincinv(errors, shots - errors + 1, tail)) if errors else 0.0
+    high = float(special.betaincinv(errors + 1, shots - errors, 1 - tail)) if errors < shots else 1.0
     return low, high
 
 
@@ -102,12 +102,12 @@ def detectable_effect(
     errors = shots * ler
     if errors <= 0:
         return 1.0
-    z = float(stats.norm.ppf((1 + confidence) / 2) + stats.norm.ppf(power))
+    z = float(special.ndtri((1 + confidence) / 2) + special.ndtri(power))
     return min(1.0, z * math.sqrt(discordance / errors))
 
 
 def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> tuple[float, float]:
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(special.ndtri((1 + confidence) / 2))
     estimate = (fixed - broken) / shots
 
     def score(delta: float) -> float:
@@ -122,7 +122,7 @@ def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> t
 
 def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
     """Interval for LER(candidate) / LER(reference); needs at least one reference error."""
-    z = float(stats.norm.ppf((1 + confidence) / 2))
+    z = float(special.ndtri((1 + confidence) / 2))
     reference, candidate = counts.errors_reference, counts.errors_candidate
     both, either = candidate - counts.broken, reference + counts.broken
 

@@ -29,6 +29,6 @@ def command(run: str, form: str, target: Path | None, out: Out) -> None:
     files, for `tensorboard --logdir DIR`. wandb: offline runs, for `wandb sync DIR/offline-run-*`; nothing is sent.
     The last two need the package of that name: `pip install tensorboard`, `pip install wandb`.
     """
-    path = export(places.run_layout(run), form, target)
+    path = export(places.any_run(run), form, target)
     out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
     out.emit({"path": str(path), "format": form})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -15,21 +16,31 @@ from cli.common import Out, options
 
 @click.command("report")
 @click.argument("runs", metavar="RUN…", nargs=-1, required=True)
-@click.option("--format", "form", type=click.Choice(["html", "svg", "png"]), default="html", show_default=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["html", "svg", "png"]),
+    default="html",
+    show_default=True,
+    help="The page, or the charts as pictures.",
+)
 @click.option("--out", "target", type=click.Path(path_type=Path), help="The page's file, or the charts' directory.")
 @click.option("--serve", is_flag=True, help="Follow the run on this machine's loopback, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve; 0 takes a free one.")
 @options
 def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, port: int, out: Out) -> None:
-    """One self-contained page about a run, or about several side by side; with --format its charts as files."""
-    root = places.lab_root()
-    chosen = [places.run_layout(run, root=root) for run in dict.fromkeys(Path(run).name for run in runs)]
+    """One page about each RUN (an id, or the path of its directory), several side by side: claim, charts, every round.
+
+    The page is one file that fetches nothing; mail it, or open it in any browser. It goes into the run's directory;
+    of several runs, into runs/. With --format svg or png, the charts alone, as files.
+    """
+    chosen = _chosen(runs)
     if serve:
         if form != "html" or target:
             raise InputError("--serve writes no file", where="--serve", mend="leave out --format and --out")
         _serve(chosen, port, out)
         return
-    shared = layout.runs_dir(root)
+    shared = chosen[0].root.parent
     if form == "html":
         from autoqec.report import html
 
@@ -45,6 +56,15 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         out.emit({"path": str(path), "bytes": path.stat().st_size})
     if not written:
         out.note("nothing has been measured yet, so there is nothing to draw")
+
+
+def _chosen(runs: Sequence[str]) -> list[layout.RunLayout]:
+    found = {places.any_run(run).root: places.any_run(run) for run in runs}
+    ids = [one.run_id for one in found.values()]
+    again = next((one for one in found.values() if ids.count(one.run_id) > 1), None)
+    if again is not None:
+        raise InputError("another run of the same id is named, too", where=str(again.root), mend="report them apart")
+    return list(found.values())
 
 
 def _file(path: Path) -> Path:

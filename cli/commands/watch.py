@@ -17,7 +17,7 @@ def command(run: str, out: Out) -> None:
     from autoqec.report.watch import watch
 
     try:
-        view = watch(places.run_layout(run), console(err=out.json), quiet=out.quiet)
+        view = watch(places.any_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:
         return
     out.emit(view.dump())

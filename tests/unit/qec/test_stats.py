@@ -28,6 +28,18 @@ def test_clopper_pearson_known_values() -> None:
     assert stats.clopper_pearson(0, 0) == (0.0, 1.0)
 
 
+def test_intervals_are_scipys() -> None:
+    """Written without scipy.stats, which takes longer to import than a report to write."""
+    from scipy.stats import beta
+
+    rng = np.random.default_rng(0)
+    for shots in rng.integers(1, 3_000_000, 200).tolist():
+        errors = int(rng.integers(1, min(shots, 2000) + 1))
+        low, high = stats.clopper_pearson(errors, shots)
+        assert low == pytest.approx(beta.ppf(0.025, errors, shots - errors + 1), rel=1e-13)
+        assert high == pytest.approx(beta.ppf(0.975, errors + 1, shots - errors) if errors < shots else 1.0, rel=1e-13)
+
+
 def test_rate_per_round_composes_back() -> None:
     rate = stats.rate(150, 10_000, rounds=5)
     q = rate.per_round

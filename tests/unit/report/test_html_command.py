@@ -28,6 +28,24 @@ def test_report_says_where_it_lies(lab: Path, capsys: pytest.CaptureFixture[str]
     assert [Path(one["path"]).name for one in told] == ["front.svg", "ler.svg", "course.svg"]
 
 
+def test_runs_of_other_repositories_are_named_by_their_directories(
+    lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = runs.made_run(tmp_path / "other", 2, run_id="20250102-030406")
+    same = runs.made_run(tmp_path / "same", 2)
+    one = lab / "runs" / runs.RUN_ID
+    monkeypatch.chdir(tmp_path)  # no repository at all
+    assert call(group, ["report", str(one), str(other.root), "--out", "both.html"]) == 0
+    text = Path("both.html").read_text(encoding="utf-8")
+    assert f"run-{runs.RUN_ID}-round-1" in text and "run-20250102-030406-round-1" in text and "hidden: 33" in text
+    assert call(group, ["watch", str(other.root)]) == 0
+    assert call(group, ["export", str(other.root), "--format", "csv", "--out", "x.csv"]) == 0
+    capsys.readouterr()
+    assert call(group, ["report", str(one), str(same.root)]) == 2
+    assert "another run of the same id" in capsys.readouterr().err
+    assert call(group, ["report", str(one), f"{one}/"]) == 0
+
+
 def test_watch_and_export_of_a_run_that_is_over(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(group, ["watch", runs.RUN_ID]) == 0
     assert "Verified front" in capsys.readouterr().out
@@ -41,6 +59,8 @@ def test_watch_and_export_of_a_run_that_is_over(lab: Path, capsys: pytest.Captur
         ["report"],
         ["report", "20990101-000000"],
         ["report", "../../etc"],
+        ["report", ".."],
+        ["report", "runs"],
         ["report", runs.RUN_ID, "--out", "."],
         ["report", runs.RUN_ID, "--serve", "--out", "x"],
         ["report", runs.RUN_ID, "--format", "gif"],

@@ -1,0 +1,47 @@
+"""How long `autoqec report` takes, and how large its page is: part of `make bench`."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from autoqec.store.layout import RunLayout
+from benchmarks.table import Row
+from tests.support import runs
+
+REPEATS = 5
+ROUNDS = (50, 10_000)
+
+
+def rows() -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as place:
+        return [row for rounds in ROUNDS for row in measured(Path(place) / str(rounds), rounds)]
+
+
+def measured(root: Path, rounds: int) -> list[Row]:
+    layout = runs.made_run(root, rounds, artifacts=rounds <= 50)
+    seconds = statistics.median(command(layout) for _ in range(REPEATS))
+    aim = "; aim: <= 3 s" if rounds == 50 else ""
+    size = f"{layout.html.stat().st_size / 1000:.0f} kB"
+    return [
+        Row(
+            f"autoqec report, {rounds:,} rounds",
+            f"{seconds:.2f} s of CPU",
+            f"the whole command, its start and git included{aim}",
+            f"median of {REPEATS}",
+        ),
+        Row(f"report.html, {rounds:,} rounds", size, "aim: < 1 MB for 50 rounds", "1 page"),
+    ]
+
+
+def command(layout: RunLayout) -> float:
+    """CPU seconds of one `autoqec report RUN`, in a process of its own with those that it starts."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    argv = [sys.executable, "-m", "cli.autoqec", "report", str(layout.root), "--out", str(layout.html)]
+    subprocess.run(argv, cwd=Path(__file__).parents[1], check=True, capture_output=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)
