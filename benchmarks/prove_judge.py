@@ -232,7 +232,7 @@ def in_errors(values: list[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Put the judge on trial and record what was found.")
     parser.add_argument("--streams", type=int, default=2_000, help="streams of nulls at the dev budget")
-    parser.add_argument("--prod-streams", type=int, default=200, help="streams of nulls at the prod budget")
+    parser.add_argument("--prod-streams", type=int, default=500, help="streams of nulls at the prod budget")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", choices=("all", *PARTS), default="all")
     parser.add_argument("--resume", action="store_true", help="leave out parts that were recorded today")

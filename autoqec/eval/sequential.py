@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 
-from scipy import special, stats
+from scipy import special
 
 from autoqec.contracts.verdict import PairedCounts, SequentialTest, StoppedBy
 from autoqec.qec.stats import NO_PAIRS, add_pairs
@@ -48,13 +49,13 @@ def log_e_value(wins: int, losses: int, mixture: tuple[float, float] = MIXTURE) 
     Each likelihood ratio of q > 1/2 against 1/2 is a supermartingale under every P(win) <= 1/2, so the mixture is.
     """
     a, b = mixture
-    return float(
-        (wins + losses) * math.log(2)
-        + special.betaln(a + wins, b + losses)
-        - special.betaln(a, b)
-        + _log_mass_above_half(a + wins, b + losses)
-        - _log_mass_above_half(a, b)
-    )
+    after = special.betaln(a + wins, b + losses) + _log_mass_above_half(a + wins, b + losses)
+    return float((wins + losses) * math.log(2) + after - _log_prior(a, b))
+
+
+@cache
+def _log_prior(a: float, b: float) -> float:
+    return float(special.betaln(a, b) + _log_mass_above_half(a, b))
 
 
 def _log_mass_above_half(a: float, b: float) -> float:
@@ -113,17 +114,24 @@ class Monitor:
         a, b = 1.0 + fixed, 1.0 + broken
         mean = ahead * a / (a + b)
         variance = ahead * a * b * (a + b + ahead) / ((a + b) ** 2 * (a + b + 1))
-        return min(1.0, 2 * float(stats.norm.sf((need - 0.5 - mean) / math.sqrt(variance))))
+        return min(1.0, 2 * float(special.ndtr((mean + 0.5 - need) / math.sqrt(variance))))
 
     def _wins_needed(self, total: int) -> int:
-        """Fewest wins among `total` discordant shots that reach the threshold; total + 1 where none does."""
+        """Fewest wins among `total` discordant shots that reach the threshold; total + 1 where none does.
+
+        The e-value grows with the wins, so a bracket round a first guess is halved: 2 (wins - total/2)^2 / total is
+        the log of the likelihood ratio of the best q, and the mixture costs about two nats of it.
+        """
+        need = -math.log(self.alpha_t)
         low, high = total // 2, total + 1
+        guess, step = total // 2 + math.isqrt(math.ceil(total * (need + 2) / 2)), 1 + math.isqrt(total) // 16
         while low < high:
-            middle = (low + high) // 2
-            if log_e_value(middle, total - middle) >= -math.log(self.alpha_t):
-                high = middle
+            wins = guess if low <= guess < high else (low + high) // 2
+            if log_e_value(wins, total - wins) >= need:
+                high, guess = wins, wins - step
             else:
-                low = middle + 1
+                low, guess = wins + 1, wins + step
+            step *= 2
         return low
 
     def result(self, stopped_by: StoppedBy) -> SequentialTest:
