@@ -94,6 +94,12 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
     help="With llm or hybrid: the agent that RunTime saved there proposes, with its memory.",
 )
 @click.option(
+    "--analyst-memory",
+    metavar="CHECKPOINT",
+    type=click.Path(path_type=Path),
+    help="With llm or hybrid: the agent that RunTime saved there nominates, with its memory.",
+)
+@click.option(
     "--memory",
     metavar="FILE",
     type=click.Path(path_type=Path),

@@ -44,8 +44,9 @@ class Choice:
 
     model: for every role that AUTOQEC_<ROLE>_MODEL does not name one for. cassette: a recorded one, played instead of
     asking a model. replay_of: the older run of `replay`. max_usd, max_tokens: what the models may cost in all.
-    open_surface: the Coder may edit the surface's code, not the config alone. ideator_memory: a checkpoint of RunTime,
-    whose agent proposes with its memory. memory: what earlier runs learned, read by a model and added to by every run.
+    open_surface: the Coder may edit the surface's code, not the config alone. ideator_memory, analyst_memory:
+    checkpoints of RunTime, whose agents propose and nominate with their memory. memory: what earlier runs learned, read
+    by a model and added to by every run.
     """
 
     ideator: str = "tpe"
@@ -56,6 +57,7 @@ class Choice:
     max_tokens: int | None = None
     open_surface: bool = False
     ideator_memory: Path | None = None
+    analyst_memory: Path | None = None
     memory: Path | None = None
 
     @property
@@ -107,8 +109,9 @@ def check(choice: Choice, root: Path) -> None:
         raise InputError(what, where="--ideator", mend="choose --ideator llm or hybrid")
     if choice.cassette is not None and not choice.cassette.is_file():
         raise InputError("the cassette is not there", where=str(choice.cassette), mend="record one first")
-    if choice.ideator_memory is not None:
-        _check_checkpoint(choice)
+    for option, place in (("--ideator-memory", choice.ideator_memory), ("--analyst-memory", choice.analyst_memory)):
+        if place is not None:
+            _check_checkpoint(choice, option, place)
     if choice.memory is not None:
         from autoqec.runtime.learned import Learned
 
@@ -120,13 +123,13 @@ def check(choice: Choice, root: Path) -> None:
             get_lm_client(config)
 
 
-def _check_checkpoint(choice: Choice) -> None:
+def _check_checkpoint(choice: Choice, option: str, place: Path) -> None:
     from autoqec.runtime import checkpoints
 
     if not choice.models:
         what = f"an agent from a checkpoint asks a language model, and ideator `{choice.ideator}` asks none"
-        raise InputError(what, where="--ideator-memory", mend="choose --ideator llm or hybrid")
-    checkpoints.load(str(choice.ideator_memory))
+        raise InputError(what, where=option, mend="choose --ideator llm or hybrid")
+    checkpoints.load(str(place))
 
 
 def learn(choice: Choice, run: Run) -> int:
@@ -189,12 +192,12 @@ class _Models:
         if checkpoint is not None:
             from autoqec.runtime import bridge
 
-            return self._booked(self._handing_over(bridge.ideator(checkpoint, lm)))
+            return self._booked(self._handing_over("ideator", bridge.ideator(checkpoint, lm)))
         cost = partial(predict_cost, self._run.env_text)
         return self._booked(self._remembering(LlmIdeator(lm, on_event=self._on_event, predict_cost=cost)))
 
-    def _handing_over(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
-        """The role; None where its answer can't be used, so that the search takes the round."""
+    def _handing_over(self, name: str, role: Callable[[View], Any]) -> Callable[[View], Any]:
+        """The role; None where its answer can't be used, so that the one without a model takes the round."""
 
         def speak(view: View) -> Any:
             try:
@@ -202,7 +205,7 @@ class _Models:
             except (BudgetExceeded, LmCassetteMiss):
                 raise
             except (InputError, ContractError, LmError) as error:
-                about = {"role": "ideator", "error": type(error).__name__, "what": str(error)[:400]}
+                about = {"role": name, "error": type(error).__name__, "what": str(error)[:400]}
                 self._on_event("lm_given_up", about)
                 return None
 
@@ -225,7 +228,12 @@ class _Models:
     def analyst(self) -> Callable[[View], Any]:
         from autoqec.agents.llm_roles import LlmAnalyst
 
-        return self._booked(LlmAnalyst(self._clients["analyst"], on_event=self._on_event))
+        lm, checkpoint = self._clients["analyst"], self._choice.analyst_memory
+        if checkpoint is not None:
+            from autoqec.runtime import bridge
+
+            return self._booked(self._handing_over("analyst", bridge.analyst(checkpoint, lm)))
+        return self._booked(LlmAnalyst(lm, on_event=self._on_event))
 
     def _booked(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
         """The role with its calls booked under the round's attempt; None once the budget is used up."""

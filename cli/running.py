@@ -74,6 +74,7 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
         max_tokens=int(money["tokens"]) if "tokens" in money else None,
         open_surface=chosen["open_surface"],
         ideator_memory=chosen["ideator_memory"],
+        analyst_memory=chosen["analyst_memory"],
         memory=chosen["memory"],
     )
     if chosen["no_llm"] and choice.models:

@@ -8,11 +8,12 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.round import RoundMetrics
 from autoqec.environments.base import EnvDataset, EnvDatasetConfig, Environment
 from autoqec.environments.mcq import MCQEnv
 from autoqec.errors import ContractError, InputError
@@ -95,10 +96,15 @@ def verdicts(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
     for one in rounds:
         row = one.row
         if row.verify_verdict in VERDICTS and row.val_shots:
-            measured = f"On {row.val_shots} validation shots plain matching erred {row.val_errors_plain} times, "
-            measured += f"the predecoder {row.val_errors_predecoder} times."
-            question = f"{_design(row)}\n{measured}\nWhat did the judge say, on shots of its own?"
+            question = verdict_question(row.dsl_config or {}, row)
             yield _mcq(one, "verdict", question, VERDICTS, str(row.verify_verdict))
+
+
+def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
+    """What is asked of a round: its config and val counts, never what the judge drew."""
+    counts = f"On {measured.val_shots} validation shots plain matching erred {measured.val_errors_plain} times, "
+    counts += f"the predecoder {measured.val_errors_predecoder} times."
+    return f"{_design(config)}\n{counts}\nWhat did the judge say, on shots of its own?"
 
 
 def gains(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
@@ -106,7 +112,7 @@ def gains(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
     for one in rounds:
         relative = _relative(one.row)
         if relative is not None:
-            question = f"{_design(one.row)}\nHow did its logical error rate compare with plain matching?"
+            question = f"{_design(one.row.dsl_config)}\nHow did its logical error rate compare with plain matching?"
             yield _mcq(one, "gain", question, [*(name for _, name in BINS), BEYOND], binned(relative))
 
 
@@ -121,7 +127,7 @@ def causes(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
         if one.row.status in CAUSES:
             reason = " ".join((one.row.status_reason or "").split())[:REASON]
             said = f"The round failed and left this message:\n<data>{reason}</data>"
-            question = f"{_design(one.row)}\n{said}\nWhat was it?"
+            question = f"{_design(one.row.dsl_config)}\n{said}\nWhat was it?"
             yield _mcq(one, "cause", question, CAUSES, one.row.status)
 
 
@@ -148,8 +154,8 @@ def _mcq(one: Round, topic: Topic, question: str, choices: Sequence[str], answer
     return MCQEnv(question, answer, metadata, choices=list(choices), env_id=f"{one.id}/{topic}")
 
 
-def _design(row: HistoryRow) -> str:
-    return f"A predecoder was trained with this config: {json.dumps(row.dsl_config, sort_keys=True)}"
+def _design(config: dict[str, Any] | None) -> str:
+    return f"A predecoder was trained with this config: {json.dumps(config, sort_keys=True)}"
 
 
 def _relative(row: HistoryRow) -> float | None:

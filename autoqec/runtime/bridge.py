@@ -1,4 +1,4 @@
-"""The bridge: an agent that RunTime trained, with its memory, as the ideator of a live run."""
+"""The bridge: an agent that RunTime trained, with its memory, as the Ideator or the Analyst of a live run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autoqec.agents import analyst as mechanical
 from autoqec.agents.memory_agent import LMAgent
 from autoqec.agents.registry import build_agent, parse_agent_config
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
+from autoqec.contracts.round import RoundMetrics
 from autoqec.environments.design import ClauseLibrary, Facts, PredecoderDraft
 from autoqec.environments.design_text import observation, proposal, written
+from autoqec.environments.ledger import VERDICTS, verdict_question
+from autoqec.environments.mcq import LETTERS, MCQEnv
 from autoqec.errors import InputError
 from autoqec.lm.base import LanguageModel
 from autoqec.runtime import checkpoints
 from autoqec.search import moves, space
 from autoqec.search.moves import Move, State
+from autoqec.store import files
 
 SHOWN = 30  # measured rounds in the observation, the youngest
 
@@ -63,6 +68,34 @@ def ideator(
         return moves.reply(Move(slug, text, config), source=f"{name} {Path(checkpoint).name} {state.spoken}")
 
     return propose
+
+
+def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, Any]], AnalystResponse]:
+    """An Analyst (view -> nomination) that asks the trained agent what the judge will say, as `LedgerQA` did.
+
+    The figures and the advice are those of the Analyst without a model; only the nomination is the agent's. A reply
+    that names no verdict raises InputError. A round that failed, or was not measured, is not asked about.
+    """
+    agent = load_agent(checkpoint, lm)
+
+    def nominate(view: dict[str, Any]) -> AnalystResponse:
+        said = mechanical.analyse(view)
+        place = Path(view["metrics_path"])
+        metrics = RoundMetrics.read(json.loads(place.read_bytes()), where=str(place))
+        if metrics.status != "ok" or not metrics.val_shots:
+            return said
+        config = files.load_yaml(files.read_text(place.parent / "config.yaml"), where="config.yaml")
+        env = MCQEnv(verdict_question(config, metrics), VERDICTS[0], choices=list(VERDICTS))
+        with agent.frozen():
+            chosen = env.letter_of(agent.clone_for_episode().act(env.reset()))
+        if chosen is None:
+            raise InputError("the agent named no verdict", where="analyst")
+        expects = VERDICTS[LETTERS.index(chosen)]
+        summary = f"{type(agent).__name__} expects {expects}: {said.summary_1line}"[:400]
+        verdict = "candidate" if expects == "VERIFIED" else "ignore"
+        return AnalystResponse.model_validate(said.dump() | {"verdict": verdict, "summary_1line": summary})
+
+    return nominate
 
 
 def _outcome(number: int, row: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from cli import ideators
 from cli.ideators import Choice, Limits
 from tests.conftest import Lab
 from tests.support import rounds
-from tests.unit.runtime.test_bridge import config
+from tests.unit.runtime.test_bridge import config, measured
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 ANSWER = {"hypothesis": "messages see the lattice", "slug": "gnn-eleven", "fork_from": [], "proposal": GNN}
@@ -75,6 +75,7 @@ def test_every_search_has_its_name() -> None:
         (Choice("llm", cassette=Path("nowhere.jsonl")), "not there"),
         (Choice("policy", ideator_memory=Path("ep_000001")), "asks a language model"),
         (Choice("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
+        (Choice("random", analyst_memory=Path("ep_000001")), "asks a language model"),
         (Choice("tpe", memory=Path("nowhere/memory.jsonl")), "no memory can be kept"),
     ],
 )
@@ -214,3 +215,15 @@ def test_every_run_teaches_and_each_round_once(run: Run, tmp_path: Path) -> None
     choice = Choice("tpe", memory=tmp_path / "memory.jsonl")
     assert (ideators.learn(choice, run), ideators.learn(choice, run)) == (1, 0)
     assert ideators.learn(Choice("tpe"), run) == 0 and len(Learned(tmp_path / "memory.jsonl")) == 1
+
+
+def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    view = measured(tmp_path)
+    for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
+        (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "the judge say", "say": say}) + "\n")
+        choice = Choice("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
+        roles, _ = ideators.speakers(choice, run, lambda kind, payload: told.append(f"{kind} {payload['role']}"))
+        said = roles.analyst(view)
+        assert (said.verdict if said else None) == ends
+    assert told == ["lm_given_up analyst"]

@@ -9,9 +9,10 @@ import yaml
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.errors import ContractError, InputError
-from autoqec.runtime.bridge import ideator, load_agent
+from autoqec.runtime.bridge import analyst, ideator, load_agent
 from autoqec.runtime.main import evaluate
 from autoqec.runtime.twins import evaluate_twins, gain
+from tests.support import rounds
 from tests.support.envs import surface
 from tests.support.models import FunctionModel
 from tests.unit.environments.test_policy import row, view
@@ -96,3 +97,36 @@ def test_intervals_of_known_differences():
 def test_an_agent_without_a_memory_has_no_twin(tmp_path):
     with pytest.raises(InputError, match="no memory"):
         evaluate_twins(config(tmp_path, agent={"type": "memoryless_agent"}))
+
+
+def measured(folder, **more):
+    """A round as the Analyst finds it."""
+    counts = {
+        "val_shots": 4000,
+        "val_errors_plain": 120,
+        "val_errors_predecoder": 60,
+        "val_fixed": 70,
+        "val_broken": 10,
+    }
+    metrics = rounds.metrics(1, **{**counts, **more})
+    (folder / "metrics.json").write_text(json.dumps(metrics.dump()))
+    (folder / "config.yaml").write_text("type: mlp\nmlp: {depth: 2}\n")
+    return {"metrics_path": str(folder / "metrics.json"), "hypothesis": "h", "round_dir": str(folder)}
+
+
+@pytest.mark.parametrize("reply, verdict", [("A", "candidate"), ("The answer is (B)", "ignore"), ("FAILED", "ignore")])
+def test_a_trained_agent_nominates_what_it_expects_the_judge_to_verify(checkpoint, tmp_path, reply, verdict):
+    lm = FunctionModel(lambda system, user: reply)
+    said = analyst(checkpoint, lm)(measured(tmp_path))
+    assert said.verdict == verdict and "MemoryAgent expects" in said.summary_1line and "120" in said.analysis
+    prompt = lm.calls[0][1]
+    assert prompt.count("F: ") == 5 and "On 4000 validation shots plain matching erred 120 times" in prompt
+    assert "A. VERIFIED" in prompt and '"depth": 2' in prompt
+
+
+def test_a_trained_analyst_that_says_nothing_is_for_the_caller_and_a_failed_round_for_nobody(checkpoint, tmp_path):
+    lm = FunctionModel(lambda system, user: "hard to tell")
+    with pytest.raises(InputError, match="no verdict"):
+        analyst(checkpoint, lm)(measured(tmp_path))
+    failed = measured(tmp_path, status="train_error", status_reason="NaN")
+    assert analyst(checkpoint, lm)(failed).verdict == "ignore" and len(lm.calls) == 1
