@@ -123,7 +123,8 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
     """
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.eval.candidate"]
     # Nothing is writable: whatever the candidate wants to remember, it remembers in its own process.
-    policy = sandbox.Policy(read_only=(frozen.dir,), closed=frozen.closed, cwd=frozen.dir)
+    own = {"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])}  # whatever is installed elsewhere
+    policy = sandbox.Policy(read_only=(frozen.dir,), closed=frozen.closed, cwd=frozen.dir, env=own)
     wrapped = sandbox.wrap(argv, policy, tier=frozen.tier)
     # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.
     limits = child.Limits(wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, disk_mb=LOG_MB, processes=64)
