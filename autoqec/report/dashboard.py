@@ -36,6 +36,7 @@ class Dashboard:
         self.ended = [row for row in current(self.view.rows) if row.status not in LOST]
         self.compute_s = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in self.ended)
         self.round_s = (self.compute_s + sum(map(self._judge_s, self.ended))) / max(1, len(self.ended))
+        self._front = front_table(self.view) if self.view.front else None  # made here: it reads the judge's counts
         self._last_end = self.layout.history.stat().st_mtime if self.ended else 0.0
 
     def _judge_s(self, row: HistoryRow) -> float:
@@ -98,9 +99,7 @@ class Dashboard:
 
     def body(self) -> RenderableType:
         """The last rounds, a line each, and the front."""
-        parts: list[RenderableType] = []
-        if self.view.front:
-            parts.append(front_table(self.view))
+        parts: list[RenderableType] = [self._front] if self._front is not None else []
         if self.ended:
             parts.append(rounds_table(self.ended[-SHOWN_ROUNDS:], short=True))
         return Group(*parts)

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.report import run_view
 from autoqec.report.run_view import RunView, attempt_of
 from autoqec.report.text import count, effect_line, interval, percent, plain
 from autoqec.tools.rows import current
 
+SHOWN = 20  # of the front, in a table
 VERDICT_STYLE = {"VERIFIED": "bold green", "SUSPICIOUS": "yellow", "FAILED": "red"}
 
 
@@ -49,11 +51,11 @@ def rounds_table(rows: Sequence[HistoryRow], *, short: bool = False) -> Table:
         ("#", "right"),
         ("tried", "left"),
         ("status", "left"),
-        ("val Δ", "right"),
+        ("val Δ, errors", "right"),
         ("params", "right"),
         ("FLOPs", "right"),
         ("verdict", "left"),
-        ("against plain matching", "right"),
+        (f"{'fewer failures' if short else 'fewer failures than plain, fresh shots'}", "right"),
     ):
         look = {"overflow": "ellipsis", "no_wrap": True} if short else {"overflow": "fold"}
         table.add_column(name, justify="right" if justify == "right" else "left", **look)
@@ -64,33 +66,64 @@ def rounds_table(rows: Sequence[HistoryRow], *, short: bool = False) -> Table:
             str(row.round),
             Text(plain(row.hypothesis, 160)),
             Text(plain(row.status if row.status == "ok" else f"{row.status}: {row.status_reason}", 120)),
-            "–" if row.delta_ler is None else f"{row.delta_ler:+.2e}",
+            _validated(row, short=short),
             count(row.n_params),
             count(row.flops_per_syndrome),
             Text(verdict, style=VERDICT_STYLE.get(verdict, "dim")),
-            Text(_gain(row)),
+            Text(_gain(row) + ("" if short or not row.holdout_shots else f"\non {count(row.holdout_shots)}")),
         )
     return table
 
 
+def _validated(row: HistoryRow, *, short: bool) -> Text:
+    """Δ on val shots and, below it, the errors it comes from: plain backend → decoder."""
+    if row.delta_ler is None:
+        return Text("–")
+    known = not short and row.val_errors_plain is not None and row.val_errors_predecoder is not None
+    errors = f"\n{row.val_errors_plain} → {row.val_errors_predecoder} of {count(row.val_shots)}" if known else ""
+    return Text(f"{row.delta_ler:+.2e}{errors}")
+
+
 def front_table(view: RunView) -> Table:
-    table = Table(title="Verified front (unseen shots; best first)", title_justify="left")
-    for name in ("#", "Δ_LER a shot", "against plain", "beats", "params", "FLOPs a shot", "branch"):
+    """The front with the judge's gains, and the errors they come from where the report can be read."""
+    table = Table(title="Verified front (fresh shots, 95% intervals; best first)", title_justify="left")
+    for name in (
+        "#",
+        "Δ_LER a shot",
+        "fewer failures than plain",
+        "errors",
+        "beats",
+        "params",
+        "FLOPs a shot",
+        "branch",
+    ):
         table.add_column(name, overflow="fold")
     by_attempt = {attempt_of(row): row for row in current(view.rows)}
-    for entry in view.front:
+    for entry in view.front[:SHOWN]:
         row = by_attempt.get(entry.round_attempt_id)
         beaten = ", ".join(name for name, beats in (row and row.beats_panel or {}).items() if beats)
         table.add_row(
             str(row.round if row else "?"),
             f"{entry.delta_vs_baseline_holdout:+.2e}",
             Text(_gain(row) if row else ""),
+            Text(_errors(view, row) if row else ""),
             Text(plain(beaten) or "–"),
             count(entry.n_params),
             count(entry.flops_per_syndrome),
             Text(plain(entry.branch)),
         )
+    if len(view.front) > SHOWN:
+        table.caption = f"{SHOWN} of {len(view.front)}; all of them: {_near(view.layout.pareto)}"
     return table
+
+
+def _errors(view: RunView, row: HistoryRow) -> str:
+    """The judge's counts: plain backend → decoder, of how many shots."""
+    report = run_view.report(view.layout.round(row.round))
+    if report is None or report.effect is None:
+        return f"of {count(row.holdout_shots)}" if row.holdout_shots else "–"
+    counts = report.effect.counts
+    return f"{counts.errors_reference} → {counts.errors_candidate} of {count(counts.shots)}"
 
 
 def _best(view: RunView) -> Iterator[RenderableType]:
