@@ -65,11 +65,11 @@ def apply(actions: Sequence[Action], memory: RunMemory, repo: Repo) -> None:
     if updates:
         repo.update_refs(updates)
         reach("recovery_refs_moved")
-    for action in actions:
-        if action.row is not None:
-            atomic.make_dir(layout.round(action.row.round).dir)
-            memory.append_round(action.row)
-            reach("recovery_row_appended")
+    rows = [action.row for action in actions if action.row is not None]
+    if rows:
+        atomic.make_dirs(dict.fromkeys(layout.round(row.round).dir for row in rows))
+        memory.history.append_rows(rows)
+        reach("recovery_row_appended")
     memory.rebuild_views()
     reach("recovery_views_written")
 

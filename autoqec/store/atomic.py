@@ -10,7 +10,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,16 @@ def make_dir(directory: Path | str, *, exclusive: bool = False) -> None:
     except OSError as error:
         raise failed(directory, error) from error
     fsync_dir(directory.parent)
+
+
+def make_dirs(directories: Iterable[Path]) -> None:
+    """As `make_dir`, many of them below parents that stand, each parent made durable once."""
+    missing = [directory for directory in directories if not directory.is_dir()]
+    for directory in missing:
+        with disk(directory):
+            os.mkdir(directory)
+    for parent in dict.fromkeys(directory.parent for directory in missing):
+        fsync_dir(parent)
 
 
 def sweep(directory: Path | str) -> list[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,13 +44,20 @@ class History:
         Raises ContractError for a row without round directory, and for a second row of an attempt that is
         no follow-up (`refers_to_attempt`).
         """
-        directory = self.layout.round(row.round).dir
-        if not directory.is_dir():
-            raise ContractError(f"row of round {row.round} without its directory {directory}", where="history")
-        attempt = row.round_attempt_id
-        if attempt is not None and row.refers_to_attempt is None and attempt in self.closed_attempts():
-            raise ContractError(f"attempt {attempt} has its row already", where="history")
-        jsonl.append(self.layout.history, row.dump(), salvage=self.layout.salvage)
+        self.append_rows([row])
+
+    def append_rows(self, rows: Sequence[HistoryRow]) -> None:
+        """As `append_row`, several at once; cut off, the first so many are there."""
+        closed = set(self.closed_attempts())
+        for row in rows:
+            directory, attempt = self.layout.round(row.round).dir, row.round_attempt_id
+            if not directory.is_dir():
+                raise ContractError(f"row of round {row.round} without its directory {directory}", where="history")
+            if attempt is not None and row.refers_to_attempt is None:
+                if attempt in closed:
+                    raise ContractError(f"attempt {attempt} has its row already", where="history")
+                closed.add(attempt)
+        jsonl.append_all(self.layout.history, [row.dump() for row in rows], salvage=self.layout.salvage)
 
     def append_attempt(self, line: AttemptLine) -> None:
         """Write ahead: durable on return."""

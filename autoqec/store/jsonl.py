@@ -6,6 +6,8 @@ import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,14 +24,22 @@ def append(path: Path | str, value: Any, *, salvage: Path | None = None) -> None
     `salvage` (default: `salvage/` beside the file) first. Writers exclude each other by flock on the file.
     On failure the file is cut back to what it was. Raises DiskFailed; ValueError for NaN.
     """
+    append_all(path, [value], salvage=salvage)
+
+
+def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None = None) -> None:
+    """As `append`, several lines by one write: after a crash the first so many of them are there, whole."""
     path = Path(path)
-    line = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    dump = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    lines = b"".join(dump(value).encode() + b"\n" for value in values)
+    if not lines:
+        return
     with atomic.disk(path):
         fd, created = _open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             size = _heal(fd, path, salvage or path.parent / "salvage")
-            atomic.append_to(fd, line, size)
+            atomic.append_to(fd, lines, size)
         finally:
             os.close(fd)
     if created:
