@@ -12,7 +12,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.report import live_file, run_data, run_view
 from autoqec.report.live_file import Plan
 from autoqec.report.run_view import RunView
-from autoqec.report.summary import front_table, rounds_table
+from autoqec.report.summary import front_table, last_rounds
 from autoqec.report.text import count, duration, plain
 from autoqec.store.layout import RunLayout
 from autoqec.tools.rows import LOST, current
@@ -101,5 +101,5 @@ class Dashboard:
         """The last rounds, a line each, and the front."""
         parts: list[RenderableType] = [self._front] if self._front is not None else []
         if self.ended:
-            parts.append(rounds_table(self.ended[-SHOWN_ROUNDS:], short=True))
+            parts.append(last_rounds(self.ended[-SHOWN_ROUNDS:]))
         return Group(*parts)

@@ -44,42 +44,55 @@ def parts(view: RunView) -> Iterator[RenderableType]:
     yield Text(f"Log: {_near(view.layout.log)}")
 
 
-def rounds_table(rows: Sequence[HistoryRow], *, short: bool = False) -> Table:
-    """One entry a round, as its last row has it; `short`: one line each, words cut off where they do not fit."""
+def rounds_table(rows: Sequence[HistoryRow]) -> Table:
+    """One entry a round, as its last row has it."""
     table = Table(title="Rounds", title_justify="left")
-    for name, justify in (
-        ("#", "right"),
-        ("tried", "left"),
-        ("status", "left"),
-        ("val Δ, errors", "right"),
-        ("params", "right"),
-        ("FLOPs", "right"),
-        ("verdict", "left"),
-        (f"{'fewer failures' if short else 'fewer failures than plain, fresh shots'}", "right"),
-    ):
-        look = {"overflow": "ellipsis", "no_wrap": True} if short else {"overflow": "fold"}
-        table.add_column(name, justify="right" if justify == "right" else "left", **look)
+    table.add_column("#", justify="right")
+    for name in ("tried", "status"):
+        table.add_column(name, overflow="fold")
+    for name in ("val Δ, errors", "params", "FLOPs"):
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("verdict", overflow="fold")
+    table.add_column("fewer failures than plain, fresh shots", justify="right", overflow="fold")
     for row in rows:
-        unjudged = "not judged" if row.verdict == "candidate" else "not nominated"
-        verdict = row.verify_verdict or (unjudged if row.status == "ok" else "–")
         table.add_row(
             str(row.round),
             Text(plain(row.hypothesis, 160)),
             Text(plain(row.status if row.status == "ok" else f"{row.status}: {row.status_reason}", 120)),
-            _validated(row, short=short),
+            _validated(row),
             count(row.n_params),
             count(row.flops_per_syndrome),
-            Text(verdict, style=VERDICT_STYLE.get(verdict, "dim")),
-            Text(_gain(row) + ("" if short or not row.holdout_shots else f"\non {count(row.holdout_shots)}")),
+            _verdict(row),
+            Text(_gain(row) + (f"\non {count(row.holdout_shots)}" if row.holdout_shots else "")),
         )
     return table
 
 
-def _validated(row: HistoryRow, *, short: bool) -> Text:
+def last_rounds(rows: Sequence[HistoryRow]) -> Table:
+    """The same for a screen: a line or two each, of those that failed why instead of what."""
+    table = Table(title="Last rounds", title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("tried, or why it failed", overflow="fold", min_width=24)
+    for name, justify in (("val Δ", "right"), ("verdict", "left"), ("fewer failures", "right")):
+        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+    for row in rows:
+        words = row.hypothesis if row.status == "ok" else f"{row.status}: {row.status_reason}"
+        val = "–" if row.delta_ler is None else f"{row.delta_ler:+.2e}"
+        table.add_row(str(row.round), Text(plain(words, 72)), val, _verdict(row), Text(_gain(row)))
+    return table
+
+
+def _verdict(row: HistoryRow) -> Text:
+    unjudged = "not judged" if row.verdict == "candidate" else "not nominated"
+    verdict = row.verify_verdict or (unjudged if row.status == "ok" else "–")
+    return Text(verdict, style=VERDICT_STYLE.get(verdict, "dim"))
+
+
+def _validated(row: HistoryRow) -> Text:
     """Δ on val shots and, below it, the errors it comes from: plain backend → decoder."""
     if row.delta_ler is None:
         return Text("–")
-    known = not short and row.val_errors_plain is not None and row.val_errors_predecoder is not None
+    known = row.val_errors_plain is not None and row.val_errors_predecoder is not None
     errors = f"\n{row.val_errors_plain} → {row.val_errors_predecoder} of {count(row.val_shots)}" if known else ""
     return Text(f"{row.delta_ler:+.2e}{errors}")
 

@@ -77,7 +77,7 @@ def test_what_is_under_way_is_on_the_screen(tmp_path: Path) -> None:
         target.print(screen.draw())
     text = said(target)
     assert "a third idea" in text and "training · 1 of 100 · loss 0.25 · 1:01 left" in text
-    assert "2 rounds" in text and "sandbox bubblewrap" in text and "Rounds" in text
+    assert "2 rounds" in text and "sandbox bubblewrap" in text and "Last rounds" in text
 
 
 def test_an_owner_of_another_boot_or_a_dead_one_is_nobody(tmp_path: Path) -> None:
