@@ -49,11 +49,12 @@ def _replay(round_dir: Path, out: Out) -> None:
     layout, number = places.round_of(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         found = replay(layout, Repo.discover(layout.repo_root), number, view)
-    verdict, chunks = found.report.verdict, len(found.report.chunk_digests)
+    verdict = found.report.verdict
     if found.agrees:
-        out.say(f"The replay agrees: {verdict}, on the same {chunks} chunks of shots, redrawn from the run's secret")
+        out.say(f"The replay agrees: {verdict}, on the same shots ({found.source})")
     else:
         out.say(f"The replay disagrees: {plain(found.differences[0], 2000)}")
+    chunks = {"redrawn": found.redrawn, "from_archive": found.kept}
     out.emit({"agrees": found.agrees, "verdict": verdict, "chunks": chunks, "differences": list(found.differences)})
     if not found.agrees:
         raise click.exceptions.Exit(1)
