@@ -33,6 +33,7 @@ COMMANDS = {
     "bench-ideators": ("cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
     "memory": ("cli.commands.memory", "What runs learned, in one file; older runs can be put into it."),
     "mcp": ("cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
+    "add-env": ("cli.commands.add_env", "Write an env for one's own code: asks, builds it, decodes shots of it."),
     "envs": ("cli.commands.envs", "List the envs that can be named without a path."),
     "machine-state": ("cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
     "doctor": ("cli.commands.doctor", "Check what autoqec needs here, and say how to mend what is missing."),

@@ -187,12 +187,18 @@ def load_env(path: Path | str) -> tuple[EnvSpec, str]:
     path = Path(path)
     mend = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
     text = read_text(path, what="env file", mend=mend)
-    env = _validate(load_yaml(text, where=str(path)), where=str(path))
-    if isinstance(env.code, FILE_CODES) and env.code.text is None:
-        mend = f"correct `code.path` in {path} (relative to that file)"
-        content = read_text(path.parent / env.code.path, what="code file", mend=mend)
-        env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
+    env = understood(load_yaml(text, where=str(path)), where=str(path), directory=path.parent)
     return env, dump_config(env.dump())
+
+
+def understood(data: Any, *, where: str, directory: Path, mend: str | None = None) -> EnvSpec:
+    """An env from plain values, with the text of its code file, whose path is relative to `directory`. InputError."""
+    env = _validate(data, where=where, mend=mend)
+    if isinstance(env.code, FILE_CODES) and env.code.text is None:
+        mend = mend or f"correct `code.path` in {where} (relative to that file)"
+        content = read_text(directory / env.code.path, what="code file", mend=mend)
+        env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
+    return env
 
 
 def parse_env(text: str, *, where: str) -> EnvSpec:
@@ -203,8 +209,8 @@ def parse_env(text: str, *, where: str) -> EnvSpec:
     return env
 
 
-def _validate(data: Any, *, where: str) -> EnvSpec:
+def _validate(data: Any, *, where: str, mend: str | None = None) -> EnvSpec:
     try:
         return EnvSpec.model_validate(data)
     except ValidationError as error:
-        raise InputError(first_fault(error), where=where, mend=f"edit {where}") from error
+        raise InputError(first_fault(error), where=where, mend=mend or f"edit {where}") from error

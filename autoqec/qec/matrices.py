@@ -1,0 +1,54 @@
+"""Binary check matrices from files of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import scipy.sparse as sp
+
+from autoqec.errors import InputError
+
+ENDINGS = (".npy", ".npz", ".mtx", ".txt")
+
+
+def read_matrix(path: Path) -> np.ndarray:
+    """uint8 [rows, columns] of 0 and 1: .npy, .npz (scipy's sparse), .mtx (Matrix Market), or rows of text.
+
+    InputError naming the file where it is none. Nothing in it is run: pickled arrays are refused.
+    """
+    mend = f"write 0s and 1s as {', '.join(ENDINGS)}"
+    try:
+        found = _read(path)
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path), mend=mend) from error
+    except (ValueError, KeyError, EOFError, TypeError) as error:
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"holds no matrix ({why})", where=str(path), mend=mend) from error
+    if found.ndim != 2 or not found.size or not np.isin(found, (0, 1)).all():
+        raise InputError(f"is no matrix of 0s and 1s (shape {found.shape})", where=str(path), mend=mend)
+    return found.astype(np.uint8)
+
+
+def _read(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        return np.asarray(np.load(path, allow_pickle=False))
+    if path.suffix == ".npz":
+        return np.asarray(sp.load_npz(path).toarray())
+    if path.suffix == ".mtx":
+        from scipy.io import mmread
+
+        found = mmread(path)
+        return np.asarray(found.toarray() if sp.issparse(found) else found)
+    rows = [line.split("#")[0] for line in path.read_text(encoding="utf-8").splitlines()]
+    parts = [row.replace(",", " ").split() for row in rows if row.strip()]
+    digits = [list(part[0]) if len(part) == 1 else part for part in parts]
+    return np.array([[int(digit) for digit in row] for row in digits])
+
+
+def css_text(matrices: dict[str, np.ndarray]) -> str:
+    """The text of a `css_file`: hx, hz, and lx, lz where given, as rows of digits."""
+    out = ""
+    for name, matrix in matrices.items():
+        out += f"{name}:\n" + "".join(f'  - "{"".join(map(str, row))}"\n' for row in matrix.tolist())
+    return out

@@ -1,0 +1,182 @@
+"""`autoqec add-env`: whatever a code is given by becomes one env file that was built and decoded, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner
+from scipy.io import mmwrite
+
+from autoqec.errors import InputError
+from autoqec.qec.bicycle import checks
+from autoqec.qec.matrices import read_matrix
+from autoqec.qec.problem import Problem
+from autoqec.store.files import load_env
+from cli.autoqec import group
+from cli.commands import add_env
+from cli.common import call
+from tests.support.envs import problem
+
+STEANE = np.array([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0, 1]], np.uint8)
+FEW = ("--shots", "200")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def made(*argv: str) -> int:
+    return call(group, ["add-env", *argv, *FEW])
+
+
+def test_a_task_of_stims(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("mine", "--code", "surface_code:rotated_memory_x", "--distance", "3", "--p", "0.005,0.01,0.02")
+    assert made(*argv, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    env, _ = load_env(here / "mine.yaml")
+    assert env.target == 0.01 and env.code.rounds == 3 and env.baselines == ("mwpm", "mwpm_correlated")
+    assert told["env"] == env.dump() and told["n_detectors"] == 24 and told["inputs"] == "other_sector"
+    assert told["distance_bound"] == 3 and told["rates"]["mwpm"]["shots"] == 200
+    assert env.seed_policy.train[0] <= told["seed"] <= env.seed_policy.train[1]
+
+
+def test_bias_rounds_and_target(here: Path) -> None:
+    argv = ("b", "--code", "surface_code:rotated_memory_z", "--distance", "3", "--rounds", "2", "--p", "0.005,0.01")
+    assert made(*argv, "--eta", "10", "--target", "0.005", "--out", "elsewhere.yaml") == 0
+    env, _ = load_env(here / "elsewhere.yaml")
+    assert (env.noise.model, env.noise.eta, env.target, env.code.rounds) == ("circuit_biased", 10, 0.005, 2)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("ending", ["stim", "dem"])
+def test_a_file_of_stims_keeps_its_place(here: Path, ending: str) -> None:
+    (here / "envs").mkdir()
+    source = problem(3).circuit if ending == "stim" else problem(3).dem
+    (here / f"code.{ending}").write_text(str(source), encoding="utf-8")
+    assert made("mine", "--code", f"code.{ending}", "--rounds", "3", "--out", "envs/mine.yaml") == 0
+    env, _ = load_env(here / "envs" / "mine.yaml")
+    assert env.code.path == f"../code.{ending}" and env.noise.model == "from_file"  # type: ignore[union-attr]
+    assert Problem.from_env(env).n_detectors == 24 and Problem.from_env(env).rounds == 3
+
+
+def test_a_code_without_a_graph_gets_belief_propagation(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert made("colour", "--code", "color_code:memory_xyz", "--distance", "5", "--p", "0.003") == 0
+    env, _ = load_env(here / "colour.yaml")
+    assert env.backend == "bposd" and env.baselines == ("bposd_cs10",)
+    assert "backend bposd: no matching graph" in capsys.readouterr().err
+
+
+def test_matrices_of_other_tools(here: Path) -> None:
+    np.save("hx.npy", STEANE)
+    mmwrite("hz.mtx", sp.coo_matrix(STEANE))
+    Path("lz.txt").write_text("# the logical\n1 1 1 1 1 1 1\n")
+    assert made("steane", "--hx", "hx.npy", "--hz", "hz.mtx", "--lz", "lz.txt", "--p", "0.05") == 0
+    for name in ("hx.npy", "hz.mtx", "lz.txt"):
+        Path(name).unlink()
+    env, _ = load_env(here / "steane.yaml")  # the digits travel in the file
+    assert Problem.from_env(env).n_detectors == 6
+    hx, hz = checks(6, 6, ((3, 0), (0, 1), (0, 2)), ((0, 3), (1, 0), (2, 0)))
+    sp.save_npz("hx.npz", sp.csr_matrix(hx))
+    Path("hz.txt").write_text("\n".join("".join(map(str, row)) for row in hz))
+    assert np.array_equal(read_matrix(Path("hx.npz")), hx) and np.array_equal(read_matrix(Path("hz.txt")), hz)
+
+
+def test_a_file_of_matrices_and_the_bicycle(here: Path) -> None:
+    rows = [f'"{"".join(map(str, row))}"' for row in STEANE]
+    Path("steane.css.yaml").write_text(f"hx: [{', '.join(rows)}]\nhz: [{', '.join(rows)}]\n")
+    assert made("steane", "--code", "steane.css.yaml", "--basis", "x", "--p", "0.05", "--backend", "bplsd") == 0
+    env, _ = load_env(here / "steane.yaml")
+    assert (env.code.basis, env.backend) == ("x", "bplsd")  # type: ignore[union-attr]
+    argv = ("bb", "--code", "bivariate_bicycle", "--rounds", "1", "--p", "0.003", "--backend", "bposd")
+    assert call(group, ["add-env", *argv, "--shots", "5", "--baselines", "bposd0"]) == 0
+    assert load_env(here / "bb.yaml")[0].baselines == ("bposd0",)
+
+
+def test_somebody_is_asked_for_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(add_env, "attended", lambda: True)
+    answers = "asked\nsurface_code:rotated_memory_z\n3\n0.01\n"
+    shown = CliRunner().invoke(group, ["add-env", *FEW], input=answers)
+    assert shown.exit_code == 0, shown.output
+    assert load_env(here / "asked.yaml")[0].code.distance == 3  # type: ignore[union-attr]
+
+
+def test_a_file_that_stands_is_replaced_by_force_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("mine", "--code", "repetition_code:memory", "--distance", "3", "--p", "0.02")
+    (here / "mine.yaml").write_text("older")
+    assert made(*argv) == 2
+    assert "--force" in capsys.readouterr().err and (here / "mine.yaml").read_text() == "older"
+    assert made(*argv, "--force") == 0 and load_env(here / "mine.yaml")[0].name == "mine"
+
+
+def test_few_errors_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert made("mine", "--code", "repetition_code:memory", "--distance", "5", "--p", "0.001") == 0
+    assert "fewer than 30 errors" in capsys.readouterr().err
+
+
+TASK = ("--code", "surface_code:rotated_memory_z", "--distance", "3")
+CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "nobody to ask for the name": ((), ("NAME", "missing")),
+    "nobody to ask for the code": (("m",), ("--code", "missing")),
+    "nobody to ask for p": (("m", *TASK), ("--p", "missing")),
+    "no such kind of file": (("m", "--code", "code.qasm"), ("code.qasm", ".stim")),
+    "no such file": (("m", "--code", "code.stim"), ("code.stim", "cannot be read")),
+    "p that is none": (("m", *TASK, "--p", "0.01,x"), ("--p", "x")),
+    "p of one half": (("m", *TASK, "--p", "0.5"), ("noise", "(0, 1/2)")),
+    "a target that is not listed": (("m", *TASK, "--p", "0.01", "--target", "0.02"), ("target_p",)),
+    "a name that is none": (("M!", *TASK, "--p", "0.01"), ("name",)),
+    "an unknown baseline": (("m", *TASK, "--p", "0.01", "--baselines", "mwpm,oracle"), ("oracle", "known")),
+    "a distance that stim refuses": (
+        ("m", "--code", "color_code:memory_xyz", "--distance", "4", "--p", "0.01"),
+        ("odd distance", "another distance"),
+    ),
+    "a graph where there is none": (
+        ("m", "--code", "color_code:memory_xyz", "--distance", "5", "--p", "0.01", "--backend", "mwpm"),
+        ("matching graph", "bposd"),
+    ),
+    "noise beside a file's own": (("m", "--code", "code.stim", "--p", "0.01"), ("--p", "its own noise")),
+    "one matrix of two": (("m", "--hx", "hx.npy", "--p", "0.01"), ("--hz", "missing")),
+    "a code said twice": (("m", *TASK, "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("--code", "second time")),
+    "a matrix that is not there": (("m", "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("a.npy", "cannot be read")),
+    "a directory that is not there": (("m", *TASK, "--p", "0.01", "--out", "no/m.yaml"), ("no/m.yaml", "--out")),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_wrong_words_write_nothing(here: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    argv, parts = CASES[name]
+    if "code.stim" in argv and "--p" in argv:
+        (here / "code.stim").write_text(str(problem(3).circuit))
+    before = sorted(here.iterdir())
+    assert made(*argv) == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    for part in (*parts, "Mend:"):
+        assert part in last, last
+    assert sorted(here.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "words"),
+    [
+        ("a.txt", b"012\n", "0s and 1s"),
+        ("a.txt", b"01\n011\n", "holds no matrix"),
+        ("a.txt", b"", "0s and 1s"),
+        ("a.npy", b"not numpy", "holds no matrix"),
+        ("a.mtx", b"%%MatrixMarket nothing\n", "holds no matrix"),
+        ("a.npz", b"PK", "holds no matrix"),
+    ],
+)
+def test_files_that_hold_no_matrix(here: Path, file: str, data: bytes, words: str) -> None:
+    (here / file).write_bytes(data)
+    with pytest.raises(InputError, match=words):
+        read_matrix(here / file)
+
+
+def test_pickles_are_never_opened(here: Path) -> None:
+    np.save("a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(InputError, match="holds no matrix"):
+        read_matrix(here / "a.npy")
