@@ -109,6 +109,9 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 @click.option("--open-surface", is_flag=True, help="Let the model edit the surface's code, not the config alone.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Rounds measured at once.")
 @click.option(
+    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Shared out among the rounds at once."
+)
+@click.option(
     "--executor",
     type=click.Choice(["local", "slurm"]),
     default="local",
@@ -117,7 +120,10 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 )
 @click.option("--slurm", metavar="KEY=VALUE", multiple=True, help="Of the jobs: time, cpus, mem, partition, …")
 @click.option(
-    "--budget", metavar="KEY=NUMBER,…", default="", help="rounds, hours, compute_hours, plateau, usd, tokens."
+    "--budget",
+    metavar="KEY=NUMBER,…",
+    default="",
+    help="rounds, hours, compute_hours, cpu_hours, gpu_hours, plateau, usd, tokens.",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show the plan, write nothing.")
 @options

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,7 +147,7 @@ def speakers(choice: Choice, run: Run, on_event: OnEvent, budget: Budget | None 
     A budget that the next call could break ends the run before a further round; the round under way is finished by
     the roles without a model.
     """
-    limits = {name: getattr(budget or Budget(), name) for name in ("rounds", "hours", "compute_hours", "plateau")}
+    limits = asdict(budget or Budget())
     if choice.ideator in SEARCHES:
         return Roles(search(choice.ideator)), Limits(**limits)
     if choice.replay_of is not None:

@@ -47,7 +47,13 @@ class Order:
     rounds: int | None
     budget: loop.Budget
     parallel: int
+    threads: int
     cluster: dict[str, str] | None
+
+    @property
+    def round_threads(self) -> int:
+        """What one round's child gets: its share, where several are on one machine."""
+        return self.threads if self.cluster is not None else max(1, self.threads // self.parallel)
 
     @property
     def executor(self) -> loop.Executor | None:
@@ -93,17 +99,18 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
         rounds=chosen["rounds"] or (None if chosen["budget"] else ROUNDS),
         budget=budget,
         parallel=chosen["parallel"],
-        cluster=_cluster(chosen["executor"], chosen["slurm"], profile),
+        threads=chosen["threads"],
+        cluster=_cluster(chosen["executor"], chosen["slurm"], profile, chosen["threads"]),
     )
 
 
-def _cluster(executor: str, options: tuple[str, ...], profile: ProfileName) -> dict[str, str] | None:
+def _cluster(executor: str, options: tuple[str, ...], profile: ProfileName, threads: int) -> dict[str, str] | None:
     """The options of a round's job, which SLURM would take; None where rounds are measured here."""
     if executor == "local":
         if options:
             raise InputError("belongs to --executor slurm", where="--slurm", mend="add --executor slurm")
         return None
-    asked = filled(slurm.parse(options), PROFILES[profile])
+    asked = filled(slurm.parse(options), PROFILES[profile], threads)
     slurm.check(asked)
     return asked
 
@@ -144,6 +151,7 @@ def show_plan(order: Order, out: Out) -> None:
     for key, value in profile.items():
         out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
     plan = {"rounds": order.rounds, "parallel": order.parallel, "ideator": order.choice.ideator, "seed": order.seed}
+    plan["threads"] = order.round_threads
     out.emit({**base, **plan, "profile": profile, "slurm": order.cluster})
 
 
@@ -183,7 +191,9 @@ def go(order: Order, out: Out) -> int:
 def _opened(order: Order, tell: Tell) -> loop.Run:
     stand_in = loop.Roles(lambda view: None)  # the roles proper need the opened run
     if order.layout is not None:
-        return loop.resume_run(order.layout.run_id, order.root, roles=stand_in, on_event=tell)
+        return loop.resume_run(
+            order.layout.run_id, order.root, roles=stand_in, threads=order.round_threads, on_event=tell
+        )
     assert order.env is not None  # an order has one or the other
     return loop.start_run(
         order.env,
@@ -193,13 +203,14 @@ def _opened(order: Order, tell: Tell) -> loop.Run:
         order.choice.ideator,
         secret_file=order.secret_file,
         roles=stand_in,
+        threads=order.round_threads,
         command_line=tuple(sys.argv),
     )
 
 
 def _limits(order: Order) -> Plan:
     """What ends this start of the run, for whoever watches it."""
-    limits = asdict(order.budget)
+    limits = {name: value for name, value in asdict(order.budget).items() if name not in ("cpu_hours", "gpu_hours")}
     rounds = [number for number in (order.rounds, limits.pop("rounds")) if number is not None]
     return Plan(
         **limits,

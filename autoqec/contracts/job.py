@@ -18,5 +18,6 @@ class JobOrder(Contract):
     name: str = Field(description="the job's name, unique: by it a job is found whose number was never written")
     options: dict[str, str] = Field(description="of `--slurm`, defaults filled in")
     code_sha256: str = Field(pattern=SHA256, description="trusted code that the round is to be measured with")
+    needs_sandbox: bool = Field(description="the branch changes code, and nobody said that it may run without walls")
     config: RunnerConfig
     job_id: str | None = Field(default=None, description="null: not known to have been accepted")

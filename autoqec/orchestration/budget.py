@@ -15,20 +15,23 @@ from autoqec.errors import InputError
 from autoqec.orchestration.attempts import Standing, is_finished, standings
 from autoqec.orchestration.views import verified_front
 
-_KEYS = ("rounds", "hours", "compute_hours", "plateau")
+_KEYS = ("rounds", "hours", "compute_hours", "cpu_hours", "gpu_hours", "plateau")
 
 
 @dataclass(frozen=True)
 class Budget:
     """Limits of a run; None: none. Counted on the run's history, but for `hours`, which is this start's clock.
 
-    rounds: finished rows in all. hours: wall-clock. compute_hours: training and measuring of all rounds together.
-    plateau: finished rounds in a row that left the verified front as it was.
+    rounds: finished rows in all. hours: wall-clock. compute_hours: training and measuring of all rounds together;
+    gpu_hours: of those that worked on a GPU; cpu_hours: of the others. plateau: finished rounds in a row that left
+    the verified front as it was.
     """
 
     rounds: int | None = None
     hours: float | None = None
     compute_hours: float | None = None
+    cpu_hours: float | None = None
+    gpu_hours: float | None = None
     plateau: int | None = None
 
     @classmethod
@@ -53,13 +56,21 @@ class Budget:
             return f"{len(finished) + under_way} of {self.rounds} rounds"
         if self.hours is not None and elapsed_s >= 3600 * self.hours:
             return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
-        used = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in rows) / 3600
-        if self.compute_hours is not None and used >= self.compute_hours:
-            return f"{used:.2f} of {self.compute_hours:g} compute hours"
+        for kind in ("compute", "cpu", "gpu"):
+            limit, used = getattr(self, f"{kind}_hours"), used_hours(rows, kind)
+            if limit is not None and used >= limit:
+                return f"{used:.2f} of {limit:g} {kind} hours"
         still = unchanged_for(rows) if self.plateau is not None else 0
         if self.plateau is not None and still >= self.plateau:
             return f"a plateau: the front has not moved for {still} rounds"
         return None
+
+
+def used_hours(rows: Sequence[HistoryRow], kind: str) -> float:
+    """What the rounds' children took, in hours: of all (`compute`), or of those with or without a GPU."""
+    on_gpu = {"compute": (False, True), "cpu": (False,), "gpu": (True,)}[kind]
+    counted = [row for row in rows if bool(row.vram_peak_gb) in on_gpu]
+    return sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in counted) / 3600
 
 
 def unchanged_for(rows: Sequence[HistoryRow]) -> int:

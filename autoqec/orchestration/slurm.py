@@ -16,7 +16,8 @@ import autoqec
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.host import machine, slurm
+from autoqec.host import machine, sandbox, slurm
+from autoqec.orchestration import worktree
 from autoqec.orchestration.executor import OnEvent
 from autoqec.orchestration.failpoint import reach
 from autoqec.store import atomic
@@ -62,10 +63,12 @@ class Slurm:
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> Round:
         """Raises InputError, with the order called off, where SLURM refuses."""
         options = filled(self.options, PROFILES[config.profile], config.threads)
+        changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))
         order = JobOrder(
             name=f"autoqec-{config.round_idx}-{config.round_attempt_id}",
             options=options,
             code_sha256=machine.code_sha256(),
+            needs_sandbox=changes_code and not sandbox.waived(),
             config=config,
         )
         one = Round(self, order, on_event)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
-from autoqec.host import machine
+from autoqec.host import machine, sandbox
 from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
@@ -28,6 +28,10 @@ def work(round_dir: str, number: int) -> None:
     if machine.code_sha256() != order.code_sha256:
         what = "the trusted code on the node is another than the run's, so nothing was measured"
         runner.conclude(order.config, "train_error", what)
+        return
+    if order.needs_sandbox and sandbox.probe() == "none":
+        what = "the branch changes code, and no sandbox runs on the node. Mend: install bubblewrap there"
+        runner.conclude(order.config, "killed_by_safety", what)
         return
     try:
         runner.run_round(order.config)

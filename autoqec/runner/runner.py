@@ -175,10 +175,12 @@ def gathered(
     except collect.Refused as refusal:
         return [], failed("train_error", f"what the child left was refused: {refusal}")
     if ended.killed is not None:
-        return kept, failed("killed_by_safety", ended.killed)
+        return kept, failed("killed_by_safety", ended.killed, seconds=ended.wallclock_s)
     if said is None:
         return kept, failed(
-            "train_error", f"the child ended with {_ending(ended.returncode)} and left no result{tail(log)}"
+            "train_error",
+            f"the child ended with {_ending(ended.returncode)} and left no result{tail(log)}",
+            seconds=ended.wallclock_s,
         )
     if said.status == "ok":
         missing = [name for name in ("val", "n_params", "flops_per_syndrome") if getattr(said, name) is None]
@@ -232,8 +234,9 @@ def versus_parent(config: RunnerConfig, delta: float) -> float | None:
     return delta if config.fork_from == "baseline" else None
 
 
-def failed(status: ChildStatus, reason: str) -> ChildResult:
-    return ChildResult(status=status, reason=one_line(reason))
+def failed(status: ChildStatus, reason: str, *, seconds: float | None = None) -> ChildResult:
+    """seconds: how long the child worked, for the budget; where it ended by itself, it says so itself."""
+    return ChildResult(status=status, reason=one_line(reason), train_wallclock_s=seconds)
 
 
 def tail(log: Path) -> str:

@@ -35,6 +35,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
     Without --code-cwd the search surface of the repository one stands in is run, so a checked-out round repeats itself.
     """
     from autoqec.contracts.round import RunnerConfig
+    from autoqec.orchestration.rounds import confined
     from autoqec.report.terminal import LiveView, console
     from autoqec.runner.runner import run_round
     from autoqec.store.files import load_env, load_yaml, read_text
@@ -58,6 +59,8 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
         "parent_delta_ler": parent.delta_ler if parent else None,
         "parent_checkpoint": parent.checkpoint_path if parent else None,
     }
+    if code_cwd:
+        confined(code_cwd / layout.SURFACE)
     runner_config = RunnerConfig.read(spec, where="run-round")
     with LiveView(console(err=True), quiet=out.quiet) as view:
         metrics = run_round(runner_config, on_event=view)

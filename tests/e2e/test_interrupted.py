@@ -1,4 +1,4 @@
-"""A person interferes: a second start, Ctrl-C once, Ctrl-C twice."""
+"""A person or a machine interferes: a second start, SIGTERM once, Ctrl-C twice."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def at_work(lab: Lab):  # type: ignore[no-untyped-def]
     process.communicate()
 
 
-def test_a_run_has_one_owner_and_ctrl_c_finishes_the_round(at_work: tuple[Lab, subprocess.Popen[str], Path]) -> None:
+def test_a_run_has_one_owner_and_sigterm_finishes_the_round(at_work: tuple[Lab, subprocess.Popen[str], Path]) -> None:
     lab, process, run = at_work
     second = lab.autoqec("run", "--resume", run.name)
     assert second.code == 2 and str(process.pid) in second.err, second.err
     assert len(second.err.strip().splitlines()) == 1
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, out + err
     assert f"autoqec run --resume {run.name}" in err and "Traceback" not in err

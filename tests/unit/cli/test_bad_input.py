@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Lab, Shown
+from tests.support.clusters import stand_in
 
 FRUGAL = ("--profile", "smoke", "--rounds", "1", "--seed", "1")
 
@@ -211,3 +213,28 @@ def test_a_dry_run_shows_the_profile_and_writes_nothing(lab: Lab) -> None:
     shown = lab.autoqec("run", "smoke", *FRUGAL, "--dry-run", "--json")
     assert shown.code == 0 and shown.objects[0]["profile"]["name"] == "smoke"
     assert lab.files() == before
+
+
+def test_jobs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
+    """Found before the run exists: no SLURM, an option that is none, a partition that SLURM does not have."""
+    before = lab.files()
+    run = ("run", "env.yaml", *FRUGAL)
+    refused(lab.autoqec(*run, "--slurm", "time=5"), "--executor slurm")
+    (tmp_path / "bin").mkdir()
+    for name in ("git", "env"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    alone = lab.autoqec(*run, "--executor", "slurm", PATH=str(tmp_path / "bin"))
+    refused(alone, "`sbatch` is not on the PATH")
+    cluster = stand_in(tmp_path / "fake")
+    slurm = (*run, "--executor", "slurm")
+    refused(lab.autoqec(*slurm, "--slurm", "speed=9", **cluster.env), "'speed=9'", "partition")
+    refused(lab.autoqec(*slurm, "--slurm", "partition=nowhere", **cluster.env), "invalid partition", "nowhere")
+    assert lab.files() == before and cluster.jobs() == {}
+
+
+def test_threads_are_shared_out_among_rounds_on_one_machine(lab: Lab, tmp_path: Path) -> None:
+    run = ("run", "env.yaml", *FRUGAL, "--parallel", "2", "--threads", "5", "--dry-run", "--json")
+    assert lab.autoqec(*run).objects[-1]["threads"] == 2
+    cluster = stand_in(tmp_path / "fake", cpus=8)
+    plan = lab.autoqec(*run, "--executor", "slurm", "--slurm", "time=30", **cluster.env).objects[-1]
+    assert plan["threads"] == 5 and plan["slurm"] == {"time": "30", "cpus": "5", "mem": "5000M"}

@@ -35,6 +35,14 @@ def test_compute_hours_add_up_over_rounds() -> None:
     assert Budget(compute_hours=1.1).spent(rows, 0) is None and Budget(compute_hours=1).spent(rows, 0)
 
 
+def test_gpu_hours_are_those_of_rounds_that_used_one() -> None:
+    hour = {"train_wallclock_s": 3600.0, "eval_wallclock_s": 0.0}
+    rows = [rounds.row(1, vram_peak_gb=2.0, **hour), rounds.row(2, vram_peak_gb=0.0, **hour), rounds.row(3, **hour)]
+    assert Budget(gpu_hours=1.5).spent(rows, 0) is None and Budget(cpu_hours=2.5).spent(rows, 0) is None
+    assert Budget(gpu_hours=1).spent(rows, 0) == "1.00 of 1 gpu hours"
+    assert Budget(cpu_hours=2).spent(rows, 0) == "2.00 of 2 cpu hours"
+
+
 def test_a_plateau_is_rounds_that_left_the_front_as_it_was() -> None:
     still = [rounds.row(n, verify_verdict="SUSPICIOUS") for n in (2, 3)]
     assert Budget(plateau=3).spent([rounds.row(1), *still], 0) is None
@@ -46,7 +54,7 @@ def test_a_budget_is_read_from_one_line() -> None:
     assert Budget.parse("rounds=20, hours=2.5,plateau=8") == Budget(rounds=20, hours=2.5, plateau=8)
 
 
-@pytest.mark.parametrize("text", ["rounds", "rounds=0", "hours=nan", "days=3", "rounds=1.5", "hours=-1"])
+@pytest.mark.parametrize("text", ["rounds", "rounds=0", "hours=nan", "days=3", "rounds=1.5", "hours=-1", "gpu_hours=0"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="no limit"):
         Budget.parse(text)

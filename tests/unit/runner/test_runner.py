@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,17 @@ def failure(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None,
     assert (on_disk["training_log_path"] is not None) == (round_dir / "train.log").exists()
     assert not (round_dir / "artifact_manifest.json").exists()
     assert not (round_dir / runner.SCRATCH).exists()
+    assert not processes_of(round_dir), "a child outlived its round"
     return metrics
+
+
+def processes_of(round_dir: Path) -> list[bytes]:
+    """Command lines that name a round's directory: the child's, and those of the walls round it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(path.read_bytes())
+    return [words for words in found if str(round_dir).encode() in words]
 
 
 # ---- a round that goes well
@@ -259,6 +270,7 @@ def test_code_of_a_branch_that_fails(
     metrics = failure(env_text, tmp_path, modules_dir=surface(tmp_path / "modules", **inserted))
     assert metrics.status == status, metrics.status_reason
     assert re.search(says, metrics.status_reason or ""), metrics.status_reason
+    assert metrics.train_wallclock_s is not None or status == "compile_error", "what it took counts in the budget"
 
 
 def test_whatever_a_module_raises_has_a_status() -> None:

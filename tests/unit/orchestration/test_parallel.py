@@ -1,0 +1,96 @@
+"""Several rounds at once: real runs in git, with a Runner and a judge that answer when they are told to."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.orchestration import rounds as rounds_module
+from autoqec.orchestration.attempts import standings
+from autoqec.orchestration.executor import Executor, Parallel, Serial
+from autoqec.orchestration.loop import Roles, Run, run_rounds, start_run
+from autoqec.orchestration.views import verified_front
+from cli.lab import make_lab
+from tests.crash import canned
+from tests.crash.starts import ENV
+from tests.support import rounds
+
+COUNT, PATIENCE_S = 4, 30
+LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path")
+
+
+@pytest.fixture(autouse=True)
+def known_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds 1 and 3 are verified; the front is what follows."""
+
+    def judge(layout: Any, info: Any, candidate: Any, secret: bytes, on_event: Any) -> VerifyReport:
+        verdict = "VERIFIED" if candidate.number % 2 else "SUSPICIOUS"
+        named = {"run_id": info.run_id, "round_attempt_id": candidate.attempt_id}
+        more = {"branch": candidate.branch, "commit_sha": candidate.commit_sha, "panel": ()}
+        return rounds.report(candidate.number, verdict, **named, **more)
+
+    monkeypatch.setattr(rounds_module, "judge", judge)
+
+
+class Turns:
+    """A Runner whose rounds end in pairs, the later one first: only two that run at once ever end."""
+
+    def __init__(self) -> None:
+        self.ended = {number: threading.Event() for number in range(1, COUNT + 1)}
+        self.order: list[int] = []
+        self.threads: list[int] = []
+
+    def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        number = config.round_idx
+        if number % 2:
+            assert self.ended[number + 1].wait(PATIENCE_S), f"round {number + 1} was never begun"
+        self.threads.append(config.threads)
+        metrics = canned.run_round(config, on_event=on_event)
+        self.order.append(number)
+        self.ended[number].set()
+        return metrics
+
+
+def ran(place: Path, executor: Executor, seen: list[dict[str, Any]], **more: Any) -> tuple[Run, list[HistoryRow]]:
+    def propose(view: dict[str, Any]) -> IdeatorResponse:
+        seen.append(view)
+        number = len(view["history"]) + len(view["pending"]) + 1
+        config = {"type": "mlp", "mlp": {"hidden": 4 + number}}
+        return IdeatorResponse(hypothesis=f"net {number}", slug="net", proposal=config)
+
+    make_lab(place, ENV)
+    roles = Roles(propose, analyst=canned.analyse)
+    with start_run(place / "env.yaml", place, "smoke", 1, "tpe", roles=roles, **more) as run:
+        run_rounds(run, COUNT, executor=executor)
+        return run, run.memory.history.rows()
+
+
+def loosely(rows: list[HistoryRow]) -> list[dict[str, Any]]:
+    """Rows without what names their run."""
+    return [{key: value for key, value in row.dump().items() if key not in LOOSE} for row in rows]
+
+
+def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> None:
+    turns, seen, alone = Turns(), list[dict[str, Any]](), list[dict[str, Any]]()
+    _, together = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
+    assert turns.order == [2, 1, 4, 3], "they did run at once"
+    assert [row.round for row in together] == [1, 2, 3, 4], "rows are in the order in which rounds began"
+    _, serial = ran(tmp_path / "one", Serial(lambda config, tell: canned.run_round(config)), alone)
+    assert loosely(together) == loosely(serial)
+    fronts = [verified_front(standings(rows)) for rows in (together, serial)]
+    assert [entry.flops_per_syndrome for entry in fronts[0]] == [entry.flops_per_syndrome for entry in fronts[1]] != []
+    assert [len(view["pending"]) for view in alone] == [0] * COUNT
+
+
+def test_a_proposal_knows_what_is_under_way(tmp_path: Path) -> None:
+    turns, seen = Turns(), list[dict[str, Any]]()
+    run, _ = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
+    assert [len(view["pending"]) for view in seen][:2] == [0, 1]
+    assert seen[1]["pending"][0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
