@@ -25,6 +25,7 @@ def close_run(layout: RunLayout, repo: Repo) -> str:
         return published_secret(layout).hex()
     with owner.hold(layout.root):
         recover(layout, repo)
+        _nobody_at_work(layout)
         secret = layout.secret.read_bytes()
         if sha256_bytes(secret) != info.secret_sha256:
             what = "the run's secret is not the one it began with"
@@ -34,6 +35,17 @@ def close_run(layout: RunLayout, repo: Repo) -> str:
             layout.secret.unlink()
         atomic.fsync_dir(layout.root)
     return secret.hex()
+
+
+def _nobody_at_work(layout: RunLayout) -> None:
+    """InputError where recovery left a round to a cluster's job: what it ends in could no longer be judged."""
+    history = History(layout)
+    closed = history.closed_attempts()
+    for line in history.attempts():
+        if line.kind == "begun" and line.round_attempt_id not in closed:
+            what = f"round {line.round} is still a cluster's job"
+            mend = f"autoqec run --resume {layout.run_id} waits for it; Ctrl-C twice there calls it off"
+            raise InputError(what, where=f"run {layout.run_id}", mend=mend)
 
 
 def is_closed(layout: RunLayout) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
-from autoqec.host import machine, sandbox
+from autoqec.host import machine, sandbox, slurm
 from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
@@ -42,7 +42,9 @@ def work(round_dir: str, number: int) -> None:
         from submitit.core.utils import UncompletedJobError
 
         if isinstance(error, UncompletedJobError):  # SLURM's warning before it kills, raised wherever we were
-            limit = f"SLURM job {os.environ[JOB_ID]}: time limit of {order.options['time']} reached"
+            limit = (
+                f"SLURM job {os.environ[JOB_ID]}: time limit of {slurm.minutes(order.options['time'])} minutes reached"
+            )
             runner.conclude(order.config, "killed_by_safety", limit)
         raise
 

@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
 from autoqec.host.git import Repo
 from autoqec.orchestration import failpoint, garbage
+from autoqec.orchestration.closing import close_run
 from autoqec.orchestration.recovery import reconcile
 from autoqec.runner.job import claimed_by, read_order
 from autoqec.store.layout import RoundLayout, RunLayout
+from tests.conftest import made_lab
 from tests.crash.invariants import Before, check, run_ids
 from tests.crash.starts import ROOT, killed, start
 from tests.support.clusters import Cluster, slurm, stand_in, why_no_slurm
@@ -114,6 +117,8 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(lab: Path, cluster: Cluste
     going.kill()
     repo = Repo.discover(lab)
     assert reconcile(going.layout, repo) == [] and not garbage.find(going.layout, repo)
+    with pytest.raises(InputError, match="round 2 is still a cluster's job"):
+        close_run(going.layout, repo)
     assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0
     row = last(before)
     assert row.status == "ok" and row.sandbox is not None
@@ -284,6 +289,19 @@ def test_a_start_without_slurm_goes_on_with_what_slurm_has(lab: Path, fake: Clus
     going.kill()
     assert start(lab, 2, run_ids(lab)[0], "bad").returncode == 0
     assert last(before).status == "compile_error" and len(fake.jobs()) == 1
+
+
+@LONG
+def test_the_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+    lab, known = made_lab(tmp_path), cluster.jobs()
+    flags = ("--executor", "slurm", "--slurm", "mem=1G", "--slurm", "time=00:10:00")
+    shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json", *flags, **cluster.env)
+    assert shown.code == 0, shown.err
+    (number,) = set(cluster.jobs()) - set(known)
+    told = [value for value in shown.objects if value["event"] == "job"]
+    assert {value["job"] for value in told} == {number} and "RUNNING" in {value["state"] for value in told}
+    assert any(value["event"] == "training" for value in shown.objects), "its progress is seen from here"
+    assert f"Round 1 is SLURM's job {number}: " in shown.err and shown.objects[-1]["event"] == "run_finished"
 
 
 def test_the_order_is_a_contract(lab: Path, fake: Cluster) -> None:

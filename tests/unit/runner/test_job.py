@@ -1,0 +1,99 @@
+"""What a cluster's job does before it measures, and what it leaves where it does not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.job import JobOrder
+from autoqec.contracts.round import RoundMetrics
+from autoqec.errors import InputError
+from autoqec.host import machine, sandbox
+from autoqec.runner import job
+from autoqec.runner.runner import stored_metrics
+from autoqec.store import atomic
+from autoqec.store.layout import RoundLayout
+
+from .conftest import config_for
+
+NONE = {"type": "nothing that compiles"}
+
+
+@pytest.fixture(autouse=True)
+def number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(job.JOB_ID, "7")
+
+
+def ordered(env_text: str, place: Path, **more: Any) -> RoundLayout:
+    layout = RoundLayout(place, 1)
+    place.mkdir()
+    known: dict[str, Any] = {"code_sha256": machine.code_sha256(), "needs_sandbox": False, "options": {"time": "5"}}
+    order = JobOrder(name="a-round", config=config_for(env_text, place, NONE), **{**known, **more})
+    atomic.write_json(layout.job, order.dump())
+    return layout
+
+
+def measured(layout: RoundLayout) -> RoundMetrics | None:
+    job.work(str(layout.dir), 1)
+    return stored_metrics(layout)
+
+
+def test_the_order_is_carried_out_and_claimed(env_text: str, tmp_path: Path) -> None:
+    layout = ordered(env_text, tmp_path / "round_1")
+    metrics = measured(layout)
+    assert metrics is not None and metrics.status == "compile_error"
+    assert job.claimed_by(layout) == "7"
+
+
+def test_without_an_order_nothing_is_done(tmp_path: Path) -> None:
+    assert measured(RoundLayout(tmp_path, 1)) is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_round_is_one_jobs(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job passes by; the same one, started again after its node died, goes on."""
+    layout = ordered(env_text, tmp_path / "round_1")
+    layout.job_claim.write_text("6")
+    assert measured(layout) is None
+    monkeypatch.setenv(job.JOB_ID, "6")
+    assert measured(layout) is not None
+
+
+def test_other_code_measures_nothing(env_text: str, tmp_path: Path) -> None:
+    metrics = measured(ordered(env_text, tmp_path / "round_1", code_sha256="0" * 64))
+    assert metrics is not None and metrics.status == "train_error" and "trusted code" in str(metrics.status_reason)
+
+
+def test_a_branchs_code_runs_behind_walls(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "probe", lambda: "none")
+    metrics = measured(ordered(env_text, tmp_path / "round_1", needs_sandbox=True))
+    assert metrics is not None and metrics.status == "killed_by_safety" and "sandbox" in str(metrics.status_reason)
+    trusted = measured(ordered(env_text, tmp_path / "round_2"))
+    assert trusted is not None and trusted.status == "compile_error"
+
+
+def test_a_job_started_again_leaves_the_round_that_is_there(env_text: str, tmp_path: Path) -> None:
+    layout = ordered(env_text, tmp_path / "round_1")
+    metrics = measured(layout)
+    with pytest.raises(InputError, match="finished round"):
+        job.work(str(layout.dir), 1)
+    assert stored_metrics(layout) == metrics
+
+
+def test_slurms_warning_ends_the_round_with_its_limit(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from submitit.core.utils import UncompletedJobError
+
+    def warned(config: Any) -> None:
+        raise UncompletedJobError("timed-out and not checkpointable")
+
+    layout = ordered(env_text, tmp_path / "round_1")
+    monkeypatch.setattr(job.runner, "run_round", warned)
+    with pytest.raises(UncompletedJobError):
+        job.work(str(layout.dir), 1)
+    metrics = stored_metrics(layout)
+    assert metrics is not None and metrics.status == "killed_by_safety"
+    assert metrics.status_reason == f"SLURM job {os.environ[job.JOB_ID]}: time limit of 5 minutes reached"
