@@ -123,7 +123,7 @@ class VerifyReport(Contract):
     decoder_rate: Rate | None
     effect: PairedEffect | None = Field(description="second draw, against the plain backend, at the target p")
     panel: tuple[PanelMember, ...] = ()
-    points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against the plain backend")
+    points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each panel member")
     test: SequentialTest | None
     guards: tuple[Guard, ...]
     cost: Cost | None

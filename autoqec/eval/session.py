@@ -104,13 +104,14 @@ class Session:
             if p != self.env.target and p is not None:
                 self._point(trial, p)
         self.guards.append(checks.canary(*trial.canary()))
-        self.guards.append(checks.other_points(tuple(self.points)))
+        self.guards.append(checks.other_points(tuple(one for one in self.points if one.reference == self.env.plain)))
 
     def _point(self, trial: Trial, p: float) -> None:
         problem = Problem.from_env(self.env, p)
         if same_edges(problem, self.problem):
-            self.points.append(trial.point(problem, self.request.profile.judge_point_shots))
-            self.tell("judge_point", {"p": p, "relative": self.points[-1].relative})
+            found = trial.point(problem, self.request.profile.judge_point_shots)
+            self.points += found
+            self.tell("judge_point", {"p": p, "relative": found[0].relative})
         else:
             self.skipped.append(f"p = {p:g}: its graph has other edges than the target's")
 

@@ -126,16 +126,17 @@ class Trial:
             tell(totals[self.problem.env.plain])
         return {name: paired(counts, reference=name, p=self.problem.p) for name, counts in totals.items()}
 
-    def point(self, other: Problem, shots: int) -> PairedEffect:
-        """At another p: the same log-odds, moved by the difference of the public priors, edge by edge."""
-        backend = backends.make_soft(other, self.output_mode)
+    def point(self, other: Problem, shots: int) -> tuple[PairedEffect, ...]:
+        """At another p, against every panel member, the plain backend first: the same log-odds, moved by the difference
+        of the public priors, edge by edge."""
+        backend, panel = backends.make_soft(other, self.output_mode), Panel(other)
         shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
-        total = NO_PAIRS
+        totals = dict.fromkeys(panel.names, NO_PAIRS)
         for chunk, answer in self.answers(other, f"point:{other.p:g}", shots):
-            reference = wrong(backend.decode(chunk.detectors), chunk.observables)
             lost, _ = self.candidate_wrong(backend, chunk, answer, shift)
-            total = add_pairs(total, count_pairs(reference, lost))
-        return paired(total, reference=other.env.plain, p=other.p)
+            for name, errors in panel.wrong(chunk).items():
+                totals[name] = add_pairs(totals[name], count_pairs(errors, lost))
+        return tuple(paired(counts, reference=name, p=other.p) for name, counts in totals.items())
 
     def canary(self) -> tuple[int, int]:
         """(predictions that meet the flipped labels, shots). The flips are in place before anything is sent."""

@@ -119,7 +119,11 @@ def course(runs: Sequence[RunData]) -> Figure | None:
             x, y = zip(*points, strict=True)
             axes.scatter(x, y, s=30, color=colour, label=names[1], zorder=3)
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    first, last = axes.get_xlim()
+    axes.set_xlim(
+        min(first, round(first) - 0.5), max(last, round(last) + 0.5)
+    )  # a single round, too, has whole numbers
     axes.set_xlabel("round")
     axes.set_ylabel("fewer failures than plain, %")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, handletextpad=0.2, columnspacing=1)
@@ -190,10 +194,15 @@ def _front_legend(judged: Sequence[Any], guessed: Sequence[Any]) -> list[tuple[s
     return words
 
 
-def _by_p(report: VerifyReport) -> list[tuple[float, PairedCounts]]:
-    """Candidate and plain backend on the same shots, at every p; [] where there is no p or no effect was measured."""
-    effects = (report.effect, *report.points) if report.effect else ()
-    known = [(effect.p, effect.counts) for effect in effects if effect and effect.p is not None]
+def _by_p(report: VerifyReport, name: str | None = None) -> list[tuple[float, PairedCounts]]:
+    """Candidate and a member of the panel (the plain backend) on the same shots, at every p where both were measured;
+    [] where there is no p or no effect was measured."""
+    name = name or report.backend
+    at_target = [member.against for member in report.panel if member.name == name] if report.effect else []
+    if report.effect and name == report.backend:
+        at_target = [report.effect]
+    effects = (*at_target, *(point for point in report.points if point.reference == name))
+    known = [(effect.p, effect.counts) for effect in effects if effect.p is not None]
     return sorted(known, key=lambda entry: entry[0])
 
 
@@ -215,11 +224,11 @@ def _rates(axes: Axes, rates: Sequence[Any], colour: str, name: str, marker: str
 
 
 def _panel_rates(axes: Axes, report: VerifyReport, shift: int) -> None:
-    """The panel's other members, which are judged at the target p alone."""
+    """The panel's other members, wherever the judge had them decode."""
     for index, member in enumerate(other for other in report.panel if other.name != report.backend):
-        if member.against.p is not None:
-            rate = (member.against.p, member.rate.errors, member.rate.shots)
-            _rates(axes, [rate], COLOURS["bad"], member.name, "D^v*"[index % 4], shift + 2)
+        rates = [(p, counts.errors_reference, counts.shots) for p, counts in _by_p(report, member.name)]
+        if rates:
+            _rates(axes, rates, COLOURS["bad"], member.name, "D^v*"[index % 4], shift + 2)
 
 
 def _only_validated(one: Round) -> bool:

@@ -76,7 +76,8 @@ def _rates(one: Round, report: VerifyReport) -> Iterator[tuple[str, float | None
     for member in report.panel:
         yield member.name, member.against.p, member.rate.errors, member.rate.shots
     for point in report.points:
-        yield mine, point.p, point.counts.errors_candidate, point.counts.shots
+        if point.reference == report.backend:  # the others met the candidate on the same shots
+            yield mine, point.p, point.counts.errors_candidate, point.counts.shots
         yield point.reference, point.p, point.counts.errors_reference, point.counts.shots
 
 

@@ -134,11 +134,14 @@ def _environment() -> Environment:
         duration=duration,
         sci=lambda value: "–" if value is None else f"{value:+.2e}",
         rate=_rate,
+        reference_rate=_reference_rate,
+        errors=_errors,
         gain=_gain,
         delta=lambda effect: f"{effect.delta:+.2e} {interval(effect.delta_low, effect.delta_high, relative=False)}",
         config=_config,
         diff_parts=diff_parts,
         polyline=polyline,
+        cliff=_cliff,
         validation=_validation,
         judged_interval=_interval,
     )
@@ -152,6 +155,18 @@ def _part(name: str) -> str:
 
 def _rate(value: Rate) -> str:
     return f"{value.rate:.3e} [{value.low:.3e}, {value.high:.3e}]"
+
+
+def _reference_rate(effect: PairedEffect) -> str:
+    from autoqec.qec.stats import rate
+
+    return _rate(rate(effect.counts.errors_reference, effect.counts.shots))
+
+
+def _errors(effect: PairedEffect) -> str:
+    """Errors of the reference → of the decoder, of so many shots."""
+    counts = effect.counts
+    return f"{counts.errors_reference:,} → {counts.errors_candidate:,} of {counts.shots:,}"
 
 
 def _gain(effect: PairedEffect) -> str:
@@ -188,7 +203,7 @@ def used(run: RunData) -> list[tuple[str, str, str]]:
     judged = sum(row.verify_verdict is not None for row in rows)
     of = "" if len(reports) >= judged else f" (of {len(reports)} judgements of {judged})"
     lines = [
-        ("training shots", count(sum(row.train_shots or 0 for row in rows)), count(profile.train_shots)),
+        ("training shots", count(sum(row.train_shots or 0 for row in rows)), _allowed_shots(profile)),
         ("training time", _time(row.train_wallclock_s for row in rows), duration(profile.round_wallclock_s)),
         ("validation time", _time(row.eval_wallclock_s for row in rows), "within the round's time"),
         ("validation shots", count(sum(row.val_shots or 0 for row in rows)), count(profile.val_shots)),
@@ -202,6 +217,15 @@ def used(run: RunData) -> list[tuple[str, str, str]]:
         cost = "cost unknown" if known is None else f"${known:.4f}"
         lines.append(("language models", f"{run.spent['calls']} calls, {run.spent['failed']} failed, {cost}", ""))
     return lines
+
+
+def _allowed_shots(profile: Profile) -> str:
+    return f"{count(profile.train_shots)}, and {count(profile.finetune_shots)} of fine-tuning"
+
+
+def _cliff(curve: Sequence[tuple[int, float]]) -> bool:
+    """Whether the loss falls to under a tenth between two neighbouring points: another loss, not learning."""
+    return any(0 < 10 * after < before for (_, before), (_, after) in zip(curve[5:], curve[7:], strict=False))
 
 
 def _tested(reports: Sequence[Any]) -> int:

@@ -129,7 +129,10 @@ def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
             )
             for name, one in panel
         ),
-        points=(_effect("mwpm", 0.003, 320, 200), _effect("mwpm", 0.01, 8400, 6900)),
+        points=(
+            *(_effect(name, 0.003, errors, 200) for name, errors in (("mwpm", 320), ("mwpm_correlated", 240))),
+            *(_effect(name, 0.01, errors, 6900) for name, errors in (("mwpm", 8400), ("mwpm_correlated", 7600))),
+        ),
         test=SequentialTest(
             counts=effect.counts,
             e_value=300.0,

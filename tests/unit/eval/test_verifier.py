@@ -63,7 +63,9 @@ def test_an_honest_gain_is_verified(honest: Judged) -> None:
         "repeatable", "batch_independence", "ablation", "claimed_gain",
     }  # fmt: skip
     assert {member.name for member in report.panel} == {"mwpm", "mwpm_correlated"}
-    assert [point.p for point in report.points] == [0.006] and (report.points[0].relative or 0) > 0
+    assert [(point.p, point.reference) for point in report.points] == [(0.006, member.name) for member in report.panel]
+    assert (report.points[0].relative or 0) > 0 and report.points[0].reference == report.backend
+    assert len({point.counts.errors_candidate for point in report.points}) == 1  # all on the same shots
     assert report.cost is not None and report.cost.n_params > 1_000 and report.cost.flops_per_syndrome > 1_000
 
 

@@ -49,6 +49,9 @@ def test_sinter_reads_its_csv(tmp_path: Path) -> None:
     judged = [row["round"] for row in runs.rows(layout) if row["verify_verdict"]]
     assert {name for name, _ in stats} == {"mwpm", "mwpm_correlated", *(f"mwpm+round{n}" for n in judged)}
     assert stats["mwpm+round1", 0.005].errors == 950 and stats["mwpm+round1", 0.005].shots == runs.SHOTS
+    # A decoder that met two others on the same shots is counted once.
+    assert stats["mwpm+round1", 0.003].errors == 200 and stats["mwpm+round1", 0.003].shots == runs.SHOTS
+    assert stats["mwpm_correlated", 0.003].errors == 240 * len(judged)
     # One panel member on the shots of three judgements is one line: sinter added them up.
     assert stats["mwpm", 0.005].shots == len(judged) * runs.SHOTS
     assert stats["mwpm", 0.005].json_metadata == {"env": "surface_d5_depol", "p": 0.005, "d": 5, "r": 5}

@@ -124,6 +124,31 @@ def test_charts_are_files_that_repeat(tmp_path: Path, form: str) -> None:
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
+def test_the_panel_has_its_curves(tmp_path: Path) -> None:
+    import matplotlib
+
+    from autoqec.report import charts
+
+    data = run_data.load([runs.made_run(tmp_path / "lab", 1)])
+    with matplotlib.rc_context():
+        figure = charts.ler_against_p(data)
+    assert figure is not None
+    lines = {
+        bars.get_label(): [round(float(y), 5) for y in bars.lines[0].get_ydata()] for bars in figure.axes[0].containers
+    }
+    assert lines == {
+        "mwpm alone": [0.0032, 0.014, 0.084],
+        "mwpm_correlated": [0.0024, 0.011, 0.076],
+        "round 1": [0.002, 0.0095, 0.069],
+    }
+
+
+def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> None:
+    _, page = fifty
+    assert "1,400 → 950 of 100,000" in page.words and "240 → 200 of 100,000" in page.words
+    assert "1.750" not in page.words and "1.75M, and 90k of fine-tuning" in page.words
+
+
 def test_no_round_yet(tmp_path: Path) -> None:
     layout = runs.made_run(tmp_path / "lab", 0)
     runs.under_way(layout, 1, "a first idea")
