@@ -50,6 +50,7 @@ HEAD = (
     help="What the lower bound of the relative gain on the judge's shots must reach.",
 )
 @click.option("--write", type=click.Path(path_type=Path), help="Write the table of scores to this Markdown file.")
+@click.option("--note", default="", help="A sentence to stand below the figures, in the file too.")
 @options
 def command(
     table: Path,
@@ -65,6 +66,7 @@ def command(
     val_shots: int,
     min_gain: float,
     write: Path | None,
+    note: str,
     out: Out,
 ) -> None:
     """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
@@ -94,7 +96,8 @@ def command(
         ):
             out.emit(score.dump())
             lines.append(_line(score))
-    text = "\n".join([*lines, "", _foot(known, seeds, rules, contestants.given_up)])
+    foot = _foot(known, seeds, rules, contestants.given_up)
+    text = "\n".join([*lines, "", f"{foot} {note}".rstrip()])
     out.say(text)
     if write is not None:
         atomic.write_text(write, f"{TITLE}\n{text}\n")

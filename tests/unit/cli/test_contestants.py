@@ -78,11 +78,22 @@ def test_a_trained_agent_is_held_against_its_memoryless_twin(
     (tmp_path / "says.jsonl").write_text("".join(json.dumps(rule) + "\n" for rule in rules), encoding="utf-8")
     more = ("--strategies", "memory", "--reference", "memoryless", "--ideator-memory", str(checkpoint))
     score = tmp_path / "scores.md"
-    found = bench(file, capsys, *more, "--model", f"scripted:{tmp_path / 'says.jsonl'}", "--write", str(score))
+    found = bench(
+        file,
+        capsys,
+        *more,
+        "--model",
+        f"scripted:{tmp_path / 'says.jsonl'}",
+        "--write",
+        str(score),
+        "--note",
+        "Half built.",
+    )
     gain = found["memory"]
     assert set(found) == {"memory", "memoryless"} and found["memoryless"]["gap"] == 0.0
     assert gain["gap"] != 0.0 and gain["gap_low"] <= gain["gap"] <= gain["gap_high"]
     text = score.read_text(encoding="utf-8")
+    assert text.rstrip().endswith("Half built.")
     assert "minus memoryless [95%]" in text and "rounds were left to the search" in text
 
 
