@@ -66,6 +66,7 @@ class Problem:
             refuse_hyperedges(components, env.name)
             graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
         else:
+            refuse_blind(H, L, env.name)
             graph = tanner_graph(H, L, probs, env.name)
             if env.bp.sector is not None:
                 graph = sector_graph(graph, in_sector(source, dem.num_detectors, env), env.name)
@@ -202,6 +203,14 @@ def refuse_hyperedges(mechanisms: list[tuple[Component, ...]], name: str) -> Non
             f"a mechanism flips {len(wide[0])} detectors at once ({' '.join(f'D{d}' for d in wide[0])})",
             where=f"env `{name}`, backend `mwpm`",
             mend="choose `backend: bposd`, which needs no graph",
+        )
+
+
+def refuse_blind(H: sp.csr_matrix, L: sp.csr_matrix, name: str) -> None:
+    """InputError where no mechanism flips a detector and an observable: any answer would be as good."""
+    if not (np.diff(H.tocsc().indptr) * np.diff(L.tocsc().indptr)).any():
+        raise InputError(
+            "no detectable error flips an observable", where=f"env `{name}`", mend="check the logicals of the code"
         )
 
 

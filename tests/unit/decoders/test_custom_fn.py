@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import autoqec.decoders.modules as own_surface
-from autoqec.decoders.custom_fn import lint
+from autoqec.decoders.custom_fn import _try, lint
 from autoqec.errors import ContractError
 
 GOOD = """
@@ -90,30 +95,71 @@ from autoqec.errors import ContractError
 from tests.support.envs import problem
 prob = problem(3)
 try:
-    model = compile_predecoder(parse_dsl(json.loads(sys.argv[2])), prob, seed=0)
-    print(tuple(model(torch.zeros(2, prob.n_detectors)).shape), sum(p.numel() for p in model.parameters()))
+    for config in json.loads(sys.argv[2]):
+        model = compile_predecoder(parse_dsl(config), prob, seed=0)
+        for name, value in model.named_parameters():
+            value.data = 0.3 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))
+        out = model(torch.ones(2, prob.n_detectors))
+        print(tuple(out.shape), float(out.sum()))
 except ContractError as error:
     print("REFUSED", error)
 """
 
 
-def compiled(tmp_path: Path, code: str | None, config: str) -> str:
+def compiled(tmp_path: Path, code: str | None, *configs: dict[str, Any]) -> str:
     tree = tmp_path / "modules"
     shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
     if code is not None:
         (tree / "custom_fn.py").write_text(code)
     root = Path(__file__).parents[3]
     done = subprocess.run(
-        [sys.executable, "-c", COMPILE, str(tree), config], capture_output=True, text=True, cwd=root, check=True
-    )
+        [sys.executable, "-c", COMPILE, str(tree), json.dumps(configs)],
+        capture_output=True, text=True, cwd=root, check=True,
+    )  # fmt: skip
     return done.stdout.strip()
 
 
-CUSTOM = '{"type": "gnn", "head": "custom", "gnn": {"hidden": 4, "message_fn": "custom", "aggregation": "custom"}}'
+CUSTOM = {"type": "gnn", "head": "custom", "gnn": {"hidden": 4, "message_fn": "custom", "aggregation": "custom"}}
 
 
 def test_custom_parts_are_what_is_compiled(tmp_path: Path) -> None:
-    assert compiled(tmp_path, GOOD, CUSTOM).startswith("(2, 55)")
+    """Each of the three changes the function: what the branch wrote is what runs, in every family with a head."""
+    gnn = {"type": "gnn", "gnn": {"hidden": 4}}
+    parts = [{"gnn": {"hidden": 4, "message_fn": "custom"}}, {"gnn": {"hidden": 4, "aggregation": "custom"}}]
+    heads = [{"type": family, family: {}} for family in ("mlp", "conv")]
+    configs = [gnn, *(gnn | part for part in parts), gnn | {"head": "custom"}, CUSTOM]
+    configs += [config | {"head": head} for config in heads for head in ("linear", "custom")]
+    shapes, sums = zip(*(line.rsplit(" ", 1) for line in compiled(tmp_path, GOOD, *configs).splitlines()), strict=True)
+    assert set(shapes) == {"(2, 55)"}
+    assert len(set(sums[:5])) == 5 and sums[5] != sums[6] and sums[7] != sums[8]
+
+
+class Sliced(nn.Module):
+    """Does what it is asked, and loses the last channel."""
+
+    def __init__(self, kind: str, *sizes: int) -> None:
+        super().__init__()
+        self.kind = kind
+        self.out = nn.Linear(sizes[0], sizes[-1])
+
+    def forward(self, *given: Any) -> torch.Tensor:
+        if self.kind == "Aggregation":
+            message, dst, n = given
+            return message.new_zeros(len(message), n, message.shape[2]).index_add(1, dst, message)[..., :-1]
+        return self.out(given[0])[..., :-1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "words"),
+    [
+        ("MessageFn", (4,), "MessageFn returned (2, 5, 3), expected (2, 5, 4)"),
+        ("Aggregation", (4,), "Aggregation returned (2, 3, 3), expected (2, 3, 4)"),
+        ("Head", (4, 7), "Head returned (2, 3, 6), expected (2, 3, 7)"),
+    ],
+)
+def test_a_wrong_shape_names_both(kind: str, sizes: tuple[int, ...], words: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(words)):
+        _try(kind, Sliced(kind, *sizes), sizes)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Models that nobody can decode are refused naming the fault; odd ones that can be are decoded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
+from autoqec.errors import InputError
+from autoqec.qec.backends import make, make_soft
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import sample
+from tests.support.envs import BANDS, problem
+
+MODES = ("soft_priors", "hard_flip")
+GRAPHLESS = ("bposd", "bplsd")
+EVERY = ("mwpm", *GRAPHLESS)
+
+
+def model(text: str, backend: str, **more: object) -> EnvSpec:
+    baselines = ("mwpm", "mwpm_correlated") if backend == "mwpm" else ("bposd0",)
+    values = {"name": "model", "code": DemFileCode(path="m.dem", text=text), "noise": FileNoise(), "seed_policy": BANDS}
+    return EnvSpec(**values, backend=backend, baselines=baselines, **more)  # type: ignore[arg-type]
+
+
+REFUSED = {
+    "a logical that nothing flips": (
+        "error(0.1) D0\nerror(0.1) D0 D1\nlogical_observable L0", EVERY, "no detectable error flips an observable"),
+    "a logical that is only flipped unseen": (
+        "error(0.1) D0\nerror(0.1) L0", EVERY, "no detectable error flips an observable"),
+    "hyperedges for matching": ("error(0.1) D0 D1 D2 L0", ("mwpm",), r"3 detectors at once.*backend: bposd"),
+    "a certain mechanism": ("error(1) D0 L0\nerror(0.1) D0 D1", EVERY, "probability"),
+    "an impossible mechanism": ("error(0) D0 L0\nerror(0.1) D0 D1 L0", GRAPHLESS, "probability 0 or 1"),
+    "no detectors": ("error(0.1) L0", EVERY, "0 detectors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [(name, backend) for name, (_, backends, _) in REFUSED.items() for backend in backends]
+)
+def test_refused(name: str, backend: str) -> None:
+    text, _, words = REFUSED[name]
+    with pytest.raises(InputError, match=words) as caught:
+        Problem.from_env(model(text, backend))
+    assert caught.value.mend and "model" in str(caught.value.where)
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_detectors_that_never_fire_change_nothing(backend: str) -> None:
+    """One amid the others, and whole bytes of them at the end."""
+    busy = "error(0.1) D0 L0\nerror(0.05) D0 D{0}\nerror(0.1) D{0}"
+    quiet = Problem.from_env(model(busy.format(2) + "\ndetector D20", backend))
+    alone = Problem.from_env(model(busy.format(1), backend))
+    shots = sample(quiet, 500, 1)
+    assert quiet.n_detectors == 21 and shots.detectors.shape[1] == 3
+    near = (shots.detectors[:, :1] & 1) | (shots.detectors[:, :1] >> 1 & 2)  # D0 stays, D2 becomes D1
+    names = ("mwpm", "mwpm_correlated") if backend == "mwpm" else GRAPHLESS
+    for name in names:
+        assert np.array_equal(make(name, quiet).decode(shots.detectors), make(name, alone).decode(near)), name
+    for mode in MODES:
+        log_odds = np.tile(quiet.variables(mode).log_odds.astype(np.float32), (500, 1))  # type: ignore[arg-type]
+        soft = make_soft(quiet, mode)  # type: ignore[arg-type]
+        assert np.array_equal(soft.decode_soft(shots.detectors, log_odds), soft.decode(shots.detectors)), mode
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("backend", EVERY)
+def test_log_odds_that_are_none(backend: str, mode: str) -> None:
+    prob = Problem.from_env(EnvSpec.model_validate(
+        {**problem(3).env.dump(), "backend": backend, "baselines": ["mwpm"] if backend == "mwpm" else ["bposd0"]}
+    ))  # fmt: skip
+    soft, n = make_soft(prob, mode), prob.variables(mode).n_edges  # type: ignore[arg-type]
+    events = sample(prob, 2, 1).detectors
+    for value in (np.nan, np.inf, -np.inf):
+        log_odds = np.zeros((2, n), np.float32)
+        log_odds[1, 3] = value
+        with pytest.raises(ValueError, match="not finite"):
+            soft.decode_soft(events, log_odds)
+    with pytest.raises(ValueError, match=rf"\(2, {n + 1}\), expected \(2, {n}\)"):
+        soft.decode_soft(events, np.zeros((2, n + 1), np.float32))
+
+
+BP = {
+    "iterations": [1, 2, 30],
+    "method": ["minimum_sum", "product_sum"],
+    "scaling": [0.4, 0.75, 1.0],
+    "order": [0, 10],
+}
+
+
+@pytest.mark.parametrize("backend", GRAPHLESS)
+@pytest.mark.parametrize("knob", sorted(BP))
+def test_every_setting_of_belief_propagation_has_an_effect(backend: str, knob: str) -> None:
+    """Of OSD and of LSD, on shots that their second stage has to settle: the same shots, other answers."""
+    shots, found = sample(problem(3, 0.04), 500, 1), []
+    for value in BP[knob]:
+        few = {"iterations": 2} if knob == "order" else {}
+        spec = {**problem(3, 0.04).env.dump(), "backend": backend, "baselines": ["bposd0"], "bp": {knob: value, **few}}
+        found.append(make(backend, Problem.from_env(EnvSpec.model_validate(spec))).decode(shots.detectors))
+    for i, one in enumerate(found):
+        for other in found[i + 1 :]:
+            assert not np.array_equal(one, other)
+
+
+def test_the_names_with_an_order_are_that_order() -> None:
+    shots = sample(problem(3, 0.04), 300, 1)
+    for name, order in (("bposd0", 0), ("bposd_cs10", 10)):
+        own, spec = 10 - order, {**problem(3, 0.04).env.dump(), "backend": "bposd", "baselines": ["bposd0"]}
+        asked, other = (
+            Problem.from_env(EnvSpec.model_validate({**spec, "bp": {"iterations": 2, "order": value}}))
+            for value in (order, own)
+        )
+        assert np.array_equal(make(name, other).decode(shots.detectors), make("bposd", asked).decode(shots.detectors))

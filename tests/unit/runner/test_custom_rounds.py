@@ -1,0 +1,41 @@
+"""A round whose custom code is not what it should be fails as `compile_error`, with the reason and no default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.decoders.test_custom_fn import CUSTOM, GOOD
+
+from .conftest import Ran, config_for
+from .test_runner import failure, surface
+
+
+def written(tmp_path: Path, code: str) -> str:
+    modules = surface(tmp_path / "modules")
+    (Path(modules) / "custom_fn.py").write_text(code, encoding="utf-8")
+    return modules
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("+ strength", "[:, :2]"), "MessageFn returned (2, 2, 4), expected (2, 5, 4)"),
+        (("import torch\n", "import torch\nimport os\n"), "import of os is not allowed"),
+        (("class Head(", "class Heads("), "has no class Head"),
+    ],
+)
+def test_a_refusal_is_a_compile_error(env_text: str, tmp_path: Path, change: tuple[str, str], words: str) -> None:
+    metrics = failure(env_text, tmp_path, CUSTOM, modules_dir=written(tmp_path, GOOD.replace(*change)))
+    assert metrics.status == "compile_error" and words in (metrics.status_reason or ""), metrics.status_reason
+
+
+def test_a_surface_without_the_file_is_a_compile_error(env_text: str, tmp_path: Path) -> None:
+    metrics = failure(env_text, tmp_path, CUSTOM, modules_dir=surface(tmp_path / "modules"))
+    assert metrics.status == "compile_error" and "has no custom_fn.py" in (metrics.status_reason or "")
+
+
+def test_good_code_trains(env_text: str, tmp_path: Path) -> None:
+    ran = Ran(config_for(env_text, tmp_path / "round_1", CUSTOM, modules_dir=written(tmp_path, GOOD)))
+    assert ran.metrics.status == "ok", ran.metrics.status_reason
