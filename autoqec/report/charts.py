@@ -150,8 +150,7 @@ def _disc(
 ) -> None:
     if y is None:
         return
-    size = one.row.judge_n_params or one.row.n_params or 1
-    area = 18 + 70 * min(1.0, max(0.0, size / 1e5)) ** 0.5
+    area = 18 + 70 * _size(one) / max(1, *(_size(other) for other_run in runs for other in other_run.listed))
     made: Any = axes.scatter(
         [x], [y], s=area, edgecolor=COLOURS[colour], facecolor=COLOURS[colour] if filled else "none", zorder=3
     )
@@ -241,6 +240,10 @@ def _gain(one: Round) -> float | None:
     if row.delta_ler is None or not row.ler_plain_classical:
         return None
     return 100 * row.delta_ler / row.ler_plain_classical
+
+
+def _size(one: Round) -> int:
+    return max(0, one.row.judge_n_params or one.row.n_params or 0)
 
 
 def _flops(one: Round) -> int:

@@ -123,7 +123,7 @@ def front_table(view: RunView) -> Table:
             Text(plain(beaten) or "–"),
             count(entry.n_params),
             count(entry.flops_per_syndrome),
-            Text(plain(entry.branch)),
+            Text("…/" + plain(entry.branch).rpartition("/")[2]),  # exp/RUN/ is the same in all of them
         )
     if len(view.front) > SHOWN:
         table.caption = f"{SHOWN} of {len(view.front)}; all of them: {_near(view.layout.pareto)}"

@@ -143,6 +143,19 @@ def test_the_panel_has_its_curves(tmp_path: Path) -> None:
     }
 
 
+def test_a_disc_grows_with_the_parameters(tmp_path: Path) -> None:
+    from autoqec.report import charts
+
+    def huge(row: dict[str, Any]) -> dict[str, Any]:
+        size = {1: 100_000, 3: 200_000, 5: 400_000}.get(row["round"])
+        return row | {"judge_n_params": size, "n_params": size} if size else row
+
+    figure = charts.front(run_data.load([runs.made_run(tmp_path / "lab", 5, change=huge)]))
+    assert figure is not None
+    areas = {float(one.get_sizes()[0]) for one in figure.axes[0].collections if len(one.get_offsets())}
+    assert {18 + 70 / 4, 18 + 70 / 2, 18.0 + 70} <= areas
+
+
 def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> None:
     _, page = fifty
     assert "1,400 → 950 of 100,000" in page.words and "240 → 200 of 100,000" in page.words
