@@ -24,6 +24,7 @@ from autoqec.host import child, sandbox
 from autoqec.store.layout import SURFACE_CONFIG, RoundLayout
 
 FOREVER_S = 14 * 24 * 3600.0
+ENTRY_BYTES, ENTRIES = 256, 64  # what torch writes round a tensor, for as many as are let pass
 LOG_MB = 16.0  # what a candidate may print: its log is a file of the judge's
 ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
 
@@ -102,11 +103,20 @@ def stored_bytes(checkpoint: Path) -> int:
         return 0
 
 
-def code_bytes(modules_dir: Path | None) -> int:
-    """Compressed bytes that a branch's own files have beyond the trusted files of the same names. Code compresses,
-    weights that are written into it do not, whatever they are written as."""
-    if modules_dir is None:
+def untold_bytes(frozen: Frozen) -> int:
+    """Where a branch's own code could keep weights that are no tensor: compressed bytes of its files beyond the trusted
+    files of the same names, and of the checkpoint's file beyond tensors and a torch archive's own bookkeeping. Code
+    compresses, weights that are written into it do not, whatever they are written as. 0 for a branch without code."""
+    if frozen.modules_dir is None:
         return 0
+    with zipfile.ZipFile(frozen.checkpoint) as archive:
+        entries = archive.infolist()
+    tensors = sum(item.compress_size for item in entries if "/data/" in item.filename)
+    rest = frozen.checkpoint.stat().st_size - tensors - ENTRY_BYTES * min(len(entries), ENTRIES)
+    return max(0, rest) + _code_bytes(frozen.modules_dir)
+
+
+def _code_bytes(modules_dir: Path) -> int:
     own, total = Path(autoqec.__file__).parent / "decoders" / "modules", 0
     for path in modules_dir.rglob("*"):
         if path.is_file() and path.name != Path(SURFACE_CONFIG).name:

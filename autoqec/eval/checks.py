@@ -22,7 +22,7 @@ BY_CHANCE = 1e-6  # of a false alarm
 SAME_LOG_ODDS = 1e-4  # nats, and relative; BLAS is not bit-stable between batch sizes
 SAME_PREDICTIONS = 1e-5  # share that may differ: ties that rounding breaks
 HARM_AT_POINT = 1e-3  # level of the test for harm at another p
-WIDEST = 8  # bytes of the widest number a checkpoint may hold
+WIDEST = 4  # bytes a number: wider ones could hold several
 MOST_CODE = 12 * 2**10  # bytes, compressed: some 40 kB of source. What is more is weights
 START_S = 1.0
 # A shot may take FREE_US of CPU and a microsecond more for each FLOPS_PER_US counted. The slowest kind of net that we
@@ -152,7 +152,8 @@ def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: i
     """The count keeps the env's bounds and is not above the claim; weights on disk and CPU time agree with it.
 
     stored_bytes: tensors in the checkpoint, which a count in the candidate's own process can't talk away.
-    code_bytes: what a branch's code adds to the trusted surface, compressed: weights written into it are in no count.
+    code_bytes: what a branch's code adds to the trusted surface, compressed, and its checkpoint to its tensors: weights
+    written there are in no count.
     shots: how many the CPU time was taken over; first calls may cost START_S more.
     """
     if counted is None:
@@ -170,7 +171,7 @@ def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: i
     if stored_bytes > WIDEST * counted.n_params:
         found.append(f"{stored_bytes} bytes of tensors can't be {counted.n_params} parameters")
     if code_bytes > MOST_CODE:
-        found.append(f"{code_bytes} bytes of compressed new code (at most {MOST_CODE}) hold more than code")
+        found.append(f"{code_bytes} bytes of compressed new code and the checkpoint's loose ends, at most {MOST_CODE}")
     allowed_us = FREE_US + counted.flops_per_syndrome / FLOPS_PER_US + 1e6 * START_S / max(shots, 1)
     if counted.candidate_us_per_shot > allowed_us:
         found.append(f"{counted.candidate_us_per_shot:.0f} us a shot can't be {counted.flops_per_syndrome} FLOPs")

@@ -84,7 +84,8 @@ class Session:
             if not isinstance(self.made, Failure) and not isinstance(other, Failure):
                 started = first.cpu_s()
                 self.draw(trial)
-                self.cpu_s = max(0.0, first.cpu_s() - started)
+                # One that has left by now is counted by the kernel, one that is here by what it used so far.
+                self.cpu_s = max(first.cpu_s(), first.close().cpu_s) - started
                 self.compare(trial, second)
             else:
                 trial.faults[str(self.made if isinstance(self.made, Failure) else other)] += 0
@@ -169,7 +170,7 @@ class Session:
                 cost,
                 self.env,
                 stored_bytes=cell.stored_bytes(self.frozen.checkpoint),
-                code_bytes=cell.code_bytes(self.frozen.modules_dir),
+                code_bytes=cell.untold_bytes(self.frozen),
                 shots=trial.judged,
             ),
             checks.first_draw(self.frozen.sha256, self.request.judged_before),

@@ -174,6 +174,9 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
 
     layout, place = memory.layout, memory.layout.round(candidate.number)
     env_text = files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}")
+    if (now := sha256_bytes(env_text.encode())) != info.env_yaml_sha256:
+        what = f"the run began on env {info.env_yaml_sha256}, this is {now}"
+        raise InputError(what, where=str(layout.env), mend=f"restore {layout.env}")
     share = files.parse_env(env_text, where=str(layout.env)).protocol.shots_share
     charged = [line for line in memory.history.attempts() if isinstance(line, Charged)]
     return verifier.VerifyRequest(

@@ -219,7 +219,7 @@ def resume_run(
     run = Run(lab, layout, info, env, env_text, surface, _decodable(env), roles, threads)
     _hold(run)
     try:
-        recover(layout, lab, on_event)
+        recover(layout, lab, on_event, memory=run.memory)
     except BaseException:
         run.close()
         raise
@@ -313,9 +313,8 @@ def _unchanged(layout: RunLayout, info: RunInfo, env_text: str) -> None:
         ("secret", layout.secret, info.secret_sha256, sha256_bytes(layout.secret.read_bytes())),
     ):
         if was != now:
-            raise RunPaused(
-                f"the run's {what} is no longer what it began with", where=str(path), mend=f"restore {path}"
-            )
+            told = f"the run's {what} is no longer what it began with: SHA-256 was {was}, is {now}"
+            raise RunPaused(told, where=str(path), mend=f"restore {path}")
     if info.code_sha256 != machine.code_sha256():
         raise RunPaused(
             "the trusted code is another than the run began with, so old and new rounds could not be compared",

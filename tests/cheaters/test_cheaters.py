@@ -254,6 +254,15 @@ def test_buffer_hider(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_hit_and_run_is_timed(tmp_path: Path, problem: Problem) -> None:
+    """Work beyond the count by a process that is gone before anybody looks at its clock."""
+    report = verdict_of("hit_and_run", tmp_path, problem)
+    assert report.cost is not None and report.cost.candidate_us_per_shot > 300
+    assert report.verdict == "FAILED" and "cost" in failed(report)
+    assert any("us a shot can't be" in reason for reason in report.reasons)
+
+
+@pytest.mark.long
 def test_sleeper_is_counted_awake(tmp_path: Path, problem: Problem) -> None:
     """Work that is done on busy shots alone is work; a claim from a quiet one lies below."""
     claimed = RoundMetrics(status="ok", delta_ler=0.01, checkpoint_path="w", flops_per_syndrome=100, n_params=10**6)

@@ -152,6 +152,14 @@ def test_doctor_says_why_a_weaker_tier_holds(monkeypatch: pytest.MonkeyPatch) ->
     assert "setup-sandbox" in str(found.mend)
 
 
+def test_a_run_whose_env_was_edited_is_not_resumed(copy: Lab) -> None:
+    parts = another_env(place(copy))
+    files = copy.files()
+    shown = copy.autoqec("run", "--resume", place(copy).parent.name, "--rounds", "2")
+    assert shown.code == 3 and all(part in shown.err for part in parts), shown
+    assert copy.files() == files
+
+
 def test_a_run_whose_closing_was_cut_off_is_closed(copy: Lab) -> None:
     run = place(copy).parent
     (run / "secret.hex").write_text((run / "secret").read_bytes().hex() + "\n", encoding="utf-8")
