@@ -17,8 +17,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, Field, ValidationError
 
 from autoqec.agents import analyst, coder, prompts
+from autoqec.agents.answers import Answer
 from autoqec.agents.llm_tools import TOOLS, PredictCost, ViewTools, measured_before
-from autoqec.contracts.base import Contract, first_fault
+from autoqec.contracts.base import first_fault
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse, Line
 from autoqec.contracts.round import RoundMetrics
@@ -38,7 +39,7 @@ _TIMES_AND_PATHS = ("train_wallclock_s", "eval_wallclock_s", "vram_peak_gb", "rs
                     "training_log_path")  # fmt: skip
 
 
-class IdeatorAnswer(Contract):
+class IdeatorAnswer(Answer):
     """What the model answers: rounds by number, the config typed, so that the provider can hold it to the schema."""
 
     hypothesis: Line
@@ -48,7 +49,7 @@ class IdeatorAnswer(Contract):
     proposal: PredecoderDSL
 
 
-class CoderAnswer(Contract):
+class CoderAnswer(Answer):
     dsl_config: PredecoderDSL
     edits: tuple[FileEdit, ...] = Field(default=(), max_length=7)
     commit_message: Line

@@ -72,10 +72,42 @@ class ConvConfig(Contract):
     residual: bool = True
 
 
-class TrainingConfig(Contract):
-    """How the weights are found. Amounts of data are the profile's."""
+class SyncConfig(Contract):
+    """Training over ranks, each with batches of its own: `batch_size` stays, the effective batch is ranks times it."""
 
-    loop: Literal["minibatch", "minibatch_eval"] = "minibatch"
+    ranks: int = Field(default=2, ge=1, le=64, description="processes; more than cores are allowed")
+    backend: Literal["gloo", "nccl"] = Field(default="gloo", description="gloo on processors, nccl with a GPU a rank")
+
+
+class ReplayConfig(Contract):
+    """Training apart from sampling, through a buffer of shots that both sides share."""
+
+    ratio: float = Field(default=1.0, gt=0, le=1024, description="shots optimized on for each shot drawn, at most")
+    shots: int = Field(default=32_768, ge=64, le=2**24, description="shots kept; the oldest are overwritten")
+    samplers: int = Field(default=1, ge=1, le=16, description="processes that draw, each with a copier")
+    throttle: Literal["optimizer", "both"] = Field(
+        default="optimizer", description="who waits for the ratio: the optimizer alone, or also samplers that are ahead"
+    )
+    near_failure: float = Field(
+        default=0.0, ge=0, le=1, description="share of a batch drawn by exp(-gap) of plain matching, not evenly"
+    )
+
+
+class PolicyConfig(Contract):
+    """Fine-tuning of `hard_flip` by reward: decoded rightly with the flips, minus rightly without, minus their cost."""
+
+    flip_cost: float = Field(default=1e-3, ge=0, le=1, description="of one flip, in decoded shots")
+    temperature: float = Field(default=0.5, gt=0, le=10, description="exploring flips with sigmoid(z / temperature)")
+
+
+class TrainingConfig(Contract):
+    """How the weights are found. Amounts of data are the profile's.
+
+    `sync` is present just under the loops sync and sync_eval, `replay` under async and async_eval, and
+    `policy_gradient` where fine-tuning of `hard_flip` is wanted.
+    """
+
+    loop: Literal["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"] = "minibatch"
     init: Literal["fresh", "parent"] = "fresh"
     loss: Literal["bce", "focal", "weighted_bce"] = "bce"
     learning_rate: float = Field(default=4.5e-3, gt=0, le=1)
@@ -88,6 +120,24 @@ class TrainingConfig(Contract):
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
     )
+    sync: SyncConfig | None = None
+    replay: ReplayConfig | None = None
+    policy_gradient: PolicyConfig | None = None
+
+    @model_validator(mode="after")
+    def _blocks_of_the_loop(self) -> TrainingConfig:
+        for block, head in (("sync", "sync"), ("replay", "async")):
+            if (getattr(self, block) is not None) != self.loop.startswith(head):
+                raise ValueError(
+                    f"the block `{block}` belongs to the loops {head} and {head}_eval, which need it ({{}} will do), "
+                    f"and to no other; the loop is {self.loop}"
+                )
+        if self.replay is not None and self.batch_size > self.replay.shots:
+            raise ValueError(
+                f"batch_size {self.batch_size} is larger than the replay buffer: raise `replay.shots` "
+                f"({self.replay.shots})"
+            )
+        return self
 
 
 class PredecoderDSL(Contract):
@@ -115,6 +165,8 @@ class PredecoderDSL(Contract):
                 raise ValueError(f"type `{self.type}` needs the block `{self.type}` and no other; look at `{name}`")
         if self.type == "neural_bp" and self.head != "linear":
             raise ValueError("type `neural_bp` has no hidden features for a head: keep `head: linear`")
+        if self.training.policy_gradient is not None and self.output_mode != "hard_flip":
+            raise ValueError("`training.policy_gradient` learns which mechanisms to flip: set `output_mode: hard_flip`")
         return self
 
     @property
@@ -123,8 +175,10 @@ class PredecoderDSL(Contract):
         return block
 
     def config(self) -> dict[str, Any]:
-        """The config that stands for this value: absent families left out, every default written."""
-        return {key: value for key, value in self.dump().items() if value is not None}
+        """The config that stands for this value: absent blocks left out, every default written."""
+        whole = self.dump()
+        whole["training"] = {key: value for key, value in whole["training"].items() if value is not None}
+        return {key: value for key, value in whole.items() if value is not None}
 
     def recipe(self, *, finetunes: bool = True) -> dict[str, Any]:
         """What two configs must share to be trained alike, their nets apart: settings that have an effect.
@@ -133,8 +187,10 @@ class PredecoderDSL(Contract):
         fine-tuning that is left out; `finetune_share` counts always, for a dear net gives up its share of both phases.
         """
         settings = self.training.dump()
-        del settings["loop"]
-        if not finetunes or self.output_mode != "soft_priors" or self.training.finetune_share == 0:
+        settings["loop"] = self.training.loop.removesuffix("_eval")
+        through_matching = finetunes and self.output_mode == "soft_priors"
+        by_reward = self.training.policy_gradient is not None
+        if not (through_matching or by_reward) or self.training.finetune_share == 0:
             del settings["finetune_learning_rate"], settings["finetune_gap"]
         return {"type": self.type, "output_mode": self.output_mode, **settings}
 

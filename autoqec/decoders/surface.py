@@ -36,6 +36,12 @@ def mount(modules_dir: Path | str | None) -> None:
     spec.loader.exec_module(package)
 
 
+def mounted() -> Path | None:
+    """The tree that this process builds from; None before the first build."""
+    loaded = sys.modules.get(PACKAGE)
+    return None if loaded is None else Path(loaded.__path__[0])
+
+
 def architecture(family: str) -> ModuleType:
     """The module that builds `family`; ImportError where the surface has none."""
     return importlib.import_module(f"{PACKAGE}.{family}")

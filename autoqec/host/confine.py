@@ -1,10 +1,11 @@
 """Gives up rights and becomes another program: run by path, standard library only.
 
-    python -I -S confine.py '{"read": [...], "write": [...], "devices": [...], "network": false,
+    python -I -S confine.py '{"read": [...], "write": [...], "devices": [...], "network": false, "loopback": false,
                                 "gpu": false, "cwd": "/", "landlock": true}' -- ARGV...
 
 Landlock (kernel docs, userspace-api/landlock) fences files, TCP, signals and abstract sockets; seccomp refuses
-sockets of any kind, namespaces, tracing, mounts, kernel doors. Both hold for everything below, for good.
+sockets (of any kind; under `loopback` all but IP's), namespaces, tracing, mounts, kernel doors. Both hold for
+everything below, for good.
 Exits 126 where the kernel refuses: nothing runs half-fenced.
 """
 
@@ -34,9 +35,10 @@ _OF_A_FILE = _EXECUTE | _WRITE | _READ | _TRUNCATE | _IOCTL
 _RIGHTS_OF_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # how many file rights that version knows; from 5 on: 16
 
 _ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_SOCKET = (41, 198)
 # name: (x86_64, aarch64); None: no such call there.
 _CALLS: dict[str, tuple[int | None, int]] = {
-    "socket": (41, 198),
+    "socket": _SOCKET,
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
@@ -116,6 +118,7 @@ _ON_ONESELF: dict[str, tuple[int, int]] = {
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }
+_IP = (2, 10, 16)  # AF_INET, AF_INET6, and AF_NETLINK, by which a program finds its own interfaces
 _CLONE, _CLONE3 = (56, 220), 435
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, CGROUP, UTS, IPC, USER, PID, NET, TIME
 
@@ -135,7 +138,7 @@ def main() -> None:
             _landlock(policy, version)
         signals_open = not policy["landlock"] or version >= 6
         more = ({} if signals_open else _SIGNALS) | ({} if policy["gpu"] else _HIDDEN_MEMORY)
-        _seccomp(more, network=policy["network"])
+        _seccomp(more, network=policy["network"], loopback=policy["loopback"])
         os.execvp(argv[0], argv)
     except (OSError, KeyError, IndexError) as error:
         os.write(2, f"sandbox: {error}\n".encode())
@@ -178,22 +181,25 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         os.close(fd)
 
 
-def _seccomp(more: dict[str, tuple[int | None, int]], *, network: bool) -> None:
+def _seccomp(more: dict[str, tuple[int | None, int]], *, network: bool, loopback: bool) -> None:
     machine = platform.machine()
     if machine not in _ARCH:
         raise OSError(errno.ENOSYS, f"no table of system calls for {machine}")
     column = 0 if machine == "x86_64" else 1
-    refused = {numbers[column] for name, numbers in (_CALLS | more).items() if not (network and name == "socket")}
-    on_oneself = [numbers[column] for numbers in _ON_ONESELF.values()]
+    sockets = network or loopback
+    refused = {numbers[column] for name, numbers in (_CALLS | more).items() if not (sockets and name == "socket")}
+    firsts: dict[int, tuple[int, ...]] = {numbers[column]: (0,) for numbers in _ON_ONESELF.values()}
+    if loopback and not network:
+        firsts[_SOCKET[column]] = _IP
     names = sorted(n for n in refused if n is not None)
-    program = _filter(_ARCH[machine], names, on_oneself, _CLONE[column], machine == "x86_64")
+    program = _filter(_ARCH[machine], names, firsts, _CLONE[column], machine == "x86_64")
     code = ctypes.create_string_buffer(program)
     filter_ = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(code))
     _must(_LIBC.prctl(_PR_SET_SECCOMP, _SECCOMP_FILTER, filter_, 0, 0), "seccomp")
 
 
-def _filter(arch: int, refused: list[int], on_oneself: list[int], clone: int, x32: bool) -> bytes:
-    """Classic BPF over struct seccomp_data {nr, arch, ip, args[6]}."""
+def _filter(arch: int, refused: list[int], firsts: dict[int, tuple[int, ...]], clone: int, x32: bool) -> bytes:
+    """Classic BPF over struct seccomp_data {nr, arch, ip, args[6]}. firsts: what a call's first argument may be."""
 
     def op(code: int, value: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("=HBBI", code, yes, no, value)
@@ -203,8 +209,9 @@ def _filter(arch: int, refused: list[int], on_oneself: list[int], clone: int, x3
         out += [op(_AT_LEAST, 0x40000000, 0, 1), op(_RETURN, _KILL)]
     for number in refused:
         out += [op(_EQUAL, number, 0, 1), op(_RETURN, _REFUSE | errno.EPERM)]
-    for number in on_oneself:
-        out += [op(_EQUAL, number, 0, 4), op(_LOAD, 16), op(_EQUAL, 0, 1, 0)]
+    for number, values in firsts.items():
+        out += [op(_EQUAL, number, 0, len(values) + 3), op(_LOAD, 16)]
+        out += [op(_EQUAL, value, len(values) - place, 0) for place, value in enumerate(values)]
         out += [op(_RETURN, _REFUSE | errno.EPERM), op(_RETURN, _ALLOW)]
     # clone3's flags lie in memory, out of a filter's sight: refuse it, and libc falls back to clone.
     out += [op(_EQUAL, _CLONE3, 0, 1), op(_RETURN, _REFUSE | errno.ENOSYS)]

@@ -40,7 +40,8 @@ class Policy:
     TMPDIR is the first writable directory). cwd: default the first writable directory, else /; tier none stays
     where `host.child` starts it. closed: places that stay out of sight even where Python's own files lie round them,
     as in a lab below /usr or one that is its own virtual environment. gpu: NVIDIA's devices are
-    open. network: closed unless True.
+    open. network: closed unless True. loopback: sockets to programs behind the same walls alone; only bubblewrap has
+    such, and elsewhere they stay closed.
     """
 
     read_only: tuple[Path, ...] = ()
@@ -48,6 +49,7 @@ class Policy:
     closed: tuple[Path, ...] = ()
     tmp_mb: int = 256
     network: bool = False
+    loopback: bool = False
     gpu: bool = False
     cwd: Path | None = None
     env: dict[str, str] = field(default_factory=dict)
@@ -166,6 +168,8 @@ def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[s
         "landlock": landlock,
         "cwd": str(policy.home),
         "network": policy.network,
+        # In a network namespace of its own there is nobody but what runs inside.
+        "loopback": policy.loopback and not landlock,
         "gpu": policy.gpu,
         "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
         # Finding this package on the path means listing what lies beside it: names, no file's content.

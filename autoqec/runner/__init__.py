@@ -7,9 +7,16 @@ from __future__ import annotations
 
 from typing import Any
 
-_LOOPS = {"MinibatchRl": "autoqec.runner.minibatch", "MinibatchRlEval": "autoqec.runner.minibatch"}
+_LOOPS = {
+    "MinibatchRl": "autoqec.runner.minibatch",
+    "MinibatchRlEval": "autoqec.runner.minibatch",
+    "SyncRl": "autoqec.runner.sync",
+    "SyncRlEval": "autoqec.runner.sync",
+    "AsyncRl": "autoqec.runner.async_rl",
+    "AsyncRlEval": "autoqec.runner.async_rl",
+}
 
-__all__ = ["MinibatchRl", "MinibatchRlEval"]
+__all__ = ["AsyncRl", "AsyncRlEval", "MinibatchRl", "MinibatchRlEval", "SyncRl", "SyncRlEval"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from autoqec.decoders.base import Predecoder
@@ -28,15 +29,43 @@ class PredecoderAgent:
         self.output_mode = model.output_mode
         self.device = torch.device("cpu")
         self.shots_per_pass = max(1, min(MAX_SHOTS_PER_PASS, FLOPS_PER_PASS // max(flops_per_syndrome, 1)))
-        self._forward: nn.Module = model
+        self.shared = False
 
     def to_device(self, device: str) -> None:
         self.device = torch.device(device)
         self.model.to(self.device)
 
     def data_parallel(self) -> None:
-        """Share gradients with the other ranks of the process group."""
-        self._forward = nn.parallel.DistributedDataParallel(self.model)
+        """From now on every step takes the mean gradient of all ranks; see `broadcast` and `average`."""
+        self.shared = True
+
+    def broadcast(self) -> None:
+        """Rank 0's weights and buffers, on every rank."""
+        with torch.no_grad():
+            for value in self.model.state_dict().values():
+                dist.broadcast(value, src=0)
+
+    def average(self, parameters: list[nn.Parameter] | list[Tensor], figures: dict[str, float]) -> dict[str, float]:
+        """Gradients of `parameters`, running statistics and `figures` become their mean over all ranks.
+
+        Once a step, however many passes a batch took; figures are the same on every rank, so that all see a loss
+        that is not finite. Without other ranks nothing happens.
+        """
+        if not self.shared:
+            return figures
+        with torch.no_grad():
+            for parameter in parameters:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+            running = [value for value in self.model.buffers() if value.is_floating_point() and value.numel()]
+            parts = [parameter.grad for parameter in parameters if parameter.grad is not None] + running
+            parts.append(torch.tensor(list(figures.values()), device=self.device))
+            flat = torch.cat([part.reshape(-1) for part in parts])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            for part, mean in zip(parts, torch.split(flat, [part.numel() for part in parts]), strict=True):
+                part.copy_(mean.view_as(part))
+        return dict(zip(figures, parts[-1].tolist(), strict=True))
 
     def train_mode(self, itr: int) -> None:
         self.model.train()
@@ -54,7 +83,7 @@ class PredecoderAgent:
 
     def __call__(self, detections: np.ndarray) -> Tensor:
         """uint8 [n, n_detectors] -> log-odds [n, n_edges] with gradients, in one pass."""
-        log_odds: Tensor = self._forward(torch.from_numpy(detections).to(self.device, torch.float32))
+        log_odds: Tensor = self.model(torch.from_numpy(detections).to(self.device, torch.float32))
         return log_odds
 
     def infer(self, detections: np.ndarray) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from autoqec.qec.classes import TwoClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.replay import Selection
 from autoqec.runner.samplers import Samples
 
 FOCAL_GAMMA = 2.0
@@ -25,9 +26,13 @@ OptInfo = dict[str, float]
 
 
 class GradientAlgo(ABC):
-    """One optimizer step a batch, over passes of bounded memory; warm-up by shots, then a cosine to the last batch."""
+    """One optimizer step a batch, over passes of bounded memory; warm-up by shots, then a cosine to the last batch.
+
+    samples_to_buffer: what a replay buffer keeps of a batch; it runs in the copier's process.
+    """
 
     warmup_shots: int
+    samples_to_buffer: Selection
 
     def __init__(self, *, learning_rate: float) -> None:
         self.learning_rate = learning_rate
@@ -50,6 +55,7 @@ class GradientAlgo(ABC):
             loss.backward()  # type: ignore[no-untyped-call]
             for name, value in {"loss": loss.item(), **info}.items():
                 total[name] = total.get(name, 0.0) + value
+        total = self.agent.average([value for group in self.optimizer.param_groups for value in group["params"]], total)
         if math.isfinite(total["loss"]):
             self.optimizer.step()
         return total
@@ -81,6 +87,7 @@ class SupervisedEdges(GradientAlgo):
     """
 
     warmup_shots = 50_000
+    samples_to_buffer = Selection(("detections", "edges"), bits=("detections", "edges"))
 
     def __init__(self, *, learning_rate: float, weight_decay: float, loss: str = "bce") -> None:
         super().__init__(learning_rate=learning_rate)
@@ -116,6 +123,7 @@ class ThroughMatching(GradientAlgo):
     """
 
     warmup_shots = 2_000
+    samples_to_buffer = Selection(("detections", "observables"), bits=("detections",))
     alpha_rate = 1e-2
 
     def __init__(self, problem: Problem, *, learning_rate: float) -> None:
@@ -131,6 +139,8 @@ class ThroughMatching(GradientAlgo):
         return torch.optim.Adam(groups, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
 
     def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
+        if samples.observables is None:
+            raise ValueError("fine-tuning needs to know which observables flipped")
         log_odds = self.agent(samples.detections)
         frozen = log_odds.detach().cpu().numpy()
         if not np.isfinite(frozen).all():

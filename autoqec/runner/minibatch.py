@@ -47,11 +47,12 @@ class MinibatchRlBase:
         self.device, self.rank, self.world_size = device, rank, world_size
 
     def startup(self) -> int:
-        """Bring the four up, in the one order that also holds with many processes. Returns the number of batches."""
-        torch.manual_seed(self.seed)
+        """Bring the four up, in the one order that also holds with many processes. Returns the number of updates."""
+        torch.manual_seed(self.seed + self.rank)
         self.sampler.initialize(self.agent, rank=self.rank, world_size=self.world_size)
         self.itr_batch_size = self.sampler.batch_size * self.world_size
-        n_itr = max(1, self.n_steps // self.itr_batch_size)
+        self.n_batches = max(1, self.n_steps // self.itr_batch_size)
+        n_itr = self.planned_updates()
         self.log_interval_itrs = max(1, self.log_interval_steps // self.itr_batch_size)
         self.agent.to_device(self.device)
         if self.world_size > 1:
@@ -60,13 +61,21 @@ class MinibatchRlBase:
         self.initialize_logging()
         return n_itr
 
+    def planned_updates(self) -> int:
+        """Updates that `n_batches` batches will give."""
+        return self.n_batches
+
     def initialize_logging(self) -> None:
         self._opt_infos: dict[str, list[float]] = {}
         self._new_trajs = 0
         self._cum_trajs = self._cum_updates = 0
-        self._start = self._last = time.perf_counter()
+        self.start_clocks()
         self._cum_train_time = self._cum_eval_time = self._eval_time = 0.0
-        self._last_done = 0
+        self._last_steps = self._last_updates = 0
+        self.cum_steps = 0
+
+    def start_clocks(self) -> None:
+        self._start = self._last = time.perf_counter()
 
     def train(self) -> None:
         """Run every batch. RoundFailed where the loss is not finite; the sampler is shut down in any case."""
@@ -94,6 +103,7 @@ class MinibatchRlBase:
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
         self._new_trajs += n
         self._cum_trajs += n
+        self.cum_steps += self.itr_batch_size
         self._cum_updates += 1
         for name, value in opt_info.items():
             self._opt_infos.setdefault(name, []).append(value)
@@ -103,7 +113,7 @@ class MinibatchRlBase:
         """One line of progress.csv after `done` of `n_itr` batches; train time leaves evaluation out."""
         now = time.perf_counter()
         spent = max(now - self._last - self._eval_time, 1e-9)
-        batches = done - self._last_done
+        updates = self._cum_updates - self._last_updates
         self._cum_train_time += spent
         self._cum_eval_time += self._eval_time
         row: dict[str, Any] = {
@@ -111,13 +121,12 @@ class MinibatchRlBase:
             "CumTime": round(now - self._start, 3),
             "CumTrainTime": round(self._cum_train_time, 3),
             "CumEvalTime": round(self._cum_eval_time, 3),
-            "CumSteps": done * self.itr_batch_size,
+            "CumSteps": self.cum_steps,
             "CumCompletedTrajs": self._cum_trajs,
             "CumUpdates": self._cum_updates,
-            "StepsPerSecond": round(batches * self.itr_batch_size / spent, 1),
-            "UpdatesPerSecond": round(batches / spent, 3),
-            "ReplayRatio": 1.0,
-            "CumReplayRatio": 1.0,
+            "StepsPerSecond": round((self.cum_steps - self._last_steps) / spent, 1),
+            "UpdatesPerSecond": round(updates / spent, 3),
+            **self.replay_figures(updates),
             "EffectiveBatchSize": self.itr_batch_size,
             "LearningRate": self.algo.optimizer.param_groups[0]["lr"],
             **figures,
@@ -134,7 +143,12 @@ class MinibatchRlBase:
         if done:
             self.save_itr_snapshot(done - 1)
         self._opt_infos, self._new_trajs = {}, 0
-        self._last, self._eval_time, self._last_done = time.perf_counter(), 0.0, done
+        self._last, self._eval_time = time.perf_counter(), 0.0
+        self._last_steps, self._last_updates = self.cum_steps, self._cum_updates
+
+    def replay_figures(self, updates: int) -> dict[str, Any]:
+        """How often a shot was optimized on: in the `updates` since the last line, and in all. Here once."""
+        return {"ReplayRatio": 1.0, "CumReplayRatio": 1.0}
 
     def get_itr_snapshot(self, itr: int) -> dict[str, Any]:
         """State after batch `itr`: weights and optimizer. The schedule is a function of the batch number."""

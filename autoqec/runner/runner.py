@@ -146,11 +146,14 @@ def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path) -> sandbox.Wr
     """
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
     inputs = [path for path in (spec.modules_dir, spec.parent_checkpoint) if path is not None]
+    ranks = parse_dsl(spec.predecoder_config).training.sync
     policy = sandbox.Policy(
         read_only=(spec_path, *map(Path, inputs)),
         writable=(Path(spec.out_dir),),
         closed=closed_to_branches(Path(config.round_dir)),
         env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads},
+        loopback=ranks is not None,
+        gpu=ranks is not None and ranks.backend == "nccl",
     )
     return sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)], policy)
 

@@ -7,19 +7,22 @@ takes its shots from the val band.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autoqec.errors import RoundFailed
+from autoqec.contracts.env import Band
+from autoqec.errors import InputError, RoundFailed
 from autoqec.qec import sampling
 from autoqec.qec.classes import TwoClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import VAL_KEY, decode_both
+from autoqec.runner.replay import GAP
 
 DRAW = 32_768  # shots drawn at once, fewer where their labels would fill more than LABEL_BYTES
 LABEL_BYTES = 2**25
+GAP_CAP = 20.0  # nats; beyond, no shot is near failure, and matching need not look
 BARREN_DRAWS = 64  # draws in a row without one shot near failure: there is nothing to learn from
 
 TrajInfos = dict[str, np.ndarray]  # one value a trajectory, under each name
@@ -27,18 +30,46 @@ TrajInfos = dict[str, np.ndarray]  # one value a trajectory, under each name
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """detections uint8 [n, n_detectors], observables bool [n, n_observables], edges uint8 [n, n_edges] or None."""
+    """What is not None has a row a shot: detections uint8 [n, n_detectors], observables bool [n, n_observables].
+
+    edges: uint8 [n, n_edges], the labels. flips, rewards, log_probs: what a policy did, what it got for it, and how
+    likely it was to do it: uint8 [n, n_faults], float32 [n], float32 [n].
+    """
 
     detections: np.ndarray
-    observables: np.ndarray
+    observables: np.ndarray | None = None
     edges: np.ndarray | None = None
+    flips: np.ndarray | None = None
+    rewards: np.ndarray | None = None
+    log_probs: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.detections)
 
     def __getitem__(self, part: slice | np.ndarray) -> Samples:
-        edges = None if self.edges is None else self.edges[part]
-        return Samples(self.detections[part], self.observables[part], edges)
+        return Samples(**{name: values[part] for name, values in self.fields().items()})
+
+    def fields(self) -> dict[str, np.ndarray]:
+        """Those that are there."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: values for name, values in found.items() if values is not None}
+
+    def followed_by(self, other: Samples) -> Samples:
+        mine, more = self.fields(), other.fields()
+        return Samples(**{name: np.concatenate([mine[name], more[name]]) for name in mine})
+
+
+def lane(band: Band, rank: int, world_size: int) -> Band:
+    """Rank's own part of a seed band: parts are disjoint, and the whole band is one rank's that is alone."""
+    low, high = band
+    width = high - low + 1
+    if width < world_size:
+        raise InputError(
+            f"the train band [{low}, {high}] has fewer seeds than there are {world_size} samplers",
+            where="env field `seed_policy.train`",
+            mend="widen the band, or start fewer",
+        )
+    return low + width * rank // world_size, low + width * (rank + 1) // world_size - 1
 
 
 class ShotSampler(ABC):
@@ -51,13 +82,13 @@ class ShotSampler(ABC):
         self._position = 0
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
-        """Called once, before the agent moves to its device. Ranks draw from different seeds of the train band."""
+        """Called once, before the agent moves to its device. Ranks draw from disjoint parts of the train band."""
         self.agent = agent
         self.rank = rank
+        self._band = lane(self.problem.env.seed_policy.train, rank, world_size)
 
     def train_seed(self, *key: str | int) -> int:
-        band = self.problem.env.seed_policy.train
-        return sampling.band_seed(band, type(self).__name__, self.seed, self.rank, *key)
+        return sampling.band_seed(self._band, type(self).__name__, self.seed, self.rank, *key)
 
     def obtain_samples(self, itr: int) -> tuple[Samples, TrajInfos]:
         """The next batch, and the online figures of its shots."""
@@ -92,19 +123,21 @@ class ShotSampler(ABC):
                 name: np.concatenate([self._stock_infos[name][self._position :], values])
                 for name, values in infos.items()
             }
-            self._stock = Samples(
-                np.concatenate([rest.detections, fresh.detections]),
-                np.concatenate([rest.observables, fresh.observables]),
-                None if rest.edges is None or fresh.edges is None else np.concatenate([rest.edges, fresh.edges]),
-            )
+            self._stock = rest.followed_by(fresh)
         self._position = 0
 
 
 class EdgeLabelSampler(ShotSampler):
     """Shots labelled with the edges their mechanisms ran over; for an agent that flips, with the mechanisms themselves.
 
-    Figures: detection events and flipped edges a shot.
+    Figures: detection events and flipped edges a shot; with `gaps`, also how near to failure plain matching is.
     """
+
+    def __init__(
+        self, problem: Problem, batch_size: int, seed: int, *, gaps: bool = False, eval_shots: int = 0
+    ) -> None:
+        super().__init__(problem, batch_size, seed, eval_shots=eval_shots)
+        self._classes = TwoClassMatcher(problem) if gaps else None
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
         super().initialize(agent, rank=rank, world_size=world_size)
@@ -118,6 +151,8 @@ class EdgeLabelSampler(ShotSampler):
             "Detections": drawn.detections.sum(1, dtype=np.int32),
             "Edges": drawn.edges.sum(1, dtype=np.int32),
         }
+        if self._classes is not None:
+            infos[GAP] = np.abs(self._classes.gap(drawn.detections, cap=GAP_CAP))
         return Samples(drawn.detections, drawn.observables, drawn.edges), infos
 
 
@@ -147,5 +182,5 @@ class NearFailureSampler(ShotSampler):
                 where="training.finetune_gap",
                 mend="raise `training.finetune_gap`, or set `training.finetune_share: 0`",
             )
-        kept = Samples(detections[near], shots.observables[near])
-        return kept, {"Gap": np.abs(gap[near]), "PlainFail": (gap[near] < 0) != kept.observables[:, 0]}
+        kept, truth = Samples(detections[near], shots.observables[near]), shots.observables[near, 0]
+        return kept, {GAP: np.abs(gap[near]), "PlainFail": (gap[near] < 0) != truth}

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
 
 from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
+from autoqec.decoders import flops, surface
+from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import InputError
 from autoqec.qec.classes import TwoClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algos import GradientAlgo, SupervisedEdges, ThroughMatching
+from autoqec.runner.async_rl import AsyncRl, AsyncRlEval
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
+from autoqec.runner.policy import PolicyGradient, PolicySampler
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, ShotSampler
+from autoqec.runner.sync import SyncRl, SyncRlEval
 
-LOOPS: dict[str, type[MinibatchRlBase]] = {"minibatch": MinibatchRl, "minibatch_eval": MinibatchRlEval}
+LOOPS: dict[str, type[MinibatchRlBase]] = {
+    "minibatch": MinibatchRl,
+    "minibatch_eval": MinibatchRlEval,
+    "sync": SyncRl,
+    "sync_eval": SyncRlEval,
+    "async": AsyncRl,
+    "async_eval": AsyncRlEval,
+}
 LOG_LINES = 20  # a phase
 EVAL_SHARE = 0.1  # of the profile's val shots, for one offline evaluation
 FINETUNE_BATCH = 64
@@ -44,24 +61,65 @@ class Phase:
     sampler: ShotSampler
     algo: GradientAlgo
     n_shots: int
+    build: Rebuild
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Makes one phase's agent, sampler and algorithm again in another process, from values alone.
+
+    No module of a branch is pickled: the process mounts the same search surface and builds from it.
+    """
+
+    env: EnvSpec
+    dsl: PredecoderDSL
+    profile: Profile
+    budget: Budget
+    seed: int
+    phase: str
+    modules_dir: Path | None
+    threads: int
+
+    def __call__(self) -> tuple[PredecoderAgent, ShotSampler, GradientAlgo]:
+        torch.set_num_threads(self.threads)
+        surface.mount(self.modules_dir)
+        problem = Problem.from_env(self.env)
+        model = compile_predecoder(self.dsl, problem, seed=self.seed)
+        agent = PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
+        plan = phases(problem, self.dsl, self.profile, self.budget, self.seed)
+        phase = next(phase for phase in plan if phase.name == self.phase)
+        return agent, phase.sampler, phase.algo
 
 
 def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Budget, seed: int) -> list[Phase]:
-    """In order. Fine-tuning is left out where nothing is matched under two classes (see `can_finetune`)."""
+    """In order. Fine-tuning goes through the matching (see `can_finetune`), or by reward where the config says so."""
     recipe = dsl.training
     eval_shots = max(1, int(profile.val_shots * EVAL_SHARE))
+    gaps = recipe.replay is not None and recipe.replay.near_failure > 0
+
+    def again(name: str) -> Rebuild:
+        threads = torch.get_num_threads()
+        return Rebuild(problem.env, dsl, profile, budget, seed, name, surface.mounted(), threads)
+
     found = [
         Phase(
             "training",
-            EdgeLabelSampler(problem, recipe.batch_size, seed, eval_shots=eval_shots),
+            EdgeLabelSampler(problem, recipe.batch_size, seed, gaps=gaps, eval_shots=eval_shots),
             SupervisedEdges(learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, loss=recipe.loss),
             budget.train_shots,
+            again("training"),
         )
     ]
+    if recipe.finetune_share > 0 and recipe.policy_gradient is not None:
+        reward = recipe.policy_gradient.dump()
+        gap = recipe.finetune_gap
+        acting = PolicySampler(problem, recipe.batch_size, seed, gap=gap, eval_shots=eval_shots, **reward)
+        learning = PolicyGradient(learning_rate=recipe.finetune_learning_rate, **reward)
+        found.append(Phase("finetuning", acting, learning, budget.finetune_shots, again("finetuning")))
     if recipe.finetune_share > 0 and can_finetune(problem, dsl):
         near = NearFailureSampler(problem, FINETUNE_BATCH, seed, gap=recipe.finetune_gap, eval_shots=eval_shots)
         algo = ThroughMatching(problem, learning_rate=recipe.finetune_learning_rate)
-        found.append(Phase("finetuning", near, algo, budget.finetune_shots))
+        found.append(Phase("finetuning", near, algo, budget.finetune_shots, again("finetuning")))
     return found
 
 
@@ -89,8 +147,16 @@ def train(agent: PredecoderAgent, plan: list[Phase], dsl: PredecoderDSL, logger:
             n_steps=phase.n_shots,
             log_interval_steps=max(1, phase.n_shots // LOG_LINES),
             seed=seed,
+            **extra(dsl, phase),
         )
-        before = len(logger.losses)
         loop.train()
-        trained += (len(logger.losses) - before) * phase.sampler.batch_size
+        trained += loop.cum_steps
     return trained
+
+
+def extra(dsl: PredecoderDSL, phase: Phase) -> dict[str, Any]:
+    """What a loop over many processes is told beside the rest."""
+    recipe = dsl.training
+    if recipe.sync is not None:
+        return {"build": phase.build, "world_size": recipe.sync.ranks, "backend": recipe.sync.backend}
+    return {"build": phase.build, "replay": recipe.replay} if recipe.replay is not None else {}

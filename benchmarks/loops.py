@@ -1,0 +1,160 @@
+"""Figures of the training loops: many processes against one, and flips learned by reward. Part of `make bench`."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autoqec.contracts.dsl import PredecoderDSL, ReplayConfig, parse_dsl
+from autoqec.contracts.profiles import PROFILES
+from autoqec.decoders import flops
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.qec import backends, sampling, stats
+from autoqec.qec.problem import Problem
+from autoqec.runner import AsyncRl, MinibatchRl
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.logger import TrainLogger
+from autoqec.runner.training import Budget, Phase, phases
+from autoqec.store.layout import RoundLayout
+from benchmarks.bench import surface
+from benchmarks.table import Row, record
+
+SEED = 1
+UPDATES, BATCH = 400, 256
+LABELLED, REWARDED, TESTED = 400_000, 200_000, 200_000
+
+
+def hard_flip(training: dict[str, Any], hidden: int) -> PredecoderDSL:
+    block = {"inputs": "all", "hidden": hidden, "depth": 2}
+    return parse_dsl({"type": "mlp", "mlp": block, "output_mode": "hard_flip", "training": training})
+
+
+def agent_of(problem: Problem, dsl: PredecoderDSL) -> PredecoderAgent:
+    model = compile_predecoder(dsl, problem, seed=SEED)
+    return PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
+
+
+def plan_of(problem: Problem, dsl: PredecoderDSL, labelled: int, rewarded: int) -> list[Phase]:
+    return phases(problem, dsl, PROFILES["dev"], Budget(labelled, rewarded), SEED)
+
+
+def run(kind: type[MinibatchRl], agent: PredecoderAgent, phase: Phase, **more: Any) -> list[dict[str, str]]:
+    """Lines of progress.csv."""
+    with tempfile.TemporaryDirectory() as place:
+        layout = RoundLayout(Path(place), 1)
+        settings = {"agent": agent, "sampler": phase.sampler, "algo": phase.algo, "logger": TrainLogger(layout)}
+        n = phase.n_shots
+        kind(**settings, n_steps=n, log_interval_steps=n // 4, seed=SEED, **more).train()
+        with layout.progress.open(encoding="utf-8") as stream:
+            return list(csv.DictReader(stream))
+
+
+def speed_rows(distance: int) -> list[Row]:
+    """Policy gradient, backend in the sampler: one process against sampler, copier and optimizer."""
+    problem = surface(distance)
+    training = {"batch_size": BATCH, "policy_gradient": {}}
+    rows = []
+    for ratio in (1.0, 4.0):
+        drawn = int(UPDATES * BATCH / ratio)
+        replay = ReplayConfig(ratio=ratio, throttle="both")
+        dsl = hard_flip(training, 256)
+        plain = plan_of(problem, dsl, BATCH, UPDATES * BATCH)[1]
+        alone = float(run(MinibatchRl, agent_of(problem, dsl), plain)[-1]["CumTrainTime"]) / UPDATES
+        apart_dsl = hard_flip(training | {"loop": "async", "replay": replay.dump()}, 256)
+        phase = plan_of(problem, apart_dsl, BATCH, drawn)[1]
+        last = run(AsyncRl, agent_of(problem, apart_dsl), phase, build=phase.build, replay=replay)[-1]
+        apart = float(last["CumTrainTime"]) / int(last["CumUpdates"])
+        rows.append(
+            Row(
+                f"AsyncRl, updates in the same wall-clock, d={distance}, replay ratio {ratio:g}",
+                f"{alone / apart:.2f} x ({1e3 * apart:.1f} ms an update)",
+                f"MinibatchRl ({1e3 * alone:.1f} ms an update), policy gradient, backend in the sampler; aim: >= 1.5 x",
+                f"{UPDATES} and {last['CumUpdates']} updates of {BATCH} shots, once; load {load()}",
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True)
+class Measured:
+    failed: np.ndarray
+    residual: float
+    us: float
+
+
+def measure(problem: Problem, agent: PredecoderAgent | None, shots: sampling.Shots) -> Measured:
+    """Decoding errors, detection events the backend sees, and its CPU time a shot. None: without a predecoder."""
+    plain = backends.make(problem.env.backend, problem)
+    cleaned, frame = shots.detectors, np.zeros_like(shots.observables)
+    if agent is not None:
+        flipper = backends.HardFlip(problem, plain)
+        parts = [
+            flipper.apply(packed, agent.infer(sampling.unpack(packed, problem.n_detectors)) > 0)
+            for packed in np.array_split(shots.detectors, max(1, len(shots) // 4096))
+        ]
+        cleaned, frame = (np.concatenate(found) for found in zip(*parts, strict=True))
+    took = []
+    for _ in range(5):
+        began = time.process_time()
+        answers = plain.decode(cleaned)
+        took.append(time.process_time() - began)
+    failed = ((answers ^ frame) != shots.observables).any(axis=1)
+    return Measured(failed, float(np.bitwise_count(cleaned).sum() / len(shots)), 1e6 * sorted(took)[2] / len(shots))
+
+
+def flip_rows() -> list[Row]:
+    """hard_flip at d=5: labels, then reward."""
+    problem = surface(5)
+    dsl = hard_flip({"finetune_learning_rate": 1e-4, "policy_gradient": {}}, 384)
+    agent = agent_of(problem, dsl)
+    shots = sampling.sample(problem, TESTED, sampling.band_seed(problem.env.seed_policy.holdout, "loops"))
+    labels, reward = plan_of(problem, dsl, LABELLED, REWARDED)
+    found = {"no predecoder": measure(problem, None, shots)}
+    run(MinibatchRl, agent, labels)
+    agent.eval_mode(0)
+    found["labels alone"] = measure(problem, agent, shots)
+    run(MinibatchRl, agent, reward)
+    agent.eval_mode(0)
+    found["labels, then policy gradient"] = measure(problem, agent, shots)
+    plain = found["no predecoder"]
+    rows = []
+    for name, one in found.items():
+        low, high = stats.clopper_pearson(int(one.failed.sum()), TESTED)
+        against = "fresh holdout shots, the same for all rows"
+        if one is not plain:
+            fixed, broken = int((plain.failed & ~one.failed).sum()), int((~plain.failed & one.failed).sum())
+            against = f"no predecoder: {fixed} shots fixed, {broken} broken"
+        rows.append(
+            Row(
+                f"hard_flip d=5 p=.005, {name}",
+                f"LER {one.failed.mean():.3e} [{low:.3e}, {high:.3e}], {one.residual:.2f} detections left, "
+                f"{one.us:.2f} µs a shot in the backend",
+                against,
+                f"{TESTED:,} shots; {LABELLED:,} labelled, {REWARDED:,} near-failure shots by reward, seed {SEED}",
+            )
+        )
+    return rows
+
+
+def load() -> str:
+    """Processes that wanted a core in the last minute."""
+    return Path("/proc/loadavg").read_text().split()[0] if Path("/proc/loadavg").exists() else "unknown"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = [*speed_rows(7), *flip_rows()]
+    record("training loops", rows)
+    for row in rows:
+        print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Asynchronous training: samplers, copiers and optimizer as real processes."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoqec.contracts.dsl import ReplayConfig
+from autoqec.errors import InputError, RoundFailed
+from autoqec.runner import AsyncRl, AsyncRlEval
+from autoqec.runner.async_rl import Board
+from autoqec.runner.logger import TrainLogger
+from autoqec.runner.replay import Selection
+from autoqec.store.layout import RoundLayout
+
+from .loops_support import Make, difference
+from .test_team import alive, gone
+
+ROOT = Path(__file__).parents[3]
+BATCH = 32
+
+
+def rows(layout: RoundLayout) -> list[dict[str, str]]:
+    with layout.progress.open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def loop_of(kind: type, make: Make, layout: RoundLayout, replay: dict[str, Any], **more: Any) -> Any:
+    agent, sampler, algo = make()
+    settings: dict[str, Any] = {"n_steps": 40 * BATCH, "log_interval_steps": 10 * BATCH, **more}
+    return kind(
+        agent=agent,
+        sampler=sampler,
+        algo=algo,
+        build=make,
+        replay=ReplayConfig(**{"shots": 4096, **replay}),
+        logger=settings.pop("logger", None) or TrainLogger(layout, snapshot_mode="last"),
+        **settings,
+    )
+
+
+class Watched(AsyncRl):
+    """Notes what it sees while it works."""
+
+    def launch(self) -> None:
+        super().launch()
+        self.pids = dict(self.team.pids)
+        # The copiers have their own selection by now: this one would leave them nothing to copy.
+        self.algo.samples_to_buffer = Selection(())
+        while self.replay.appended < 4 * BATCH:
+            self.team.check()
+            time.sleep(0.01)
+        self.before_the_first_update = self.replay.appended
+        self.counted: list[tuple[int, int]] = []
+
+    def update(self, itr: int) -> None:
+        drawn = self.replay.appended
+        super().update(itr)
+        self.counted.append((self._cum_updates, drawn))
+
+
+def test_samplers_copiers_and_optimizer_work_apart_and_nothing_is_lost(layout: RoundLayout) -> None:
+    loop = loop_of(
+        Watched, Make("gaps"), layout, {"samplers": 2, "throttle": "both", "near_failure": 0.25, "ratio": 2.0}
+    )
+    start = loop.agent.state_dict()
+    loop.train()
+    assert set(loop.pids) == {"sampler 0", "sampler 1", "copier 0", "copier 1"}
+    assert len({os.getpid(), *loop.pids.values()}) == 5
+    assert loop.before_the_first_update >= 4 * BATCH, "they drew and copied while the optimizer did nothing"
+    assert loop.replay.appended == loop.cum_steps == 40 * BATCH, "the last batches arrived too"
+    assert all(updates * BATCH <= 2.0 * drawn for updates, drawn in loop.counted), (
+        "never above, from the first update on"
+    )
+    assert len(loop.logger.losses) == loop._cum_updates == 80, "samplers that wait let it reach the ratio"
+    assert difference(start, loop.agent.state_dict()) > 1e-3
+    table = rows(layout)
+    for row in table:
+        updates, drawn = int(row["CumUpdates"]), int(row["CumSteps"])
+        assert float(row["CumReplayRatio"]) == pytest.approx(updates * BATCH / drawn) and drawn <= 40 * BATCH
+    assert float(table[-1]["CumReplayRatio"]) == 2.0 and table[-1]["CumCompletedTrajs"] == str(40 * BATCH)
+    assert max(float(row["ParameterVersionMax"] or 0) for row in table) > 10, "what was learnt reached the samplers"
+    assert "GapAverage" in table[0] and "DetectionsAverage" in table[0]
+    assert (layout.train_dir / "training_last.pt").exists()
+    assert not any(map(alive, loop.pids.values())) and not multiprocessing.active_children()
+
+
+class Slow(AsyncRlEval):
+    def update(self, itr: int) -> None:
+        while self.replay.appended < min(40, 10 * (1 + self._cum_updates)) * BATCH:
+            self.team.check()
+            time.sleep(0.005)
+        super().update(itr)
+
+
+def test_a_slow_optimizer_achieves_less_and_says_so_and_evaluates_offline(layout: RoundLayout) -> None:
+    loop = loop_of(Slow, Make("policy"), layout, {})
+    loop.train()
+    table = rows(layout)
+    assert loop.cum_steps == 40 * BATCH and 1 <= loop._cum_updates < 40
+    assert float(table[-1]["CumReplayRatio"]) == pytest.approx(loop._cum_updates / 40)
+    assert table[0]["Iteration"] == "0" and table[0]["PlainFailAverage"] == table[0]["PredecoderFailAverage"]
+    assert all(row["TrajsInEval"] == "100" for row in table) and "ReturnAverage" not in table[0]
+
+
+@pytest.mark.parametrize(
+    ("who", "words"),
+    [("", "sampler 0: ValueError: this sampler has had enough"), ("copier 0", r"copier 0 \(process \d+\) .* signal 9")],
+)
+def test_a_childs_end_ends_all_and_is_named(layout: RoundLayout, who: str, words: str) -> None:
+    class Killer(AsyncRl):
+        def launch(self) -> None:
+            super().launch()
+            self.pids = dict(self.team.pids)
+            if who:
+                os.kill(self.pids[who], signal.SIGKILL)
+
+    make = Make("edges", settings={"pause": 0.02} if who else {"trouble": "raise"})
+    loop = loop_of(Killer, make, layout, {"throttle": "both"}, n_steps=4000 * BATCH)
+    with pytest.raises(RoundFailed, match=words) as failure:
+        loop.train()
+    assert failure.value.status == "train_error"
+    assert not any(map(alive, loop.pids.values())), "nobody is left when the failure is told"
+
+
+OPTIMIZER = """
+import os, signal, sys
+from pathlib import Path
+from autoqec.runner import AsyncRl
+from autoqec.store.layout import RoundLayout
+from tests.unit.runner.loops_support import Make
+from tests.unit.runner.test_async import loop_of
+
+class Doomed(AsyncRl):
+    def launch(self):
+        super().launch()
+        print(*self.team.pids.values(), flush=True)
+    def update(self, itr):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    make = Make("edges", settings={"pause": 0.02})
+    loop_of(Doomed, make, RoundLayout(Path(sys.argv[1]), 1), {}, n_steps=10**6).train()
+"""
+
+
+@pytest.mark.long
+def test_a_killed_optimizer_takes_everybody_along(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", OPTIMIZER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
+    )
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert ended.returncode == -signal.SIGKILL and len(pids) == 2 and gone(pids)
+
+
+def test_start_up_comes_before_any_process_and_sizes_are_checked_first(
+    layout: RoundLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(self: Any, name: str, *args: Any) -> None:
+        calls.append(name.split()[0])
+        raise Stop
+
+    def spied(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def called(*args: Any, **named: Any) -> Any:
+            calls.append(f"{type(owner).__name__}.{name}")
+            return original(*args, **named)
+
+        monkeypatch.setattr(owner, name, called)
+
+    loop = loop_of(AsyncRl, Make("edges"), layout, {})
+    for owner, name in ((loop.sampler, "initialize"), (loop.agent, "to_device"), (loop.algo, "initialize")):
+        spied(owner, name)
+    monkeypatch.setattr("autoqec.runner.team.Team.start", stop)
+    with pytest.raises(Stop):
+        loop.train()
+    order = ["Troubled.initialize", "PredecoderAgent.to_device", "SupervisedEdges.initialize", "copier"]
+    assert calls == order
+    with pytest.raises(InputError, match="batch of 128 shots is larger than the replay buffer of 64"):
+        loop_of(AsyncRl, Make("edges", batch_size=128), layout, {"shots": 64}).train()
+    with pytest.raises(InputError, match="allows no update on 32 shots"):
+        loop_of(AsyncRl, Make("edges"), layout, {"ratio": 0.5}, n_steps=BATCH).train()
+    with pytest.raises(InputError, match="near_failure: 0"):
+        loop_of(AsyncRl, Make("edges"), layout, {"near_failure": 0.5}).train()
+
+
+def test_the_published_copy_is_apart_from_the_weights_that_are_optimized() -> None:
+    """Without a GPU too: a copy that is the model itself would never rise in version, and never be fetched whole."""
+    (mine, _, _), (theirs, _, _) = Make("edges")(), Make("edges")()
+    board = Board(mine)
+    assert board.fetch(theirs, 0) == 0, "nothing published, nothing fetched"
+    for parameter in mine.parameters():
+        parameter.data += 1.0
+    board.publish(mine)
+    for parameter in mine.parameters():
+        parameter.data += 1.0
+    assert board.fetch(theirs, 0) == 1
+    shift = [float((a - b).detach().mean()) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)]
+    assert np.allclose(shift, 1.0), "as published, not as it is being changed"
+
+
+def test_a_snapshot_of_another_shape_is_refused(layout: RoundLayout) -> None:
+    agent, _, _ = Make("edges")()
+    other, _, _ = Make("policy")()
+    with pytest.raises(Exception, match="size mismatch"):
+        agent.load_state_dict(other.state_dict())

@@ -1,0 +1,160 @@
+"""The replay ratio, by counts: under a fake clock, and with the buffer itself."""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.runner.replay import GAP, DoubleBuffer, ReplayBuffer, Selection, Throttle, check_sizes, need_gap
+
+
+class FakeClock:
+    """A sampler that gives a batch every `draw` seconds, an optimizer that takes `update` seconds a step."""
+
+    def __init__(self, throttle: Throttle, draw: float, update: float, sampler_batch: int) -> None:
+        self.throttle, self.sampler_batch = throttle, sampler_batch
+        self.updates = self.drawn = 0
+        self.seen: list[tuple[int, int]] = []
+        self.events: list[tuple[float, str]] = [(draw, "batch")]
+        self.every, self.takes, self.busy = draw, update, False
+
+    def run(self, seconds: float) -> None:
+        while self.events[0][0] <= seconds:
+            now, what = heapq.heappop(self.events)
+            if what == "batch":
+                self.drawn += self.sampler_batch
+                heapq.heappush(self.events, (now + self.every, "batch"))
+            else:
+                self.busy = False
+            if not self.busy and self.throttle.allows(self.updates, self.drawn):
+                self.updates, self.busy = self.updates + 1, True
+                self.seen.append((self.updates, self.drawn))
+                heapq.heappush(self.events, (now + self.takes, "done"))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0, 0.25])
+@pytest.mark.parametrize("sampler_batch", [16, 512])
+def test_a_fast_optimizer_reaches_the_ratio_and_is_never_above_it(ratio: float, sampler_batch: int) -> None:
+    """A batch far larger than the sampler's is where a throttle that counts iterations overshoots at first."""
+    clock = FakeClock(Throttle(ratio, 512), draw=sampler_batch / 1000, update=1e-4, sampler_batch=sampler_batch)
+    clock.run(60)
+    achieved = [clock.throttle.achieved(updates, drawn) for updates, drawn in clock.seen]
+    assert max(achieved) <= ratio, "never above, the first update included"
+    assert clock.throttle.achieved(clock.updates, clock.drawn) == pytest.approx(ratio, rel=0.05)
+    assert clock.updates == clock.throttle.most(clock.drawn)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0, 0.25])
+def test_a_slow_optimizer_runs_at_full_speed_and_the_ratio_falls_short(ratio: float) -> None:
+    clock = FakeClock(Throttle(ratio, 100), draw=0.1, update=0.2 / ratio, sampler_batch=100)
+    clock.run(60)
+    assert clock.updates == pytest.approx(60 * 5 * ratio, rel=0.05)
+    assert clock.throttle.achieved(clock.updates, clock.drawn) == pytest.approx(ratio / 2, rel=0.05)
+
+
+def test_the_seeds_example_of_a_thousand_samples_a_second() -> None:
+    clock = FakeClock(Throttle(1.0, 100), draw=0.01, update=1e-4, sampler_batch=10)
+    clock.run(30)
+    assert clock.updates <= 300 and clock.updates >= 299
+
+
+@pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_ratio_that_is_none_is_refused_in_one_sentence(ratio: float) -> None:
+    with pytest.raises(InputError, match="replay ratio is a number above 0"):
+        Throttle(ratio, 8)
+    with pytest.raises(InputError, match="batch of 65 shots is larger than the replay buffer of 64"):
+        check_sizes(65, 64)
+    with pytest.raises(InputError, match="near_failure: 0"):
+        need_gap(("Detections",))
+
+
+@pytest.mark.parametrize(("ratio", "samplers"), [(1.0, 1), (0.25, 1), (4.0, 3), (0.1, 2)])
+def test_samplers_that_are_held_never_wait_for_an_update_that_waits_for_them(ratio: float, samplers: int) -> None:
+    throttle = Throttle(ratio, 8)
+    batches = updates = 0
+    furthest = 0.0
+    while batches < 200:
+        moved = False
+        if not throttle.holds_sampler(batches, updates, samplers):
+            batches, moved = batches + 1, True
+        elif throttle.allows(updates, 8 * batches):
+            updates, moved = updates + 1, True
+        assert moved, "both wait"
+        furthest = max(furthest, batches - updates / ratio)
+    assert furthest <= 2 * samplers + 1 / ratio + 2
+
+
+def rows(start: int, n: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    number = np.arange(start, start + n)
+    bits = (number[:, None] >> np.arange(12) & 1).astype(np.uint8)
+    return {"bits": bits, "left_out": bits, "number": number}, {GAP: number.astype(np.float32)}
+
+
+KEEP = Selection(("bits", "number"), bits=("bits",))
+
+
+def buffer(size: int) -> ReplayBuffer:
+    fields, figures = rows(0, 4)
+    return ReplayBuffer(size, KEEP(fields), figures)
+
+
+def test_the_buffer_holds_the_last_shots_and_gives_back_what_was_selected() -> None:
+    replay = buffer(10)
+    for start in range(0, 28, 4):
+        fields, figures = rows(start, 4)
+        replay.append(KEEP(fields), figures)
+    drawn = KEEP.restore(replay.draw(500, np.random.default_rng(0)), {"bits": 12})
+    assert set(drawn) == {"bits", "number"} and replay.appended == 28
+    assert set(drawn["number"]) == set(range(18, 28)), "the last ten, evenly"
+    assert (drawn["bits"] == (drawn["number"][:, None] >> np.arange(12) & 1)).all(), "rows stay together"
+    assert list(replay.figures(since=25, most=100)[GAP]) == [25, 26, 27]
+    assert list(replay.figures(since=0, most=2)[GAP]) == [26, 27]
+
+
+def test_replay_prefers_shots_near_failure_as_far_as_it_is_told() -> None:
+    replay = buffer(64)
+    fields, figures = rows(0, 64)
+    replay.append(KEEP(fields), figures)
+    rng = np.random.default_rng(1)
+    near = {share: (replay.draw(4000, rng, near_failure=share)["number"] < 3).mean() for share in (0.0, 0.5, 1.0)}
+    expected = (1 - np.exp(-3)) / (1 - np.exp(-64))
+    assert near[0.0] == pytest.approx(3 / 64, abs=0.02)
+    assert near[0.5] == pytest.approx((3 / 64 + expected) / 2, abs=0.03)
+    assert near[1.0] == pytest.approx(expected, abs=0.02)
+
+
+def test_a_sampler_fills_one_half_while_the_other_is_copied_and_the_end_loses_none() -> None:
+    """By threads here; by processes in test_async."""
+    fields, figures = rows(0, 4)
+    double, replay = DoubleBuffer(4, fields, figures), buffer(400)
+    for start in (0, 4):
+        double.fill(*rows(start, 4))
+    assert double.free.get(timeout=0.05) is None, "two batches, both halves full, nobody copies"
+    copier = threading.Thread(target=double.drain, args=(replay, KEEP))
+    copier.start()
+    for start in range(8, 400, 4):
+        double.fill(*rows(start, 4))
+    double.end()
+    copier.join(10)
+    assert not copier.is_alive() and replay.appended == 400
+    assert sorted(replay.figures(0, 400)[GAP]) == list(range(400))
+
+
+def test_whoever_waits_for_a_dead_holder_can_give_up() -> None:
+    replay = buffer(10)
+    calls: list[float] = []
+
+    def gone() -> None:
+        calls.append(time.monotonic())
+        raise RuntimeError("the copier has died")
+
+    with replay.lock:
+        replay.lock.on_wait = gone
+        with pytest.raises(RuntimeError, match="has died"):
+            replay.draw(1, np.random.default_rng(0))
+    assert len(calls) == 1
