@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from benchmarks.table import Row, record
 SEED = 1
 UPDATES, BATCH = 400, 256
 LABELLED, REWARDED, TESTED = 400_000, 200_000, 200_000
+REWARD_RATE = 1e-3
 
 
 def hard_flip(training: dict[str, Any], hidden: int) -> PredecoderDSL:
@@ -112,7 +114,7 @@ def measure(problem: Problem, agent: PredecoderAgent | None, shots: sampling.Sho
 def flip_rows() -> list[Row]:
     """hard_flip at d=5: labels, then reward."""
     problem = surface(5)
-    dsl = hard_flip({"finetune_learning_rate": 1e-4, "policy_gradient": {}}, 384)
+    dsl = hard_flip({"batch_size": BATCH, "finetune_learning_rate": REWARD_RATE, "policy_gradient": {}}, 384)
     agent = agent_of(problem, dsl)
     shots = sampling.sample(problem, TESTED, sampling.band_seed(problem.env.seed_policy.holdout, "loops"))
     labels, reward = plan_of(problem, dsl, LABELLED, REWARDED)
@@ -148,13 +150,15 @@ def load() -> str:
     return Path("/proc/loadavg").read_text().split()[0] if Path("/proc/loadavg").exists() else "unknown"
 
 
-def main() -> None:
+def main(parts: list[str]) -> None:
+    """speed, flips; both where none is named."""
     torch.set_num_threads(1)
-    rows = [*speed_rows(7), *flip_rows()]
-    record("training loops", rows)
-    for row in rows:
-        print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
+    for part in parts or ["speed", "flips"]:
+        suite, rows = ("many processes", speed_rows(7)) if part == "speed" else ("hard_flip by reward", flip_rows())
+        record(f"training loops: {suite}", rows)
+        for row in rows:
+            print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

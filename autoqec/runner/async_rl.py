@@ -3,10 +3,10 @@
     sampler i ── double buffer i ── copier i ── replay buffer ── optimizer
         ╰────────────── published parameters ──────────────────────╯
 
-The optimizer holds itself to the replay ratio by counts; where it is the slower one, the ratio achieved is lower, and
-is logged. With `throttle: both` samplers wait for it. When the last batch is drawn it still takes the updates that
-batches on their way would have given, then ends. Parameters are published after every update into memory of
-their own, apart from the weights that are being optimized, also without a GPU; samplers take them before a batch.
+The optimizer holds itself to the replay ratio by counts. Where it is the slower one, the ratio achieved is lower and
+logged: when the last batch has come it only takes the updates that batches on their way would have given, then ends.
+With `throttle: both` samplers wait for it, and it takes them all. Parameters are published after every update into
+memory apart from the weights that are being optimized, also without a GPU; samplers take them before a batch.
 """
 
 from __future__ import annotations
@@ -135,11 +135,11 @@ class _Apart(MinibatchRlBase):
             self.team.close()
 
     def optimize(self, n_itr: int) -> None:
-        """As many updates as the throttle lets through, at most `n_itr`, at least one."""
+        """As many updates as the throttle lets through before the samplers are through; at least one."""
         total, last, self._waited = self.n_batches * self.itr_batch_size, n_itr, 0.0
         while self._cum_updates < last:
             drawn = self.replay.appended
-            if drawn == total and last == n_itr:
+            if drawn == total and last == n_itr and self.settings.throttle == "optimizer":
                 on_their_way = math.ceil(2 * self.settings.samplers * self.settings.ratio)
                 last = min(n_itr, self._cum_updates + on_their_way)
             if not self.throttle.allows(self._cum_updates, drawn):

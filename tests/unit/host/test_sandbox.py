@@ -226,6 +226,32 @@ def test_status_and_output_come_through(tier: Tier, world: World, tmp_path: Path
     assert (tmp_path / "log").read_text() == "hi\n"
 
 
+LOOPBACK = """
+import socket, sys
+mine = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(mine.getsockname(), 5).sendall(b"x")
+assert mine.accept()[0].recv(1) == b"x"
+for attack in (lambda: socket.create_connection(tuple(OUTSIDE), 2), lambda: socket.socket(socket.AF_UNIX),
+               lambda: socket.socket(40, socket.SOCK_STREAM)):
+    try:
+        attack()
+    except OSError:
+        continue
+    sys.exit("a door is open")
+"""
+
+
+def test_loopback_reaches_those_inside_alone(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = LOOPBACK.replace("OUTSIDE", repr(world.tcp.getsockname()))
+    policy = Policy(writable=(world.inside,), loopback=True)
+    returncode = run(code, tier, policy, tmp_path / "log").returncode
+    if tier == "bubblewrap":
+        assert returncode == 0, (tmp_path / "log").read_text()
+    else:
+        assert "Operation not permitted" in (tmp_path / "log").read_text(), "no namespace of its own: no socket"
+    assert not world.reached
+
+
 def test_network_opens_only_when_asked(tier: Tier, world: World, tmp_path: Path) -> None:
     code = f"import socket; socket.create_connection({world.tcp.getsockname()!r}, 5)"
     assert run(code, tier, Policy(writable=(world.inside,), network=True), tmp_path / "log").returncode == 0

@@ -30,7 +30,8 @@ MOVED: dict[str, list[Any]] = {
     "finetune_share": [0.0, 1.0],
     "finetune_gap": [2.0],
 }
-ELSEWHERE = {"loop", "init"}  # where nothing is learnt from it; where weights come from (test_runner.py)
+# where nothing is learnt from it; where weights come from (test_runner.py); the blocks of the loops (test_policy.py)
+ELSEWHERE = {"loop", "init", "sync", "replay", "policy_gradient"}
 
 
 def trained(problem: Problem, place: Path, hidden: int, training: dict[str, Any], shots: int) -> PredecoderAgent:
