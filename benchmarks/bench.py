@@ -18,7 +18,7 @@ import stim
 from autoqec.qec import backends, exact, sampling
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from benchmarks import aims, report, scaling
+from benchmarks import aims, parallel, report, scaling
 from benchmarks.problems import surface
 from benchmarks.table import Row, record
 
@@ -157,7 +157,9 @@ def main() -> None:
     record("decoding and sampling", rows)
     shown = report.rows()
     record("the report", shown)
-    for row in [*rows, *shown]:
+    at_once = parallel.rows()
+    record("rounds at once", at_once)
+    for row in [*rows, *shown, *at_once]:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 
 

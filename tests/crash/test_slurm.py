@@ -110,13 +110,14 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(lab: Path, cluster: Cluste
     before, known = Before.of(lab), cluster.jobs()
     going = Going(lab)
     number = going.until_at_work()
-    assert read_order(going.layout.round(2)).job_id == number  # type: ignore[union-attr]
+    going.until(lambda: read_order(going.layout.round(2)).job_id == number)  # type: ignore[union-attr]
     (worker,) = cluster.workers(number)
     seen = Path(f"/proc/{worker}/environ").read_text(encoding="utf-8")
     assert KEY not in seen and "AUTOQEC_OWNER" not in seen
     going.kill()
     repo = Repo.discover(lab)
-    assert reconcile(going.layout, repo) == [] and not garbage.find(going.layout, repo)
+    assert reconcile(going.layout, repo) == []
+    assert "worktree" not in {one.kind for one in garbage.find(going.layout, repo)}
     with pytest.raises(InputError, match="round 2 is still a cluster's job"):
         close_run(going.layout, repo)
     assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0
