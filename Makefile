@@ -64,6 +64,7 @@ test-slurm: install setup-slurm
 bench: install
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 	$(BIN)/python -m benchmarks.agents
+	$(BIN)/python -m benchmarks.loops
 
 pictures: install
 	$(BIN)/python -m docs.pictures $(ARGS)
