@@ -26,7 +26,7 @@ COMMANDS = {
     "watch": ("cli.commands.watch", "Follow a run live, from any terminal."),
     "report": ("cli.commands.report", "A run as one page to open in a browser, or its charts as files."),
     "decode": ("cli.commands.decode", "Decode one's own shots with a checkpoint."),
-    "export": ("cli.commands.export", "A run's figures as CSV, for sinter plot, or as tensorboard events."),
+    "export": ("cli.commands.export", "A run's figures as CSV, for sinter, tensorboard or wandb."),
     "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),
     "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
     "evaluate": ("cli.commands.evaluate", "Run an agent over a dataset of environments."),
@@ -77,7 +77,10 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 @group.command("run")
 @click.argument("env_name", metavar="[ENV]", required=False)
 @click.option("--rounds", type=click.IntRange(1), help="Finished rounds in all; 3 where nothing else limits.")
-@click.option("--profile", type=click.Choice(PROFILE_NAMES), default="dev", show_default=True)
+@click.option(
+    "--profile", type=click.Choice(PROFILE_NAMES), default="dev", show_default=True,
+    help="What a round trains and the judge draws: seconds to try it out, minutes, or hours.",
+)  # fmt: skip
 @click.option(
     "--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Same seed, same proposals."
 )
@@ -123,7 +126,8 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
     "--budget",
     metavar="KEY=NUMBER,…",
     default="",
-    help="rounds, hours, compute_hours, cpu_hours, gpu_hours, plateau, usd, tokens.",
+    help="What ends it, whichever comes first: rounds, hours (of this start), compute_hours, cpu_hours, gpu_hours (of "
+    "training and measuring), plateau (rounds that leave the front as it is), usd, tokens (of models).",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show the plan, write nothing.")
 @options

@@ -210,7 +210,7 @@ def _opened(order: Order, tell: Tell) -> loop.Run:
 
 def _limits(order: Order) -> Plan:
     """What ends this start of the run, for whoever watches it."""
-    limits = {name: value for name, value in asdict(order.budget).items() if name not in ("cpu_hours", "gpu_hours")}
+    limits = asdict(order.budget)
     rounds = [number for number in (order.rounds, limits.pop("rounds")) if number is not None]
     return Plan(
         **limits,

@@ -85,6 +85,8 @@ class Dashboard:
             parts.append(f"{(self.clock() - plan.began) / 3600:.2f} of {plan.hours:g} hours")
         of = f" of {plan.compute_hours:g}" if plan.compute_hours is not None else ""
         parts.append(f"{self.compute_s / 3600:.2f}{of} compute hours")
+        for name, most in (("CPU", plan.cpu_hours), ("GPU", plan.gpu_hours)):
+            parts += [f"at most {most:g} of them on a {name}"] if most is not None else []
         if plan.plateau is not None:
             parts.append(f"ends after {plan.plateau:g} rounds that leave the front as it is")
         if self.spent is not None:

@@ -34,6 +34,8 @@ class Plan:
     rounds: int | None = None
     hours: float | None = None
     compute_hours: float | None = None
+    cpu_hours: float | None = None
+    gpu_hours: float | None = None
     plateau: int | None = None
     usd: float | None = None
     tokens: int | None = None

@@ -18,16 +18,28 @@ from cli.common import Out, options
 @click.argument("env_name", metavar="ENV")
 @click.argument("config", type=click.Path(path_type=Path))
 @click.argument("round_dir", type=click.Path(path_type=Path))
-@click.option("--profile", type=click.Choice(["smoke", "dev", "prod"]), default="dev", show_default=True)
+@click.option(
+    "--profile",
+    type=click.Choice(["smoke", "dev", "prod"]),
+    default="dev",
+    show_default=True,
+    help="How long it trains: for seconds, minutes or hours.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="The round's seed.")
-@click.option("--run-id", default="local", show_default=True)
-@click.option("--round-idx", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--run-id", default="local", show_default=True, help="The run that it is said to belong to.")
+@click.option("--round-idx", type=click.IntRange(1), default=1, show_default=True, help="The round's number.")
 @click.option("--code-cwd", type=click.Path(path_type=Path), help="Worktree whose search surface is run.")
 @click.option("--branch", help="The worktree's branch; the round then writes its pointer.")
 @click.option("--fork-from", multiple=True, help="The round's parent; several times for a composition.")
-@click.option("--compose-mode", type=click.Choice(["pure", "with_edit"]))
-@click.option("--round-attempt-id")
-@click.option("--threads", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--compose-mode", type=click.Choice(["pure", "with_edit"]), help="How its parents were joined.")
+@click.option("--round-attempt-id", help="The attempt's id, for its pointer.")
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Of torch; one thread repeats to the last digit.",
+)
 @options
 def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: Any) -> None:
     """Train and measure one predecoder: the env ENV, the configuration CONFIG, everything written into ROUND_DIR.

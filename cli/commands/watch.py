@@ -20,4 +20,5 @@ def command(run: str, out: Out) -> None:
         view = watch(places.any_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:
         return
+    out.note(f"Nobody is running {view.info.run_id} now.")
     out.emit(view.dump())

@@ -60,6 +60,7 @@ def test_the_nearest_limit_ends_it(layout: RunLayout) -> None:
     compute = shown(layout, Plan(compute_hours=600 / 3600))[0]
     assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much again as was used
     assert shown(layout, Plan(plateau=4))[0].seconds_left() is None
+    assert "compute hours · at most 2 of them on a GPU" in shown(layout, Plan(gpu_hours=2))[1]
     text = shown(layout, Plan(hours=2, plateau=4, compute_hours=1))[1]
     assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds that leave the front as it is" in text
 
@@ -80,3 +81,11 @@ def test_the_words_of_an_owner_that_died_are_nobodys(tmp_path: Path) -> None:
 def test_failures_say_why(tmp_path: Path) -> None:
     layout = runs.made_run(tmp_path / "lab", 2, only_failures=True)
     assert "train_error: the loss is not finite at step 12" in shown(layout, Plan())[1]
+
+
+def test_every_limit_of_a_run_is_one_that_watch_may_see() -> None:
+    from dataclasses import fields
+
+    from autoqec.orchestration.budget import Budget
+
+    assert {one.name for one in fields(Budget)} <= {one.name for one in fields(Plan)}
