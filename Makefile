@@ -65,6 +65,7 @@ bench: install
 	$(BIN)/python -m benchmarks.bench $(ARGS)
 	$(BIN)/python -m benchmarks.agents
 	$(BIN)/python -m benchmarks.loops
+	$(BIN)/python -m benchmarks.rounds
 
 pictures: install
 	$(BIN)/python -m docs.pictures $(ARGS)

@@ -1,0 +1,247 @@
+"""What the orchestrator itself costs: a round's overhead, how it grows, and recovery at a start.
+
+`python -m benchmarks.rounds`. Runner and judge answer at once (`tests.crash.canned`) and the ideator reads no history,
+so what is left of a round is its files, every fsync, and its git. Counts of git processes are exact; seconds are
+medians, and ratios are within one run.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.host import git as host_git
+from autoqec.host.git import Repo
+from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.recovery import reconcile
+from autoqec.store.layout import RunLayout
+from benchmarks.table import Row, record
+from cli.lab import make_lab
+from cli.places import builtin_envs
+from tests.crash import canned, driver
+from tests.support import rounds
+
+REPEATS = 9
+WIDTHS = itertools.count(4)
+
+
+class Started:
+    """Counts the git processes that start while it is in force."""
+
+    def __init__(self) -> None:
+        self.count, self._execute = 0, host_git._execute
+
+    def __enter__(self) -> Started:
+        def counted(*arguments: Any, **more: Any) -> Any:
+            self.count += 1
+            return self._execute(*arguments, **more)
+
+        host_git._execute = counted
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        host_git._execute = self._execute
+
+
+def a_lab(place: Path) -> RunLayout:
+    """A lab with a run of two rounds in it."""
+    make_lab(place, builtin_envs()["smoke"])
+    with start_run(place / "env.yaml", place, "smoke", 1, roles=roles()) as run:
+        run_rounds(run, 2)
+        return run.layout
+
+
+def roles() -> Roles:
+    """An ideator that thinks nothing, a coder that writes what it is told, an analyst that nominates."""
+
+    def ideator(view: dict[str, Any]) -> IdeatorResponse:
+        config = driver.changed(mlp__hidden=next(WIDTHS), training__finetune_share=0.0)
+        return IdeatorResponse(hypothesis="one more net", slug="net", fork_from="baseline", proposal=config)
+
+    return Roles(ideator, coder=driver.literal, analyst=driver.nominate)
+
+
+def grown(layout: RunLayout, count: int) -> None:
+    """History, attempts, branches and pins of `count` more rounds, as they would be."""
+    memory = RunMemory(layout.root)
+    first, row = memory.next_round(), memory.history.rows()[-1]
+    shas = _commits(layout, first, count, memory.history.info().baseline_sha, pinned=True)
+    lines: dict[Path, list[dict[str, Any]]] = {layout.history: [], layout.attempts: []}
+    for number, (code, _) in zip(range(first, first + count), shas, strict=True):
+        branch, name = layout.branch(number, "net"), f"attempt-{number}"
+        more = {"round": number, "branch": branch, "commit_sha": code, "round_attempt_id": name}
+        kind = {"verdict": "ignore", "verify_verdict": None} if number % 10 else {}
+        lines[layout.history].append(HistoryRow.model_validate({**row.dump(), **more, **kind}).dump())
+        for line in (rounds.begun(number), rounds.planned(number, branch=branch), rounds.nominated(number)):
+            lines[layout.attempts].append(line.dump())
+        layout.round(number).dir.mkdir()
+    for path, values in lines.items():
+        with path.open("a", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+
+
+def _commits(layout: RunLayout, first: int, count: int, base: str, *, pinned: bool = False) -> list[tuple[str, str]]:
+    """A code commit and a commit on top of it for each round, its branch and pin at the latter; by one git."""
+    who, stream = "committer a <a@example.org> 1735700000 +0000\n", []
+    for number in range(first, first + count):
+        ref = f"commit refs/heads/{layout.branch(number, 'net')}\n"
+        stream.append(f"{ref}mark :{2 * number}\n{who}data 4\ncode\nfrom {base}\n")
+        stream.append(f"{ref}mark :{2 * number + 1}\n{who}data 7\npointer\n")
+        if pinned:
+            stream.append(f"reset {layout.pin(f'attempt-{number}')}\nfrom :{2 * number + 1}\n\n")
+    marks = layout.repo_root / ".git" / "marks"
+    command = ["git", "fast-import", "--quiet", f"--export-marks={marks}"]
+    subprocess.run(command, cwd=layout.repo_root, input="".join(stream).encode(), check=True)
+    found = dict(line.split() for line in marks.read_text(encoding="utf-8").splitlines())
+    return [(found[f":{2 * n}"], found[f":{2 * n + 1}"]) for n in range(first, first + count)]
+
+
+def orphaned(layout: RunLayout, count: int) -> None:
+    """As many attempts that died after their code commit."""
+    memory = RunMemory(layout.root)
+    first, base = memory.next_round(), memory.history.info().baseline_sha
+    _commits(layout, first, count, base)
+    for number in range(first, first + count):
+        memory.history.append_attempt(rounds.begun(number))
+        branch = layout.branch(number, "net")
+        memory.history.append_attempt(rounds.planned(number, branch=branch, base_sha=base))
+
+
+def fronted(layout: RunLayout, count: int) -> None:
+    """So many more rounds, each verified and none dominated."""
+    grown(layout, count)
+    path = layout.history
+    values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for n, value in enumerate(values):
+        if value["round_attempt_id"].startswith("attempt-"):
+            told = rounds.row(value["round"], delta_vs_baseline_holdout=1e-6 * (n + 1), judge_n_params=n + 1).dump()
+            keep = ("round", "branch", "commit_sha", "round_attempt_id")
+            value.update({**told, **{key: value[key] for key in keep}})
+    path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
+
+
+def cpu() -> float:
+    """Seconds of this process and of the git processes that have ended."""
+    own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
+
+
+@dataclass(frozen=True)
+class Cost:
+    """seconds: by the clock, fsync and all; busy: of processors, which a loaded machine says the same of."""
+
+    seconds: float
+    busy: float
+    gits: int
+
+    def __str__(self) -> str:
+        return f"{self.seconds:.3f} s by the clock, {self.busy:.3f} s of CPU, {self.gits} git processes"
+
+
+def cost_of(work: Callable[[], object]) -> Cost:
+    with Started() as git:
+        clock, busy = time.perf_counter(), cpu()
+        work()
+        return Cost(time.perf_counter() - clock, cpu() - busy, git.count)
+
+
+def a_round(layout: RunLayout) -> Cost:
+    """One more round: the median of several in one start."""
+    with resume_run(layout.run_id, layout.repo_root, roles=roles()) as run:
+        done = sum(row.status == "ok" for row in run.memory.history.rows())
+        costs = [cost_of(partial(run_rounds, run, done + number)) for number in range(1, REPEATS + 1)]
+    middle = statistics.median
+    return Cost(
+        middle(cost.seconds for cost in costs), middle(cost.busy for cost in costs), max(cost.gits for cost in costs)
+    )
+
+
+def a_start(layout: RunLayout) -> Cost:
+    return cost_of(lambda: reconcile(layout, Repo.discover(layout.repo_root)))
+
+
+def one_for_each_ref(layout: RunLayout) -> float:
+    took = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        Repo(layout.repo_root, layout.repo_root / ".git").refs("refs")
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def overhead_rows(sizes: tuple[int, ...] = (10, 1000, 10_000)) -> list[Row]:
+    found: dict[int, Cost] = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
+            layout = a_lab(Path(directory) / "lab")
+            grown(layout, size - 2)
+            found[size] = a_round(layout)
+    first = found[sizes[0]]
+    aim = "aim: <= 0.3 s; Runner and judge answer at once, every fsync as ever"
+    rows = [Row(f"a round's overhead at round {sizes[0]}", str(first), aim, _runs())]
+    for size in sizes[1:]:
+        cost = found[size]
+        figure = f"{cost.seconds / first.seconds:.2f} x by the clock, {cost.busy / first.busy:.2f} x of CPU ({cost})"
+        rows.append(Row(f"the same at round {size:,}", figure, f"round {sizes[0]}; aim: <= 1.5 x", _runs()))
+    return rows
+
+
+def start_rows(sizes: tuple[int, int] = (100, 1000)) -> list[Row]:
+    rows = []
+    cases: dict[str, Callable[[RunLayout, int], None]] = {
+        "branches and rows, all well": grown,
+        "orphans": orphaned,
+        "on the front": fronted,
+    }
+    for name, prepare in cases.items():
+        found = {}
+        for size in sizes:
+            with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
+                layout = a_lab(Path(directory) / "lab")
+                prepare(layout, size)
+                if prepare is not orphaned:
+                    reconcile(layout, Repo.discover(layout.repo_root))  # so that its views stand
+                asked = one_for_each_ref(layout)
+                found[size] = (a_start(layout), asked)
+        (small, _), (large, asked) = (found[size] for size in sizes)
+        figure = f"{large}; {large.seconds / asked:.0f} x one `git for-each-ref`"
+        against = f"{small} at {sizes[0]}; aim: <= 20 git processes, at most linear"
+        rows.append(Row(f"start-up reconcile, {sizes[1]:,} {name}", figure, against, f"one start each{_load()}"))
+    return rows
+
+
+def _load() -> str:
+    """How many processes wanted the machine meanwhile, where it was more than one."""
+    load = os.getloadavg()[0]
+    return f"; {load:.0f} processes wanted the machine's {os.cpu_count()} cores" if load > 2 else ""
+
+
+def _runs() -> str:
+    return f"median of {REPEATS} rounds{_load()}"
+
+
+def main() -> None:
+    canned.install()
+    rows = [*overhead_rows(), *start_rows()]
+    record("rounds", rows)
+    for row in rows:
+        print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""git is started a fixed number of times a round and a start, however long the run has been going."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.host.git import Repo
+from autoqec.orchestration import run
+from autoqec.orchestration.loop import resume_run, run_rounds, start_run
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.recovery import reconcile
+from autoqec.store.layout import RunLayout
+from benchmarks import rounds as bench
+from cli.lab import make_lab
+from tests.crash import canned
+from tests.crash.starts import ENV
+
+
+@pytest.fixture
+def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
+    """A run of two rounds whose Runner and judge answer at once."""
+    verifier: Any = types.ModuleType("autoqec.eval.verifier")
+    runner: Any = types.ModuleType("autoqec.runner.runner")
+    verifier.VerifyRequest, verifier.artifact_sha256 = canned.Request, canned.artifact_sha256
+    verifier.verify, runner.run_round = canned.verify, canned.run_round
+    for module in (verifier, runner):
+        room, _, name = module.__name__.rpartition(".")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(importlib.import_module(room), name, module, raising=False)
+    monkeypatch.setattr(run, "_decodable", lambda env: "other_sector")
+    make_lab(tmp_path / "lab", ENV)
+    with start_run(tmp_path / "lab/env.yaml", tmp_path / "lab", "smoke", 1, roles=bench.roles()) as started:
+        run_rounds(started, 2)
+        return started.layout
+
+
+def test_a_round_starts_git_equally_often(layout: RunLayout) -> None:
+    counts = []
+    for size in (0, 60):
+        if size:
+            bench.grown(layout, size)
+        with resume_run(layout.run_id, layout.repo_root, roles=bench.roles()) as started:
+            done = sum(row.status == "ok" for row in started.memory.history.rows())
+            with bench.Started() as git:
+                run_rounds(started, done + 1)
+        counts.append(git.count)
+        assert reconcile(layout, Repo.discover(layout.repo_root)) == []
+    assert counts[0] == counts[1] <= 20, counts
+
+
+@pytest.mark.parametrize("kind", ["grown", "orphaned", "fronted"])
+def test_a_start_starts_git_equally_often(layout: RunLayout, kind: str) -> None:
+    counts = []
+    for size in (100, 900):
+        getattr(bench, kind)(layout, size)
+        if kind == "fronted":
+            RunMemory(layout.root).rebuild_views()
+        with bench.Started() as git:
+            reconcile(layout, Repo.discover(layout.repo_root))
+        counts.append(git.count)
+    assert counts[0] == counts[1] <= 20, counts
+    assert reconcile(layout, Repo.discover(layout.repo_root)) == []
