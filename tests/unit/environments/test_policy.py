@@ -150,6 +150,13 @@ def test_the_ideator_is_a_function_of_the_view():
     assert one.source == "policy 2"
 
 
+def test_the_ideator_reads_what_there_is_to_read():
+    """A code without another sector: nets read all detectors."""
+    first = propose(view() | {"inputs": "all"}).proposal
+    second = propose(view(row(1, first, 0.01)) | {"inputs": "all"}).proposal
+    assert first["mlp"]["inputs"] == second[second["type"]]["inputs"] == "all"
+
+
 def test_the_ideator_follows_what_won():
     """Thirty rounds in which only deep mlps gained: most of its proposals are deep mlps."""
     rows = [row(1, space.TEMPLATES[0].config, -0.01)]
