@@ -15,6 +15,7 @@ from autoqec.contracts.archive import ArchiveFile, ArchiveManifest
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, InputError
+from autoqec.host import machine
 from autoqec.host.git import GitFailed, Repo
 from autoqec.orchestration import judging
 from autoqec.orchestration.attempts import standings
@@ -194,7 +195,8 @@ def _members(archive: Path) -> dict[str, bytes]:
 def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) -> Iterator[tuple[int, str]]:
     memory = RunMemory(layout.root)
     stale = memory.rebuild_views()
-    if stale:
+    # An older version worded its views otherwise; their bytes are held by the archive's hashes all the same.
+    if stale and memory.history.info().code_sha256 == machine.code_sha256():
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", where=str(layout.root))
     closed = layout.published.exists()

@@ -1,0 +1,101 @@
+"""Runs that earlier versions left load for ever: history, front, views, `show`, `report`, and the archive itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from autoqec.host.git import Repo
+from autoqec.orchestration.archive import Restored, read_archive, replay_archive
+from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.recovery import reconcile
+from autoqec.store.layout import RunLayout
+from tests.conftest import Lab
+
+DATA = Path(__file__).parents[1] / "data"
+ARCHIVES = sorted(DATA.glob("run-format-*.tar"))
+# What every round of the archive must still read as: status, verdict, how many parents.
+TOLD = {
+    "run-format-1-front": [
+        ("ok", "VERIFIED", 0), ("ok", "VERIFIED", 0), ("ok", "VERIFIED", 2), ("compile_error", None, 0),
+        ("ok", "VERIFIED", 0), ("compile_error", None, 2),
+    ],
+    "run-format-1-measured": [
+        ("ok", "SUSPICIOUS", 0), ("ok", "SUSPICIOUS", 0), ("ok", "SUSPICIOUS", 2), ("compile_error", None, 0),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=ARCHIVES, ids=lambda path: path.stem)
+def archive(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def restored(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Restored:
+    return replay_archive(archive, tmp_path_factory.mktemp("old") / "lab", on_event=lambda kind, told: None)
+
+
+def test_every_format_has_its_run() -> None:
+    assert {path.stem for path in ARCHIVES} == set(TOLD)
+    assert all(path.stat().st_size <= 300_000 for path in ARCHIVES)
+
+
+def test_its_rounds_say_what_they_said(archive: Path, restored: Restored) -> None:
+    rows = RunMemory(restored.layout.root).history.rows()
+    parents = [len(row.fork_from) if isinstance(row.fork_from, tuple) else 0 for row in rows]
+    found = [(row.status, row.verify_verdict, count) for row, count in zip(rows, parents, strict=True)]
+    assert found == TOLD[archive.stem] and restored.agrees
+
+
+def test_its_views_follow_from_its_history_byte_for_byte(archive: Path, restored: Restored) -> None:
+    """The log may be worded otherwise by now; it still tells of every round."""
+    _, members = read_archive(archive)
+    layout = restored.layout
+    for path in (layout.pareto, layout.preview, layout.candidates, layout.fork_graph):
+        was = members[f"run/{path.name}"]
+        assert path.read_bytes() == was, path.name
+        path.unlink()
+        RunMemory(layout.root).rebuild_views()
+        assert path.read_bytes() == was, path.name
+    assert layout.log.read_text(encoding="utf-8").count("\n## Round ") == len(TOLD[archive.stem])
+
+
+def test_recovery_finds_nothing_to_do(restored: Restored) -> None:
+    layout = RunLayout(restored.layout.repo_root.resolve(), restored.layout.run_id)
+    assert [action.kind for action in reconcile(layout, Repo.discover(layout.repo_root))] == []
+
+
+def test_it_is_shown_and_reported(archive: Path, restored: Restored, tmp_path: Path) -> None:
+    layout = restored.layout
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(DATA.parents[1]), "OMP_NUM_THREADS": "1"}
+    lab = Lab(layout.repo_root, env)
+    shown = lab.autoqec("show", layout.run_id)
+    assert shown.code == 0 and "compile_error" in shown.out, shown.err
+    drawn = lab.autoqec("show", layout.run_id, "--graph")
+    assert drawn.code == 0, drawn.err
+    lines = drawn.out.splitlines()
+    told = TOLD[archive.stem]
+    assert len(lines) == len(told) + 1 and lines[0].startswith("baseline")
+    assert sum(" + round " in line for line in lines) == sum(parents == 2 for *_, parents in told)
+    assert sum(line.endswith("*") for line in lines) == len(json.loads(layout.pareto.read_bytes()))
+    dot = lab.autoqec("show", layout.run_id, "--dot")
+    assert dot.code == 0 and dot.out.startswith("digraph") and dot.out.count("->") >= len(told)
+    value = lab.autoqec("show", layout.run_id, "--graph", "--json")
+    assert len(value.objects[0]["nodes"]) == len(told) + 1
+    assert lab.autoqec("show", "--graph").code == 2
+    made = lab.autoqec("report", layout.run_id)
+    assert made.code == 0, made.err
+    assert layout.html.is_file()
+    assert layout.run_id in lab.autoqec("show").out
+
+
+def test_it_names_no_machine(archive: Path) -> None:
+    """But for the made-up place where the run once lay."""
+    places = re.compile(rb"(?<![\w.])/(?:root|tmp|work|home|Users|mnt)/[\w.-]+")
+    _, members = read_archive(archive)
+    texts = {name: data for name, data in members.items() if not name.endswith((".pt", ".bundle"))}
+    assert {name: places.findall(data) for name, data in texts.items() if places.search(data)} == {}
