@@ -86,7 +86,7 @@ class ReplayConfig(Contract):
     shots: int = Field(default=32_768, ge=64, le=2**24, description="shots kept; the oldest are overwritten")
     samplers: int = Field(default=1, ge=1, le=16, description="processes that draw, each with a copier")
     throttle: Literal["optimizer", "both"] = Field(
-        default="optimizer", description="who waits for the ratio: the optimizer alone, or also samplers that are ahead"
+        default="both", description="who waits for the ratio: the optimizer alone, or also samplers that are ahead"
     )
     near_failure: float = Field(
         default=0.0, ge=0, le=1, description="share of a batch drawn by exp(-gap) of plain matching, not evenly"

@@ -104,7 +104,7 @@ class Slow(AsyncRlEval):
 
 
 def test_a_slow_optimizer_achieves_less_and_says_so_and_evaluates_offline(layout: RoundLayout) -> None:
-    loop = loop_of(Slow, Make("policy"), layout, {})
+    loop = loop_of(Slow, Make("policy"), layout, {"throttle": "optimizer"})
     loop.train()
     table = rows(layout)
     assert loop.cum_steps == 40 * BATCH and 1 <= loop._cum_updates < 40

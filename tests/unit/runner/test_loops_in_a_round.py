@@ -18,7 +18,7 @@ from autoqec.store.layout import RoundLayout
 
 from .conftest import Ran, config_for
 
-APART = {"loop": "async_eval", "replay": {"throttle": "both", "near_failure": 0.5}, "policy_gradient": {}}
+APART = {"loop": "async_eval", "replay": {"near_failure": 0.5}, "policy_gradient": {}}
 RANKS = {"loop": "sync", "sync": {"ranks": 2}}
 
 
