@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sinter
 import stim
 
+from autoqec.errors import InputError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
+from autoqec.sinter import decoders
 from autoqec.store.files import load_env
 from tests.conftest import Lab, made_lab
 
@@ -92,17 +95,32 @@ def test_its_round_decodes_a_file_of_shots(ran: tuple[Lab, str], tmp_path: Path)
     assert 0 < (said != shots.observables).sum() < 0.5 * shots.observables.sum()
 
 
-def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Lab, str], tmp_path: Path) -> None:
+def copied(ran: tuple[Lab, str], place: Path) -> tuple[Lab, str]:
     first, run = ran
-    lab = Lab(tmp_path / "lab", first.env)
+    lab = Lab(place / "lab", first.env)
     shutil.copytree(first.root, lab.root)
-    modules = lab.root / "autoqec" / "decoders" / "modules"
-    net = next(path for path in modules.glob("*.py") if path.stem == _family(lab, run))
+    return lab, run
+
+
+def row_of(lab: Lab, run: str, **changed: Any) -> dict[str, Any]:
+    """The first row of the run's history, changed there where something is to be changed."""
+    history = lab.root / "runs" / run / "history.jsonl"
+    row = {**json.loads(history.read_text(encoding="utf-8").splitlines()[0]), **changed}
+    history.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    return row
+
+
+def own_code(lab: Lab, run: str) -> None:
+    """As if the round's branch had written code that speaks."""
+    net = lab.root / "autoqec" / "decoders" / "modules" / f"{row_of(lab, run)['dsl_config']['type']}.py"
     net.write_text(net.read_text(encoding="utf-8") + "\nraise RuntimeError('the branch speaks')\n", encoding="utf-8")
     lab.git("commit", "-qam", "a branch's own code")
-    history = lab.root / "runs" / run / "history.jsonl"
-    row = json.loads(history.read_text(encoding="utf-8").splitlines()[0])
-    history.write_text(json.dumps({**row, "commit_sha": lab.git("rev-parse", "HEAD")}) + "\n", encoding="utf-8")
+    row_of(lab, run, commit_sha=lab.git("rev-parse", "HEAD"))
+
+
+def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Lab, str], tmp_path: Path) -> None:
+    lab, run = copied(ran, tmp_path)
+    own_code(lab, run)
     (tmp_path / "a.b8").write_bytes(b"")
     argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
     refused = lab.autoqec(*argv)
@@ -111,6 +129,20 @@ def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Lab, str
     assert trusted.code == 2 and "RuntimeError: the branch speaks" in trusted.err, trusted.err  # that code was asked
 
 
-def _family(lab: Lab, run: str) -> str:
-    line = (lab.root / "runs" / run / "history.jsonl").read_text(encoding="utf-8").splitlines()[0]
-    return str(json.loads(line)["dsl_config"]["type"])
+def test_a_verified_round_is_listed_by_its_run_and_number(
+    ran: tuple[Lab, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab, run = copied(ran, tmp_path)
+    monkeypatch.chdir(lab.root)
+    row_of(lab, run, verify_verdict="SUSPICIOUS")
+    assert set(decoders()) == {"mwpm_correlated"}
+    row_of(lab, run, verify_verdict="VERIFIED")
+    assert set(decoders()) == {"mwpm_correlated", f"autoqec:{run}:1"}
+    prob = Problem.from_env(load_env(lab.root / "env.yaml")[0])
+    compiled = decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)
+    shots = sample(prob, SHOTS, 9)
+    said = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detectors)
+    assert 0 < (said[:, :1].astype(bool) != shots.observables).sum() < 0.5 * shots.observables.sum()
+    own_code(lab, run)
+    with pytest.raises(InputError, match="code of its own.*decode.*--trust-code"):
+        decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)
