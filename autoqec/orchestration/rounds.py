@@ -165,12 +165,15 @@ def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -
     if said.verdict == "candidate":
         try:
             surface = run.layout.worktree(opened.planned.branch) / SURFACE
+            if not surface.is_dir():
+                mend = f"autoqec verify {layout.dir}"
+                raise InputError("its worktree was removed under way", where=str(surface), mend=mend)
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, surface)
             report = judge(run.memory, run.info, candidate, run.secret, on_event)
         except (ContractError, InputError) as error:
             unjudged = f"not judged: {error}"
     found = round_files(layout)
-    pointer = _pointer(run, layout, opened.planned)
+    pointer = _pointer(run, layout, opened.planned, tip)
     row = round_recorder.build_row(
         attempt, metrics, pointer=pointer, report=report, config=found.config, sandbox=found.sandbox, unjudged=unjudged
     )
@@ -254,11 +257,14 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
     return said
 
 
-def _pointer(run: Run, layout: RoundLayout, planned: Planned) -> Pointer:
+def _pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
+    """As it was committed: what a person does to the worktree meanwhile costs nothing."""
     from autoqec.runner.pointer import read_pointer
 
-    path = run.layout.worktree(planned.branch) / pointer_on_branch(layout.round)
-    return read_pointer(path.read_bytes(), where=str(path), run_id=run.info.run_id, branch=planned.branch)
+    name = pointer_on_branch(layout.round)
+    (stored,) = run.repo.objects([f"{tip}:{name}"])
+    data = b"" if stored is None else stored[1]
+    return read_pointer(data, where=f"{planned.branch}:{name}", run_id=run.info.run_id, branch=planned.branch)
 
 
 def _record(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
