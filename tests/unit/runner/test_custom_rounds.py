@@ -23,7 +23,6 @@ def written(tmp_path: Path, code: str) -> str:
     [
         (("+ strength", "[:, :2]"), "MessageFn returned (2, 2, 4), expected (2, 5, 4)"),
         (("import torch\n", "import torch\nimport os\n"), "import of os is not allowed"),
-        (("class Head(", "class Heads("), "has no class Head"),
     ],
 )
 def test_a_refusal_is_a_compile_error(env_text: str, tmp_path: Path, change: tuple[str, str], words: str) -> None:
