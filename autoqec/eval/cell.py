@@ -133,7 +133,9 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
     """
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.eval.candidate"]
     # Nothing is writable: whatever the candidate wants to remember, it remembers in its own process.
-    own = {"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])}  # whatever is installed elsewhere
+    # The judge's own package, whatever is installed elsewhere. And a name for torch's compiler, which counting FLOPs
+    # imports: it looks for a directory to cache in, of which Landlock leaves none. Nothing is ever written there.
+    own = {"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), "TORCHINDUCTOR_CACHE_DIR": str(frozen.dir)}
     policy = sandbox.Policy(read_only=(frozen.dir,), closed=frozen.closed, cwd=frozen.dir, env=own)
     wrapped = sandbox.wrap(argv, policy, tier=frozen.tier)
     # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.

@@ -110,7 +110,7 @@ def listening() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("tier", ["bubblewrap", pytest.param("landlock", marks=pytest.mark.long)])
+@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
 def test_label_leaker_finds_nothing(
     tier: str, tmp_path: Path, problem: Problem, listening: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

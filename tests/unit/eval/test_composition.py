@@ -104,9 +104,13 @@ def test_a_child_with_parents_that_gain_nothing_is_synergy(child: VerifyRequest)
     report = verify(child)
     found = report.composition
     assert found is not None and found.verdict == "synergy", report.not_tested
-    assert found.interaction == pytest.approx(found.effect.delta) and found.interaction_low > 0
+    parents = sum(one.effect.delta for one in found.parents)
+    assert found.interaction == pytest.approx(found.effect.delta - parents) and found.interaction_low > 0
     assert [one.round for one in found.parents] == [1, 2] and all(one.beaten for one in found.parents)
-    assert all(one.effect.counts.fixed == one.effect.counts.broken == 0 for one in found.parents)
+    # Untrained nets answer the priors: only where two matchings weigh the same may they take the other.
+    assert all(
+        one.effect.counts.fixed + one.effect.counts.broken < found.effect.counts.fixed / 20 for one in found.parents
+    )
     assert len(found.chunk_digests) == 3 and all(line.startswith("composition/") for line in found.chunk_digests)
     assert not {line.split()[1] for line in found.chunk_digests} & {line.split()[1] for line in report.chunk_digests}
     text = child.round.report_md.read_text()
