@@ -25,6 +25,7 @@ from autoqec.orchestration.slurm import Slurm
 from autoqec.search import moves, space, tpe
 from autoqec.store.files import dump_config
 from autoqec.store.layout import SURFACE
+from tests.crash import mischief
 
 ROOT = Path(__file__).parents[2]
 SECRET = b"known to the tests alone, and so no secret"
@@ -102,11 +103,9 @@ def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable
     """One start; the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
     coders = {"outside": outside, "unreadable": unreadable, "endless": endless}
-    roles = Roles(
-        ideator,
-        coder=next((coders[case] for case in coders if case in cases), literal),
-        analyst=analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore")),
-    )
+    analyst = analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore"))
+    coder_of = next((coders[case] for case in coders if case in cases), literal)
+    roles = Roles(ideator, coder=coder_of, analyst=mischief.minding(analyst, cases))
     try:
         if run_id:
             run = resume_run(run_id, lab, roles=roles)

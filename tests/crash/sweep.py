@@ -49,6 +49,10 @@ class Zygote:
     def __init__(self, process: subprocess.Popen[str], lab: Path) -> None:
         self._process, self.lab = process, lab
 
+    def stderr(self) -> str:
+        """What every start so far said."""
+        return (self.lab.parent / "stderr").read_text(encoding="utf-8")
+
     def start(
         self,
         rounds: int,
