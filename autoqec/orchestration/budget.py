@@ -51,13 +51,15 @@ class Budget:
 
     def spent(self, rows: Sequence[HistoryRow], elapsed_s: float, under_way: int = 0) -> str | None:
         """Which limit forbids another round, in words; None where one may begin. under_way: rounds not recorded yet."""
-        finished = [row for row in rows if is_finished(row)]
-        if self.rounds is not None and len(finished) + under_way >= self.rounds:
-            return f"{len(finished) + under_way} of {self.rounds} rounds"
+        # Nothing is added up for a limit that is not set: this is asked several times a round.
+        count = under_way + sum(map(is_finished, rows)) if self.rounds is not None else 0
+        if self.rounds is not None and count >= self.rounds:
+            return f"{count} of {self.rounds} rounds"
         if self.hours is not None and elapsed_s >= 3600 * self.hours:
             return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
         for kind in ("compute", "cpu", "gpu"):
-            limit, used = getattr(self, f"{kind}_hours"), used_hours(rows, kind)
+            limit = getattr(self, f"{kind}_hours")
+            used = 0.0 if limit is None else used_hours(rows, kind)
             if limit is not None and used >= limit:
                 return f"{used:.2f} of {limit:g} {kind} hours"
         still = unchanged_for(rows) if self.plateau is not None else 0
