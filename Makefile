@@ -93,7 +93,7 @@ setup-browser:
 	else echo "chromium is missing and you are not root. Mend: sudo apt-get install chromium" >&2; exit 2; fi
 
 setup-slurm:
-	@if command -v /usr/sbin/slurmctld >/dev/null && command -v /usr/sbin/munged >/dev/null; then sinfo --version; \
+	@if command -v /usr/sbin/slurmctld >/dev/null && command -v /usr/sbin/munged >/dev/null; then /usr/sbin/slurmctld -V; \
 	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; \
 	else echo "SLURM is missing and you are not root. Mend: sudo apt-get install slurm-wlm munge" >&2; exit 2; fi
 
