@@ -26,6 +26,7 @@ HEAD = """# Benchmarks
 
 Written by `make bench` and `make prove-judge` from `results.json`; do not edit by hand. Every figure says what it
 is measured against, on how many shots or runs, on which machine and when. None is extrapolated.
+Ideators compared, search and models alike: [QECBench-Tab](qecbench_tab.md).
 """
 
 
