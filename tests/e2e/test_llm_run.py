@@ -190,7 +190,8 @@ def test_ten_rounds_over_every_fault_lose_nothing(tmp_path: Path) -> None:
     assert shown.code == 0, shown.err
     run = only_run(lab)
     rows = History(run).rows()
-    assert [row.round for row in rows] == list(range(1, 11)) and {row.status for row in rows} == {"ok"}
+    assert [row.round for row in rows] == list(range(1, 11))
+    assert [(row.round, row.status, row.status_reason) for row in rows if row.status != "ok"] == []
     assert calls[0] >= 2 * len(FAULTS), "every fault came"
     sources = Counter(row.ideator_source.split()[0] for row in rows)
     assert sources["llm"] and sources["tpe"], "some proposals were the model's, some the search's"
