@@ -310,7 +310,8 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             data = (
                 events(message, behaviour.overloaded_in_stream) if body.get("stream") else json.dumps(message).encode()
             )
-            if behaviour.cut_after is None and not behaviour.overloaded_in_stream:
+            broken = behaviour.overloaded_in_stream and body.get("stream")  # an answer in one piece arrives whole
+            if behaviour.cut_after is None and not broken:
                 server.bill(message["usage"])
             kind = "text/event-stream" if body.get("stream") else "application/json"
             self._bytes(200, data, {"content-type": kind}, behaviour.cut_after)
