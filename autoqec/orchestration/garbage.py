@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from autoqec.contracts.archive import ArchiveFile
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.round import ForkFrom
 from autoqec.host import owner
 from autoqec.host.git import RefUpdate, Repo
 from autoqec.orchestration import round_recorder, survey
@@ -129,21 +130,25 @@ def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:
     standing = memory.standing()
     by_branch = {one.row.branch: one for one in standing.values()}
 
-    def parents(one: Standing) -> list[Standing]:
-        return [by_branch[name] for name in compose_parents(one.row.fork_from) if name in by_branch]
+    def parents(fork_from: ForkFrom) -> list[Standing]:
+        return [by_branch[name] for name in compose_parents(fork_from) if name in by_branch]
 
     queue = [standing[entry.round_attempt_id] for entry in memory.front()]
     if not is_closed(layout):
         queue += [one for one in standing.values() if one.row.verify_verdict == "VERIFIED"]
-    for one in standing.values():
-        if ((one.row.dsl_config or {}).get("training") or {}).get("init") == "parent":
-            queue += parents(one)[:1]
+    # A round without a row may be a cluster's job, which has yet to read the weights that it starts from.
+    begun = [one.planned for one in memory.attempts().values() if one.planned and one.id not in standing]
+    starts = [(told.dsl_config, told.fork_from) for told in begun]
+    starts += [(one.row.dsl_config or {}, one.row.fork_from) for one in standing.values()]
+    for config, fork_from in starts:
+        if (config.get("training") or {}).get("init") == "parent":
+            queue += parents(fork_from)[:1]
     found: set[str] = set()
     while queue:
         one = queue.pop()
         if one.attempt_id not in found:
             found.add(one.attempt_id)
-            queue += parents(one)
+            queue += parents(one.row.fork_from)
     return found
 
 

@@ -27,7 +27,7 @@ WORDS = {
 @click.command("gc")
 @click.argument("run", required=False)
 @click.option("--only", type=click.Choice(list(WORDS)), multiple=True, help="Only this kind; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="List, and ask nothing.")
+@click.option("--dry-run", is_flag=True, help="List, ask nothing and remove nothing.")
 @click.option("--yes", is_flag=True, help="Remove everything that is listed.")
 @options
 def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Out) -> None:
@@ -45,7 +45,7 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
         try:
             listed = _listed(layout, repo, only, out)
             found += len(listed)
-            agreed = listed if yes else [] if dry_run else _asked(listed)
+            agreed = [] if dry_run else listed if yes else _asked(listed)
             removed += _remove(layout, repo, agreed, out)
         except AutoqecError as error:
             if run is not None:
@@ -101,9 +101,9 @@ def _remove(layout: RunLayout, repo: Repo, agreed: Sequence[Garbage], out: Out) 
     return len(gone)
 
 
-def _bytes(size: int) -> str:
-    for unit in ("B", "kB", "MB"):
-        if size < 1000:
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 999.5:
             return f"{size:.3g} {unit}"
-        size //= 1000
-    return f"{size} GB"
+        size /= 1000
+    return f"{size:.3g} TB"

@@ -22,6 +22,7 @@ from autoqec.orchestration.failpoint import VARIABLE
 from autoqec.orchestration.memory import RunMemory
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from cli.commands import gc as gc_command
 from cli.lab import make_lab
 from tests.conftest import made_lab
 from tests.crash.invariants import Before, git, refs, run_ids
@@ -69,7 +70,7 @@ def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None
     was = refs(lab)
     found = garbage.find(layout, repo)
     assert kinds(found) == ["worktree", "quarantine", "checkpoint"]
-    for argv in ((), ("--dry-run",), (layout.run_id,)):
+    for argv in ((), ("--dry-run",), ("--dry-run", "--yes"), (layout.run_id,)):
         shown = shell(lab, *argv)
         assert shown.returncode == 0 and "quarantine/" in shown.stdout, shown.stderr
     assert {path: path.read_bytes() for path in before} == before and refs(lab) == was
@@ -154,6 +155,15 @@ def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
     assert doomed() == ["round_5/checkpoint.pt"], "6 is verified, and the open run may yet build on it"
     layout.published.write_text("")
     assert doomed() == ["round_5/checkpoint.pt", "round_6/checkpoint.pt"]
+    five = layout.branch(5, "try")
+    History(layout).append_attempt(rounds.begun(7))
+    History(layout).append_attempt(rounds.planned(7, five, dsl_config=config))
+    assert doomed() == ["round_6/checkpoint.pt"], "a job that is queued has yet to read what it starts from"
+
+
+def test_sizes_are_rounded_not_cut() -> None:
+    shown = {0: "0 B", 999: "999 B", 1_999: "2 kB", 1_960_000: "1.96 MB", 999_600: "1 MB", 2_500_000_000_000: "2.5 TB"}
+    assert {size: gc_command._bytes(size) for size in shown} == shown
 
 
 @pytest.mark.parametrize("place", ["garbage_row_appended", "garbage_refs_dropped", "garbage_recorded"])
