@@ -99,7 +99,7 @@ def stored_bytes(checkpoint: Path) -> int:
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             return sum(item.file_size for item in archive.infolist() if "/data/" in item.filename)
-    except (zipfile.BadZipFile, OSError):
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, OSError):
         return 0
 
 
@@ -109,9 +109,13 @@ def untold_bytes(frozen: Frozen) -> int:
     compresses, weights that are written into it do not, whatever they are written as. 0 for a branch without code."""
     if frozen.modules_dir is None:
         return 0
-    with zipfile.ZipFile(frozen.checkpoint) as archive:
-        entries = archive.infolist()
-    tensors = sum(item.compress_size for item in entries if "/data/" in item.filename)
+    try:
+        with zipfile.ZipFile(frozen.checkpoint) as archive:
+            entries = archive.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, OSError):
+        entries = []  # no torch archive: all of it is loose
+    # A directory can lie about either size: what `stored_bytes` did not count is no tensor here.
+    tensors = sum(min(item.compress_size, item.file_size) for item in entries if "/data/" in item.filename)
     rest = frozen.checkpoint.stat().st_size - tensors - ENTRY_BYTES * min(len(entries), ENTRIES)
     return max(0, rest) + _code_bytes(frozen.modules_dir)
 

@@ -172,6 +172,17 @@ def test_weights_beside_the_tensors_are_seen(tmp_path: Path) -> None:
             elif how == "name":
                 archive.writestr("archive/" + blob.hex()[:60_000], b"")
         assert cell.untold_bytes(cell.Frozen(tmp_path, weights, own, "", "none")) > checks.MOST_CODE, how
+    for how in ("empty tensor", "huge tensor", "no archive"):
+        weights.write_bytes(blob if how == "no archive" else whole)
+        if how != "no archive":
+            with zipfile.ZipFile(weights, "a") as archive:
+                archive.writestr("archive/data/lie", blob)
+                archive.writestr("archive/more", blob)
+                one = archive.getinfo("archive/data/lie")
+                one.file_size, one.compress_size = (0, len(blob)) if how == "empty tensor" else (0, 10**9)
+        lied = cell.untold_bytes(cell.Frozen(tmp_path, weights, own, "", "none"))
+        least = len(blob) if how == "no archive" else 1.9 * len(blob)
+        assert cell.stored_bytes(weights) < len(whole) and lied >= least, how
 
 
 def claim(**more: int) -> RoundMetrics:
