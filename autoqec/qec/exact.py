@@ -57,19 +57,29 @@ class ExactMatcher:
         """uint8 [n, n_edges]: the edges taken under weights -log_odds, clipped to +-MAX_LOG_ODDS nats.
 
         events: uint8 [n, n_nodes]. log_odds: float [m, n_edges]; n / m shots in a row share one line of it.
-        Raises ValueError on a value that is not finite.
+        Raises ValueError on a value that is not finite, on shapes that do not fit, and where no edge set explains a
+        shot: a component without boundary in which an odd number fired.
         """
+        shapes, n = (events.shape, log_odds.shape), max(len(log_odds), 1)
+        if shapes != ((len(events), self._n_nodes), (len(log_odds), self._n_edges)) or len(events) % n:
+            raise ValueError(f"events and log-odds have shapes {shapes}; nodes {self._n_nodes}, edges {self._n_edges}")
+        if len(log_odds) == 0 < len(events):
+            raise ValueError(f"{len(events)} shots and no log-odds")
         if not np.isfinite(log_odds).all():
             raise ValueError("log-odds hold values that are not finite")
         clipped = np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS, dtype=np.float32)
         taken = np.empty((len(events), self._n_edges), np.uint8)
-        copies = len(events) // max(len(log_odds), 1)
+        copies = len(events) // n
         for shot in np.nonzero(~self._solved(events, clipped, taken, copies))[0]:
-            matching = pymatching.Matching.from_check_matrix(
-                self._checks, weights=-clipped[shot // copies].astype(float)
-            )
-            taken[shot] = matching.decode(events[shot])
+            taken[shot] = self._rebuilt(events[shot], clipped[shot // copies])
         return taken
+
+    def _rebuilt(self, events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """One shot by a graph of its own. Likelier edges are taken first: of parallel edges PyMatching keeps one."""
+        likelier = (log_odds > 0).astype(np.uint8)
+        rest = events.astype(np.uint8) ^ (self._checks @ likelier & 1).astype(np.uint8)
+        matching = pymatching.Matching.from_check_matrix(self._checks, weights=np.abs(log_odds).astype(float))
+        return np.asarray(matching.decode(rest) ^ likelier)
 
     def _solved(self, events: np.ndarray, log_odds: np.ndarray, taken: np.ndarray, copies: int) -> np.ndarray:
         """bool [n]: the shots whose line of `taken` is written."""
@@ -83,5 +93,5 @@ class ExactMatcher:
         toggled = np.array(events, np.uint8, order="C")
         graph = (self._n_nodes, self._n_edges, self._ends, self._start, self._near, self._via)
         if function(len(events), copies, *graph, np.ascontiguousarray(log_odds), toggled, taken, done) != 0:
-            raise MemoryError("out of memory while matching")
+            done[:] = 0  # no memory for a table of nodes against nodes, which PyMatching does without
         return done.astype(bool)

@@ -118,3 +118,41 @@ def test_inputs_are_left_as_they_were() -> None:
     before = events.copy(), log_odds.copy()
     ExactMatcher(checks).solve(events, log_odds)
     assert np.array_equal(events, before[0]) and np.array_equal(log_odds, before[1])
+
+
+@pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
+def test_parallel_edges_are_both_taken_where_both_are_likelier_flipped(
+    built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not built:
+        monkeypatch.setattr(exact, "compiled", lambda: None)
+    checks = sp.csc_matrix(np.array([[1, 1, 1, 0], [1, 1, 0, 1]], np.uint8))
+    log_odds = np.array([[2, 3, -1, -4]], np.float32)
+    assert ExactMatcher(checks).solve(np.zeros((1, 2), np.uint8), log_odds).tolist() == [[1, 1, 0, 0]]
+
+
+@needs_c
+def test_where_c_has_no_memory_every_shot_is_pymatchings(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, events, log_odds = shots(3, 40, 1.0)
+    wanted = ExactMatcher(checks).solve(events, log_odds)
+    monkeypatch.setattr(exact, "compiled", lambda: lambda *_: -1)
+    found = ExactMatcher(checks).solve(events, log_odds)
+    assert cost(log_odds, found) == pytest.approx(cost(log_odds, wanted), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("events", "log_odds"), [((4, 2), (4, 3)), ((4, 3), (4, 2)), ((2, 3), (4, 3)), ((5, 3), (2, 3)), ((4, 3), (0, 3))]
+)
+def test_shapes_that_do_not_fit_never_reach_c(events: tuple[int, int], log_odds: tuple[int, int]) -> None:
+    checks = sp.csc_matrix(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], np.uint8))
+    with pytest.raises(ValueError, match="log-odds"):
+        ExactMatcher(checks).solve(np.zeros(events, np.uint8), np.zeros(log_odds, np.float32))
+
+
+@pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
+def test_a_shot_that_no_edges_explain(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not built:
+        monkeypatch.setattr(exact, "compiled", lambda: None)
+    ring = sp.csc_matrix(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], np.uint8))
+    with pytest.raises(ValueError, match="odd parity"):
+        ExactMatcher(ring).solve(np.array([[1, 1, 1]], np.uint8), np.full((1, 3), -1, np.float32))
