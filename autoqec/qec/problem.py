@@ -126,11 +126,12 @@ class Problem:
 
 
 def coordinates_of(source: Source, n_detectors: int) -> np.ndarray:
-    """float64 [n_detectors, k]: detector coordinates, missing ones 0."""
+    """float64 [n_detectors, k]: detector coordinates, missing ones 0; more detectors of `source` are left out."""
     found = source.get_detector_coordinates()
     table = np.zeros((n_detectors, max((len(value) for value in found.values()), default=0)))
     for detector, value in found.items():
-        table[detector, : len(value)] = value
+        if detector < n_detectors:
+            table[detector, : len(value)] = value
     return table
 
 
@@ -180,14 +181,14 @@ def read_mechanisms(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, list[tupl
         if instruction.type != "error":
             continue
         parts: list[Component] = []
-        detectors: list[int] = []
+        detectors: set[int] = set()  # named twice is not flipped
         mask = 0
         for target in [*instruction.targets_copy(), stim.target_separator()]:
             if target.is_separator():
                 parts.append((tuple(sorted(detectors)), mask))
-                detectors, mask = [], 0
+                detectors, mask = set(), 0
             elif target.is_relative_detector_id():
-                detectors.append(target.val)
+                detectors ^= {target.val}
             else:
                 mask ^= 1 << target.val
         probs.append(instruction.args_copy()[0])

@@ -111,3 +111,13 @@ def test_the_names_with_an_order_are_that_order() -> None:
             for value in (order, own)
         )
         assert np.array_equal(make(name, other).decode(shots.detectors), make("bposd", asked).decode(shots.detectors))
+
+
+@pytest.mark.parametrize("backend", EVERY)
+def test_a_detector_named_twice_is_not_flipped(backend: str) -> None:
+    """As stim samples it, also within one part."""
+    twice = Problem.from_env(model("error(0.1) D0 D1 D0 L0 ^ D0\nerror(0.2) D0 D1 L0", backend))
+    once = Problem.from_env(model("error(0.1) D1 L0 ^ D0\nerror(0.2) D0 D1 L0", backend))
+    assert not (twice.H != once.H).nnz and not (twice.L != once.L).nnz
+    shots = sample(once, 200, 1)
+    assert np.array_equal(make(backend, twice).decode(shots.detectors), make(backend, once).decode(shots.detectors))

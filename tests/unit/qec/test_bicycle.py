@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import stim
 
 from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec
 from autoqec.contracts.profiles import PROFILES
@@ -144,6 +145,13 @@ class TestSector:
     def test_the_same_variables_at_another_p(self) -> None:
         here, there = Problem.from_env(sector()), Problem.from_env(sector(p=0.001))
         assert np.array_equal(matching_columns(here.graph, there.graph), np.arange(here.graph.n_edges))
+
+    def test_a_model_of_fewer_detectors_is_a_problem_of_its_own_size(self) -> None:
+        """As `autoqec decode --dem` builds it before it refuses."""
+        prob = Problem.from_env(sector())
+        last = int(prob.graph.own[0])
+        fewer = prob.with_model(stim.DetectorErrorModel(f"error(0.1) D{last} L0"))
+        assert fewer.n_detectors == last + 1 < prob.n_detectors and fewer.graph.own[-1] == last
 
     def test_a_sector_that_no_detector_is_in_is_refused(self) -> None:
         with pytest.raises(InputError, match="no detector has 7 for its last coordinate; there are 0, 1"):
