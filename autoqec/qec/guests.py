@@ -55,7 +55,15 @@ class SinterDecoder:
         self.name = name
         self._n_observables = problem.n_observables
         dem = whole(problem.dem) if asked.whole else problem.dem
-        self._compiled = _listed(problem.env, name, asked).compile_decoder_for_dem(dem=dem)
+        listed = _listed(problem.env, name, asked)
+        try:
+            self._compiled = listed.compile_decoder_for_dem(dem=dem)
+        except Exception as error:  # other people's code may raise anything
+            raise InputError(
+                f"decoder {name!r} does not take this problem ({type(error).__name__}: {str(error)[:200]})",
+                where=f"env `{problem.env.name}`, field `baselines`",
+                mend="leave the decoder out",
+            ) from error
 
     def decode(self, detectors: np.ndarray) -> np.ndarray:
         packed = self._compiled.decode_shots_bit_packed(bit_packed_detection_event_data=np.ascontiguousarray(detectors))

@@ -65,6 +65,18 @@ def test_relay_bp_is_asked_for_by_its_own_names(monkeypatch: pytest.MonkeyPatch)
     assert "^" not in str(given[0]) and "^" in str(prob.dem)
 
 
+def test_a_problem_that_a_guest_does_not_take_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Choosy(sinter.Decoder):  # type: ignore[misc]
+        def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
+            raise RuntimeError("three detectors at most")
+
+    module = ModuleType("choosy")
+    module.listed = lambda: {"one": Choosy()}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "choosy", module)
+    with pytest.raises(InputError, match="does not take this problem.*three detectors.*leave the decoder out"):
+        make("sinter:choosy:listed:one", problem(3))
+
+
 def test_a_whole_model_flips_what_its_parts_flip() -> None:
     prob = problem(3)
     probs, mechanisms = read_mechanisms(whole(prob.dem))
