@@ -61,7 +61,10 @@ class Decoding:
         return cls(here, made_for, model, columns, path)
 
     def decode(self, detectors: np.ndarray) -> np.ndarray:
-        """uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables]. ContractError where the net fails on a shot."""
+        """uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables].
+
+        ContractError where the net fails on a shot; InputError where no error of the model explains one.
+        """
         answers = np.zeros((len(detectors), self.problem.n_observables), bool)
         for start in range(0, len(detectors), CHUNK):
             part = detectors[start : start + CHUNK]
@@ -72,7 +75,14 @@ class Decoding:
                 raise ContractError("the net's outputs are not finite", where=str(self._path), mend=RETRAIN)
             log_odds = np.tile(self._prior, (len(part), 1))
             log_odds[:, self._known] = said[:, self._columns] + self.shift[self._known]
-            answers[start : start + CHUNK] = self._backend.decode_soft(part, log_odds)
+            try:
+                answers[start : start + CHUNK] = self._backend.decode_soft(part, log_odds)
+            except ValueError as error:  # the log-odds are finite and of the right shape
+                raise InputError(
+                    f"no errors of the model explain one of them ({error})",
+                    where="detection events",
+                    mend="decode shots of the circuit that the model describes",
+                ) from error
         return answers
 
 

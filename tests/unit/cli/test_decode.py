@@ -12,7 +12,7 @@ import stim
 import torch
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CHUNK, Decoding
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -24,14 +24,14 @@ from autoqec.store.files import dump_config
 from cli.autoqec import group
 from cli.commands.decode import FORMATS
 from cli.common import call
-from tests.support.envs import problem, surface
+from tests.support.envs import BANDS, problem, surface
 
 SHOTS = CHUNK + 64  # more than a chunk, and whole groups of 64
 
 
-def trained(place: Path, env: EnvSpec, mode: str = "soft_priors") -> Path:
+def trained(place: Path, env: EnvSpec, mode: str = "soft_priors", **block: Any) -> Path:
     """A checkpoint whose weights were stirred, so that its answers are not the backend's."""
-    dsl = parse_dsl({"type": "mlp", "output_mode": mode, "mlp": {"hidden": 8}})
+    dsl = parse_dsl({"type": "mlp", "output_mode": mode, "mlp": {"hidden": 8, **block}})
     model = compile_predecoder(dsl, Problem.from_env(env), seed=1)
     for parameter in model.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3))
@@ -181,6 +181,18 @@ def test_wrong_files(
     place, _ = made
     assert decode(place, shots=shots, out=out) == 2
     refused(capsys, part)
+
+
+def test_shots_that_no_errors_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a ring without boundary an odd number of detectors never fires."""
+    text = "error(0.1) D0 D1 L0\nerror(0.1) D1 D2\nerror(0.1) D0 D2"
+    code = DemFileCode(path="ring.dem", text=text)
+    trained(tmp_path, EnvSpec(name="ring", code=code, noise=FileNoise(), seed_policy=BANDS), inputs="all")
+    (tmp_path / "ring.dem").write_text(text, encoding="utf-8")
+    write(tmp_path / "shots.b8", np.full((3, 1), 7, np.uint8), "b8", 3)
+    assert decode(tmp_path, out="no") == 2
+    refused(capsys, "no errors of the model explain", "odd parity")
+    assert not (tmp_path / "no").exists()
 
 
 class TestAnotherModel:
