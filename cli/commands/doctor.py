@@ -62,6 +62,18 @@ def _libraries() -> Iterator[Finding]:
         yield Finding(name, "good", str(getattr(module, "__version__", "present")))
 
 
+def _matching() -> Iterator[Finding]:
+    try:
+        from autoqec.qec import exact
+    except (ImportError, OSError):
+        return  # a library is missing, which stands above
+    if exact.compiled() is not None:
+        yield Finding("matching", "good", "per-shot weights in C")
+    else:
+        told = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
+        yield Finding("matching", "weak", told, "install a C compiler, then make install, or pip install autoqec again")
+
+
 def _git() -> Iterator[Finding]:
     from cli import places
 
@@ -99,4 +111,4 @@ def _machine() -> Iterator[Finding]:
         yield Finding("disk", "bad", f"{free} GB free here, {FREE_GB} wanted", "df -h . ; autoqec show lists old runs")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _libraries, _git, _sandbox, _machine)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _libraries, _matching, _git, _sandbox, _machine)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import autoqec
+from autoqec.qec import exact
+from cli.commands import doctor
 from tests.conftest import Lab
 
 OWN = Path(autoqec.__file__).parent / "decoders" / "modules"
@@ -32,6 +36,14 @@ def test_doctor_says_what_holds_here(lab: Lab) -> None:
     assert shown.code == 0 and {"python", "torch", "git", "sandbox", "disk"} <= found.keys()
     assert str(lab.root) in found["git"]["found"]
     assert all(value["mend"] for value in found.values() if value["state"] != "good")
+
+
+def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "compiled", lambda: object())
+    assert [one.state for one in doctor._matching()] == ["good"]
+    monkeypatch.setattr(exact, "compiled", lambda: None)
+    (found,) = doctor._matching()
+    assert found.state == "weak" and "slower" in found.found and "C compiler" in (found.mend or "")
 
 
 def test_doctor_outside_a_repository_says_how_to_get_one(lab: Lab) -> None:
