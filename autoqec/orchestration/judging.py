@@ -82,6 +82,11 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
                 return verifier.verify(request, on_event=on_event)
         with owner.hold(layout.root):
             memory = RunMemory(layout.root)
+            # What was asked before the run was held may be over by now: no round gets a second verdict, and none is
+            # drawn from a secret that has been published.
+            if is_closed(layout) or _measured(memory.history, number).row.verify_verdict is not None:
+                what = "another process judged the round, or closed the run, meanwhile"
+                raise InputError(what, where=f"round {number}", mend=f"autoqec verify {layout.round(number).dir}")
             report = judge(memory, info, candidate, secret, on_event)
             memory.append_round(round_recorder.judged_row(one.row, one.attempt_id, report))
             memory.rebuild_views()

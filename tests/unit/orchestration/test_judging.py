@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from autoqec.contracts.history import Charged
+from autoqec.errors import InputError
+from autoqec.orchestration import judging
+from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.judging import _before
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.support import rounds
 
 ONE, TWO = "1" * 64, "2" * 64
 
@@ -31,3 +44,34 @@ def test_an_attempt_that_was_cut_off_is_no_draw_of_its_own() -> None:
     assert _before(LINES, "three", judged=False) == {ONE: 5}
     assert _before(again, "three", judged=True) == {ONE: 5}
     assert _before(again, "six", judged=False) == {ONE: 5, TWO: 3}
+
+
+@pytest.mark.parametrize("meanwhile", ["judged", "closed"])
+def test_who_asked_before_another_was_done_judges_nothing(
+    meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two people verify one round: the second read it as unjudged, and waited no longer than it took to be judged."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).dir.mkdir(parents=True)
+    layout.secret.write_bytes(b"x" * 32)
+    history = History(layout)
+    history.write_info(rounds.info())
+    history.append_attempt(rounds.begun(1))
+    history.append_row(rounds.row(1, verify_verdict=None))
+    (unjudged,) = standings(history.rows())
+
+    @contextmanager
+    def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
+        yield rounds.info(), unjudged, None, b""
+
+    monkeypatch.setattr(judging, "_asked", asked)
+    monkeypatch.setattr(judging, "judge", lambda *_: pytest.fail("it was judged a second time"))
+    if meanwhile == "judged":
+        follow_up = {"round_attempt_id": None, "reconcile_id": "one", "refers_to_attempt": "attempt-1"}
+        history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS", **follow_up))
+    else:
+        layout.published.write_text("")
+    before = layout.history.read_bytes()
+    with pytest.raises(InputError, match="meanwhile.*autoqec verify"):
+        judging.judge_again(layout, None, 1, lambda *_: None)  # type: ignore[arg-type]
+    assert layout.history.read_bytes() == before
