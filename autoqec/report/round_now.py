@@ -47,8 +47,8 @@ class RoundNow:
             if _whole(payload.get(done)):
                 self.done = payload[done]
                 self.total = payload[total] if _whole(payload.get(total)) else 0
-        self.eta_s = payload["eta_s"] if isinstance(payload.get("eta_s"), int | float) else None
-        self.loss = payload["loss"] if isinstance(payload.get("loss"), float) else None
+        self.eta_s = payload["eta_s"] if _held(payload.get("eta_s")) else None
+        self.loss = payload["loss"] if isinstance(payload.get("loss"), float) and _held(payload["loss"]) else None
         if self.loss is not None:
             self.losses.append(self.loss)
         self.heard |= {name: payload[name] for name in HEARD if payload.get(name) is not None}
@@ -117,4 +117,9 @@ def _delta(found: dict[str, Any]) -> str:
 
 def _whole(value: Any) -> bool:
     """Whether it is a count that arithmetic can hold: a child may write any number of digits."""
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53
+    return isinstance(value, int) and _held(value)
+
+
+def _held(value: Any) -> bool:
+    """Whether it is a number, and neither NaN nor too large."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53

@@ -20,6 +20,7 @@ from autoqec.store.layout import RoundLayout
 
 RESULT_BYTES = 65_536
 EVENT_BYTES = 4_096  # one line
+MOST = 1e15  # of a figure in it
 SNAPSHOT = re.compile(r"^(training|finetuning)_(last|itr_\d{1,9})\.pt$")
 PHASES = ("training", "finetuning", "evaluating")
 COUNTS = ("budget", *PairedCounts.model_fields)  # of val shots, as they come in
@@ -149,4 +150,6 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> float | int | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """None for what no honest figure is: NaN, infinities, numbers that arithmetic could not hold."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
+    return value if fits else None

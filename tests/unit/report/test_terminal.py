@@ -98,7 +98,16 @@ def test_rounds_at_once_stand_side_by_side() -> None:
     assert "Round 1 " not in over and "Round 2 " in over
 
 
-@pytest.mark.parametrize("payload", [{}, {"round": None}, {"round": "x"}, {"round": 1, "steps": None, "step": 1}])
+@pytest.mark.parametrize(
+    "payload",
+    [
+        {},
+        {"round": None},
+        {"round": "x"},
+        {"round": 1, "steps": None, "step": 1},
+        *({"round": 1, "eta_s": odd, "loss": odd} for odd in (float("nan"), float("inf"), 1e308, 10**400)),
+    ],
+)
 def test_odd_events_are_passed_over(payload: dict[str, Any]) -> None:
     seen(("training", payload), ("", payload), ("judge_verdict", payload), terminal=True)
     seen(("training", payload), ("", payload), ("judge_verdict", payload))

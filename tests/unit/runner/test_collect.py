@@ -133,6 +133,15 @@ def test_events_are_forwarded_once_whole_and_only_what_they_may_say(out: Path) -
     assert heard[2:] == [("training", expected)]
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400])
+def test_figures_that_are_none_come_as_nothing(out: Path, odd: float) -> None:
+    heard: list[Any] = []
+    said = {"phase": "evaluating", "step": odd, "steps": odd, "loss": odd, "eta_s": odd, "shots": odd}
+    (out / "events.jsonl").write_text(json.dumps(said) + "\n")
+    collect.Events(out, 1, lambda kind, data: heard.append(data)).forward()
+    assert heard == [{**dict.fromkeys(said), "phase": "evaluating", "round": 1}]
+
+
 def test_a_flood_without_a_newline_is_passed_over(out: Path) -> None:
     heard: list[Any] = []
     events = collect.Events(out, 1, lambda kind, data: heard.append(data))
