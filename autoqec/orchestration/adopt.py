@@ -35,9 +35,9 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
     """
     memory = RunMemory(layout.root)
     info = memory.history.info()
-    if is_closed(layout):
-        raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
     with owner.hold(layout.root):
+        if is_closed(layout):
+            raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
         recover(layout, repo, on_event, memory=memory)
         one = _set_aside(gather(repo, layout, memory), number)
         tip = repo.rev_parse(f"refs/heads/{one.row.branch}")

@@ -28,6 +28,7 @@ from autoqec.store.layout import RoundLayout, RunLayout
 
 MANIFEST, SEAL, BUNDLE, RUN = "archive.json", "archive.sha256", "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
+ENTRY_BYTES = 2**12  # at most, of headers and padding round a member, and of its line in the manifest
 LEFT_BEHIND = ("owner.json", "live.json", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
 
@@ -44,7 +45,7 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
 
     shots: of a closed run, the judge's shots too, for whoever can't draw them alike. Raises InputError where the run
-    has no branch yet, or `out` exists.
+    has no branch yet, `out` exists, or the archive would be larger than one that can be read back.
     """
     info = History(layout).info()
     if out.exists():
@@ -59,9 +60,10 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     with tempfile.TemporaryDirectory(prefix="autoqec-archive-") as directory:
         bundle = Path(directory) / BUNDLE
         repo.bundle_create(bundle, sorted(refs))
-        members = {BUNDLE: bundle.read_bytes()} | {f"{RUN}/{name}": data for name, data in _run_files(layout)}
+        members = {BUNDLE: bundle.read_bytes()}
+        _add(members, _run_files(layout), mend=f"autoqec gc {layout.run_id}")
     if shots and layout.published.exists():
-        members |= {f"{RUN}/{name}": data for name, data in _drawn(layout)}
+        _add(members, _drawn(layout), mend=f"autoqec package-run {layout.run_id} --no-shots")
     manifest = ArchiveManifest(
         run_id=info.run_id,
         closed=layout.published.exists(),
@@ -76,6 +78,17 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     text = json.dumps(manifest.dump(), indent=1, ensure_ascii=False).encode()
     atomic.write_bytes(out, _packed({MANIFEST: text, SEAL: _seal(text), **members}))
     return manifest
+
+
+def _add(members: dict[str, bytes], found: Iterator[tuple[str, bytes]], *, mend: str) -> None:
+    """Take files of the run in for as long as the archive can be read back; InputError where it could not be."""
+    size = sum(len(data) + ENTRY_BYTES for data in members.values())
+    for name, data in found:
+        size += len(data) + ENTRY_BYTES
+        if size > MAX_BYTES:
+            what = f"the archive would be larger than the {MAX_BYTES} bytes that `autoqec replay` takes"
+            raise InputError(what, where=f"{RUN}/{name}", mend=mend)
+        members[f"{RUN}/{name}"] = data
 
 
 def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:

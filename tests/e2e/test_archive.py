@@ -12,6 +12,7 @@ import pytest
 from autoqec.errors import ContractError, InputError
 from autoqec.eval import bundle, report, shelf
 from autoqec.host.git import Repo
+from autoqec.orchestration import archive as archive_module
 from autoqec.orchestration.archive import package_run, read_archive, replay_archive
 from autoqec.orchestration.closing import close_run
 from autoqec.orchestration.judging import replay
@@ -159,3 +160,16 @@ def test_bad_places_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: 
     shutil.copy(archive, tmp_path / "full")
     with pytest.raises(InputError, match="not an empty directory"):
         replay_archive(archive, tmp_path / "full", on_event=quiet)
+
+
+def test_no_archive_is_written_that_could_not_be_read_back(
+    packed: tuple[RunLayout, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout, open_archive, _ = packed
+    repo, target = Repo.discover(layout.repo_root), tmp_path / "large.tar"
+    monkeypatch.setattr(archive_module, "_drawn", lambda _: iter([("shots/one.b8", bytes(10**7))]))
+    for most, mend in ((open_archive.stat().st_size + 10**7, "--no-shots"), (10_000, "autoqec gc")):
+        monkeypatch.setattr(archive_module, "MAX_BYTES", most)
+        with pytest.raises(InputError, match=mend):
+            package_run(layout, repo, target)
+        assert not target.exists()
