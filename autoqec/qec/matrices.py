@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ def read_matrix(path: Path) -> np.ndarray:
         found = _read(path)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=str(path), mend=mend) from error
-    except (ValueError, KeyError, EOFError, TypeError) as error:
+    except (ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"holds no matrix ({why})", where=str(path), mend=mend) from error
     if found.ndim != 2 or not found.size or not np.isin(found, (0, 1)).all():

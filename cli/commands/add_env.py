@@ -22,8 +22,8 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # of the check, where no number is named
 @click.command("add-env")
 @click.argument("name", required=False)
 @click.option("--code", help="A task of stim's, bivariate_bicycle, or a file: .stim, .dem, .yaml with hx and hz.")
-@click.option("--distance", type=int, help="Of stim's tasks.")
-@click.option("--rounds", type=int, help="Rounds of the experiment; default: the distance, or 1 for a file.")
+@click.option("--distance", type=click.IntRange(1), help="Of stim's tasks.")
+@click.option("--rounds", type=click.IntRange(1), help="Default: the distance; 6 for bivariate_bicycle, 1 for a file.")
 @click.option("--basis", type=click.Choice(["z", "x"]), help="Of matrices and bivariate_bicycle; default: z.")
 @click.option("--hx", type=click.Path(path_type=Path), help="Matrix of the X checks: .npy, .npz, .mtx or rows of text.")
 @click.option("--hz", type=click.Path(path_type=Path), help="Matrix of the Z checks.")
@@ -99,8 +99,10 @@ def _code(asked: dict[str, Any], path: Path) -> dict[str, Any]:
     code = asked["code"] or _ask("Code: a task of stim's, bivariate_bicycle, or a file (.stim, .dem, .yaml)", "--code")
     basis = asked["basis"] or "z"
     if code == "bivariate_bicycle":
+        _only(asked, code, "rounds", "basis")
         return {"kind": code, "rounds": asked["rounds"] or 6, "basis": basis}
     if code.startswith(GENERATED):
+        _only(asked, code, "distance", "rounds")
         distance = asked["distance"] or _number("Distance", "--distance", 5)
         return {"kind": "stim_generator", "task": code, "distance": distance, "rounds": asked["rounds"] or distance}
     kinds = {".stim": "stim_file", ".dem": "dem_file", ".yaml": "css_file", ".yml": "css_file"}
@@ -111,9 +113,17 @@ def _code(asked: dict[str, Any], path: Path) -> dict[str, Any]:
     import os
 
     beside = os.path.relpath(file, path.parent)
+    _only(asked, code, "basis" if kinds[file.suffix] == "css_file" else "rounds")
     if kinds[file.suffix] == "css_file":
         return {"kind": "css_file", "path": beside, "basis": basis}
     return {"kind": kinds[file.suffix], "path": beside, "rounds": asked["rounds"] or 1}
+
+
+def _only(asked: dict[str, Any], code: str, *used: str) -> None:
+    """InputError for an option that says something about codes of another kind."""
+    said = [f"--{name}" for name in ("distance", "rounds", "basis") if asked[name] is not None and name not in used]
+    if said:
+        raise InputError(f"says nothing about {code}", where=said[0], mend=f"leave {', '.join(said)} out")
 
 
 def _matrices(given: dict[str, Path], asked: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -124,13 +134,18 @@ def _matrices(given: dict[str, Path], asked: dict[str, Any], path: Path) -> dict
     if missing or asked["code"]:
         what = f"is missing beside {', '.join(given)}" if missing else "says the code a second time"
         raise InputError(what, where=missing[0] if missing else "--code", mend="give --hx and --hz, or --code alone")
+    _only(asked, "check matrices", "basis")
     text = css_text({name: read_matrix(file) for name, file in given.items()})
     return {"kind": "css_file", "path": path.name, "text": text, "basis": asked["basis"] or "z"}
 
 
 def _noise(asked: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind in ("stim_file", "dem_file"):
-        said = [f"--{key}" for key, option in (("p", "points"), ("target", "target"), ("eta", "eta")) if asked[option]]
+        said = [
+            f"--{key}"
+            for key, option in (("p", "points"), ("target", "target"), ("eta", "eta"))
+            if asked[option] is not None
+        ]
         if said:
             raise InputError(f"{kind} brings its own noise", where=said[0], mend=f"leave {', '.join(said)} out")
         return {"model": "from_file"}
@@ -141,7 +156,9 @@ def _noise(asked: dict[str, Any], kind: str) -> dict[str, Any]:
         values = [float(point) for point in points]
     except ValueError as error:
         raise InputError(f"{','.join(points)} are no numbers", where="--p", mend="--p 0.003,0.005,0.01") from error
-    target = asked["target"] or sorted(values)[len(values) // 2]
+    if not values:
+        raise InputError("names no rate", where="--p", mend="--p 0.003,0.005,0.01")
+    target = sorted(values)[len(values) // 2] if asked["target"] is None else asked["target"]
     noise = {"model": "circuit_depolarizing", "p": values, "target_p": target}
     return noise if asked["eta"] is None else {**noise, "model": "circuit_biased", "eta": asked["eta"]}
 

@@ -139,6 +139,14 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("matching graph", "bposd"),
     ),
     "noise beside a file's own": (("m", "--code", "code.stim", "--p", "0.01"), ("--p", "its own noise")),
+    "an eta beside a file's own noise": (("m", "--code", "code.stim", "--eta", "0"), ("--eta", "its own noise")),
+    "a target of 0": (("m", *TASK, "--p", "0.01", "--target", "0"), ("target_p",)),
+    "a basis beside a task": (("m", *TASK, "--basis", "x", "--p", "0.01"), ("--basis", "says nothing", "leave")),
+    "a distance beside a file": (("m", "--code", "code.stim", "--distance", "3"), ("--distance", "says nothing")),
+    "rounds of check matrices": (
+        ("m", "--hx", "a.npy", "--hz", "b.npy", "--rounds", "3", "--p", "0.01"),
+        ("--rounds", "says nothing about check matrices"),
+    ),
     "one matrix of two": (("m", "--hx", "hx.npy", "--p", "0.01"), ("--hz", "missing")),
     "a code said twice": (("m", *TASK, "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("--code", "second time")),
     "a matrix that is not there": (("m", "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("a.npy", "cannot be read")),
@@ -168,6 +176,8 @@ def test_wrong_words_write_nothing(here: Path, capsys: pytest.CaptureFixture[str
         ("a.npy", b"not numpy", "holds no matrix"),
         ("a.mtx", b"%%MatrixMarket nothing\n", "holds no matrix"),
         ("a.npz", b"PK", "holds no matrix"),
+        ("a.npz", b"PK\x03\x04cut off", "holds no matrix"),
+        ("a.mtx", b"%%MatrixMarket matrix coordinate pattern general\n9000000 9000000 1\n1 1\n", "holds no matrix"),
     ],
 )
 def test_files_that_hold_no_matrix(here: Path, file: str, data: bytes, words: str) -> None:
