@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from autoqec.eval import bundle, cell, report
 from autoqec.eval.session import Session
 from autoqec.eval.shelf import Shelf, listed
 from autoqec.host import machine
+from autoqec.host.scratch import scratch
 from autoqec.store.files import parse_env
 from autoqec.store.layout import RoundLayout, closed_to_branches
 
@@ -135,9 +135,9 @@ def judge(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyR
     began = time.monotonic()
     env, dsl = request.env, request.dsl
     manifest = cell.recorded(request.round)
-    with tempfile.TemporaryDirectory(prefix="autoqec-judge-") as directory:
+    with scratch("judge") as directory:
         closed = closed_to_branches(request.round.dir)
-        frozen = cell.freeze(request.checkpoint, dsl, request.surface, Path(directory), closed)
+        frozen = cell.freeze(request.checkpoint, dsl, request.surface, directory, closed)
         cell.admit(manifest, sha256_bytes(request.env_text.encode()), frozen, str(request.round.manifest))
         if request.expected_artifact not in (None, frozen.sha256):
             raise ContractError(

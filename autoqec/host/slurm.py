@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from autoqec.errors import InputError
 from autoqec.host import child
+from autoqec.host.scratch import scratch
 
 # --slurm key -> submitit's name of it
 KEYS = {
@@ -223,8 +224,8 @@ def _last(said: str) -> str:
 def _ask(*argv: str) -> tuple[int, str]:
     """Status and words of one of SLURM's commands."""
     known = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    with tempfile.TemporaryDirectory(prefix="autoqec-slurm-") as place:
-        said = Path(place, "said")
+    with scratch("slurm") as place:
+        said = place / "said"
         limits = child.Limits(wallclock_s=_PATIENCE_S)
         ended = child.run(argv, cwd=place, env=known, limits=limits, stdout=said)
         return (ended.returncode or (1 if ended.killed else 0)), said.read_text(encoding="utf-8", errors="replace")

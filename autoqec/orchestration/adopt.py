@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.history import HistoryRow
@@ -13,6 +11,7 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError, RunPaused
 from autoqec.host import owner
 from autoqec.host.git import Repo
+from autoqec.host.scratch import scratch
 from autoqec.orchestration import round_recorder
 from autoqec.orchestration.attempts import Standing, standings
 from autoqec.orchestration.closing import is_closed
@@ -45,8 +44,8 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
         files = round_files(layout.round(number))
         metrics = _measured(layout, pointer, files.metrics, one)
         assert isinstance(pointer, Pointer)
-        with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
-            surface = Path(directory) / "modules"
+        with scratch("surface") as directory:
+            surface = directory / "modules"
             repo.extract(pointer.commit_sha, SURFACE, surface)
             candidate = Candidate(number, one.attempt_id, pointer.branch, pointer.commit_sha, metrics, surface)
             report = judge(memory, info, candidate, layout.secret.read_bytes(), on_event or (lambda kind, told: None))

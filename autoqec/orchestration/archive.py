@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, InputError
 from autoqec.host import machine
 from autoqec.host.git import GitFailed, Repo
+from autoqec.host.scratch import scratch
 from autoqec.orchestration import judging
 from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.closing import published_secret
@@ -57,8 +57,8 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     }
     if not refs:
         raise InputError("the run has no branch to carry away", where=info.run_id, mend="let it finish a round first")
-    with tempfile.TemporaryDirectory(prefix="autoqec-archive-") as directory:
-        bundle = Path(directory) / BUNDLE
+    with scratch("archive") as directory:
+        bundle = directory / BUNDLE
         repo.bundle_create(bundle, sorted(refs))
         members = {BUNDLE: bundle.read_bytes()}
         _add(members, _run_files(layout), mend=f"autoqec gc {layout.run_id}")
@@ -139,8 +139,8 @@ def replay_archive(archive: Path, into: Path, *, on_event: judging.OnEvent) -> R
         raise InputError("is not an empty directory", where=str(into), mend="name a new one with --into")
     into.mkdir(parents=True, exist_ok=True)
     repo = Repo.init(into)
-    with tempfile.TemporaryDirectory(prefix="autoqec-archive-") as directory:
-        bundle = Path(directory) / BUNDLE
+    with scratch("archive") as directory:
+        bundle = directory / BUNDLE
         bundle.write_bytes(members.pop(BUNDLE))
         try:
             repo.bundle_fetch(bundle, manifest.refs)

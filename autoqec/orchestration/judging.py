@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InputError
 from autoqec.host import owner
 from autoqec.host.git import GitFailed, Repo
+from autoqec.host.scratch import scratch
 from autoqec.orchestration import round_recorder, worktree
 from autoqec.orchestration.attempts import Standing, compose_parents, standings
 from autoqec.orchestration.closing import is_closed, published_secret
@@ -127,8 +127,8 @@ def _asked(layout: RunLayout, repo: Repo, number: int) -> Iterator[tuple[RunInfo
     metrics = round_files(layout.round(number)).metrics
     if metrics is None:
         raise InputError("cannot be read", where=str(layout.round(number).metrics), mend=f"restore round {number}")
-    with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
-        surface = Path(directory) / "modules"
+    with scratch("surface") as directory:
+        surface = directory / "modules"
         repo.extract(str(one.row.commit_sha), SURFACE, surface)
         yield info, one, Candidate(number, one.attempt_id, one.row.branch, one.row.commit_sha, metrics, surface), secret
 
@@ -147,13 +147,15 @@ def _requested(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: b
     request = _request(memory, info, candidate, secret)
     attempt = memory.attempts().get(candidate.attempt_id)
     branches = compose_parents(attempt.planned.fork_from) if attempt and attempt.planned else ()
-    with tempfile.TemporaryDirectory(prefix="autoqec-parents-") as directory:
-        if len(branches) > 1:
-            try:
-                parents = tuple(_parent(memory, info, branch, secret, Path(directory)) for branch in branches)
-                request = replace(request, parents=parents)
-            except (ContractError, InputError, GitFailed) as error:  # costs the comparison, not the judgement
-                request = replace(request, uncompared=error.what)
+    if len(branches) < 2:
+        yield request
+        return
+    with scratch("parents") as directory:
+        try:
+            parents = tuple(_parent(memory, info, branch, secret, directory) for branch in branches)
+            request = replace(request, parents=parents)
+        except (ContractError, InputError, GitFailed) as error:  # costs the comparison, not the judgement
+            request = replace(request, uncompared=error.what)
         yield request
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from autoqec.errors import InputError
 from autoqec.host.git import Repo
+from autoqec.host.scratch import scratch
 from autoqec.orchestration import worktree
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE, RunLayout
@@ -24,7 +24,7 @@ def own_surface(layout: RunLayout, number: int) -> Iterator[Path | None]:
     if not shas or repo.rev_parse(shas[-1]) is None:
         what = f"git has no code commit of round {number}, so the net can't be built as it was trained"
         raise InputError(what, where=f"run {layout.run_id}", mend=f"autoqec show {layout.run_id}")
-    with tempfile.TemporaryDirectory(prefix="autoqec-surface-") as directory:
-        surface = Path(directory) / "modules"
+    with scratch("surface") as directory:
+        surface = directory / "modules"
         repo.extract(shas[-1], SURFACE, surface)
         yield None if worktree.is_config_only(surface) else surface
