@@ -59,11 +59,12 @@ class Team:
     def check(self) -> None:
         """RoundFailed, naming the member and its reason, where one has failed or was killed."""
         for name, process in self._members.items():
+            code = process.exitcode  # before its last words: after them it could end unheard
             self._listen(name)
-            said, code = self._said.get(name, {}), process.exitcode
+            said = self._said.get(name, {})
             if "reason" in said:
                 raise RoundFailed(said["status"], f"{name}: {said['reason']}")
-            if code is not None and code != 0:
+            if code is not None and (code != 0 or "done" not in said):
                 how = f"signal {-code}" if code < 0 else f"status {code}"
                 raise RoundFailed("train_error", f"{name} (process {process.pid}) was ended by {how}")
 
@@ -131,6 +132,9 @@ class Member:
     def ready(self) -> None:
         self._words.send({"ready": True})
 
+    def done(self) -> None:
+        self._words.send({"done": True})
+
     def failed(self, error: BaseException) -> None:
         if isinstance(error, RoundFailed):
             self._words.send({"status": error.status, "reason": str(error)})
@@ -147,6 +151,7 @@ def _member(
     member = Member(words)
     try:
         target(member, *args)
+        member.done()
     except BaseException as error:  # a branch's code may raise anything; the leader gives the reason
         traceback.print_exc()
         with suppress(OSError):

@@ -32,6 +32,8 @@ def sleeper(member: Any, trouble: str = "") -> None:
     member.ready()
     if trouble == "raise":
         raise RoundFailed("killed_by_safety", "the loss is not finite at step 3")
+    if trouble == "leave":
+        os._exit(0)
     time.sleep(60)
 
 
@@ -103,6 +105,14 @@ def test_a_member_that_is_killed_is_named_with_its_signal() -> None:
     assert not any(map(alive, team.pids.values()))
     own = RoundFailed("train_error", "mine")
     assert team.blame(own) is own
+
+
+def test_a_member_that_leaves_in_good_order_before_its_work_is_done_is_named() -> None:
+    team = start_sleepers("", "leave")
+    with pytest.raises(RoundFailed, match=r"sampler 1 \(process \d+\) was ended by status 0"):
+        team.join()
+    team.close()
+    assert not any(map(alive, team.pids.values()))
 
 
 def test_nobody_outlives_a_leader_that_is_killed() -> None:
