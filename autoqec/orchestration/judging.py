@@ -78,8 +78,9 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
 
     with _asked(layout, repo, number) as (info, one, candidate, secret):
         if one.row.verify_verdict is not None:
-            with _requested(RunMemory(layout.root), info, candidate, secret) as request:
-                return verifier.verify(request, on_event=on_event)
+            memory = RunMemory(layout.root)
+            with _requested(memory, info, candidate, secret) as request:
+                return verifier.verify(_as_first_judged(memory, one, request), on_event=on_event)
         with owner.hold(layout.root):
             memory = RunMemory(layout.root)
             # What was asked before the run was held may be over by now: no round gets a second verdict, and none is
@@ -204,6 +205,22 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
         discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in memory.standing().values()),
         judged_before=_before(charged, candidate.attempt_id, judged=place.report_json.exists()),
         shots=layout.shots,
+    )
+
+
+def _as_first_judged(memory: RunMemory, one: Standing, request: VerifyRequest) -> VerifyRequest:
+    """The order as it was when the round got its verdict: a report that was lost since is made again at the same level,
+    whatever the run has judged and found by now."""
+    charged = [line for line in memory.history.attempts() if isinstance(line, Charged)]
+    places = [line.attempt_index for line in charged if line.round_attempt_id == one.attempt_id]
+    rows = memory.history.rows()
+    mine = (row.verify_verdict and one.attempt_id in (row.round_attempt_id, row.refers_to_attempt) for row in rows)
+    before = standings(rows[: next(index for index, told in enumerate(mine) if told)])
+    return replace(
+        request,
+        attempt_index=places[-1] if places else request.attempt_index,
+        discoveries_before=sum(other.row.verify_verdict == "VERIFIED" for other in before),
+        judged_before=_before(charged, one.attempt_id, judged=True),
     )
 
 

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.history import Charged
+from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import InputError
+from autoqec.eval.verifier import VerifyRequest
 from autoqec.orchestration import judging
 from autoqec.orchestration.attempts import standings
-from autoqec.orchestration.judging import _before
+from autoqec.orchestration.judging import _as_first_judged, _before
+from autoqec.orchestration.memory import RunMemory
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.support import rounds
@@ -44,6 +47,24 @@ def test_an_attempt_that_was_cut_off_is_no_draw_of_its_own() -> None:
     assert _before(LINES, "three", judged=False) == {ONE: 5}
     assert _before(again, "three", judged=True) == {ONE: 5}
     assert _before(again, "six", judged=False) == {ONE: 5, TWO: 3}
+
+
+def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None:
+    """Later rounds were charged and verified since: they change neither level nor first draws of an earlier one."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    history = History(layout)
+    layout.root.mkdir(parents=True)
+    for number, artifact, verdict in ((1, TWO, "VERIFIED"), (2, ONE, "SUSPICIOUS"), (3, ONE, "VERIFIED")):
+        layout.round(number).dir.mkdir()
+        history.append_attempt(charged(f"attempt-{number}", number, artifact, number))
+        history.append_row(rounds.row(number, verify_verdict=verdict))
+    dsl: dict[str, Any] = {}
+    today = VerifyRequest(
+        "", layout.round(2), tmp_path, dsl, b"", PROFILES["smoke"], rounds.RUN_ID, True,
+        attempt_index=4, discoveries_before=2, judged_before={ONE: 3, TWO: 1},
+    )  # fmt: skip
+    then = _as_first_judged(RunMemory(layout.root), standings(history.rows())[1], today)
+    assert (then.attempt_index, then.discoveries_before, then.judged_before) == (2, 1, {TWO: 1})
 
 
 @pytest.mark.parametrize("meanwhile", ["judged", "closed"])
