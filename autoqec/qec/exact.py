@@ -33,6 +33,12 @@ def compiled() -> Any | None:
     return function
 
 
+def outdated() -> bool:
+    """Whether the library is older than the source beside it; an installed package has no source."""
+    source = Path(__file__).with_name("match.c")
+    return source.exists() and _LIBRARY.exists() and _LIBRARY.stat().st_mtime < source.stat().st_mtime
+
+
 class ExactMatcher:
     """Minimum-weight edge sets that explain a syndrome, every shot under its own weights.
 

@@ -67,11 +67,14 @@ def _matching() -> Iterator[Finding]:
         from autoqec.qec import exact
     except (ImportError, OSError):
         return  # a library is missing, which stands above
-    if exact.compiled() is not None:
-        yield Finding("matching", "good", "per-shot weights in C")
-    else:
+    again = "make -B install, or pip install autoqec again"
+    if exact.compiled() is None:
         told = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
-        yield Finding("matching", "weak", told, "install a C compiler, then make install, or pip install autoqec again")
+        yield Finding("matching", "weak", told, f"install a C compiler, then {again}")
+    elif exact.outdated():
+        yield Finding("matching", "weak", "per-shot weights in C, built from an older match.c", again)
+    else:
+        yield Finding("matching", "good", "per-shot weights in C")
 
 
 def _git() -> Iterator[Finding]:

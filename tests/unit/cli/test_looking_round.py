@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,9 +39,14 @@ def test_doctor_says_what_holds_here(lab: Lab) -> None:
     assert all(value["mend"] for value in found.values() if value["state"] != "good")
 
 
-def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(exact, "compiled", lambda: object())
+    library = tmp_path / "_match.so"
+    library.touch()
+    monkeypatch.setattr(exact, "_LIBRARY", library)
     assert [one.state for one in doctor._matching()] == ["good"]
+    os.utime(library, (0, 0))
+    assert [(one.state, "older match.c" in one.found) for one in doctor._matching()] == [("weak", True)]
     monkeypatch.setattr(exact, "compiled", lambda: None)
     (found,) = doctor._matching()
     assert found.state == "weak" and "slower" in found.found and "C compiler" in (found.mend or "")
