@@ -70,6 +70,8 @@ def command(
     out: Out,
 ) -> None:
     """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
+    from autoqec.errors import InputError
+    from autoqec.orchestration.budget import Budget
     from autoqec.search.bench import Rules
     from autoqec.search.bench_run import CONTROLS, compare
     from autoqec.search.bench_table import Table
@@ -79,7 +81,10 @@ def command(
 
     known, rules = Table.read(table, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
     names = [name.strip() for name in strategies.split(",") if name.strip()]
-    _, money = split_budget(budget)
+    limits, money = split_budget(budget)
+    if limits != Budget():
+        what = f"{budget!r} limits a run, and no run is made here"
+        raise InputError(what, where="--budget", mend="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
     tokens = int(money["tokens"]) if "tokens" in money else None
     contestants = Contestants(known.env, model, checkpoint, money.get("usd"), tokens)
     others, lines = contestants.named([*names, reference]), [HEAD.format(reference)]

@@ -103,6 +103,7 @@ def test_a_trained_agent_is_held_against_its_memoryless_twin(
         (("--model", "claude-opus-5-5"), "no strategy asks a language model"),
         (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
         (("--strategies", "oracle"), "unknown strategy"),
+        (("--budget", "rounds=3"), "no run is made here"),
         (("--strategies", "llm", "--model", "gpt-unheard-of"), "no backend"),
     ],
 )
