@@ -49,7 +49,7 @@ lint: install
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	$(BIN)/python -m pytest -m 'not long and not slurm' -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m 'not long and not slurm' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not slurm' $(ARGS)

@@ -110,7 +110,7 @@ def listening() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("tier", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("tier", ["bubblewrap", pytest.param("landlock", marks=pytest.mark.long)])
 def test_label_leaker_finds_nothing(
     tier: str, tmp_path: Path, problem: Problem, listening: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +177,7 @@ def test_memoriser_of_a_public_band(share: float, tmp_path: Path) -> None:
     knows_nothing_new(report)
 
 
+@pytest.mark.long
 def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
     """No code of its own: one hidden unit of a plain MLP for each shot, which fires on that syndrome alone."""
     problem = make_problem(*WIDE)
@@ -200,7 +201,8 @@ def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
     knows_nothing_new(judge(request))
 
 
-@pytest.mark.parametrize("share", [1.0, pytest.param(0.1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("share", [1.0, 0.1])
 def test_seed_peeker(share: float, tmp_path: Path) -> None:
     """Every public seed drawn again inside the candidate; the judge's seeds are none of them."""
     problem = make_problem(*WIDE)
@@ -215,6 +217,7 @@ def test_seed_peeker(share: float, tmp_path: Path) -> None:
     knows_nothing_new(judge(judging.request(place, problem.env, weights, **more)))
 
 
+@pytest.mark.long
 def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """It spoils plain matching where it runs, which is not here; and were it here, the guard would say so."""
     weights, modules = judging.cheat("sabotaged_baseline", tmp_path, problem)

@@ -94,6 +94,7 @@ def test_shots_that_cannot_be_redrawn_come_from_the_archive(
         replay(found.layout, Repo.discover(found.layout.repo_root), 1, quiet)
 
 
+@pytest.mark.long
 def test_what_was_restored_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     found = replay_archive(packed[2], tmp_path / "there", on_event=quiet)
     package_run(found.layout, Repo.discover(found.layout.repo_root), tmp_path / "again.tar")

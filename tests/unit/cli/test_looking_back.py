@@ -51,6 +51,7 @@ def test_review_log_for_people_and_machines(lab: Lab, run: RunLayout) -> None:
     assert plain.code == 0 and "rounds 1, 2" in plain.out and "Try:" in plain.out and not plain.err
 
 
+@pytest.mark.long
 def test_diagnose_gives_a_config_that_the_runner_takes(lab: Lab, run: RunLayout, tmp_path: Path) -> None:
     whole = lab.autoqec("diagnose", rounds.RUN_ID, "--json")
     assert whole.code == 0 and [one["round"] for one in whole.objects] == [1, 2]

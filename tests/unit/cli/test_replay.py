@@ -62,6 +62,7 @@ def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Lab) -> None:
     assert report.read_bytes() == held
 
 
+@pytest.mark.long
 def test_a_replay_that_disagrees_names_the_first_difference(copy: Lab) -> None:
     report = place(copy) / "verification_report.json"
     told = edit(report, verdict="VERIFIED")["verdict"]
@@ -160,6 +161,7 @@ def test_a_run_whose_env_was_edited_is_not_resumed(copy: Lab) -> None:
     assert copy.files() == files
 
 
+@pytest.mark.long
 def test_a_run_whose_closing_was_cut_off_is_closed(copy: Lab) -> None:
     run = place(copy).parent
     (run / "secret.hex").write_text((run / "secret").read_bytes().hex() + "\n", encoding="utf-8")

@@ -100,6 +100,7 @@ def known(request: VerifyRequest, weights: Path, number: int) -> VerifyRequest:
     return replace(one, expected_artifact=artifact_sha256(one))
 
 
+@pytest.mark.long
 def test_a_child_with_parents_that_gain_nothing_is_synergy(child: VerifyRequest) -> None:
     report = verify(child)
     found = report.composition
