@@ -55,7 +55,7 @@ test-all: lint
 	$(BIN)/python -m pytest -m 'not slurm' $(ARGS)
 
 test-crash: install
-	$(BIN)/python -m pytest -m 'not slurm' tests/crash $(ARGS)
+	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal tests/crash $(ARGS)
 
 # A cluster of this machine alone, on its own ports and in a temporary directory, ended with the tests.
 test-slurm: install setup-slurm
