@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from autoqec.contracts.job import JobOrder
@@ -20,11 +21,15 @@ JOB_ID = "SLURM_JOB_ID"
 
 
 def work(round_dir: str, number: int) -> None:
-    """Measure the round that the order in `round_dir` describes, unless it was called off or is another job's."""
+    """Measure the round that the order in `round_dir` describes, unless it was called off or is another job's.
+
+    An order that is called off meanwhile ends the work: whoever did it may not have reached SLURM.
+    """
     layout = RoundLayout(Path(round_dir), number)
     order = read_order(layout)
     if order is None or not _claimed(layout, os.environ[JOB_ID]):
         return
+    called_off = _called_off(layout)
     if machine.code_sha256() != order.code_sha256:
         what = "the trusted code on the node is another than the run's, so nothing was measured"
         runner.conclude(order.config, "train_error", what)
@@ -34,14 +39,19 @@ def work(round_dir: str, number: int) -> None:
         runner.conclude(order.config, "killed_by_safety", what)
         return
     try:
-        runner.run_round(order.config)
+        runner.run_round(order.config, called_off=called_off)
+    except runner.CalledOff:
+        return
     except AutoqecError as error:
-        runner.conclude(order.config, "train_error", str(error))
+        if not called_off():
+            runner.conclude(order.config, "train_error", str(error))
         raise
     except Exception as error:
         from submitit.core.utils import UncompletedJobError
 
-        if isinstance(error, UncompletedJobError):  # SLURM's warning before it kills, raised wherever we were
+        if (
+            isinstance(error, UncompletedJobError) and not called_off()
+        ):  # SLURM's warning before it kills, raised wherever we were
             limit = (
                 f"SLURM job {os.environ[JOB_ID]}: time limit of {slurm.minutes(order.options['time'])} minutes reached"
             )
@@ -63,6 +73,21 @@ def claimed_by(layout: RoundLayout) -> str | None:
         return layout.job_claim.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
         return None
+
+
+def _called_off(layout: RoundLayout) -> Callable[[], bool]:
+    """Whether the order is gone by now. Opened, not looked up: on a network file system that asks the server."""
+
+    def asked() -> bool:
+        try:
+            with layout.job.open("rb"):
+                return False
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False  # nobody can tell; the order is believed until somebody can
+
+    return asked
 
 
 def _claimed(layout: RoundLayout, job_id: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ LOG_TAIL = 2_000
 PROCESSES = 64
 
 
+class CalledOff(Exception):
+    """Nobody wants the round any more; no result of it was written."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """How the child ended, and what of it was kept."""
@@ -38,16 +43,24 @@ class Outcome:
     sandbox: dict[str, Any] = field(default_factory=dict)
 
 
-def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> RoundMetrics:
+def run_round(
+    config: RunnerConfig, *, on_event: OnEvent | None = None, called_off: Callable[[], bool] | None = None
+) -> RoundMetrics:
     """Run one round and write config.yaml, artifacts, metrics.json, manifest and pointer.
 
     Every way a round can fail ends in metrics with its status and reason. Raises InputError, with nothing written,
     where the env's text is wrong or the directory holds a finished round; DiskFailed where a file can't be written.
     on_event("training", {round, phase, step, steps, loss, eta_s, and the counts of val shots so far}): its progress.
+    called_off: asked while the child works and before anything of its result is written; CalledOff once it says so.
     """
     share = files.parse_env(config.env_yaml, where="env").protocol.shots_share
     repo_root, config = resolved(config)
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
+
+    def ask() -> None:
+        if called_off is not None and called_off():
+            raise CalledOff
+
     if layout.metrics.exists():
         raise InputError("a finished round stands here", where=str(layout.dir), mend="name another round directory")
     atomic.make_dir(layout.dir)
@@ -57,11 +70,13 @@ def run_round(config: RunnerConfig, *, on_event: OnEvent | None = None) -> Round
     except ContractError as error:
         outcome = Outcome(failed("compile_error", str(error)))
     else:
-        outcome = in_child(config, PROFILES[config.profile].scaled(share), layout, on_event)
+        outcome = in_child(config, PROFILES[config.profile].scaled(share), layout, on_event, ask)
+    ask()
     metrics = measured(config, layout, outcome)
     atomic.write_json(layout.metrics, metrics.dump())
     if metrics.status == "ok":
         write_artifact_manifest(config, metrics, artifacts=outcome.artifacts, sandbox=outcome.sandbox)
+    ask()  # its worktree may be gone, and must not come back
     if repo_root is not None:
         write_round_pointer(config, metrics, repo_root=repo_root)
     return metrics
@@ -103,8 +118,16 @@ def resolved(config: RunnerConfig) -> tuple[Path | None, RunnerConfig]:
     return repo.root, config.model_copy(update=known)
 
 
-def in_child(config: RunnerConfig, profile: Profile, layout: RoundLayout, on_event: OnEvent | None) -> Outcome:
-    """Start the child in a scratch directory of its own, watch it, collect what it left, remove the rest."""
+def in_child(
+    config: RunnerConfig,
+    profile: Profile,
+    layout: RoundLayout,
+    on_event: OnEvent | None,
+    ask: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Start the child in a scratch directory of its own, watch it, collect what it left, remove the rest.
+
+    ask: called meanwhile; what it raises ends the child."""
     scratch = layout.dir / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
     out = scratch / "out"
@@ -123,6 +146,11 @@ def in_child(config: RunnerConfig, profile: Profile, layout: RoundLayout, on_eve
         spec_path, log = scratch / "spec.json", scratch / "output.log"
         atomic.write_json(spec_path, spec.dump())
         events = collect.Events(out, config.round_idx, on_event)
+
+        def tick(seconds: float) -> None:
+            ask()
+            events.forward()
+
         wrapped = walled(config, spec, spec_path)
         ended = child.run(
             wrapped.argv,
@@ -130,8 +158,9 @@ def in_child(config: RunnerConfig, profile: Profile, layout: RoundLayout, on_eve
             env=wrapped.env,
             limits=limits(profile, out),
             stdout=log,
-            on_tick=lambda _: events.forward(),
+            on_tick=tick,
         )
+        ask()
         events.forward()
         kept, said = gathered(ended, out, log, layout, profile)
         return Outcome(said, kept, round(ended.rss_peak_gb, 4), {"tier": wrapped.tier})

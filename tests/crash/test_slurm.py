@@ -23,7 +23,7 @@ from autoqec.orchestration.recovery import reconcile
 from autoqec.runner.job import claimed_by, read_order
 from autoqec.store.layout import RoundLayout, RunLayout
 from tests.conftest import made_lab
-from tests.crash.invariants import Before, check, run_ids
+from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import ROOT, killed, start
 from tests.support.clusters import Cluster, slurm, stand_in, why_no_slurm
 
@@ -280,6 +280,27 @@ def test_a_job_whose_order_was_called_off_does_nothing(lab: Path, fake: Cluster)
         assert time.monotonic() < deadline, fake.jobs()
         time.sleep(0.05)
     assert claimed_by(place) is None and not place.metrics.exists()
+
+
+@LONG
+def test_a_job_at_work_notices_that_its_order_is_gone(lab: Path, fake: Cluster) -> None:
+    """Called off by a recovery that asks SLURM nothing, while no controller answers: the job ends itself."""
+    before, going = Before.of(lab), Going(lab, "endless")
+    number = going.until_at_work()
+    layout, place = layout_of(lab)
+    going.kill()
+    fake.change(down=True)
+    (branch,) = [name for name in refs(lab) if "/02-" in name]
+    git(lab, "update-ref", "-d", f"refs/heads/{branch}")
+    reconcile(layout, Repo.discover(lab))
+    deadline = time.monotonic() + PATIENCE_S
+    while fake.workers(number):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert last(before).status == "orphaned_branch"
+    assert not place.metrics.exists() and not place.pointer.exists() and not (place.dir / "child.tmp").exists()
+    fake.change(down=False)
+    assert fake.jobs()[number] == "COMPLETED"
 
 
 @LONG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from autoqec.runner.runner import stored_metrics
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 
-from .conftest import config_for
+from .conftest import SMALL, config_for
 
 NONE = {"type": "nothing that compiles"}
 
@@ -31,7 +32,7 @@ def ordered(env_text: str, place: Path, **more: Any) -> RoundLayout:
     layout = RoundLayout(place, 1)
     place.mkdir()
     known: dict[str, Any] = {"code_sha256": machine.code_sha256(), "needs_sandbox": False, "options": {"time": "5"}}
-    order = JobOrder(name="a-round", config=config_for(env_text, place, NONE), **{**known, **more})
+    order = JobOrder(name="a-round", **{"config": config_for(env_text, place, NONE), **known, **more})
     atomic.write_json(layout.job, order.dump())
     return layout
 
@@ -82,12 +83,77 @@ def test_a_job_started_again_leaves_the_round_that_is_there(env_text: str, tmp_p
     assert stored_metrics(layout) == metrics
 
 
+def called_off_by(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
+    """The order goes as soon as the child is at work, which would go on for a minute; the looks that were taken."""
+    real, seen = job.runner.child.run, list[int]()
+
+    def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
+        if on_tick is None:
+            return real(argv, **more)  # not the Runner's child
+
+        def tick(seconds: float) -> None:
+            layout.job.unlink(missing_ok=True)
+            seen.append(len(seen))
+            on_tick(seconds)
+
+        return real(["sleep", "60"], on_tick=tick, **more)
+
+    monkeypatch.setattr(job.runner.child, "run", run)
+    return seen
+
+
+def test_an_order_called_off_under_way_ends_the_job_without_a_result(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(env_text, tmp_path / "round_1", SMALL)
+    layout = ordered(env_text, tmp_path / "round_1", config=config)
+    ticks = called_off_by(monkeypatch, layout)
+    assert measured(layout) is None and len(ticks) == 1, "at its first look, long before the child's end"
+    assert sorted(path.name for path in layout.dir.iterdir()) == ["config.yaml", "job_claim"]
+
+
+def test_an_order_called_off_as_the_child_ends_leaves_no_result(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the child did well, badly, or the Runner itself was stopped."""
+    layout = ordered(env_text, tmp_path / "round_1")
+    real = job.runner.failed
+
+    def failing(*told: Any, **more: Any) -> Any:
+        layout.job.unlink(missing_ok=True)
+        return real(*told, **more)
+
+    monkeypatch.setattr(job.runner, "failed", failing)
+    assert measured(layout) is None and not layout.pointer.exists()
+    for number, error in ((2, InputError("no")), (3, job.runner.CalledOff())):
+        layout = ordered(env_text, tmp_path / f"round_{number}")
+
+        def stopped(config: Any, error: Exception = error, layout: RoundLayout = layout, **more: Any) -> None:
+            layout.job.unlink()
+            raise error
+
+        monkeypatch.setattr(job.runner, "run_round", stopped)
+        with suppress(InputError):
+            job.work(str(layout.dir), 1)
+        assert stored_metrics(layout) is None
+
+
+def test_a_disk_that_does_not_answer_calls_nothing_off(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = ordered(env_text, tmp_path / "round_1")
+    asked = job._called_off(layout)
+    assert not asked()
+    monkeypatch.setattr(Path, "open", lambda *a, **k: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
+    assert not asked()
+
+
 def test_slurms_warning_ends_the_round_with_its_limit(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from submitit.core.utils import UncompletedJobError
 
-    def warned(config: Any) -> None:
+    def warned(config: Any, **more: Any) -> None:
         raise UncompletedJobError("timed-out and not checkpointable")
 
     layout = ordered(env_text, tmp_path / "round_1")
