@@ -15,6 +15,7 @@ import numpy as np
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.qec import stats
@@ -24,7 +25,7 @@ from autoqec.search.bench_table import Mirror, Table, as_is
 Propose = Callable[[dict[str, Any]], IdeatorResponse | None]
 Point = tuple[float, float, float]
 
-VAL_SHOTS = 4_000
+VAL_SHOTS = PROFILES["smoke"].val_shots  # of a round; dev's are as many
 MIN_GAIN = 0.02  # lower bound of the relative gain, as the envs' protocol has it
 RESAMPLES = 2_000
 
@@ -93,7 +94,7 @@ def _round(
     named = any(reply.proposal == one.config for one in space.TEMPLATES)
     config = reply.proposal if named else space.build(rules.mirror(table.cells[index].params))
     seen = _effect(table.counts(source, val))
-    if shown.failures is None or seen is None:
+    if seen is None:
         return _row(number, reply, config, status=shown.status, status_reason=shown.reason), None
     delta = 0.0 if rules.noop else seen.delta
     told: dict[str, Any] = {"delta_ler": delta, "n_params": shown.n_params, "flops_per_syndrome": shown.flops}
@@ -163,11 +164,9 @@ class Scale:
 
     @classmethod
     def of(cls, table: Table) -> Scale:
-        half, measured = table.plain.size // 2, [cell for cell in table.cells if cell.failures is not None]
-        plain = int(table.plain[half:].sum())
-        gains = [
-            1 - int(cell.failures[half:].sum()) / plain for cell in measured if cell.failures is not None and plain
-        ]
+        fresh, measured = slice(table.plain.size // 2, None), [cell for cell in table.cells if cell.differs is not None]
+        counted = [table.counts(index, fresh) for index in range(len(table.cells))]
+        gains = [1 - one.errors_candidate / one.errors_reference for one in counted if one and one.errors_reference]
         flops = [cell.flops for cell in measured if cell.flops is not None]
         sizes = [cell.n_params for cell in measured if cell.n_params is not None]
         return cls(

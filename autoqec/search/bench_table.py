@@ -1,8 +1,8 @@
 """QECBench-Tab: configs with what training them gave, every shot's failure kept, so that any shot budget replays.
 
 A table is one file of JSON lines. `reference` lines hold a classical decoder's failures on the env's benchmark shots,
-`cell` lines one config at one fidelity and training seed: cost, status (failures are outcomes) and its own failures
-on the same shots, packed.
+`cell` lines one config at one fidelity and training seed: cost, status (failures are outcomes) and the shots where
+it and the plain backend part, packed: with the plain one's failures they are its own, at a tenth of the bytes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from autoqec.store import jsonl
 Bits = NDArray[np.bool_]
 
 
-def pack(failures: Bits) -> str:
+def pack(bits: Bits) -> str:
     """bool [n] -> text: packed bits, deflated, base64."""
-    return base64.b64encode(zlib.compress(np.packbits(failures).tobytes(), 9)).decode()
+    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
 
 
 def unpack(text: str, shots: int) -> Bits:
@@ -47,7 +47,8 @@ def cell_key(env: str, config: Config, fidelity: str, seed: int) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured config. failures: bool [shots], None where training failed."""
+    """One measured config. differs: int64 [k], in order, the shots where it fails and the plain backend does not, or
+    the other way round; None where training failed."""
 
     config: Config
     params: Params
@@ -56,7 +57,7 @@ class Cell:
     n_params: int | None
     flops: int | None
     seconds: float
-    failures: Bits | None
+    differs: NDArray[np.int64] | None
 
 
 class Table:
@@ -100,16 +101,19 @@ class Table:
 
     def counts(self, index: int, shots: slice) -> PairedCounts | None:
         """The plain backend and a cell on a slice of the shots; None where training failed."""
-        failures = self.cells[index].failures
-        if failures is None:
+        differs = self.cells[index].differs
+        if differs is None:
             return None
-        plain, candidate = self.plain[shots], failures[shots]
+        start, stop, _ = shots.indices(self.plain.size)
+        inside = differs[np.searchsorted(differs, start) : np.searchsorted(differs, stop)]
+        errors, fixed = np.count_nonzero(self.plain[shots]), np.count_nonzero(self.plain[inside])
+        broken = inside.size - fixed
         return PairedCounts(
-            shots=int(plain.size),
-            errors_reference=int(plain.sum()),
-            errors_candidate=int(candidate.sum()),
-            fixed=int((plain & ~candidate).sum()),
-            broken=int((~plain & candidate).sum()),
+            shots=stop - start,
+            errors_reference=errors,
+            errors_candidate=errors - fixed + broken,
+            fixed=fixed,
+            broken=broken,
         )
 
 
@@ -164,8 +168,8 @@ def shuffled(table: Table, seed: int) -> list[int]:
 def _cell(line: dict[str, Any]) -> Cell:
     params = space.params_of(line["config"])
     assert params is not None  # chosen so
-    failures = None if line["failures"] is None else unpack(line["failures"], line["shots"])
+    differs = None if line["differs"] is None else np.flatnonzero(unpack(line["differs"], line["shots"]))
     return Cell(
         line["config"], params, line["status"], line["reason"], line["n_params"], line["flops_per_syndrome"],
-        line["seconds"], failures,
+        line["seconds"], differs,
     )  # fmt: skip

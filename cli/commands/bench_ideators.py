@@ -41,7 +41,7 @@ HEAD = (
 @click.option("--control", type=click.Choice(["none", "renamed", "shuffled", "noop", "all"]), default="none")
 @click.option("--seeds", type=click.IntRange(2), default=20, show_default=True)
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--val-shots", type=click.IntRange(1), default=4_000, show_default=True)
+@click.option("--val-shots", type=click.IntRange(1), default=20_000, show_default=True)
 @click.option(
     "--min-gain",
     type=click.FloatRange(0, 1),

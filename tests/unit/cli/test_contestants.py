@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoqec.runtime.main import evaluate
@@ -31,10 +32,10 @@ def written(table: Table, path: Path) -> Path:
     shots = {"env": "smoke", "shots": int(table.plain.size)}
     jsonl.append(path, shots | {"kind": "reference", "name": "mwpm", "plain": "mwpm", "failures": pack(table.plain)})
     for cell in table.cells:
-        failures = None if cell.failures is None else pack(cell.failures)
+        differs = None if cell.differs is None else pack(np.isin(np.arange(table.plain.size), cell.differs))
         line = {"kind": "cell", "config": cell.config, "fidelity": "full", "seed": 0, "status": cell.status}
         line |= {"reason": cell.reason, "n_params": cell.n_params, "flops_per_syndrome": cell.flops}
-        jsonl.append(path, shots | line | {"seconds": cell.seconds, "failures": failures})
+        jsonl.append(path, shots | line | {"seconds": cell.seconds, "differs": differs})
     return path
 
 

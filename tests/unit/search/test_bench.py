@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from autoqec.contracts.dsl import FAMILIES, parse_dsl
+from autoqec.decoders import flops
+from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import InputError
+from autoqec.qec.stats import count_pairs
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.evaluate import decode_both
 from autoqec.search import bench, bench_table, space
 from autoqec.search.bench import Rules, hypervolume, simulate
 from autoqec.search.bench_run import Oracle, compare, sampled, strategy
@@ -20,7 +27,7 @@ from cli.autoqec import group
 from cli.common import call
 
 SHOTS = 40_000
-RULES = Rules(rounds=20)
+RULES = Rules(rounds=20, val_shots=4_000)
 
 
 def planted(count: int = 160) -> Table:
@@ -36,7 +43,7 @@ def planted(count: int = 160) -> Table:
         cells.append(
             Cell(config, params, "train_error" if dead else "ok", "it broke" if dead else None,
                  int(rng.integers(1_000, 200_000)), int(rng.integers(2_000, 2_000_000)), float(rng.random() * 9 + 1),
-                 None if dead else failures)
+                 None if dead else np.flatnonzero(failures ^ plain))
         )  # fmt: skip
     return Table(cells, plain, env="planted")
 
@@ -49,6 +56,16 @@ def table() -> Table:
 def test_bitmaps_come_back_shot_by_shot() -> None:
     bits = np.random.default_rng(0).random(1003) < 0.03
     assert (unpack(pack(bits), 1003) == bits).all() and len(pack(bits)) < 400
+
+
+def test_counts_are_those_of_the_bitmaps_on_any_slice(table: Table) -> None:
+    index = next(index for index, cell in enumerate(table.cells) if cell.differs is not None)
+    places = table.cells[index].differs
+    assert places is not None
+    differs = np.isin(np.arange(SHOTS), places)
+    ends = int(places[5]), int(places[90])
+    for part in (slice(*ends), slice(ends[0], ends[1] + 1), slice(SHOTS // 2, None), slice(0, None)):
+        assert table.counts(index, part) == count_pairs(table.plain[part], (table.plain ^ differs)[part])
 
 
 def test_hypervolume_of_boxes() -> None:
@@ -95,7 +112,7 @@ def test_the_judges_shots_are_not_vals(table: Table) -> None:
     lucky = table.plain.copy()
     lucky[:half] = False
     cell = table.cells[0]
-    cheat = Cell(cell.config, cell.params, "ok", None, 1000, 1000, 1.0, lucky)
+    cheat = Cell(cell.config, cell.params, "ok", None, 1000, 1000, 1.0, np.flatnonzero(lucky ^ table.plain))
     course = simulate(strategy("random", table, RULES), Table([cheat], table.plain), seed=0, rules=Rules(rounds=1))
     assert course.verified == 0 and course.hypervolume == [0.0]
 
@@ -122,9 +139,8 @@ def test_a_no_op_scores_zero(table: Table) -> None:
 def test_shuffled_feedback_is_told_and_the_truth_is_scored(table: Table) -> None:
     told = bench_table.shuffled(table, 0)
     assert sorted(told) == list(range(len(table.cells))) and told != sorted(told)
-    useless = table.plain.copy()
-    dud = Cell(table.cells[0].config, table.cells[0].params, "ok", None, 10, 10, 1.0, useless)
-    good = next(cell for cell in table.cells[1:] if cell.failures is not None and cell.failures.sum() < 1500)
+    dud = Cell(table.cells[0].config, table.cells[0].params, "ok", None, 10, 10, 1.0, np.zeros(0, np.int64))
+    good = table.cells[max(bench.verifiable(table), key=lambda one: one[1][0])[0]]
     two, seen = Table([dud, good], table.plain), list[dict[str, Any]]()
 
     def watched(view: dict[str, Any]) -> Any:
@@ -180,6 +196,21 @@ def test_the_plan_is_the_table_that_was_promised() -> None:
     assert len(deep) == 50 and len(todo) == 520 + 50 * 8 + 24 and len({job.key for job in todo}) == len(todo)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoding_each_syndrome_once_is_decoding_every_shot(family: str) -> None:
+    """A net with weights of its own, in a run's way and in the table's, shot by shot."""
+    desk = qecbench_tab.Bench(qecbench_tab.SMALL_ENV, 3000)
+    config = next(one for one in sampled(60, "a fixture") if one["type"] == family)
+    torch.manual_seed(0)
+    model = compile_predecoder(parse_dsl(config), desk.problem, seed=0)
+    with torch.no_grad():
+        for weights in model.parameters():
+            weights += 3 * torch.randn_like(weights)
+    agent = PredecoderAgent(model, flops.count(model, desk.problem.n_detectors).flops_per_syndrome)
+    plain, candidate = decode_both(desk.problem, agent, desk.shots)
+    assert (desk.plain == plain).all() and (desk.failures(agent) == candidate).all() and (candidate != plain).any()
+
+
 def test_a_real_table_is_built_stopped_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,9 +230,11 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     assert {line["name"] for line in references} == {"mwpm", "mwpm_correlated"}
     cells = {line["key"]: line for line in lines if line["kind"] == "cell"}
     refused = cells[todo[-1].key]
-    assert refused["status"] == "compile_error" and refused["failures"] is None and "limits" in refused["reason"]
+    assert refused["status"] == "compile_error" and refused["differs"] is None and "limits" in refused["reason"]
     measured = cells[todo[0].key]
-    assert unpack(measured["failures"], 2000).sum() == measured["errors"] > 0
+    plain = next(line for line in references if line["name"] == line["plain"])
+    failures = unpack(measured["differs"], 2000) ^ unpack(plain["failures"], 2000)
+    assert failures.sum() == measured["errors"] > 0
     argv = ["bench-ideators", "--table", str(out), "--rounds", "4", "--seeds", "2", "--val-shots", "500"]
     assert call(group, [*argv, "--strategies", "tpe", "--write", str(tmp_path / "scores.md"), "--json"]) == 0
     scores = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
