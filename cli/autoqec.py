@@ -87,6 +87,12 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 @click.option("--secret-file", type=click.Path(path_type=Path), help="The judge's secret; for tests and replays only.")
 @click.option("--resume", metavar="RUN", help="Go on with a run: its id or its directory.")
 @click.option("--ideator", type=click.Choice(IDEATORS), default="tpe", show_default=True, help="Who proposes.")
+@click.option(
+    "--pin",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Hold a knob of the config in every proposal, whoever proposes: training.loop=async, type=gnn, …",
+)
 @click.option("--no-llm", is_flag=True, help="Refuse an ideator that would ask a language model.")
 @click.option("--model", help="Language model of the roles that one takes.")
 @click.option("--cassette", type=click.Path(path_type=Path), help="Play this recording instead of asking a model.")

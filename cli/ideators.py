@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.agents import analyst, coder
 from autoqec.contracts.history import Begun, HistoryRow
+from autoqec.contracts.pins import understood
 from autoqec.errors import ContractError, InputError
 from autoqec.lm.config import LMConfig, get_lm_client, role_config
 from autoqec.lm.errors import BudgetExceeded, LmCassetteMiss, LmError
@@ -19,6 +20,7 @@ from autoqec.orchestration.budget import Budget
 from autoqec.orchestration.run import SEARCHES, Roles, search
 from autoqec.search.hybrid import Hybrid
 from autoqec.search.replay import Replay
+from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.tools.predict_cost import predict_cost
@@ -94,6 +96,21 @@ def split_budget(text: str) -> tuple[Budget, dict[str, float]]:
         if not 0 < money[key] < float("inf"):
             raise InputError(f"{part!r} is no limit", where="--budget", mend="usd=DOLLARS or tokens=COUNT")
     return Budget.parse(",".join(rest)), money
+
+
+def pins_of(texts: Sequence[str]) -> dict[str, Any]:
+    """`training.loop=async`, … -> the knobs that every proposal holds; values as the config's file spells them."""
+    pins: dict[str, Any] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key in pins or not (key and value):
+            fault = f"`{key}` is pinned twice" if key in pins else f"{text!r} is no KEY=VALUE"
+            raise InputError(fault, where="--pin", mend="--pin training.loop=async")
+        pins[key] = load_yaml(value, where=f"--pin {key}")
+    try:
+        return understood(pins)
+    except ContractError as error:
+        raise InputError(error.what, where="--pin", mend=error.mend or "give --pin another VALUE") from error
 
 
 def check(choice: Choice, root: Path) -> None:

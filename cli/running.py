@@ -12,6 +12,7 @@ from typing import Any
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
+from autoqec.contracts.pins import told
 from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.errors import InputError, Interrupted
 from autoqec.host import sandbox, slurm
@@ -44,6 +45,7 @@ class Order:
     seed: int
     secret_file: Path | None
     choice: ideators.Choice
+    pins: dict[str, Any]
     rounds: int | None
     budget: loop.Budget
     parallel: int
@@ -65,10 +67,11 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
     """The order that a command line means. Raises InputError before anything is written."""
     root = places.lab_root()
     budget, money = ideators.split_budget(chosen["budget"])
+    pins = ideators.pins_of(chosen["pin"])
     layout = places.run_layout(chosen["resume"], root=root) if chosen["resume"] else None
     info = History(layout).info() if layout else None
     if info is not None:
-        _same_as_before(info, env_name, {name: chosen[name] for name in explicit})
+        _same_as_before(info, env_name, {name: chosen[name] for name in explicit}, pins)
     elif env_name is None:
         raise InputError("is missing", where="ENV", mend="autoqec envs; then autoqec run NAME")
     choice = ideators.Choice(
@@ -96,6 +99,7 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
         seed=info.seed if info else chosen["seed"],
         secret_file=chosen["secret_file"],
         choice=choice,
+        pins=dict(info.pins) if info else pins,
         rounds=chosen["rounds"] or (None if chosen["budget"] else ROUNDS),
         budget=budget,
         parallel=chosen["parallel"],
@@ -115,13 +119,15 @@ def _cluster(executor: str, options: tuple[str, ...], profile: ProfileName, thre
     return asked
 
 
-def _same_as_before(info: RunInfo, env_name: str | None, named: dict[str, Any]) -> None:
+def _same_as_before(info: RunInfo, env_name: str | None, named: dict[str, Any], pins: dict[str, Any]) -> None:
     """A run keeps what it began with: naming it again is fine, naming something else is not."""
     mend = f"autoqec run --resume {info.run_id}"
     for name in ("profile", "seed", "ideator"):
         was = getattr(info, name)
         if named.get(name, was) != was:
             raise InputError(f"the run began with {was}", where=f"--{name} {named[name]}", mend=mend)
+    if pins and pins != info.pins:
+        raise InputError(f"the run began with {told(info.pins) or 'no pins'}", where=f"--pin {told(pins)}", mend=mend)
     if "secret_file" in named:
         raise InputError("the run has its secret already", where="--secret-file", mend=mend)
     if env_name is not None:
@@ -146,13 +152,15 @@ def show_plan(order: Order, out: Out) -> None:
         base = {"resume": order.layout.run_id}
     rounds = "as the budget allows" if order.rounds is None else str(order.rounds)
     out.say(f"rounds    {rounds}, {order.parallel} at a time, proposed by {order.choice.ideator}, seed {order.seed}")
+    if order.pins:
+        out.say(f"pinned    {told(order.pins)}, in every proposal")
     if order.cluster is not None:
         out.say(f"job       {', '.join(f'{key}={value}' for key, value in order.cluster.items())}; a round each")
     for key, value in profile.items():
         out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
     plan = {"rounds": order.rounds, "parallel": order.parallel, "ideator": order.choice.ideator, "seed": order.seed}
     plan["threads"] = order.round_threads
-    out.emit({**base, **plan, "profile": profile, "slurm": order.cluster})
+    out.emit({**base, **plan, "pins": order.pins, "profile": profile, "slurm": order.cluster})
 
 
 def go(order: Order, out: Out) -> int:
@@ -204,6 +212,7 @@ def _opened(order: Order, tell: Tell) -> loop.Run:
         secret_file=order.secret_file,
         roles=stand_in,
         threads=order.round_threads,
+        pins=order.pins,
         command_line=tuple(sys.argv),
     )
 

@@ -20,8 +20,9 @@ from autoqec.agents import analyst, coder, prompts
 from autoqec.agents.answers import Answer
 from autoqec.agents.llm_tools import TOOLS, PredictCost, ViewTools, measured_before
 from autoqec.contracts.base import first_fault
-from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse, Line
+from autoqec.contracts.pins import pinned
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import ContractError
 from autoqec.lm.base import LanguageModel, Message, Reply, Request, tool_results
@@ -151,7 +152,8 @@ class LlmIdeator(Role):
                 raise ContractError(f"round {number} is not forkable; forkable: {forkable}", where="fork_from")
         if len(set(answer.fork_from)) != len(answer.fork_from):
             raise ContractError("a round stands twice", where="fork_from")
-        twin = measured_before(view, answer.proposal)
+        proposal = pinned(answer.proposal.config(), view.get("pins") or {})
+        twin = measured_before(view, parse_dsl(proposal))
         if twin is not None:
             raise ContractError(
                 f"this computes and learns what round {twin} did; change a key that has an effect", where="proposal"
@@ -163,7 +165,7 @@ class LlmIdeator(Role):
             slug=answer.slug,
             fork_from="baseline" if not chosen else chosen[0] if len(chosen) == 1 else chosen,
             compose_mode=answer.compose_mode,
-            proposal=answer.proposal.config(),
+            proposal=proposal,
             source=f"llm {self.lm.model}"[:200],
         )
 

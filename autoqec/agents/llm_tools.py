@@ -7,6 +7,7 @@ from typing import Any
 
 from autoqec.agents import prompts
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.pins import pinned
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.lm.base import Tool, ToolCall
 
@@ -98,7 +99,8 @@ class ViewTools:
         return dict(row["dsl_config"])
 
     def _check(self, asked: dict[str, Any]) -> str:
-        dsl = parse_dsl(asked["proposal"], where="proposal")
+        proposal = pinned(asked["proposal"], self._view.get("pins") or {})
+        dsl = parse_dsl(proposal, where="proposal")
         twin = measured_before(self._view, dsl)
         told = "new" if twin is None else f"computes and learns what round {twin} does: it would be turned down"
         lines = ["valid", told]

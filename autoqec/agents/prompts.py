@@ -129,6 +129,7 @@ def ideator_view(view: dict[str, Any], *, limit: int = VIEW_CHARS) -> str:
     pending = [f"r{row['round']}: {config_words(row.get('dsl_config'))}" for row in view["pending"]]
     sections = [
         ("env", _env(view), 700),
+        ("held fixed: these keys keep these values, whatever is proposed", _lines(view.get("pins")), 400),
         ("so far", _tally(rows), 400),
         ("verified, best first", (round_line(row, names) for row in verified), 1300),
         ("failures and rejections, most frequent first", _failures(rows), 900),

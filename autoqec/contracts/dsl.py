@@ -100,6 +100,9 @@ class PolicyConfig(Contract):
     temperature: float = Field(default=0.5, gt=0, le=10, description="exploring flips with sigmoid(z / temperature)")
 
 
+LOOP_BLOCKS = {"sync": "sync", "replay": "async"}  # block -> how the names of the loops that need it begin
+
+
 class TrainingConfig(Contract):
     """How the weights are found. Amounts of data are the profile's.
 
@@ -126,7 +129,7 @@ class TrainingConfig(Contract):
 
     @model_validator(mode="after")
     def _blocks_of_the_loop(self) -> TrainingConfig:
-        for block, head in (("sync", "sync"), ("replay", "async")):
+        for block, head in LOOP_BLOCKS.items():
             if (getattr(self, block) is not None) != self.loop.startswith(head):
                 raise ValueError(
                     f"the block `{block}` belongs to the loops {head} and {head}_eval, which need it ({{}} will do), "

@@ -26,6 +26,7 @@ class RunInfo(Contract):
     profile: ProfileName
     seed: int
     ideator: str
+    pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")
     code_sha256: str = Field(pattern=SHA256)
     secret_sha256: str = Field(pattern=SHA256, description="commitment to the judge's secret")
     versions: dict[str, str]

@@ -45,8 +45,8 @@ def propose(view: dict[str, Any]) -> IdeatorResponse:
                 learner.apply(lesson)
         for _ in range(DRAWS):
             learner.design([env])
-            config = moves.reading(env.state.config(), state.inputs)
-            if state.is_new(config):
+            config = state.held(env.state.config())
+            if config is not None and state.is_new(config):
                 move = Move(f"policy-{config['type']}", _about(config, len(written)), config)
                 break
     return moves.reply(move or moves.fresh(state, moves.draw), source=f"policy {state.spoken}")

@@ -185,6 +185,7 @@ class RunMemory:
             "profile": PROFILES[info.profile].dump(),
             "baseline_config": baseline_config,
             "inputs": inputs,
+            "pins": dict(info.pins),
             # Copies, for roles may do as they like with them.
             "history": [dict(row) for row in told.seen.values()],
             "pending": [_pending(one) for one in self._open.values() if one.planned],

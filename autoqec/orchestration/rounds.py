@@ -15,6 +15,7 @@ from autoqec.agents import analyst, coder
 from autoqec.contracts.history import Begun, HistoryRow, Nominated, Planned
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
+from autoqec.contracts.pins import pinned, told
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
@@ -189,7 +190,7 @@ def _plan(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]
     """What the round is to be: the proposal, the edits, the commits to merge in. RoundFailed for one that cannot be."""
     view = run.memory.l2_for_ideator(run.env, run.baseline_config, inputs=run.inputs)
     try:
-        proposal = run.roles.ideator(view) or search("tpe")(view)
+        proposal = _held(run, run.roles.ideator(view) or search("tpe")(view))
     except ContractError as error:
         raise RoundFailed("compile_error", f"the ideator's reply: {error}") from error
     reach("ideated")
@@ -227,7 +228,23 @@ def _edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderRespon
             for entry, blob in zip(entries, blobs, strict=True)
             if blob is not None
         }
-    return run.roles.coder(view) or coder.code(view)
+    said = run.roles.coder(view) or coder.code(view)
+    config = pinned(said.dsl_config, run.info.pins)
+    if config == said.dsl_config:
+        return said
+    # The Coder let go of a pin: the config's file is written anew, its code stays.
+    edits = coder.code({**view, "proposal": config}).edits
+    others = (edit for edit in said.edits if edit.path not in {one.path for one in edits})
+    return said.model_copy(update={"dsl_config": config, "edits": (*edits, *others)})
+
+
+def _held(run: Run, proposal: IdeatorResponse) -> IdeatorResponse:
+    """The proposal under the run's pins, whoever made it; its source says so. ContractError where they do not go
+    together."""
+    if not run.info.pins:
+        return proposal
+    source = f"{proposal.source}; pinned {told(run.info.pins)}"[:200]
+    return proposal.model_copy(update={"proposal": pinned(proposal.proposal, run.info.pins), "source": source})
 
 
 def _standing(run: Run, branches: tuple[str, ...]) -> list[Standing]:

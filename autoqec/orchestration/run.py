@@ -20,6 +20,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
+from autoqec.contracts.pins import Pins, understood
 from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.errors import ContractError, InputError, RunPaused
 from autoqec.host import machine, owner
@@ -153,13 +154,15 @@ def start_run(
     secret_file: Path | str | None = None,
     roles: Roles | None = None,
     threads: int = 1,
+    pins: Pins | None = None,
     command_line: tuple[str, ...] = (),
 ) -> Run:
     """A new run in the repository that holds `repo`. Raises InputError for any fault, with nothing written.
 
     ideator: its name on record; without `roles` one of SEARCHES. secret_file: the judge's secret, for tests and
-    replays; without it 32 random bytes. The caller closes the run.
+    replays; without it 32 random bytes. pins: knobs that every proposal holds. The caller closes the run.
     """
+    held = understood(pins or {})
     start = check_start(env_path, repo, profile, secret_file=secret_file)
     roles = roles or Roles(search(ideator))
     lab, env, baseline, secret = start.repo, start.env, start.baseline, start.secret
@@ -173,6 +176,7 @@ def start_run(
         profile=profile,
         seed=seed,
         ideator=ideator,
+        pins=held,
         code_sha256=machine.code_sha256(),
         secret_sha256=sha256_bytes(secret),
         versions=machine.versions(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from autoqec.contracts import pins
 from autoqec.contracts.front import ParetoEntry, non_dominated
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.orchestration.attempts import Standing
@@ -44,7 +45,9 @@ def summary_is_due(count: int) -> bool:
 def log_head(info: RunInfo, summary: str) -> str:
     """The beginning of log.md; the `section` of every row follows."""
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
-    return head + f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n{summary}"
+    head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
+    held = f"Held in every proposal: {pins.told(info.pins)}.\n\n" if info.pins else ""
+    return f"{head}{held}{summary}"
 
 
 def summary(tally: Tally, rows: int) -> str:

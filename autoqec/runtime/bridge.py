@@ -60,9 +60,9 @@ def ideator(
             action = twin.act(observation(facts, library, told, len(told) + 1))
         draft = proposal(action, library, PredecoderDraft(facts))
         name = type(agent).__name__
-        config = moves.reading(draft.config(), state.inputs)
-        if not state.is_new(config):
-            raise InputError("this design was tried already", where="proposal")
+        config = state.held(draft.config())
+        if config is None or not state.is_new(config):
+            raise InputError("this design was tried already, or lets go of a pin", where="proposal")
         text = f"{name}, with what it learned on other codes, expects {written(draft.choices)} to err less"
         slug = f"memory-{config['type']}-{draft.signature[:6]}"
         return moves.reply(Move(slug, text, config), source=f"{name} {Path(checkpoint).name} {state.spoken}")

@@ -7,11 +7,11 @@ have made. A child stands on its parent's branch where that can be forked: git t
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 from autoqec.contracts.front import dominates
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.errors import ContractError
 from autoqec.search import moves, space
 from autoqec.search.moves import Move, State
 from autoqec.search.space import Params
@@ -40,21 +40,18 @@ def merit(row: dict[str, Any]) -> tuple[float, float, float] | None:
 
 def _child(state: State) -> Move | None:
     """A mutant of a sample's best; None while there are too few parents, or where every mutant was tried."""
-    living = [row for row in state.told if merit(row) and space.params_of(row["dsl_config"])]
+    living = [row for row in state.told if merit(row) and state.params_of(row["dsl_config"])]
     if len(living) < STARTUP:
         return None
     rng = state.rng("evolve")
     for _ in range(moves.TRIES):
         pool = living[-POPULATION:]
         parent = best(rng.sample(pool, min(SAMPLE, len(pool))))
-        params = space.params_of(parent["dsl_config"])
+        params = state.params_of(parent["dsl_config"])
         assert params is not None  # asked above
-        child = mutant(params, rng)
-        try:
-            config = moves.reading(space.build(child), state.inputs)
-        except ContractError:
-            continue  # two keys that do not go together
-        if state.is_new(config):
+        child = mutant(params, rng, state.active)
+        config = state.build(child)
+        if config is not None and state.is_new(config):
             return _move(parent, params, child, config)
     return None
 
@@ -72,16 +69,22 @@ def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return min(rows, key=rank)
 
 
-def mutant(params: Params, rng: random.Random) -> Params:
-    """One key moved, sometimes a second one. A new family draws its own keys and keeps how it is trained."""
+def mutant(params: Params, rng: random.Random, active: Callable[[str], list[space.Dimension]] = space.active) -> Params:
+    """One key moved, sometimes a second one. A new family draws its own keys and keeps how it is trained.
+
+    active: what may move, by family.
+    """
     for _ in range(2 if rng.random() < TWO_KEYS else 1):
-        dimension = rng.choice(space.active(params["type"]))
+        dimensions = active(params["type"])
+        if not dimensions:
+            break
+        dimension = rng.choice(dimensions)
         value = dimension.step(params[dimension.key], rng)
         if value is None:
             continue
         params = params | {dimension.key: value}
         if dimension.key == "type":
-            there = space.active(value)
+            there = active(value)
             params = {one.key: params[one.key] if one.key in params else one.draw(rng) for one in there}
     return params
 

@@ -44,7 +44,7 @@ def told(state: State, own: IdeatorResponse) -> dict[str, Any]:
     good = [row for row, _ in measured[: max(1, len(measured) // GOOD)]]
     ranges: dict[str, str] = {}
     for dimension in space.SPACE:
-        found = [params[dimension.key] for row in good if (params := _params(row)) and dimension.key in params]
+        found = [params[dimension.key] for row in good if (params := _params(state, row)) and dimension.key in params]
         if dimension.choices or len(found) < 2:
             continue
         ranges[dimension.key] = f"{min(found):g}..{max(found):g}"
@@ -57,5 +57,5 @@ def told(state: State, own: IdeatorResponse) -> dict[str, Any]:
     }
 
 
-def _params(row: dict[str, Any]) -> space.Params | None:
-    return space.params_of(row["dsl_config"]) if row["dsl_config"] else None
+def _params(state: State, row: dict[str, Any]) -> space.Params | None:
+    return state.params_of(row["dsl_config"]) if row["dsl_config"] else None

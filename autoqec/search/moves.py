@@ -14,14 +14,16 @@ from typing import Any
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import IdeatorResponse, parse_response
+from autoqec.contracts.pins import pinned, told
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
-from autoqec.errors import ContractError
+from autoqec.errors import ContractError, InputError
 from autoqec.search import space
 from autoqec.search.space import Config, Params
 
 LOST = ("orphaned_branch", "branch_manually_deleted")  # rows that tell nothing about their config
 LOST_TWICE = 2  # a config that took its run down this often is not asked for again
 TRIES = 200
+DRAWS = 5000  # without a new config among them there is none to be had
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class State:
     that the next proposal after a crash is the one that was lost. taken: digests never to be asked for again.
     tried_sets: parent sets that were composed. verified: rows one can fork from, best first.
     inputs: what a net of this env reads (`all` where the code has no other sector). finetunes: whether its backend can
-    be fine-tuned through.
+    be fine-tuned through. pins: keys that the run holds fixed, and their values; they are no dimensions of its search.
     """
 
     seed: int
@@ -45,6 +47,7 @@ class State:
     baseline: Config
     inputs: str
     finetunes: bool
+    pins: Params
 
     @classmethod
     def read(cls, view: dict[str, Any]) -> State:
@@ -56,6 +59,7 @@ class State:
         sets = {row["fork_from_canonical"] for row in (*told, *pending) if row["compose_mode"]}
         verified = [row for row in told if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
         verified.sort(key=lambda row: (-row["delta_vs_baseline_holdout"], row["round"]))
+        pins = view.get("pins") or {}
         return cls(
             seed=view["seed"],
             spoken=len(told) + len(pending),
@@ -64,14 +68,39 @@ class State:
             taken=frozenset(key for key in taken if key),
             tried_sets=frozenset(sets),
             verified=tuple(verified),
-            baseline=space.normalise(view["baseline_config"]),
+            baseline=pinned(space.normalise(view["baseline_config"]), pins),
             inputs=view.get("inputs", "other_sector"),
             finetunes=(view.get("env") or {}).get("backend", "mwpm") == "mwpm",
+            pins=pins,
         )
 
     def rng(self, purpose: str) -> random.Random:
         """The same stream for the same run seed and number of rounds spoken of."""
         return random.Random(f"{self.seed}/{self.spoken}/{purpose}")
+
+    def active(self, family: str) -> list[space.Dimension]:
+        """What may be searched of a family."""
+        return [one for one in space.active(family) if one.key not in self.pins]
+
+    def params_of(self, config: Config) -> Params | None:
+        """The family, and values of what may be searched; None where one lies outside the space."""
+        return space.params_of(config, but=self.pins.keys() - {"type"})
+
+    def build(self, params: Params) -> Config | None:
+        """The config of these values, and of the pins; None where they do not go together."""
+        try:
+            return self.held(space.build(params))
+        except ContractError:
+            return None
+
+    def held(self, config: Config) -> Config | None:
+        """The config under what the run holds: what a net reads, the pins. None for another family than is pinned."""
+        if config["type"] != self.pins.get("type", config["type"]):
+            return None
+        try:
+            return pinned(reading(config, self.inputs), self.pins)
+        except ContractError:
+            return None
 
     def is_new(self, config: Config) -> bool:
         """Whether nothing that was tried, or is under way, computes and learns what `config` does."""
@@ -140,27 +169,28 @@ def slug(text: str) -> str:
 def template(state: State) -> Move | None:
     """The first template that was not tried yet."""
     for one in space.TEMPLATES:
-        config = reading(one.config, state.inputs)
-        if state.is_new(config):
+        config = state.held(one.config)
+        if config is not None and state.is_new(config):
             return Move(one.slug, one.hypothesis, config)
     return None
 
 
 def fresh(state: State, draws: Callable[[State], Iterator[Params]]) -> Move:
-    """A config of the space that was never tried, forked from the baseline."""
-    for params in itertools.chain(itertools.islice(draws(state), TRIES), draw(state)):
-        config = reading(space.build(params), state.inputs)
-        if state.is_new(config):
+    """A config of the space that was never tried, forked from the baseline. InputError where pins leave none."""
+    for params in itertools.chain(itertools.islice(draws(state), TRIES), itertools.islice(draw(state), DRAWS)):
+        config = state.build(params)
+        if config is not None and state.is_new(config):
             return Move(_name(config), _about(config), config)
-    raise AssertionError("the space is continuous: a draw ends only with a new config")
+    what = f"{DRAWS} draws found no config that was not tried, under {told(state.pins) or 'no pins'}"
+    raise InputError(what, where="--pin", mend="start a run that holds fewer knobs")
 
 
 def draw(state: State) -> Iterator[Params]:
     """Endless uniform draws."""
     rng = state.rng("draw")
     while True:
-        params: Params = {"type": space.BY_KEY["type"].draw(rng)}
-        params |= {one.key: one.draw(rng) for one in space.active(params["type"]) if one.key != "type"}
+        params: Params = {"type": state.pins.get("type") or space.BY_KEY["type"].draw(rng)}
+        params |= {one.key: one.draw(rng) for one in state.active(params["type"]) if one.key != "type"}
         yield params
 
 
@@ -177,12 +207,14 @@ def extend(state: State) -> Move | None:
     rng = state.rng("extend")
     for _ in range(TRIES if state.verified else 0):
         parent = state.verified[min(int(rng.expovariate(1.5)), len(state.verified) - 1)]
-        steps = _steps(parent["dsl_config"], rng)
+        steps = _steps(state, parent["dsl_config"], rng)
         if not steps:
             continue
         keep_weights = all(key.startswith("training.") for key in steps) and rng.random() < 0.5
+        keep_weights &= "training.init" not in state.pins
         flat = space.flatten(parent["dsl_config"]) | steps
-        config = space.normalise(space.unflatten(flat | {"training.init": "parent" if keep_weights else "fresh"}))
+        init = {"training.init": "parent" if keep_weights else "fresh"}
+        config = space.normalise(space.unflatten(flat | init | state.pins))
         if state.is_new(config):
             words = ", ".join(
                 f"{key} {_say(space.get(parent['dsl_config'], key))} -> {_say(steps[key])}" for key in steps
@@ -195,9 +227,9 @@ def extend(state: State) -> Move | None:
     return None
 
 
-def _steps(config: Config, rng: random.Random) -> Params:
-    dimensions = [one for one in space.active(config["type"]) if one.key != "type"]
-    chosen = rng.sample(dimensions, 1 if rng.random() < 0.6 else 2)
+def _steps(state: State, config: Config, rng: random.Random) -> Params:
+    dimensions = [one for one in state.active(config["type"]) if one.key != "type"]
+    chosen = rng.sample(dimensions, min(1 if rng.random() < 0.6 else 2, len(dimensions)))
     steps = {one.key: one.step(space.get(config, one.key), rng) for one in chosen}
     return {key: value for key, value in steps.items() if value is not None}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,10 +172,12 @@ def build(params: Params) -> Config:
     return normalise(config)
 
 
-def params_of(config: Config) -> Params | None:
-    """The inverse of `build`: None where a value lies outside the space."""
+def params_of(config: Config, *, but: Container[str] = ()) -> Params | None:
+    """The inverse of `build`: None where a value lies outside the space. but: keys that are left out unseen."""
     params: Params = {}
     for dimension in active(config.get("type", "")):
+        if dimension.key in but:
+            continue
         try:
             value = get(config, dimension.key)
         except (KeyError, TypeError):
@@ -182,7 +185,7 @@ def params_of(config: Config) -> Params | None:
         if not dimension.holds(value):
             return None
         params[dimension.key] = value
-    return params if params.get("type") in FAMILIES else None
+    return params if config.get("type") in FAMILIES else None
 
 
 def changed(config: Config, base: Config) -> dict[str, Any]:

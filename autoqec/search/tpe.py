@@ -57,8 +57,10 @@ def asked(state: State) -> Iterator[Params]:
         _tell(study, state)
     while True:
         trial = study.ask()
-        params: Params = {}
+        params: Params = {"type": state.pins["type"]} if "type" in state.pins else {}
         for dimension in space.SPACE:
+            if dimension.key in state.pins:
+                continue
             if not dimension.families or params["type"] in dimension.families:
                 params[dimension.key] = dimension.tidy(_suggest(trial, dimension))
         yield params
@@ -69,9 +71,10 @@ def _tell(study: Any, state: State) -> None:
     from optuna.trial import TrialState, create_trial
 
     for row in (*state.told, *state.pending):
-        params = space.params_of(row["dsl_config"]) if row["dsl_config"] else None
+        params = state.params_of(row["dsl_config"]) if row["dsl_config"] else None
         if params is None:
             continue
+        params = {key: value for key, value in params.items() if key not in state.pins}
         distributions = {key: _distribution(space.BY_KEY[key]) for key in params}
         pending = row["status"] is None
         study.add_trial(

@@ -1,0 +1,77 @@
+"""Pins: understood before a run exists, and held in whatever is proposed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.pins import pinned, told, understood
+from autoqec.errors import ContractError
+
+GNN = {"type": "gnn", "gnn": {"layers": 5}, "head": "mlp_small", "training": {"batch_size": 64}}
+APART = {"type": "mlp", "mlp": {}, "training": {"loop": "async", "replay": {"ratio": 2.0}}}
+REWARD = {"type": "mlp", "mlp": {}, "output_mode": "hard_flip", "training": {"policy_gradient": {}}}
+
+
+@pytest.mark.parametrize("loop", ["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"])
+@pytest.mark.parametrize("config", [GNN, APART, REWARD], ids=["plain", "apart", "reward"])
+def test_a_loop_brings_the_block_that_it_needs_and_takes_the_others_out(loop: str, config: dict[str, Any]) -> None:
+    held = parse_dsl(pinned(config, understood({"training.loop": loop})))
+    assert held.training.loop == loop
+    assert (held.training.sync is not None) == loop.startswith("sync")
+    assert (held.training.replay is not None) == loop.startswith("async")
+    if config is APART and held.training.replay is not None:
+        assert held.training.replay.ratio == 2.0, "what else was proposed of the loop stays"
+    assert held.block == parse_dsl(config).block
+
+
+def test_what_is_not_pinned_stays_and_a_second_time_changes_nothing() -> None:
+    pins = understood({"training.batch_size": "128", "training.loop": "sync", "training.sync.ranks": 3})
+    assert pins["training.batch_size"] == 128, "of the knob's own type"
+    held = pinned(GNN, pins)
+    assert (held["gnn"]["layers"], held["head"]) == (5, "mlp_small")
+    assert (held["training"]["batch_size"], held["training"]["sync"]["ranks"]) == (128, 3)
+    assert pinned(held, pins) == held and "loop" not in GNN["training"], "the proposal itself is left alone"
+    assert pinned(GNN, {}) is GNN
+    assert told(pins) == "training.batch_size=128, training.loop=sync, training.sync.ranks=3"
+
+
+def test_another_family_is_taken_out_with_what_belonged_to_it() -> None:
+    held = pinned(GNN, understood({"type": "neural_bp", "neural_bp.iterations": 7}))
+    assert held["neural_bp"]["iterations"] == 7 and "gnn" not in held and held["head"] == "linear"
+    assert held["training"]["batch_size"] == 64
+    assert "policy_gradient" not in pinned(REWARD, understood({"output_mode": "soft_priors"}))["training"]
+
+
+def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
+    bp = PredecoderDSL.model_validate({"type": "neural_bp", "neural_bp": {}}).config()
+    with pytest.raises(ContractError, match="has no hidden features for a head"):
+        pinned(bp, understood({"head": "mlp_small"}))
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"predecoder.type": "mlp"}, "there is no knob `predecoder.type`.* Mend: perhaps type"),
+        ({"trainig.loop": "async"}, "perhaps training.loop"),
+        ({"training": 1}, "there is no knob `training`"),
+        ({"hidden": 8}, "perhaps mlp.hidden, gnn.hidden"),
+        ({"training.loop": "parallel"}, "field `training.loop`: Input should be 'minibatch'"),
+        ({"training.batch_size": 4}, "training.batch_size.*greater than or equal to 8"),
+        ({"training.batch_size": {"size": 4}}, "training.batch_size.*valid integer"),
+        ({"training.loop": "async", "training.replay.ratio": 0}, "training.replay.ratio.*greater than 0"),
+        ({"training.loop": "async", "training.batch_size": 40_000}, "larger than the replay buffer"),
+        ({"training.sync.ranks": 2}, "the block `sync` belongs to the loops sync and sync_eval"),
+        ({"training.loop": "async", "training.sync.ranks": 2}, "the loop is async"),
+        ({"gnn.layers": 3}, "knob of gnn alone.* Mend: pin type=gnn too"),
+        ({"training.policy_gradient.flip_cost": 0.1}, "set `output_mode: hard_flip`"),
+        ({"training.init": "parent"}, "starts from the baseline has no parent"),
+        ({"type": "transformer"}, "field `type`"),
+    ],
+)
+def test_what_cannot_be_held_is_one_sentence(pins: dict[str, Any], words: str) -> None:
+    with pytest.raises(ContractError, match=words) as error:
+        understood(pins)
+    assert "\n" not in str(error.value)
