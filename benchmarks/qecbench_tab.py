@@ -52,8 +52,8 @@ SMALL_ENV, LARGE_ENV = "surface_d3_depol", "surface_d5_depol"
 SHOTS = {SMALL_ENV: 1_000_000, LARGE_ENV: 40_000}  # the first half stands for val, the second for the judge's
 # Tighter than the envs': what is refused is something to learn, and a larger net sees too few shots here to gain.
 BOUNDS = Constraints(max_params=200_000, max_flops_per_syndrome=2_000_000)
-# A few seconds of one core at full fidelity, ten at most; slow nets give up shots, not time.
-FULL = PROFILES["smoke"].model_copy(update={"train_shots": 131_072, "finetune_shots": 4_096, "train_gflops": 80})
+# A second or two of one core at full fidelity, ten at most; slow nets give up shots, not time.
+FULL = PROFILES["smoke"].model_copy(update={"train_shots": 65_536, "finetune_shots": 2_048, "train_gflops": 40})
 
 
 @dataclass(frozen=True)
