@@ -12,9 +12,10 @@ from typing import Any
 
 from autoqec.contracts.archive import ArchiveFile, ArchiveManifest
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.history import RunInfo
 from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, InputError
-from autoqec.host import machine
+from autoqec.host import machine, owner
 from autoqec.host.git import GitFailed, Repo
 from autoqec.host.scratch import scratch
 from autoqec.orchestration import judging
@@ -44,12 +45,20 @@ class Restored:
 def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True) -> ArchiveManifest:
     """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
 
-    shots: of a closed run, the judge's shots too, for whoever can't draw them alike. Raises InputError where the run
-    has no branch yet, `out` exists, or the archive would be larger than one that can be read back.
+    shots: of a closed run, the judge's shots too, for whoever can't draw them alike. The run is held meanwhile, so that
+    its files belong together. Raises InputError where another process holds it (named), it has no branch yet, `out`
+    exists, or the archive would be larger than one that can be read back.
     """
     info = History(layout).info()
     if out.exists():
         raise InputError("is there already", where=str(out), mend=f"name another file, or rm {out}")
+    with owner.hold(layout.root):
+        manifest, packed = _archived(layout, repo, info, shots)
+    atomic.write_bytes(out, packed)
+    return manifest
+
+
+def _archived(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) -> tuple[ArchiveManifest, bytes]:
     refs = {
         ref: sha
         for prefix in (f"refs/heads/exp/{info.run_id}", f"refs/heads/quarantine/{info.run_id}", layout.pin_prefix)
@@ -76,8 +85,7 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
         ),
     )
     text = json.dumps(manifest.dump(), indent=1, ensure_ascii=False).encode()
-    atomic.write_bytes(out, _packed({MANIFEST: text, SEAL: _seal(text), **members}))
-    return manifest
+    return manifest, _packed({MANIFEST: text, SEAL: _seal(text), **members})
 
 
 def _add(members: dict[str, bytes], found: Iterator[tuple[str, bytes]], *, mend: str) -> None:

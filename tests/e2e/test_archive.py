@@ -21,6 +21,7 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from cli.lab import make_lab
 from cli.places import builtin_envs
+from tests.unit.host.test_owner import another
 
 
 def quiet(kind: str, payload: dict[str, object]) -> None:
@@ -69,6 +70,15 @@ def test_the_same_run_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, P
     layout, _, archive = packed
     package_run(layout, Repo.discover(layout.repo_root), tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
+
+
+def test_a_run_at_work_is_not_packed(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    """Its files would be of different moments; whoever holds it is named."""
+    layout, _, _ = packed
+    with another(layout.root) as process:
+        with pytest.raises(InputError, match=f"held by process {process.pid} on .*kill {process.pid}"):
+            package_run(layout, Repo.discover(layout.repo_root), tmp_path / "run.tar")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shots_that_cannot_be_redrawn_come_from_the_archive(
