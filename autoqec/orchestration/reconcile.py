@@ -110,7 +110,7 @@ def plan(state: State) -> list[Action]:
         return pauses
     actions = [Action("heal", "its last line is torn", path=path) for path in state.torn]
     kept = in_use(state)
-    leftovers = [path for path in state.leftovers if path.parent not in kept]
+    leftovers = [path for path in state.leftovers if kept.isdisjoint(path.parents)]
     actions += [Action("sweep", "left by a process that died", path=path) for path in leftovers]
     actions += [Action("remove_worktree", "its round is over", path=p) for p in state.worktrees if p not in kept]
     actions += closings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from autoqec.orchestration import worktree
 from autoqec.orchestration.attempts import Attempt
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.reconcile import RoundFiles, State, Tip
-from autoqec.store import files, jsonl
+from autoqec.store import atomic, files, jsonl
 from autoqec.store.layout import RoundLayout, RunLayout, pointer_on_branch, quarantined, round_of_branch
 
 Stored = TypeVar("Stored", bound=Contract)
@@ -135,4 +136,15 @@ def _temporaries(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Pa
     rounds = [layout.round(attempt.round) for attempt in open_attempts]
     places = [layout.root, layout.salvage, *(one.dir for one in rounds)]
     found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
-    return [path for path in found if path.name.endswith(".tmp")] + [one.job for one in rounds if one.job.is_file()]
+    left = [path for path in found if path.name.endswith(".tmp")]
+    left += [one.job for one in rounds if one.job.is_file()]
+    return [*left, *(path for path in _half_written(layout.root) if path not in left)]
+
+
+def _half_written(root: Path) -> list[Path]:
+    """What a write that was killed left anywhere in the run: a recorded round may be judged, and so written to, again."""
+    found = []
+    for where, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if not name.endswith(".tmp"))  # gone as a whole, or a job's
+        found += [Path(where, name) for name in sorted(names) if atomic.is_temporary(name)]
+    return found

@@ -156,11 +156,16 @@ def make_dirs(directories: Iterable[Path]) -> None:
         fsync_dir(parent)
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is what a killed write leaves."""
+    return _TEMPORARY.match(name) is not None
+
+
 def sweep(directory: Path | str) -> list[Path]:
     """Remove what a killed `write_bytes` left in `directory` (not below it); returns what was removed."""
     directory = Path(directory)
     with disk(directory):
-        found = sorted(entry for entry in directory.iterdir() if _TEMPORARY.match(entry.name) and not entry.is_dir())
+        found = sorted(entry for entry in directory.iterdir() if is_temporary(entry.name) and not entry.is_dir())
         for entry in found:
             entry.unlink(missing_ok=True)
     return found

@@ -63,13 +63,16 @@ class Zygote:
         mode: str = "kill",
         sticky: bool = False,
         recover: bool = False,
+        judge: int = 0,
         die_at: str = "",
         copies: int = 1,
     ) -> Ended:
-        """cases: of the driver, and `quiet` (nothing is nominated). die_at: a failpoint. copies: started at once."""
+        """cases: of the driver, and `quiet` (nothing is nominated). recover: no round, recovery alone; judge: no round,
+        but the recorded round of that number goes before the judge. die_at: a failpoint. copies: started at once."""
         order: dict[str, Any] = {"lab": str(self.lab), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
         order |= {
             "recover": recover,
+            "judge": judge,
             "die_at": die_at,
             "copies": copies,
             "control": {"at": at, "mode": MODES[mode], "sticky": int(sticky)},

@@ -158,6 +158,37 @@ def test_a_recovery_cut_off_at_every_call(process: Zygote, tmp_path: Path, place
     recoveries(process, tmp_path, place, 1)
 
 
+def judgements(process: Zygote, tmp_path: Path, every: int) -> None:
+    """A recorded round that nobody nominated goes before the judge, who is cut off at every `every`-th call."""
+    shutil.rmtree(process.lab, ignore_errors=True)
+    make_lab(process.lab, ENV)
+    assert process.start(2, "", ("quiet",)).returncode == 0
+    shutil.copytree(process.lab, tmp_path / "kept", symlinks=True)
+    (run_id,) = run_ids(process.lab)
+    whole = process.start(0, run_id, judge=1)
+    assert whole.returncode == 0
+    swept = 0
+    for at in range(1, whole.count + 1, every):
+        process.restore(tmp_path / "kept")
+        before = Before.of(process.lab)
+        assert process.start(0, run_id, judge=1, at=at).returncode == -signal.SIGKILL
+        swept += any((process.lab / "runs" / run_id / "round_1").glob(".*.tmp"))
+        rows = recovered(process.lab, before, run_id)
+        assert [row.status for row in rows[:2]] == ["ok", "ok"]
+    assert swept, "no call left half a file in the recorded round"
+    assert process.start(0, run_id, judge=1).returncode == 0
+    assert recovered(process.lab, before, run_id)[-1].verify_verdict == "VERIFIED"
+
+
+def test_a_judgement_of_a_recorded_round_cut_off_at_some_calls(process: Zygote, tmp_path: Path) -> None:
+    judgements(process, tmp_path, 4)
+
+
+@pytest.mark.long
+def test_a_judgement_of_a_recorded_round_cut_off_at_every_call(process: Zygote, tmp_path: Path) -> None:
+    judgements(process, tmp_path, 1)
+
+
 def soak(process: Zygote, tmp_path: Path, rounds: int) -> None:
     """A run of `rounds` rounds, each of them killed once at a call that the seed chooses, then gone on with."""
     run_id = prepared(process, tmp_path / "kept", "ok")

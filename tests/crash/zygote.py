@@ -1,6 +1,6 @@
 """A process with everything imported and the shim loaded, that forks one start a line: `python -m tests.crash.zygote`.
 
-In: {lab, rounds, run_id, cases, recover, die_at, copies, control: {at, mode, sticky}}.
+In: {lab, rounds, run_id, cases, recover, judge, die_at, copies, control: {at, mode, sticky}}.
 Out: {returncode, count, last, unsynced, others}: the last are the exit statuses of the other copies.
 """
 
@@ -18,6 +18,7 @@ from typing import Any
 
 from autoqec.host.git import Repo
 from autoqec.orchestration import failpoint
+from autoqec.orchestration.judging import judge_again
 from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
 from tests.crash import canned, driver
@@ -63,6 +64,9 @@ def _start(order: dict[str, Any], block: mmap.mmap) -> int:
     try:
         if order["recover"]:
             reconcile(RunLayout(lab, order["run_id"]), Repo.discover(lab))
+            return 0
+        if order["judge"]:
+            judge_again(RunLayout(lab, order["run_id"]), Repo.discover(lab), order["judge"], lambda kind, told: None)
             return 0
         analyst = None if "quiet" in order["cases"] else canned.analyse
         return driver.main(lab, order["rounds"], order["run_id"], set(order["cases"]), analyst=analyst)
