@@ -142,7 +142,7 @@ def _temporaries(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Pa
 
 
 def _half_written(root: Path) -> list[Path]:
-    """What a write that was killed left anywhere in the run: a recorded round may be judged, and so written to, again."""
+    """What killed writes left anywhere in the run: a recorded round may be judged, and so written to, again."""
     found = []
     for where, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if not name.endswith(".tmp"))  # gone as a whole, or a job's
