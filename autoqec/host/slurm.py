@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -41,6 +42,13 @@ _EXPORTED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CU
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
 _PATIENCE_S = 60.0
 _INVALID = "Invalid job id"
+# What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
+_TRANSIENT = re.compile(
+    r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|transport endpoint"
+    r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable to accept|in standby mode",
+    re.IGNORECASE,
+)
+WAITS_S = (2.0, 5.0, 15.0, 30.0)  # between one try to queue a job and the next
 _ALIVE = (
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED",
     "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
@@ -107,21 +115,40 @@ def submit(
 ) -> str:
     """Queue a job that calls `work(*arguments)`, an importable function, with the package at `package`; its number.
 
-    folder: on a file system that the nodes share; script and logs go there. InputError where SLURM refuses.
+    folder: on a file system that the nodes share; script and logs go there. A controller that is away is asked again,
+    `WAITS_S` apart, and first whether it took the job all the same. InputError where SLURM refuses, or stays away.
     """
-    from submitit.core.utils import FailedJobError, FailedSubmissionError
-
     executor = _executor(folder, name, options)
     fixed = {**child.DEFAULTS, "PYTHONPATH": str(package), "SLURM_EXPORT_ENV": "ALL"}
     threads = str(options.get("cpus", "1"))
     fixed |= {key: threads for key in child.DEFAULTS if key.endswith("_NUM_THREADS")}
     executor.update_parameters(setup=[f"export {key}={shlex.quote(value)}" for key, value in fixed.items()])
+    told = ""
+    for wait in (0.0, *WAITS_S):
+        time.sleep(wait)
+        try:
+            # What was not answered may have been taken all the same.
+            return (find(name) if wait else None) or _queued(executor, work, arguments, options)
+        except ConnectionError as error:
+            told = str(error)
+    tries = f"{len(WAITS_S) + 1} tries in {sum(WAITS_S):.0f} s"
+    what, mend = f"SLURM took no job in {tries}: {_last(told)}", "start again with --resume once `sinfo` answers"
+    raise InputError(what, where="--executor slurm", mend=mend)
+
+
+def _queued(executor: Any, work: Callable[..., None], arguments: tuple[Any, ...], options: Mapping[str, str]) -> str:
+    """The number of the job. ConnectionError where nobody answered, so that it may or may not be queued."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
+
     said = io.StringIO()
     try:
         with redirect_stderr(said):
             return str(executor.submit(work, *arguments).job_id)
     except (FailedJobError, FailedSubmissionError) as error:
-        raise _refusal(str(error) or said.getvalue(), options) from error
+        words = str(error) or said.getvalue()
+        if _TRANSIENT.search(words):
+            raise ConnectionError(words) from error
+        raise _refusal(words, options) from error
 
 
 def find(name: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ from tests.support.clusters import Cluster, stand_in
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     found = stand_in(tmp_path)
     for name, value in found.env.items():
         monkeypatch.setenv(name, value)
-    return found
+    yield found
+    found.change(down=False)
+    for number, state in found.jobs().items():
+        if state == "PENDING":
+            found.ask("scancel", number)
 
 
 def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: str = "None") -> None:
@@ -113,3 +118,51 @@ def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(InputError, match="`sbatch` is not on the PATH"):
         slurm.check({})
+
+
+def queued(cluster: Cluster, place: Path, **options: str) -> str:
+    """The number of a job that does nothing."""
+    cluster.change(hold=True)
+    folder = place / "job"
+    return slurm.submit(print, folder=folder, name="a-round", options={"time": "5", **options}, package=place)
+
+
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Instead of waiting: how long it would have been."""
+    waited: list[float] = []
+    monkeypatch.setattr(slurm.time, "sleep", waited.append)
+    return waited
+
+
+def test_a_controller_that_is_restarting_is_asked_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = waits(monkeypatch)
+    cluster.change(busy=2)
+    assert queued(cluster, tmp_path) == "1" and cluster.jobs() == {"1": "PENDING"}
+    assert waited == [0.0, *slurm.WAITS_S[:2]]
+
+
+def test_a_job_that_was_taken_though_nobody_said_so_is_one_job(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits(monkeypatch)
+    cluster.change(busy=1, late=True)
+    assert queued(cluster, tmp_path) == "1" and len(cluster.jobs()) == 1
+
+
+def test_a_controller_that_stays_away_is_given_up_in_a_sentence(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = waits(monkeypatch)
+    cluster.change(down=True)
+    with pytest.raises(InputError, match="no job in 5 tries in 52 s: .*Unable to contact slurm controller.*--resume"):
+        queued(cluster, tmp_path)
+    assert waited == [0.0, *slurm.WAITS_S]
+
+
+def test_what_is_refused_is_asked_once(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = waits(monkeypatch)
+    with pytest.raises(InputError, match="refuses the job.*partition"):
+        queued(cluster, tmp_path, partition="nowhere")
+    assert waited == [0.0]
