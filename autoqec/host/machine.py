@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import sysconfig
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -67,13 +68,25 @@ def requirements_fingerprint() -> str:
 
 
 def code_sha256() -> str:
-    """SHA-256 over the trusted code: every .py and .c of the packages autoqec and cli, the search surface left out."""
-    files = {}
-    for root in (_PACKAGE, _PACKAGE.parent / "cli"):
-        for path in sorted((*root.rglob("*.py"), *root.rglob("*.c"))):
-            if not path.is_relative_to(_SURFACE) and "__pycache__" not in path.parts:
-                files[path.relative_to(_PACKAGE.parent).as_posix()] = path
-    return _sha256_of(files)
+    """SHA-256 over the trusted code, the search surface left out: what decides a round's figures and the judge's words.
+
+    Every .py and .c of the packages autoqec and cli, the template of the judge's report, and whether the matching in C
+    is built: PyMatching in its place may choose otherwise between two minima. Left out: templates of people's views,
+    which are made anew from the same figures; prices, which a run reads as they are; built-in envs, frozen in the run.
+    """
+    found = [
+        path for root in (_PACKAGE, _PACKAGE.parent / "cli") for kind in ("py", "c") for path in root.rglob(f"*.{kind}")
+    ]
+    found += (_PACKAGE / "eval").glob("*.j2")
+    files = {
+        path.relative_to(_PACKAGE.parent).as_posix(): path
+        for path in found
+        if not path.is_relative_to(_SURFACE) and "__pycache__" not in path.parts
+    }
+    matcher = (
+        "C" if (_PACKAGE / "qec" / f"_match{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}").exists() else "Python"
+    )
+    return hashlib.sha256(f"{_sha256_of(files)}  matching in {matcher}\n".encode()).hexdigest()
 
 
 def tree_sha256(directory: Path | str) -> str:

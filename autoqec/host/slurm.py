@@ -45,7 +45,7 @@ _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
 _TRANSIENT = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|transport endpoint"
-    r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable to accept|in standby mode",
+    r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable|in standby mode",
     re.IGNORECASE,
 )
 WAITS_S = (2.0, 5.0, 15.0, 30.0)  # between one try to queue a job and the next

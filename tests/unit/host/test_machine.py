@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,30 @@ def test_the_code_hash_leaves_the_search_surface_out(tmp_path: Path, monkeypatch
     second = machine.code_sha256()
     (package / "a.py").write_text("2")
     assert len({first, second, machine.code_sha256()}) == 3
+
+
+def test_the_code_hash_covers_what_decides_figures_and_the_judges_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "autoqec"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    for name in ("qec", "eval", "report/templates", "lm"):
+        (package / name).mkdir(parents=True)
+    monkeypatch.setattr(machine, "_PACKAGE", package)
+    monkeypatch.setattr(machine, "_SURFACE", package / "decoders" / "modules")
+    found = [machine.code_sha256()]
+    for name in ("qec/match.c", "eval/report.md.j2", f"qec/_match{suffix}"):
+        (package / name).write_text("x")
+        found.append(machine.code_sha256())
+    assert len(set(found)) == 4
+    for name in (
+        "report/templates/run.html.j2",
+        "lm/prices.yaml",
+        f"qec/_match{suffix}",
+        "qec/_match.of-another-python.so",
+    ):
+        (package / name).write_text("another")
+        assert machine.code_sha256() == found[-1], name
 
 
 def test_fingerprint_is_stable() -> None:
