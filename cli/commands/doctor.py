@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -34,7 +35,7 @@ class Finding:
 @click.command("doctor")
 @options
 def command(out: Out) -> None:
-    """Check Python, libraries, git, sandbox, memory and disk; exit 2 where something must be mended first."""
+    """Check Python, libraries, git, sandbox, memory, disk and SLURM; exit 2 where something must be mended first."""
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
         mend = f"  Mend: {finding.mend}" if finding.mend else ""
@@ -114,4 +115,21 @@ def _machine() -> Iterator[Finding]:
         yield Finding("disk", "bad", f"{free} GB free here, {FREE_GB} wanted", "df -h . ; autoqec show lists old runs")
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _libraries, _matching, _git, _sandbox, _machine)
+def _slurm() -> Iterator[Finding]:
+    """Nothing is missing where there is no cluster."""
+    from autoqec.host import slurm
+
+    if shutil.which("sbatch") is None:
+        yield Finding("slurm", "good", "none here; rounds are measured on this machine")
+        return
+    try:
+        slurm.check({})
+    except AutoqecError as error:
+        yield Finding("slurm", "weak", f"--executor slurm cannot be used: {error.what}", error.mend)
+    else:
+        yield Finding("slurm", "good", "its controller answers and would take jobs: --executor slurm")
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python, _libraries, _matching, _git, _sandbox, _machine, _slurm
+)  # fmt: skip

@@ -11,6 +11,7 @@ import autoqec
 from autoqec.qec import exact
 from cli.commands import doctor
 from tests.conftest import Lab
+from tests.support.clusters import stand_in
 
 OWN = Path(autoqec.__file__).parent / "decoders" / "modules"
 
@@ -50,6 +51,21 @@ def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.
     monkeypatch.setattr(exact, "compiled", lambda: None)
     (found,) = doctor._matching()
     assert found.state == "weak" and "slower" in found.found and "C compiler" in (found.mend or "")
+
+
+def test_doctor_says_whether_a_cluster_can_be_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For information: no cluster is no fault, and one that does not answer keeps nobody from working here."""
+    fake = stand_in(tmp_path)
+    for name, value in fake.env.items():
+        monkeypatch.setenv(name, value)
+    (found,) = doctor._slurm()
+    assert found.state == "good" and "--executor slurm" in found.found
+    fake.change(down=True)
+    (found,) = doctor._slurm()
+    assert found.state == "weak" and "Unable to contact slurm controller" in found.found and found.mend
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = doctor._slurm()
+    assert (found.state, found.mend) == ("good", None) and "none here" in found.found
 
 
 def test_doctor_outside_a_repository_says_how_to_get_one(lab: Lab) -> None:
