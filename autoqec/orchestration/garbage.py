@@ -1,7 +1,8 @@
 """What of a run nobody needs any more, found and, where a person agrees, removed; safe to do many times at once.
 
 Never touched: whatever a round of the verified front or of its ancestry left, a parent whose weights a recorded round
-started from, and everything of a run that another process holds.
+started from, and everything of a run that another process holds. Of a run that is not closed, weights that the judge
+has not verified are listed apart (`unverified`): a later judgement or round may want them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ from autoqec.orchestration.recovery import recover
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
 
-Kind = Literal["worktree", "quarantine", "checkpoint"]
-KINDS: tuple[Kind, ...] = ("worktree", "quarantine", "checkpoint")
+Kind = Literal["worktree", "quarantine", "checkpoint", "unverified"]
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,12 @@ def find(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list
     stood_on = {branch for one in standing.values() for branch in compose_parents(one.row.fork_from)}
     for one in standing.values():
         branch = one.row.branch
-        if one.row.status != "orphaned_branch" or branch is None or branch in stood_on:
+        if branch is None or not branch.startswith("quarantine/") or branch in stood_on:
             continue
         if branch in state.branches or one.attempt_id in state.pins:
-            why = f"round {one.row.round} was lost to a crash; `autoqec adopt` could still bring it back"
+            why = f"round {one.row.round} was refused, {one.row.status}: nothing stands on it"
+            if one.row.status == "orphaned_branch":
+                why = f"round {one.row.round} was lost to a crash; `autoqec adopt` could still bring it back"
             found.append(Garbage("quarantine", branch, why, attempt_id=one.attempt_id))
     return [*found, *_weights(layout, memory)]
 
@@ -80,7 +82,7 @@ def remove(layout: RunLayout, repo: Repo, agreed: Collection[Garbage]) -> list[G
             recover(layout, repo, memory=memory)
         _drop_branches(layout, repo, memory, [one for one in doomed if one.kind == "quarantine"])
         for one in doomed:
-            if one.kind == "checkpoint":
+            if one.kind in ("checkpoint", "unverified"):
                 _unlink(layout, one)
         return doomed
 
@@ -112,7 +114,7 @@ def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, doomed: lis
 
 
 def _weights(layout: RunLayout, memory: RunMemory) -> Iterator[Garbage]:
-    needed = _needed(layout, memory)
+    needed, is_open = _needed(layout, memory), not is_closed(layout)
     for one in memory.standing().values():
         adoptable = one.row.status == "orphaned_branch" and one.branch is not None
         if one.attempt_id in needed or adoptable:
@@ -122,7 +124,10 @@ def _weights(layout: RunLayout, memory: RunMemory) -> Iterator[Garbage]:
             if path.is_file() and not path.is_symlink():
                 name = path.relative_to(layout.root).as_posix()
                 why = f"round {one.row.round} ({one.row.verify_verdict or one.row.status}) is not on the verified front"
-                yield Garbage("checkpoint", name, why, _size(path))
+                wanted = is_open and one.row.status == "ok" and path == place.checkpoint
+                if wanted:
+                    why += "; the run is open, so `autoqec verify` or a later round may want it"
+                yield Garbage("unverified" if wanted else "checkpoint", name, why, _size(path))
 
 
 def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:

@@ -251,8 +251,8 @@ def _keep(state: State, one: Standing) -> Iterator[Action]:
             tip = twin
         else:
             yield _row(round_recorder.deleted_row(row, one.attempt_id))
-    if one.gone and row.status == "orphaned_branch":
-        return  # lost, and then deleted: nothing stands on it
+    if one.gone and row.branch.startswith("quarantine/"):
+        return  # set aside, and then deleted: nothing stands on it
     if one.attempt_id not in state.pins and row.commit_sha not in state.missing:
         sha = tip.sha if tip is not None and tip.parents[:1] == (row.commit_sha,) else row.commit_sha
         yield _pin(state, one.attempt_id, sha)

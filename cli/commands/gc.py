@@ -21,20 +21,23 @@ WORDS = {
     "worktree": ("worktree of a round that died", "worktrees of rounds that died"),
     "quarantine": ("quarantined branch", "quarantined branches"),
     "checkpoint": ("checkpoint that no front needs", "checkpoints that no front needs"),
+    "unverified": ("unverified checkpoint of an open run", "unverified checkpoints of open runs"),
 }
+KEPT = "unverified"  # goes only by name: the run may go on
 
 
 @click.command("gc")
 @click.argument("run", required=False)
 @click.option("--only", type=click.Choice(list(WORDS)), multiple=True, help="Only this kind; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="List, ask nothing and remove nothing.")
-@click.option("--yes", is_flag=True, help="Remove everything that is listed.")
+@click.option("--yes", is_flag=True, help="Remove all that is listed; `unverified` only where --only names it.")
 @options
 def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Out) -> None:
     """List what RUN (or every run here) left that nobody needs, and remove what you agree to.
 
     Worktrees of rounds that died (edits that were not committed are kept under salvage/), quarantined branches, and
-    checkpoints that neither the verified front nor anything it stands on needs. A run at work is left alone.
+    checkpoints that neither the verified front nor anything it stands on needs. Unverified checkpoints of a run that
+    is not closed stay unless you say so: a later judgement or round may want them. A run at work is left alone.
     """
     from autoqec.host.git import Repo
 
@@ -45,7 +48,8 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
         try:
             listed = _listed(layout, repo, only, out)
             found += len(listed)
-            agreed = [] if dry_run else listed if yes else _asked(listed)
+            every = [one for one in listed if one.kind != KEPT or KEPT in only]
+            agreed = [] if dry_run else every if yes else _asked(listed)
             removed += _remove(layout, repo, agreed, out)
         except AutoqecError as error:
             if run is not None:
@@ -54,7 +58,7 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
     if not found:
         out.note("nothing to remove")
     elif not removed and not dry_run:
-        out.note("nothing was removed; --yes removes all that is listed")
+        out.note(f"nothing was removed; --yes removes all that is listed, {KEPT} ones with --only {KEPT}")
 
 
 def _listed(layout: RunLayout, repo: Repo, only: Sequence[str], out: Out) -> list[Garbage]:

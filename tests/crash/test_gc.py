@@ -30,6 +30,8 @@ from tests.crash.starts import ENV, ROOT, recovered
 from tests.crash.sweep import Zygote
 from tests.support import rounds
 
+ALL = ("--yes", *(word for kind in gc_command.WORDS for word in ("--only", kind)))
+
 
 @pytest.fixture(scope="module")
 def kept(process: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -69,7 +71,8 @@ def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None
     before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
     was = refs(lab)
     found = garbage.find(layout, repo)
-    assert kinds(found) == ["worktree", "quarantine", "checkpoint"]
+    assert kinds(found) == ["worktree", "quarantine", "unverified"]
+    assert "the run is open, so `autoqec verify` or a later round may want it" in found[-1].why
     for argv in ((), ("--dry-run",), ("--dry-run", "--yes"), (layout.run_id,)):
         shown = shell(lab, *argv)
         assert shown.returncode == 0 and "quarantine/" in shown.stdout, shown.stderr
@@ -79,19 +82,40 @@ def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None
 def test_only_what_was_agreed_to_goes(littered: tuple[Path, RunLayout, Repo]) -> None:
     lab, layout, _ = littered
     (branch,) = [name for name in refs(lab) if name.startswith("quarantine/")]
-    assert shell(lab, layout.run_id, "--only", "checkpoint", "--yes").returncode == 0
-    assert branch in refs(lab) and not layout.round(1).checkpoint.exists()
     shown = shell(lab, layout.run_id, "--yes", "--json")
     assert {line["kind"] for line in map(json.loads, shown.stdout.splitlines()) if line["removed"]} == {
         "worktree", "quarantine"
     }  # fmt: skip
+    assert branch not in refs(lab) and layout.round(1).checkpoint.exists(), "the open run may want its weights"
+    shown = shell(lab, layout.run_id, "--yes")
+    assert "--only unverified" in shown.stderr and layout.round(1).checkpoint.exists()
+    assert shell(lab, layout.run_id, "--only", "unverified", "--yes").returncode == 0
+    assert not layout.round(1).checkpoint.exists()
+
+
+def test_a_branch_that_was_refused_can_go_and_stays_gone(
+    process: Zygote, littered: tuple[Path, RunLayout, Repo]
+) -> None:
+    """Its config could not be read, so the round is a compile_error and its branch was set aside."""
+    lab, layout, repo = littered
+    assert process.start(2, layout.run_id, ("unreadable",)).returncode == 0
+    before = Before.of(lab)
+    row = History(layout).rows()[-1]
+    assert row.status == "compile_error" and str(row.branch).startswith("quarantine/")
+    (found,) = [one for one in garbage.find(layout, repo) if one.name == row.branch]
+    assert found.kind == "quarantine" and "refused, compile_error" in found.why
+    garbage.remove(layout, repo, [found])
+    assert recovered(lab, before, layout.run_id)[-1].refers_to_attempt == row.round_attempt_id
+    assert str(row.branch) not in refs(lab) and git(lab, "for-each-ref", layout.pin(str(row.round_attempt_id))) == ""
+    assert found.name not in [one.name for one in garbage.find(layout, repo)]
+    assert process.start(3, layout.run_id, ("quiet",)).returncode == 0
 
 
 def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[Path, RunLayout, Repo]) -> None:
     lab, layout, repo = littered
     before, weights = Before.of(lab), layout.round(1).checkpoint
     gone = garbage.remove(layout, repo, garbage.find(layout, repo))
-    assert kinds(gone) == ["worktree", "quarantine", "checkpoint"]
+    assert kinds(gone) == ["worktree", "quarantine", "unverified"]
     rows = recovered(lab, before, layout.run_id)
     assert [row.status for row in rows] == ["ok", "orphaned_branch", "orphaned_branch", "branch_manually_deleted"]
     assert "removed by `autoqec gc`" in str(rows[3].status_reason)
@@ -149,11 +173,13 @@ def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
     verified(layout, 6, delta_vs_baseline_holdout=0.1, judge_flops_per_syndrome=9, judge_n_params=9)
     assert [entry.round_attempt_id for entry in RunMemory(layout.root).front()] == ["attempt-4"]
 
-    def doomed() -> list[str]:
-        return [found.name for found in garbage.find(layout, repo) if found.kind == "checkpoint"]
+    def doomed(kind: str = "checkpoint") -> list[str]:
+        return [found.name for found in garbage.find(layout, repo) if found.kind == kind]
 
-    assert doomed() == ["round_5/checkpoint.pt"], "6 is verified, and the open run may yet build on it"
+    assert doomed() == [], "an open run may yet want any"
+    assert doomed("unverified") == ["round_5/checkpoint.pt"], "6 is verified, and the open run may yet build on it"
     layout.published.write_text("")
+    assert doomed("unverified") == []
     assert doomed() == ["round_5/checkpoint.pt", "round_6/checkpoint.pt"]
     five = layout.branch(5, "try")
     History(layout).append_attempt(rounds.begun(7))
@@ -170,9 +196,9 @@ def test_sizes_are_rounded_not_cut() -> None:
 def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, RunLayout, Repo], place: str) -> None:
     lab, layout, repo = littered
     before = Before.of(lab)
-    assert shell(lab, "--yes", **{VARIABLE: place}).returncode == -signal.SIGKILL
+    assert shell(lab, *ALL, **{VARIABLE: place}).returncode == -signal.SIGKILL
     recovered(lab, before, layout.run_id)
-    assert shell(lab, "--yes").returncode == 0
+    assert shell(lab, *ALL).returncode == 0
     rows = recovered(lab, before, layout.run_id)
     assert [row.status for row in rows].count("branch_manually_deleted") == 1
     assert garbage.find(layout, repo) == [] and list(garbage.removed(layout)) == ["round_1/checkpoint.pt"]
@@ -181,7 +207,7 @@ def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, Run
 def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
     lab, layout, repo = littered
     before = Before.of(lab)
-    command = [sys.executable, "-P", "-m", "cli.autoqec", "gc", "--yes", "--json"]
+    command = [sys.executable, "-P", "-m", "cli.autoqec", "gc", *ALL, "--json"]
     env = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     many = [
         subprocess.Popen(command, cwd=lab, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -203,6 +229,7 @@ def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
 
     _, layout, repo = littered
     close_run(layout, repo)
+    assert "checkpoint" in kinds(garbage.find(layout, repo)), "what a closed run left, nobody judges any more"
     garbage.remove(layout, repo, garbage.find(layout, repo))
     package_run(layout, repo, tmp_path / "run.tar")
     found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=lambda kind, told: None)
