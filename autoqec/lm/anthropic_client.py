@@ -204,7 +204,8 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
             raise LmAuth(
                 "no key for the Messages API",
                 where="environment variable ANTHROPIC_API_KEY",
-                mend="set it, or run with --no-llm, or name a local endpoint by `base_url`",
+                mend="set it, or choose --ideator tpe, which asks no model; a local endpoint needs no key: name it by "
+                "`base_url`, or a role's by AUTOQEC_<ROLE>_BASE_URL",
             )
     import anthropic
 

@@ -19,7 +19,8 @@ from autoqec.lm.prices import price_list
 Backend = Literal["anthropic", "claude", "codex", "scripted"]
 ROLES = ("ideator", "coder", "analyst")
 _KNOWN = (
-    "claude-* (Messages API), any name with `base_url` (an endpoint that speaks the Messages API), "
+    "claude-* (Messages API), any name with `base_url` (an endpoint that speaks the Messages API; "
+    "AUTOQEC_<ROLE>_BASE_URL of a role), "
     "backend `claude` or `codex` (command lines), scripted:*"
 )
 
@@ -64,10 +65,10 @@ class LMConfig(Contract):
 
 
 def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str, str] | None = None) -> LMConfig:
-    """`config` with AUTOQEC_<ROLE>_BACKEND and AUTOQEC_<ROLE>_MODEL on top; they win over the config."""
+    """`config` with AUTOQEC_<ROLE>_BACKEND, _MODEL and _BASE_URL on top; they win over the config."""
     environ = os.environ if environ is None else environ
     fields: dict[str, Any] = (config or LMConfig()).model_dump(exclude_unset=True)
-    for field in ("backend", "model"):
+    for field in ("backend", "model", "base_url"):
         name = f"AUTOQEC_{role.upper()}_{field.upper()}"
         if environ.get(name):
             fields[field] = environ[name]

@@ -18,6 +18,11 @@ from autoqec.report.round_now import RoundNow
 from autoqec.report.text import count, plain
 
 QUIET_WIDTH = 160  # of tables where nobody says how wide the paper is
+MODELS_FAULTS = {
+    "lm_retry": "the {}'s model is told what was wrong, and asked again",
+    "lm_given_up": "the {} speaks without its model this time",
+    "lm_budget": "no model is asked any more",
+}
 LINE_EVERY_S = 15.0  # between two progress lines of one phase, without a terminal
 
 
@@ -121,6 +126,8 @@ def line_of(kind: str, payload: dict[str, Any]) -> str | None:
     if payload.get("verdict") in ("candidate", "ignore"):
         word = "nominated" if payload["verdict"] == "candidate" else "not nominated"
         return f"{head} {word}: {plain(str(payload.get('summary_1line', '')))}"
+    if kind in MODELS_FAULTS:
+        return f"  {MODELS_FAULTS[kind].format(payload.get('role'))}: {plain(str(payload.get('what')))}"
     if kind == "job":
         why = f" ({plain(str(payload['why']))})" if payload.get("why") else ""
         return f"{head} is SLURM's job {plain(str(payload.get('job')))}: {plain(str(payload.get('state')))}{why}"

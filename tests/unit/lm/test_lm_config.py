@@ -28,6 +28,14 @@ def test_roles_choose_by_environment_over_config() -> None:
     assert (analyst.resolved_backend(), analyst.model, analyst.resolved_model()) == ("codex", None, "codex")
 
 
+def test_a_roles_local_endpoint_answers_without_a_key() -> None:
+    with MessagesServer(key="none", models=("qwen3",)) as server:
+        config = role_config("coder", LMConfig(model="qwen3"), {"AUTOQEC_CODER_BASE_URL": server.url})
+        assert get_lm_client(config).call("", "go") == "ok"
+    with pytest.raises(InputError, match="AUTOQEC_CODER"):
+        role_config("coder", None, {"AUTOQEC_CODER_BASE_URL": "localhost:11434"})
+
+
 def test_no_model_means_the_price_lists_default() -> None:
     assert role_config("ideator", None, {}).resolved_model() == price_list().default_model
     assert price_list().default_model in price_list().models

@@ -50,6 +50,18 @@ def test_progress_moves_by_its_keys_whatever_the_kind() -> None:
     assert "judging · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
 
 
+def test_a_model_that_is_not_heard_is_told_with_its_fault() -> None:
+    fault = {
+        "role": "ideator",
+        "error": "LmAuth",
+        "what": f"the provider does not take the key. Mend: check it {HOSTILE}",
+    }
+    shown = seen(("lm_given_up", fault), ("lm_retry", fault), ("lm_budget", {"what": "the next call could break it"}))
+    assert "the ideator speaks without its model this time: the provider does not take the key. Mend: check" in shown
+    assert "the ideator's model is told what was wrong" in shown and "asked any more: the next call could" in shown
+    assert "\x1b" not in shown
+
+
 COUNTS = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
 
 
