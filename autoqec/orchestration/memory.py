@@ -186,8 +186,8 @@ class RunMemory:
             "baseline_config": baseline_config,
             "inputs": inputs,
             "pins": dict(info.pins),
-            # Copies, for roles may do as they like with them.
-            "history": [dict(row) for row in told.seen.values()],
+            # The rows themselves: copying them would cost a late round more than an early one.
+            "history": [*told.seen.values()],
             "pending": [_pending(one) for one in self._open.values() if one.planned],
             "pareto": [entry.dump() for entry in front],
             "pareto_preview": [entry.dump() for entry in preview(front)],
@@ -231,10 +231,22 @@ _SEEN = (
 )
 
 
-def _seen(one: Standing) -> dict[str, Any]:
+class Seen(dict[str, Any]):
+    """A row as the roles see it, the same object for all of them: it can be read and copied, not written to."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a row of history is not to be changed; dict(row) is a copy that may be")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _seen(one: Standing) -> Seen:
     row = one.row.dump()
     forkable = one.branch is not None and one.row.status == "ok"
-    return {key: row[key] for key in _SEEN} | {"fork_from": one.row.fork_from, "forkable": forkable}
+    return Seen({key: row[key] for key in _SEEN} | {"fork_from": one.row.fork_from, "forkable": forkable})
 
 
 def _pending(attempt: Attempt) -> dict[str, Any]:
@@ -275,7 +287,7 @@ class Told:
         self.sections: list[str] = []
         self.summary = views.summary(self.tally, 0)
         self.nodes: dict[str, str] = {}
-        self.seen: dict[str, dict[str, Any]] = {}
+        self.seen: dict[str, Seen] = {}
         self.last_round = 0
         self._front: tuple[list[ParetoEntry], str, str] | None = None
         self._candidates: tuple[list[HistoryRow], str] | None = None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -125,12 +129,25 @@ def test_a_history_from_a_backup_is_read_anew(tmp_path: Path) -> None:
     assert on_disk(memory) == RunMemory(memory.layout.root).views()
 
 
-def test_roles_may_change_what_they_see(tmp_path: Path) -> None:
+def test_what_a_role_sees_it_may_copy_and_cannot_change(tmp_path: Path) -> None:
+    """Rows are handed out as they are, whatever their number; no role changes what the next one sees."""
     memory = started(tmp_path)
     recorded(memory, rounds.row(1))
     view = memory.l2_for_ideator(ENV, rounds.CONFIG)
-    view["history"][0]["status"] = "forged"
+    (row,) = view["history"]
+    writes: list[Callable[[], object]] = [
+        lambda: row.__setitem__("status", "forged"), lambda: row.__delitem__("status"), lambda: row.pop("status"),
+        lambda: row.update(status="forged"), lambda: row.setdefault("new", 1), row.clear, row.popitem,
+    ]  # fmt: skip
+    for write in writes:
+        with pytest.raises(TypeError, match="copy"):
+            write()
+    view["history"].clear()
+    for mine in (dict(row), row | {"status": "ok"}, copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
+        assert type(mine) is dict and mine == row and json.loads(json.dumps(row)) == json.loads(json.dumps(mine))
+        mine["status"] = "forged"
     assert memory.l2_for_ideator(ENV, rounds.CONFIG)["history"][0]["status"] == "ok"
+    assert memory.l2_for_ideator(ENV, rounds.CONFIG)["history"][0] is row
 
 
 def one_round(memory: RunMemory, number: int) -> None:
