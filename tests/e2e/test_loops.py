@@ -1,0 +1,64 @@
+"""A run by every loop: `autoqec run --pin training.loop=…`, whole, with real processes; nobody is left when it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.host import sandbox
+from autoqec.store.files import load_yaml
+from tests.conftest import Lab
+
+PROCESSES = {"sync": "Ranks", "async": "ReplayRatioSet"}  # the column that only such a loop writes
+LOOPS = ("minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval")
+SMALL = ("type=mlp", "mlp.hidden=4", "training.finetune_share=0")
+
+
+def of_this_lab(lab: Lab) -> list[int]:
+    """Processes that stand in the lab, or name it."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes() + os.readlink(entry / "cwd").encode()
+            except OSError:
+                continue
+            if str(lab.root).encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+def progress(run: Path) -> list[dict[str, str]]:
+    with (run / "round_1/train/progress.csv").open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+@pytest.mark.parametrize(
+    ("loop", "more"), [("async", SMALL), *(pytest.param(loop, (), marks=pytest.mark.long) for loop in LOOPS)]
+)
+def test_a_run_trains_by_the_loop_that_is_pinned(lab: Lab, loop: str, more: tuple[str, ...]) -> None:
+    if loop.startswith("sync") and not sandbox.works("bubblewrap"):
+        pytest.skip("loopback behind walls needs bubblewrap")
+    pins = [f"--pin={pin}" for pin in (f"training.loop={loop}", *more)]
+    shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
+    assert shown.code == 0, shown.err + shown.out
+    (run,) = (lab.root / "runs").iterdir()
+    (row,) = [HistoryRow.model_validate_json(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), where="config")
+    assert row.status == "ok", row.status_reason
+    assert row.dsl_config == config and config["training"]["loop"] == loop
+    assert json.loads((run / "run.json").read_text())["pins"]["training.loop"] == loop
+    assert f"Held in every proposal: training.loop={loop}" in (run / "log.md").read_text()
+    table = progress(run)
+    assert {line["Phase"] for line in table} == ({"training"} if more else {"training", "finetuning"})
+    assert ("PredecoderFailAverage" in table[0]) == loop.endswith("_eval"), "performance from offline samples"
+    for head, column in PROCESSES.items():
+        assert (column in table[0]) == loop.startswith(head)
+    assert row.train_steps == len((run / "round_1/train.log").read_text().splitlines())
+    assert not of_this_lab(lab), "nobody is left"
