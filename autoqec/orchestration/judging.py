@@ -186,7 +186,7 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
         what = f"the run began on env {info.env_yaml_sha256}, this is {now}"
         raise InputError(what, where=str(layout.env), mend=f"restore {layout.env}")
     share = files.parse_env(env_text, where=str(layout.env)).protocol.shots_share
-    charged = [line for line in memory.history.attempts() if isinstance(line, Charged)]
+    charged = memory.charged()
     return verifier.VerifyRequest(
         env_text=env_text,
         round=place,
@@ -202,7 +202,7 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
         commit_sha=candidate.commit_sha,
         claimed=candidate.metrics,
         attempt_index=len(charged) + 1,
-        discoveries_before=sum(one.row.verify_verdict == "VERIFIED" for one in memory.standing().values()),
+        discoveries_before=memory.discoveries(),
         judged_before=_before(charged, candidate.attempt_id, judged=place.report_json.exists()),
         shots=layout.shots,
     )
@@ -211,7 +211,7 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
 def _as_first_judged(memory: RunMemory, one: Standing, request: VerifyRequest) -> VerifyRequest:
     """The order as it was when the round got its verdict: a report that was lost since is made again at the same level,
     whatever the run has judged and found by now."""
-    charged = [line for line in memory.history.attempts() if isinstance(line, Charged)]
+    charged = memory.charged()
     places = [line.attempt_index for line in charged if line.round_attempt_id == one.attempt_id]
     rows = memory.history.rows()
     mine = (row.verify_verdict and one.attempt_id in (row.round_attempt_id, row.refers_to_attempt) for row in rows)

@@ -9,12 +9,12 @@ from typing import Any
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.front import ParetoEntry, preview
-from autoqec.contracts.history import AttemptLine, HistoryRow
+from autoqec.contracts.history import AttemptLine, Charged, HistoryRow
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
 from autoqec.orchestration import fork_graph, views
 from autoqec.orchestration.attempts import Attempt, Standing, reached
-from autoqec.orchestration.tally import Tally
+from autoqec.orchestration.told import SEEN, Told
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -41,6 +41,7 @@ class RunMemory:
         self._last: HistoryRow | None = None
         self._attempts: dict[str, Attempt] = {}
         self._open: dict[str, Attempt] = {}
+        self._charged: list[Charged] = []
         self._lines = 0
         self._last_line: AttemptLine | None = None
         self._begun = 0
@@ -53,13 +54,24 @@ class RunMemory:
         """By id, in the order they began. Not to be changed."""
         lines, count = self.history.attempts(), self._lines
         if len(lines) < count or (count and lines[count - 1] is not self._last_line):
-            self._attempts, self._open, self._begun, count = {}, {}, 0, 0
+            self._attempts, self._open, self._charged, self._begun, count = {}, {}, [], 0, 0
         for line in lines[count:]:
+            if isinstance(line, Charged):
+                self._charged.append(line)
             attempt = reached(self._attempts, line)
             self._open[attempt.id] = attempt
             self._begun = max(self._begun, attempt.round)
         self._lines, self._last_line = len(lines), lines[-1] if lines else None
         return self._attempts
+
+    def charged(self) -> list[Charged]:
+        """Every draw from the judge's shots, in order. Not to be changed."""
+        self.attempts()
+        return self._charged
+
+    def discoveries(self) -> int:
+        """Rounds that stand VERIFIED."""
+        return self._caught_up().tally.discoveries
 
     def standing(self) -> dict[str, Standing]:
         """Closed attempts by id, in the order of their first rows. Not to be changed."""
@@ -189,8 +201,8 @@ class RunMemory:
             # The rows themselves: copying them would cost a late round more than an early one.
             "history": [*told.seen.values()],
             "pending": [_pending(one) for one in self._open.values() if one.planned],
-            "pareto": [entry.dump() for entry in front],
-            "pareto_preview": [entry.dump() for entry in preview(front)],
+            "pareto": [told.entry(entry)[0] for entry in front],
+            "pareto_preview": [told.entry(entry)[0] for entry in preview(front)],
         }
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> dict[str, Any]:
@@ -204,55 +216,10 @@ class RunMemory:
         }
 
 
-_SEEN = (
-    "round",
-    "status",
-    "status_reason",
-    "hypothesis",
-    "fork_from",
-    "fork_from_canonical",
-    "compose_mode",
-    "branch",
-    "dsl_config",
-    "delta_ler",
-    "delta_vs_parent",
-    "val_shots",
-    "flops_per_syndrome",
-    "n_params",
-    "verdict",
-    "verify_verdict",
-    "verify_reasons",
-    "delta_vs_baseline_holdout",
-    "delta_holdout_low",
-    "delta_holdout_high",
-    "beats_panel",
-    "summary_1line",
-    "next_hypothesis_seed",
-)
-
-
-class Seen(dict[str, Any]):
-    """A row as the roles see it, the same object for all of them: it can be read and copied, not written to."""
-
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a row of history is not to be changed; dict(row) is a copy that may be")
-
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
-
-
-def _seen(one: Standing) -> Seen:
-    row = one.row.dump()
-    forkable = one.branch is not None and one.row.status == "ok"
-    return Seen({key: row[key] for key in _SEEN} | {"fork_from": one.row.fork_from, "forkable": forkable})
-
-
 def _pending(attempt: Attempt) -> dict[str, Any]:
     planned = attempt.planned
     assert planned is not None
-    nothing_yet: dict[str, Any] = dict.fromkeys(_SEEN)
+    nothing_yet: dict[str, Any] = dict.fromkeys(SEEN)
     return nothing_yet | {
         "round": attempt.round,
         "hypothesis": planned.ideator.hypothesis,
@@ -271,49 +238,3 @@ def _holds(path: Path, text: str) -> bool:
 
 def _has(path: Path, data: bytes) -> bool:
     return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data
-
-
-def _lines(entries: Iterable[dict[str, Any]]) -> str:
-    """A JSON list, one entry a line."""
-    lines = ",\n".join(json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in entries)
-    return f"[\n{lines}\n]\n" if lines else "[]\n"
-
-
-class Told:
-    """What the rows taken in so far give rise to, each row put into words once: a function of them and their order."""
-
-    def __init__(self) -> None:
-        self.tally = Tally()
-        self.sections: list[str] = []
-        self.summary = views.summary(self.tally, 0)
-        self.nodes: dict[str, str] = {}
-        self.seen: dict[str, Seen] = {}
-        self.last_round = 0
-        self._front: tuple[list[ParetoEntry], str, str] | None = None
-        self._candidates: tuple[list[HistoryRow], str] | None = None
-
-    def take(self, row: HistoryRow) -> None:
-        one = self.tally.take(row)
-        if one is not None:
-            value = fork_graph.node(one, self.tally.branches)
-            self.nodes[one.attempt_id] = json.dumps(value, ensure_ascii=False, allow_nan=False)
-            self.seen[one.attempt_id] = _seen(one)
-        self.sections.append(views.section(row, self.tally))
-        if views.summary_is_due(len(self.sections)):
-            self.summary = views.summary(self.tally, len(self.sections))
-        self.last_round = max(self.last_round, row.round)
-
-    def front(self) -> tuple[str, str]:
-        """pareto.json and pareto_preview.json."""
-        front = self.tally.front()
-        if self._front is None or self._front[0] is not front:
-            texts = [_lines(entry.dump() for entry in part) for part in (front, preview(front))]
-            self._front = front, texts[0], texts[1]
-        return self._front[1:]
-
-    def candidates(self) -> str:
-        """candidate_pareto.json."""
-        rows = self.tally.candidates()
-        if self._candidates is None or self._candidates[0] is not rows:
-            self._candidates = rows, _lines(map(views.candidate, rows))
-        return self._candidates[1]

@@ -49,6 +49,11 @@ class Tally:
             self._rank(one)
         return one
 
+    @property
+    def discoveries(self) -> int:
+        """Rounds that stand VERIFIED, on the front or not."""
+        return len(self._verified)
+
     def _count(self, row: HistoryRow, step: int) -> None:
         self.counts["lost"] += step * (row.status == "orphaned_branch")
         if is_finished(row) or row.refers_to_attempt:
