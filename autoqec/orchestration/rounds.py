@@ -153,7 +153,7 @@ def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -
     attempt, number = opened.attempt, opened.attempt.round
     reach("measured")
     on_event("measured", {"round": number, "phase": "recording", **metrics.dump()})
-    tip = worktree.commit_pointer(run.repo, run.layout, opened.planned)
+    tip = worktree.commit_pointer(run.repo, run.layout, opened.planned, opened.commit_sha)
     reach("pointer_committed")
     layout = run.layout.round(number)
     said = _nominate(run, layout, opened.planned, metrics)

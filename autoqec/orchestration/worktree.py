@@ -11,8 +11,8 @@ from pathlib import Path
 import autoqec
 from autoqec.contracts.history import Planned
 from autoqec.contracts.messages import CoderResponse, FileEdit
-from autoqec.errors import RoundFailed
-from autoqec.host.git import GitFailed, Repo
+from autoqec.errors import InputError, RoundFailed
+from autoqec.host.git import GitFailed, RefUpdate, Repo
 from autoqec.orchestration.failpoint import reach
 from autoqec.store import atomic
 from autoqec.store.layout import SURFACE, RunLayout, pointer_on_branch
@@ -88,10 +88,17 @@ def _size_fault(size: int) -> str | None:
     return f"{size} bytes, at most {MAX_FILE} are allowed" if size > MAX_FILE else None
 
 
-def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned) -> str:
-    """The pointer that the Runner wrote, as the branch's tip."""
-    name = pointer_on_branch(planned.round)
+def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None) -> str:
+    """The pointer that the Runner wrote, as the branch's tip. A branch that a person deleted while the round was
+    measured is put back at its code commit first, so that what was measured is not lost."""
+    name, ref = pointer_on_branch(planned.round), f"refs/heads/{planned.branch}"
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
+    try:
+        return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
+    except InputError:
+        if code_sha is None or repo.rev_parse(ref) is not None:
+            raise
+    repo.update_refs([RefUpdate(ref, code_sha, None)])
     return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
 
 

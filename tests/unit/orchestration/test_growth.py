@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.orchestration import views
+from autoqec.orchestration import told, views
 from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.round_recorder import adopted_row, deleted_row
@@ -196,3 +196,28 @@ def test_a_late_round_does_what_an_early_one_did(tmp_path: Path, monkeypatch: py
     late.subtract(early)
     assert {name: number for name, number in late.items() if number and "<lambda>" not in name} == {}
     assert len(appended) == 1 and appended[0] < 2000, "the log is added to, not written again"
+
+
+def test_a_round_on_a_long_front_is_put_into_words_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = started(tmp_path)
+    worded: list[object] = []
+    real = told._line
+    monkeypatch.setattr(told, "_line", lambda value: (worded.append(value), real(value))[1])
+    for number in range(1, 31):
+        worded.clear()
+        figures = {"judge_flops_per_syndrome": number, "judge_n_params": number}
+        recorded(memory, rounds.row(number, delta_vs_baseline_holdout=0.001 * number, **figures))
+        memory.l2_for_ideator(ENV, rounds.CONFIG)
+    assert len(memory.front()) == memory.discoveries() == 30 and len(worded) == 2, "a node and an entry"
+    assert on_disk(memory) == RunMemory(memory.layout.root).views()
+
+
+def test_charges_are_those_of_the_file(tmp_path: Path) -> None:
+    memory = started(tmp_path)
+    for number in (1, 2):
+        for line in (rounds.begun(number), rounds.planned(number), rounds.charged(number)):
+            memory.history.append_attempt(line)
+        assert [line.round for line in memory.charged()] == [1, 2][:number]
+    lines = memory.layout.attempts.read_bytes().splitlines(keepends=True)
+    atomic.write_bytes(memory.layout.attempts, b"".join(lines[:3]))
+    assert [line.round for line in memory.charged()] == [1]

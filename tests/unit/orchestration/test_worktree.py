@@ -9,11 +9,11 @@ import pytest
 
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundFailed
-from autoqec.host.git import MergeConflict, Repo
+from autoqec.host.git import MergeConflict, RefUpdate, Repo
 from autoqec.orchestration import worktree
 from autoqec.search import space
 from autoqec.store.files import dump_config
-from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.store.layout import SURFACE, RunLayout, pointer_on_branch
 from cli.lab import make_lab
 from tests.support import rounds
 
@@ -53,6 +53,18 @@ def test_the_code_commit_carries_the_attempt_and_touches_the_surface_alone(repo:
     assert [entry.path for entry in repo.diff_entries(repo.head_sha(), sha)] == [f"{SURFACE}/predecoder.yaml"]
     assert repo.rev_parse(f"refs/heads/{rounds.branch(1)}") == sha
     assert repo.dirty_paths() == []
+
+
+def test_a_branch_deleted_while_it_was_measured_is_put_back_for_its_pointer(repo: Repo) -> None:
+    sha = grown(repo, 1, edit(mlp__hidden=64))
+    planned, ref = rounds.planned(1, base_sha=repo.head_sha()), f"refs/heads/{rounds.branch(1)}"
+    written = layout(repo).worktree(planned.branch) / pointer_on_branch(1)
+    written.parent.mkdir()
+    written.write_text("{}")
+    repo.update_refs([RefUpdate(ref, None, sha)])
+    tip = worktree.commit_pointer(repo, layout(repo), planned, sha)
+    assert repo.rev_parse(ref) == tip and repo.parents(tip) == (sha,)
+    assert [entry.path for entry in repo.diff_entries(sha, tip)] == [pointer_on_branch(1)]
 
 
 def test_a_composition_holds_both_changes_and_both_parents(repo: Repo) -> None:
