@@ -14,6 +14,7 @@ from autoqec.agents import analyst, coder
 from autoqec.contracts.history import Begun, HistoryRow
 from autoqec.contracts.pins import understood
 from autoqec.errors import ContractError, InputError
+from autoqec.host import machine
 from autoqec.lm.config import LMConfig, get_lm_client, role_config
 from autoqec.lm.errors import BudgetExceeded, LmCassetteMiss, LmError
 from autoqec.orchestration.budget import Budget
@@ -23,6 +24,7 @@ from autoqec.search.replay import Replay
 from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.tools.machine_state import took
 from autoqec.tools.predict_cost import predict_cost
 from cli import places
 
@@ -211,7 +213,13 @@ class _Models:
 
             return self._booked(self._handing_over("ideator", bridge.ideator(checkpoint, lm)))
         cost = partial(predict_cost, self._run.env_text)
-        return self._booked(self._remembering(LlmIdeator(lm, on_event=self._on_event, predict_cost=cost)))
+        role = LlmIdeator(lm, on_event=self._on_event, predict_cost=cost, machine=self._machine())
+        return self._booked(self._remembering(role))
+
+    def _machine(self) -> Callable[[], dict[str, Any]]:
+        """What `machine_state` says of the run, without loading torch; the machine itself is looked at once."""
+        state = {"machine": machine.snapshot()}
+        return lambda: state | took(self._run.memory.history.rows())
 
     def _handing_over(self, name: str, role: Callable[[View], Any]) -> Callable[[View], Any]:
         """The role; None where its answer can't be used, so that the one without a model takes the round."""

@@ -113,6 +113,7 @@ class LlmIdeator(Role):
     """View (`RunMemory.l2_for_ideator`, with `sampler` or `notes` where there are any) -> IdeatorResponse or None.
 
     predict_cost: what a config would cost, for the tool `check_proposal`. use_tools: False leaves the tools out.
+    machine: what `machine_state` says now.
     """
 
     name = "ideator"
@@ -124,9 +125,11 @@ class LlmIdeator(Role):
         on_event: OnEvent | None = None,
         predict_cost: PredictCost | None = None,
         use_tools: bool = True,
+        machine: Callable[[], dict[str, Any]] | None = None,
     ) -> None:
         super().__init__(lm, on_event=on_event)
         self._predict_cost, self._use_tools = predict_cost, use_tools and lm.takes_tools
+        self._machine = machine
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
         tools = ViewTools(view, self._predict_cost) if self._use_tools else None
@@ -139,6 +142,7 @@ class LlmIdeator(Role):
             role=self.name,
             system=(prompts.IDEATOR, prompts.KNOWLEDGE),
             messages=(Message(role="user", content=turn),),
+            aside=prompts.machine_words(self._machine()) if self._machine is not None else "",
             output=IdeatorAnswer,
             tools=TOOLS if self._use_tools else (),
         )

@@ -148,6 +148,21 @@ def ideator_view(view: dict[str, Any], *, limit: int = VIEW_CHARS) -> str:
     return "\n".join(blocks)
 
 
+def machine_words(state: dict[str, Any]) -> str:
+    """What `machine_state` says, as a data block of at most 500 characters: cores, memory, GPU, what rounds took."""
+    machine, median = state.get("machine") or {}, state.get("predicted_round_s")
+    memory = (machine.get("memory") or {}).get("available_gb")
+    gpu = (machine.get("gpu") or {}).get("name")
+    has = f"{(machine.get('cpu') or {}).get('cores')} cores, {memory} GB of memory free, {gpu or 'no GPU'}"
+    lines = [clean(has, 160)]
+    if median is not None:
+        lines.append(f"a round's training and measuring takes {median:.3g} s (median)")
+    if state.get("killed_by_safety"):
+        lines.append(f"{state['killed_by_safety']} rounds were killed by a limit")
+    timed = [f"{params}: {seconds:.3g} s" for params, seconds in (state.get("params_vs_time") or [])[:-9:-1]]
+    return fence("machine, and parameters: seconds of the last rounds", fit([*lines, *timed], 500))
+
+
 def fit(lines: Iterable[str], limit: int) -> str:
     """As many whole lines as fit, and a word where more were left out. Lazy: lines that do not fit are not made."""
     kept: list[str] = []

@@ -101,7 +101,7 @@ class AnthropicLM(Caller):
             "max_tokens": request.max_tokens,
             "messages": [
                 {"role": m.role, "content": m.content if isinstance(m.content, str) else list(m.content)}
-                for m in request.messages
+                for m in request.turns()
             ],
         }
         if request.system:

@@ -66,25 +66,35 @@ class Request(Contract):
 
     role: who asks (ideator, coder, analyst, agent …), for configuration and the ledger. system: blocks, the stable part
     first; all but the last block, or the only one, is cached by backends that can. output: the model that the answer
-    must hold; its numeric bounds are checked here, not by the provider. max_tokens: thinking included.
+    must hold; its numeric bounds are checked here, not by the provider. max_tokens: thinking included. aside: what the
+    model reads below the first turn and another machine would say otherwise; a taped call is found without it.
     """
 
     role: str = "agent"
     system: tuple[str, ...] = ()
     messages: tuple[Message, ...] = Field(min_length=1)
+    aside: str = ""
     output: type[BaseModel] | None = Field(default=None, exclude=True)
     tools: tuple[Tool, ...] = ()
     max_tokens: int = Field(default=MIN_MAX_TOKENS, ge=MIN_MAX_TOKENS, le=128_000)
     effort: Effort | None = None
 
     def fingerprint(self, model: str) -> str:
-        """SHA-256 of all that can change the answer."""
+        """SHA-256 of all that can change the answer, but for `aside`."""
         schema = self.output.model_json_schema() if self.output else None
-        return sha256_json({"model": model, "schema": schema, **self.dump()})
+        asked = {name: value for name, value in self.dump().items() if name != "aside"}
+        return sha256_json({"model": model, "schema": schema, **asked})
+
+    def turns(self) -> tuple[Message, ...]:
+        """The messages as a backend sends them."""
+        first, *more = self.messages
+        if not self.aside or not isinstance(first.content, str):
+            return self.messages
+        return (first.model_copy(update={"content": f"{first.content}\n{self.aside}"}), *more)
 
     def text(self) -> str:
         """Everything the model reads, as one string: for estimates."""
-        parts = [*self.system, *(_text_of(message.content) for message in self.messages)]
+        parts = [*self.system, *(_text_of(message.content) for message in self.turns())]
         parts += [canonical_json(tool.dump()) for tool in self.tools]
         if self.output:
             parts.append(canonical_json(self.output.model_json_schema()))

@@ -181,7 +181,7 @@ def strict_schema(output: type[BaseModel]) -> dict[str, Any]:
 
 def _prompt(request: Request) -> str:
     """The conversation as one text; several turns are told apart by their speaker."""
-    turns = [(turn.role, turn.content if isinstance(turn.content, str) else "") for turn in request.messages]
+    turns = [(turn.role, turn.content if isinstance(turn.content, str) else "") for turn in request.turns()]
     if len(turns) == 1:
         return turns[0][1]
     return "\n\n".join(f"[{role}]\n{text}" for role, text in turns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
     state: dict[str, Any] = {"machine": machine.snapshot(), "gpu": _gpu_snapshot()}
     if run is None:
         return state
-    rows = [row for row in History(_layout(run)).rows() if row.refers_to_attempt is None]
+    return state | took(History(_layout(run)).rows())
+
+
+def took(rows: Sequence[HistoryRow]) -> dict[str, Any]:
+    """The rounds' part of `machine_state`."""
+    rows = [row for row in rows if row.refers_to_attempt is None]
     timed = [
         (row.n_params, _seconds(row)) for row in rows if row.n_params is not None and row.train_wallclock_s is not None
     ]
-    return state | {
+    return {
         "rounds": [
             {
                 "round": row.round,

@@ -303,7 +303,10 @@ def test_the_prompt_stays_small_at_ten_thousand_rounds() -> None:
         sampler={"best": list(range(1000))},
         notes=["note " * 200] * 100,
     )
-    asked = LlmIdeator(ScriptedLM([])).request(seen)
+    took = {"predicted_round_s": 31.25, "killed_by_safety": 4321, "params_vs_time": [[1_234_567, 31.25]] * 10_000}
+    state = {"machine": {"cpu": {"cores": 128}, "memory": {"available_gb": 511.5}, "gpu": {"name": "g" * 900}}, **took}
+    asked = LlmIdeator(ScriptedLM([]), machine=lambda: state).request(seen)
+    assert "128 cores" in asked.text() and "31.2 s (median)" in asked.text() and "1234567: 31.2 s" in asked.text()
     assert estimate_tokens(asked.text()) <= 5_000  # an estimate from above, schema and tools included
     turn = str(asked.messages[0].content)
     assert "failures and rejections" in turn and "train_error" in turn and "VERIFIED" in turn and "r10000" in turn

@@ -13,6 +13,7 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.errors import InputError
+from autoqec.host import machine
 from autoqec.lm.errors import LmAuth, LmCassetteMiss
 from autoqec.lm.ledger import Ledger
 from autoqec.orchestration.run import SEARCHES, Roles, Run, search, start_run
@@ -113,15 +114,19 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
     assert coded is None, "a model without an answer leaves the step to the Coder without one"
 
 
-def test_a_taped_run_speaks_again_without_the_model(run: Run, model: str, tmp_path: Path) -> None:
+def test_a_taped_run_speaks_again_without_the_model(
+    run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = ideators.speakers(Choice("llm", model=model), run, silent)[0].ideator(view(run))
     tape = tmp_path / "tape.jsonl"
     run.layout.cassette.rename(tape)
     (tmp_path / "said.jsonl").unlink()
     choice = Choice("llm", model=model, cassette=tape)
     ideators.check(choice, run.repo.root)
+    assert f"{machine.cpu_count()} cores" in tape.read_text(encoding="utf-8"), "the model was told of the machine"
+    monkeypatch.setattr(machine, "snapshot", lambda: {"cpu": {"cores": 4096}})
     roles, _ = ideators.speakers(choice, run, silent)
-    assert roles.ideator(view(run)) == first
+    assert roles.ideator(view(run)) == first, "on another machine too"
     assert run.layout.cassette.read_bytes() == tape.read_bytes(), "the tape travels with the run"
     with pytest.raises(LmCassetteMiss):
         roles.ideator(view(run) | {"notes": "something else"})

@@ -165,6 +165,17 @@ def test_unknown_price_is_null() -> None:
     assert reply.cost_usd is None and reply.usage.total > 0
 
 
+def test_what_is_said_aside_stands_below_the_first_turn(server: MessagesServer, stream: bool) -> None:
+    server.script(say("ok"), say("ok"))
+    asked = request("go", aside="two cores")
+    lm(server, stream=stream).complete(asked)
+    later = (*asked.messages, Message(role="assistant", content="well"), Message(role="user", content="and?"))
+    lm(server, stream=stream).complete(asked.model_copy(update={"messages": later}))
+    for body in server.requests:
+        assert "go\ntwo cores" in json.dumps(body["messages"][0], ensure_ascii=False).replace("\\n", "\n")
+    assert "two cores" not in json.dumps(server.requests[1]["messages"][1:])
+
+
 def test_counting_is_the_providers(server: MessagesServer) -> None:
     server.script(say_json({"what": "gnn", "score": 7}))
     model, asked = lm(server), request("a" * 1000, system=("b" * 1000,), output=Guess)

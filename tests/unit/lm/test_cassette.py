@@ -106,6 +106,15 @@ def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
         player.complete(request("a"))
 
 
+def test_another_machines_words_are_no_miss(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    here, there = request("a", aside="2 cores"), request("a", aside="64 cores")
+    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(here)
+    assert "2 cores" in path.read_text(encoding="utf-8"), "what was read is on the tape"
+    assert Cassette(Tape(path, "replay"), "m").complete(there).text == "1"
+    assert here.fingerprint("m") == request("a").fingerprint("m"), "older tapes play on"
+
+
 def test_another_model_is_a_miss(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
