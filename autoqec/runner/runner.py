@@ -49,7 +49,8 @@ def run_round(
     """Run one round and write config.yaml, artifacts, metrics.json, manifest and pointer.
 
     Every way a round can fail ends in metrics with its status and reason. Raises InputError, with nothing written,
-    where the env's text is wrong or the directory holds a finished round; DiskFailed where a file can't be written.
+    where the env's text is wrong, the directory holds a finished round, or is gone by the end; DiskFailed where a file
+    can't be written.
     on_event("training", {round, phase, step, steps, loss, eta_s, and the counts of val shots so far}): its progress.
     called_off: asked while the child works and before anything of its result is written; CalledOff once it says so.
     """
@@ -161,6 +162,9 @@ def in_child(
             on_tick=tick,
         )
         ask()
+        if not out.is_dir():
+            what = "the round's directory was moved or deleted while it was measured"
+            raise InputError(what, where=str(layout.dir), mend="put it back where it was, then start with --resume")
         events.forward()
         kept, said = gathered(ended, out, log, layout, profile)
         return Outcome(said, kept, round(ended.rss_peak_gb, 4), {"tier": wrapped.tier})

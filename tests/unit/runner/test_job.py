@@ -138,6 +138,22 @@ def test_an_order_called_off_as_the_child_ends_leaves_no_result(
         assert stored_metrics(layout) is None
 
 
+def test_a_directory_that_is_moved_under_way_is_told_in_a_sentence(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, place = job.runner.child.run, tmp_path / "runs" / "round_1"
+
+    def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
+        if on_tick is not None:
+            place.parent.rename(tmp_path / "elsewhere")
+        return real(argv if on_tick is None else ["true"], **{**more, "cwd": tmp_path, "stdout": tmp_path / "log"})
+
+    monkeypatch.setattr(job.runner.child, "run", run)
+    with pytest.raises(InputError, match="moved or deleted while it was measured.*--resume"):
+        job.runner.run_round(config_for(env_text, place, SMALL))
+    assert not place.parent.exists()
+
+
 def test_a_disk_that_does_not_answer_calls_nothing_off(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
