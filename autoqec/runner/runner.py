@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -287,6 +288,9 @@ def tail(log: Path) -> str:
 
 
 def _ending(returncode: int) -> str:
+    """Walls pass a signal on as a status above 128."""
+    if 128 < returncode < 128 + signal.NSIG:
+        returncode = 128 - returncode
     return f"signal {-returncode}" if returncode < 0 else f"status {returncode}"
 
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.profiles import PROFILES
 from autoqec.host import sandbox
+from autoqec.orchestration.loop import run_rounds
+from autoqec.orchestration.run import start_run
 from autoqec.store.files import load_yaml
 from tests.conftest import Lab
+from tests.support.processes import below, leader, spawned
 
 PROCESSES = {"sync": "Ranks", "async": "ReplayRatioSet"}  # the column that only such a loop writes
 LOOPS = ("minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval")
@@ -62,3 +68,38 @@ def test_a_run_trains_by_the_loop_that_is_pinned(lab: Lab, loop: str, more: tupl
         assert (column in table[0]) == loop.startswith(head)
     assert row.train_steps == len((run / "round_1/train.log").read_text().splitlines())
     assert not of_this_lab(lab), "nobody is left"
+
+
+@pytest.mark.parametrize(
+    ("loop", "victim", "words"),
+    [
+        ("async", leader, "the child ended with "),
+        pytest.param("async", lambda: spawned()[0], "copier 0 (process ", marks=pytest.mark.long),
+        pytest.param("async", lambda: spawned()[1], "sampler 0 (process ", marks=pytest.mark.long),
+        pytest.param("sync", lambda: spawned()[0], "rank 1 (process ", marks=pytest.mark.long),
+        pytest.param("sync", leader, "the child ended with ", marks=pytest.mark.long),
+    ],
+    ids=["optimizer", "copier", "sampler", "rank 1", "rank 0"],
+)
+def test_a_killed_process_of_a_round_is_a_failed_row_that_says_why(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, loop: str, victim: Callable[[], int], words: str
+) -> None:
+    if loop == "sync" and not sandbox.works("bubblewrap"):
+        pytest.skip("loopback behind walls needs bubblewrap")
+    endless = {"train_shots": 10**7, "train_gflops": 10**6, "round_wallclock_s": 900}
+    monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=endless))
+    killed: list[int] = []
+
+    def kill(kind: str, payload: dict[str, Any]) -> None:
+        if kind == "training" and not killed:
+            killed.append(victim())
+            os.kill(killed[0], signal.SIGKILL)
+
+    with start_run(lab.root / "env.yaml", lab.root, "smoke", pins={"training.loop": loop}) as run:
+        (row,) = run_rounds(run, 1, kill).rows
+    assert killed and not spawned() and not below("autoqec.runner.child"), "nobody is left"
+    assert row.status == "train_error" and row.verify_verdict is None and row.checkpoint_path is None
+    assert str(row.status_reason).startswith(words), row.status_reason
+    assert "signal 9" in str(row.status_reason)
+    metrics = json.loads((run.layout.round(1).metrics).read_bytes())
+    assert metrics["status_reason"] == row.status_reason

@@ -12,9 +12,10 @@ import pytest
 
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
-from autoqec.host import procfs, sandbox
+from autoqec.host import sandbox
 from autoqec.runner.runner import SCRATCH, run_round
 from autoqec.store.layout import RoundLayout
+from tests.support.processes import spawned
 
 from .conftest import Ran, config_for
 
@@ -76,19 +77,6 @@ def test_landlock_has_pipes_but_no_loopback(
     assert metrics.status == status
     if status != "ok":
         assert "needs loopback sockets" in str(metrics.status_reason) and "Mend:" in str(metrics.status_reason)
-
-
-def spawned() -> list[int]:
-    """Processes below this one that spawn started, youngest last."""
-    found = []
-    for process in procfs.tree(os.getpid()):
-        try:
-            command = Path(f"/proc/{process}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"spawn_main" in command and b"--multiprocessing-fork" in command:
-            found.append(process)
-    return sorted(found)
 
 
 def test_a_round_whose_sampler_is_killed_says_so_and_leaves_nobody(
