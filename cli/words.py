@@ -51,6 +51,6 @@ def tell(model: str | None, findings: Sequence[dict[str, Any]], about: About, ou
 
 
 def _client(model: str) -> Any:
-    from autoqec.lm.config import LMConfig, get_lm_client
+    from autoqec.lm.config import LMConfig, get_lm_client, role_config
 
-    return get_lm_client(LMConfig(model=model))
+    return get_lm_client(role_config("reader", LMConfig(model=model)))

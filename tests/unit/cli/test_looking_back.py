@@ -18,6 +18,7 @@ from cli.autoqec import group
 from cli.common import call
 from tests.conftest import Lab
 from tests.support import rounds
+from tests.support.messages_server import MessagesServer, say_json
 
 WIDE = PredecoderDSL.model_validate({"type": "mlp", "mlp": {"hidden": 4096}}).config()
 
@@ -102,6 +103,17 @@ def test_a_model_speaks_below_the_findings_where_one_is_named(
     assert words["event"] == "words" and words["points"] == [POINT] and words["cost_usd"] == 0.0
     assert call(group, [name, rounds.RUN_ID, "--model", model(tmp_path, [POINT], capsys)]) == 0
     assert "(an opinion, 0.0000 dollars)" in capsys.readouterr().out
+
+
+def test_the_model_may_be_ones_own(
+    lab: Lab, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(lab.root)
+    with MessagesServer(key="none", models=("qwen3",)) as server:
+        server.answer = lambda body: say_json({"points": [POINT]})
+        monkeypatch.setenv("AUTOQEC_READER_BASE_URL", server.url)
+        assert call(group, ["review-log", rounds.RUN_ID, "--model", "qwen3"]) == 0
+    assert "In the words of qwen3 (an opinion, cost unknown)" in capsys.readouterr().out
 
 
 def test_a_model_that_names_other_rounds_is_not_believed(
