@@ -177,7 +177,8 @@ def _write(root: Path, value: dict[str, Any]) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise DiskFailed(f"could not be written: {error.strerror}", where=str(path)) from error
+        mend = f"look at its file system (`df -h {root}`, `ls -ld {root}`), then start again"
+        raise DiskFailed(f"could not be written: {error.strerror}", where=str(path), mend=mend) from error
 
 
 def _warning(root: Path) -> str | None:

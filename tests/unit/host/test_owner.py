@@ -111,7 +111,7 @@ def test_faults_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFailed), owner.hold(tmp_path):
+    with pytest.raises(DiskFailed, match="Mend: .*df -h"), owner.hold(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
