@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.verdict import PairedCounts, VerifyReport
-from autoqec.report.run_data import Round, RunData
+from autoqec.report.run_data import Round, RunData, validation
 from autoqec.report.text import count, plain
 
 if TYPE_CHECKING:
@@ -25,7 +25,9 @@ COLOURS = {
     "second": "#8a3fb0",
 }
 SERIES = ("mark", "second", "good", "warn")
-SIZE = (4.4, 3.4)  # inches
+SIZE = (4.0, 3.2)  # inches
+ASIDE = 0.08  # of a round's place: what was validated to the left, what was judged to the right
+NUMBERED = 12  # judged rounds up to which each has its number; of more, the front alone
 Draw = Callable[[Sequence[RunData]], "Figure | None"]
 
 
@@ -38,12 +40,18 @@ def front(runs: Sequence[RunData]) -> Figure | None:
     figure, axes = _figure()
     for run, one in guessed:
         _disc(axes, one, _flops(one), one.row.delta_ler, "soft", filled=False, run=run, runs=runs)
+    numbers: list[tuple[float, float, str]] = []
+    seen: dict[int, int] = {}
     for run, one in judged:
-        row, colour = one.row, _verdict_colour(one)
+        row, colour, flops = one.row, _verdict_colour(one), _flops(one)
+        seen[flops] = seen.get(flops, 0) + 1
+        x = flops * (1 + 0.02 * (seen[flops] - 1))  # of one cost stand side by side, so that their bars stay apart
         low, high, delta = row.delta_holdout_low, row.delta_holdout_high, row.delta_vs_baseline_holdout
         if low is not None and high is not None:
-            axes.plot([_flops(one)] * 2, [low, high], color=COLOURS[colour], linewidth=1.2, zorder=2)
-        _disc(axes, one, _flops(one), delta, colour, filled=one.on_front, run=run, runs=runs)
+            axes.plot([x] * 2, [low, high], color=COLOURS[colour], linewidth=1.2, zorder=2)
+        _disc(axes, one, x, delta, colour, filled=one.on_front, run=run, runs=runs)
+        if delta is not None and (one.on_front or len(judged) <= NUMBERED):
+            numbers.append((x, delta, f"{row.round}" + (f" ({run.id[-6:]})" if len(runs) > 1 else "")))
     _panel_lines(axes, runs)
     from matplotlib.ticker import LogLocator
 
@@ -55,6 +63,7 @@ def front(runs: Sequence[RunData]) -> Figure | None:
     axes.set_xlabel("FLOPs a shot (backend excluded)")
     axes.set_ylabel("Δ_LER a shot, higher is better")
     axes.margins(0.12, 0.12)
+    _numbers(axes, numbers)
     for colour, filled, words in _front_legend(judged, guessed):
         face = COLOURS[colour] if filled else "none"
         axes.scatter([], [], s=40, edgecolor=COLOURS[colour], facecolor=face, label=words)
@@ -95,7 +104,7 @@ def ler_against_p(runs: Sequence[RunData]) -> Figure | None:
 
 
 def course(runs: Sequence[RunData]) -> Figure | None:
-    """Gain on validation shots (guidance) and before the judge, round by round."""
+    """Gain on validation shots (guidance) and before the judge, round by round, with 95% intervals."""
     if not any(_gain(one) is not None or one.row.relative_holdout is not None for run in runs for one in run.listed):
         return None
     from matplotlib.ticker import MaxNLocator
@@ -104,20 +113,8 @@ def course(runs: Sequence[RunData]) -> Figure | None:
     for index, run in enumerate(runs):
         colour = COLOURS[SERIES[index % len(SERIES)]]
         # Of several runs the legend tells which is which; circles and discs mean the same in all of them.
-        names = (run.id, None) if len(runs) > 1 else ("validation", "the judge's fresh shots, 95%")
-        seen = [(one.row.round, gain) for one in run.listed if (gain := _gain(one)) is not None]
-        if seen:
-            x, y = zip(*seen, strict=True)
-            axes.scatter(x, y, s=16, facecolor="none", edgecolor=colour, alpha=0.7, label=names[0])
-        judged = [one.row for one in run.listed if one.row.relative_holdout is not None]
-        for row in judged:
-            if row.relative_holdout_low is not None and row.relative_holdout_high is not None:
-                ends = [100 * row.relative_holdout_low, 100 * row.relative_holdout_high]
-                axes.plot([row.round] * 2, ends, color=colour, linewidth=1.2)
-        points = [(row.round, 100 * row.relative_holdout) for row in judged if row.relative_holdout is not None]
-        if points:
-            x, y = zip(*points, strict=True)
-            axes.scatter(x, y, s=30, color=colour, label=names[1], zorder=3)
+        names = (run.id, None) if len(runs) > 1 else ("validation", "the judge's fresh shots")
+        _course_of(axes, run, colour, names)
     axes.axhline(0, color=COLOURS["soft"], linewidth=0.8)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     first, last = axes.get_xlim()
@@ -128,6 +125,31 @@ def course(runs: Sequence[RunData]) -> Figure | None:
     axes.set_ylabel("fewer failures than plain, %")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.16), ncols=2, handletextpad=0.2, columnspacing=1)
     return figure
+
+
+def _course_of(axes: Axes, run: RunData, colour: str, names: tuple[str | None, ...]) -> None:
+    """Validation and judgement of a round stand side by side, so that neither bar hides the other."""
+    seen = [
+        (one.row.round - ASIDE, gain, validation(one.row)) for one in run.listed if (gain := _gain(one)) is not None
+    ]
+    for x, _, known in seen:
+        if known is not None:
+            _bar(axes, x, known.relative_low, known.relative_high, colour, alpha=0.35)
+    judged = [(one.row, one.row.relative_holdout) for one in run.listed if one.row.relative_holdout is not None]
+    for row, _ in judged:
+        _bar(axes, row.round + ASIDE, row.relative_holdout_low, row.relative_holdout_high, colour)
+    look: Any = {"s": 16, "facecolor": "none", "edgecolor": colour, "alpha": 0.7, "label": names[0]}
+    if seen:
+        axes.scatter([x for x, *_ in seen], [gain for _, gain, _ in seen], **look)
+    if judged:
+        gains = [100 * gain for _, gain in judged]
+        axes.scatter([row.round + ASIDE for row, _ in judged], gains, s=30, color=colour, label=names[1], zorder=3)
+
+
+def _bar(axes: Axes, x: float, low: float | None, high: float | None, colour: str, *, alpha: float = 1.0) -> None:
+    """An interval of relative gains, in percent; nothing where it is not known."""
+    if low is not None and high is not None:
+        axes.plot([x] * 2, [100 * low, 100 * high], color=colour, linewidth=1.2, alpha=alpha)
 
 
 def _figure() -> tuple[Figure, Axes]:
@@ -156,9 +178,27 @@ def _disc(
     )
     if one.anchor in run.told:
         made.set_urls([f"#{one.anchor}"])
-    if one.on_front:
-        name = f"{one.row.round}" + (f" ({run.id[-6:]})" if len(runs) > 1 else "")
-        axes.annotate(name, (x, y), textcoords="offset points", xytext=(7, 5), fontsize=8)
+
+
+def _numbers(axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
+    """Rounds' numbers beside their discs; of discs that lie on each other, in one label at the rightmost."""
+    low, high = axes.get_ylim()
+    groups: list[list[tuple[float, float, str]]] = []
+    for place in sorted(places, key=lambda place: (place[1], place[0])):
+        near = [group for group in groups if _near(group[-1], place, 0.05 * (high - low))]
+        if near:
+            near[0].append(place)
+        else:
+            groups.append([place])
+    for group in groups:
+        place = max(x for x, *_ in group), sum(y for _, y, _ in group) / len(group)
+        names = ", ".join(name for *_, name in sorted(group))
+        axes.annotate(names, place, textcoords="offset points", xytext=(7, 5), fontsize=8)
+
+
+def _near(one: tuple[float, float, str], other: tuple[float, float, str], height: float) -> bool:
+    """Whether their labels would touch."""
+    return abs(one[1] - other[1]) <= height and 1 / 1.15 <= one[0] / other[0] <= 1.15
 
 
 def _panel_lines(axes: Axes, runs: Sequence[RunData]) -> None:
@@ -177,7 +217,8 @@ def _panel_lines(axes: Axes, runs: Sequence[RunData]) -> None:
             axes.axhline(delta, color=COLOURS["soft"], linewidth=0.9, linestyle=(0, (4, 3)), zorder=1)
             across: Any = axes.get_yaxis_transform()
             look: Any = {"fontsize": 8, "color": COLOURS["soft"], "ha": "right", "va": "bottom"}
-            axes.text(0.995, delta, plain(member.name, 40), transform=across, **look)
+            look |= {"xycoords": across, "textcoords": "offset points", "xytext": (0, 2)}  # clear of the line
+            axes.annotate(plain(member.name, 40), (0.995, delta), **look)
 
 
 def _front_legend(judged: Sequence[Any], guessed: Sequence[Any]) -> list[tuple[str, bool, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Sequence
 from importlib import resources
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.verdict import PairedEffect, Rate
-from autoqec.report import figures
-from autoqec.report.run_data import RunData, load
+from autoqec.report import figures, loss
+from autoqec.report.run_data import RunData, load, validation
 from autoqec.report.text import count, duration, interval, paragraphs, percent, plain
 from autoqec.report.tree import tree
 from autoqec.store import atomic
@@ -111,9 +110,9 @@ def detectable(run: RunData) -> str:
     rate = next((row.ler_plain_classical for row in reversed(run.view.rows) if row.ler_plain_classical), None)
     if rate is None or rate >= 1:
         return ""
-    shots = allowed(run).judge_test_shots
+    shots = min(allowed(run).judge_test_shots, allowed(run).judge_effect_shots)  # a verdict needs both draws
     least = detectable_effect(shots, rate)
-    return f" On {count(shots)} fresh shots a gain below about {100 * least:.0f}% would not have been seen."
+    return f" On {count(shots)} fresh shots a gain below about {100 * least:.0f}% may well have been missed."
 
 
 def _environment() -> Environment:
@@ -140,9 +139,8 @@ def _environment() -> Environment:
         delta=lambda effect: f"{effect.delta:+.2e} {interval(effect.delta_low, effect.delta_high, relative=False)}",
         config=_config,
         diff_parts=diff_parts,
-        polyline=polyline,
-        cliff=_cliff,
-        validation=_validation,
+        strokes=loss.strokes,
+        validation=validation,
         judged_interval=_interval,
     )
     made.globals.update(claim=claim, used=used, outcomes=_outcomes)
@@ -175,16 +173,6 @@ def _gain(effect: PairedEffect) -> str:
 
 def _interval(row: Any) -> str:
     return interval(row.relative_holdout_low, row.relative_holdout_high)
-
-
-def _validation(row: Any) -> PairedEffect | None:
-    """The Runner's own comparison with its interval; None where the counts are not on record, or contradict."""
-    from autoqec.tools.rows import effect
-
-    try:
-        return effect(row)
-    except ValueError:
-        return None
 
 
 def _config(value: dict[str, Any] | None) -> str:
@@ -223,11 +211,6 @@ def _allowed_shots(profile: Profile) -> str:
     return f"{count(profile.train_shots)}, and {count(profile.finetune_shots)} of fine-tuning"
 
 
-def _cliff(curve: Sequence[tuple[int, float]]) -> bool:
-    """Whether the loss falls to under a tenth between two neighbouring points: another loss, not learning."""
-    return any(0 < 10 * after < before for (_, before), (_, after) in zip(curve[5:], curve[7:], strict=False))
-
-
 def _tested(reports: Sequence[Any]) -> int:
     return sum(report.test.counts.shots for report in reports if report.test)
 
@@ -256,17 +239,3 @@ def _kind(line: str) -> str:
     if line.startswith(("diff --git", "index ", "--- ", "+++ ", "new file", "deleted file", "old mode", "new mode")):
         return "head"
     return {"+": "add", "-": "del", "@": "hunk"}.get(line[:1], "same")
-
-
-def polyline(curve: Sequence[tuple[int, float]], width: int = 300, height: int = 80) -> str:
-    """Points of a loss curve in a box of this size, y downwards; logarithmic where every loss is above 0."""
-    steps = [step for step, _ in curve]
-    scale = math.log if all(loss > 0 for _, loss in curve) else float
-    losses = [scale(loss) for _, loss in curve]
-    x0, y0 = min(steps), min(losses)
-    across = (max(steps) - x0) or 1
-    up = (max(losses) - y0) or 1
-    return " ".join(
-        f"{width * (step - x0) / across:.1f},{height * (1 - (loss - y0) / up):.1f}"
-        for step, loss in zip(steps, losses, strict=True)
-    )

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow, RunInfo
-from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.verdict import PairedEffect, VerifyReport
 from autoqec.errors import AutoqecError, InputError
 from autoqec.host import owner, procfs
 from autoqec.host.git import Repo
 from autoqec.report import run_view
+from autoqec.report.loss import curve
 from autoqec.report.run_view import RunView, attempt_of
 from autoqec.report.text import paragraphs
 from autoqec.store.files import dump_config, parse_env
@@ -23,8 +23,6 @@ from autoqec.store.layout import SURFACE, RunLayout
 
 DETAILS, LISTED = 60, 400  # rounds told in full, and rounds listed, over all runs of a page
 DIFF_CHARS = 300_000  # of all diffs of a page
-CURVE_POINTS = 120
-SMALL_LOG = 1 << 18
 
 BASELINE = "baseline"
 
@@ -209,6 +207,16 @@ def pending(layout: RunLayout, closed: set[str]) -> tuple[Pending, ...]:
     return tuple(found.values())
 
 
+def validation(row: HistoryRow) -> PairedEffect | None:
+    """The Runner's own comparison with its interval; None where the counts are not on record, or contradict."""
+    from autoqec.tools.rows import effect
+
+    try:
+        return effect(row)
+    except ValueError:
+        return None
+
+
 def living(layout: RunLayout) -> bool:
     """Whether the process that owns the run is alive on this machine."""
     said = owner.read(layout.root)
@@ -270,36 +278,3 @@ def _diff(repo: Repo | None, row: HistoryRow, chars: int) -> tuple[str, str]:
             where = f"git show {row.commit_sha[:12]}"
             return "\n".join(lines[:number]), f"The first {number} of {len(lines)} lines; all of them: {where}"
     return text, ""
-
-
-def curve(path: Path) -> tuple[tuple[int, float], ...]:
-    """(step, mean loss of a stretch of steps) from a train.log of any size, at most CURVE_POINTS of them."""
-    pairs = [pair for pair in map(_pair, _lines(path)) if pair is not None]
-    width = max(1, -(-len(pairs) // CURVE_POINTS))
-    stretches = (pairs[start : start + width] for start in range(0, len(pairs), width))
-    return tuple((part[0][0], sum(loss for _, loss in part) / len(part)) for part in stretches)
-
-
-def _lines(path: Path) -> list[bytes]:
-    """Every line of a small log; of a large one, lines from evenly spaced places."""
-    try:
-        with path.open("rb") as stream:
-            size = path.stat().st_size
-            if size <= SMALL_LOG:
-                return stream.read(SMALL_LOG).splitlines()
-            found: list[bytes] = []
-            for place in range(0, size, size // (2 * CURVE_POINTS)):
-                stream.seek(place)
-                found += stream.read(512).split(b"\n")[1:-1]  # the first and the last are parts
-            return found
-    except OSError:
-        return []
-
-
-def _pair(line: bytes) -> tuple[int, float] | None:
-    step, tab, loss = line.partition(b"\t")
-    try:
-        pair = int(step), float(loss)
-    except ValueError:
-        return None
-    return pair if tab and abs(pair[1]) < float("inf") else None

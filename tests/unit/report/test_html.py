@@ -9,10 +9,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autoqec.errors import AutoqecError
-from autoqec.report import html, run_data
+from autoqec.report import html, loss, run_data
 from autoqec.store.layout import RunLayout
 from tests.support import runs
 
@@ -156,8 +157,62 @@ def test_a_disc_grows_with_the_parameters(tmp_path: Path) -> None:
     assert {18 + 70 / 4, 18 + 70 / 2, 18.0 + 70} <= areas
 
 
+def test_a_few_judged_rounds_have_their_numbers(tmp_path: Path) -> None:
+    from autoqec.report import charts
+
+    def numbers(rounds: int) -> set[str]:
+        figure = charts.front(run_data.load([runs.made_run(tmp_path / f"of{rounds}", rounds, artifacts=False)]))
+        assert figure is not None
+        return {text.get_text() for text in figure.axes[0].texts}
+
+    assert {"1", "3", "5"} <= {word for text in numbers(5) for word in text.split(", ")}
+    assert "43" not in numbers(50)
+
+
+def test_discs_on_each_other_share_a_label(tmp_path: Path) -> None:
+    from autoqec.report import charts
+
+    def alike(row: dict[str, Any]) -> dict[str, Any]:
+        judged = row["verify_verdict"] is not None
+        return row | ({"judge_flops_per_syndrome": 50_000, "delta_vs_baseline_holdout": 1e-3} if judged else {})
+
+    figure = charts.front(run_data.load([runs.made_run(tmp_path / "lab", 5, change=alike, artifacts=False)]))
+    assert figure is not None
+    assert [text.get_text() for text in figure.axes[0].texts if text.get_text()[0].isdigit()] == ["1, 3, 5"]
+
+
+def test_the_course_shows_an_interval_for_whatever_was_measured(tmp_path: Path) -> None:
+    from autoqec.report import charts
+
+    figure = charts.course(run_data.load([runs.made_run(tmp_path / "lab", 3, artifacts=False)]))
+    assert figure is not None
+    places = [[float(x) for x in np.asarray(line.get_xdata())] for line in figure.axes[0].lines]
+    assert sorted(one for one, other in places if one == other) == [
+        1 - charts.ASIDE,
+        1 + charts.ASIDE,
+        2 - charts.ASIDE,
+        3 - charts.ASIDE,
+        3 + charts.ASIDE,
+    ]
+
+
+def test_another_loss_is_another_stroke() -> None:
+    learning = [(step, 15.0 - 0.01 * step) for step in range(0, 100, 2)]
+    fine = [(step, 0.2 - 0.001 * (step - 100)) for step in range(100, 110, 2)]
+    assert loss.stages([*learning, (99, 7.0), *fine]) == [learning, fine]  # a mean of both losses is of neither
+    assert loss.stages(learning) == [learning]
+    (_, one), (_, two) = loss.strokes([*learning, *fine])
+    assert one.split()[0] == "0.0,0.0" and one.split()[-1].endswith(",80.0")
+    assert two.split()[0].endswith(",0.0") and two.split()[-1] == "300.0,80.0"
+
+
 def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> None:
-    _, page = fifty
+    text, page = fifty
+    rounds = text.split('<table class="sortable">')[1].split("</table>")[0]
+    gain = re.search(r"\+12\.9% \[[^]]*\]%<br><small class=\"soft\">of 100k</small>", rounds)
+    val = re.search(r"\+1\.80e-03<br><small class=\"soft\">\[[^]]*\] of 20k</small>", rounds)
+    assert gain and val, rounds[:2000]
+    assert re.search(r"SUSPICIOUS \+\d+\.\d% \[", text.split("Fork graph</h2>")[1].split("</svg>")[0])
     assert "1,400 → 950 of 100,000" in page.words and "240 → 200 of 100,000" in page.words
     assert "1.750" not in page.words and "1.75M, and 90k of fine-tuning" in page.words
 
@@ -178,7 +233,7 @@ def test_only_failures_say_what_failed(tmp_path: Path) -> None:
 
 def test_a_null_result_says_what_could_have_been_seen(tmp_path: Path) -> None:
     _, page = shown(runs.made_run(tmp_path / "lab", 2, change=lambda row: row | {"verify_verdict": None}))
-    assert re.search(r"a gain below about \d+% would not have been seen", page.words)
+    assert re.search(r"a gain below about \d+% may well have been missed", page.words)
 
 
 def test_a_torn_tail_is_left_out(tmp_path: Path) -> None:
@@ -226,8 +281,8 @@ def test_reports_and_logs_that_are_spoilt(tmp_path: Path) -> None:
 def test_a_big_log_is_read_in_places(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("".join(f"{step}\t{1 / (step + 1):.9g}\n" for step in range(200_000)), encoding="utf-8")
-    curve = run_data.curve(log)
-    assert 60 < len(curve) <= run_data.CURVE_POINTS
+    curve = loss.curve(log)
+    assert 60 < len(curve) <= loss.CURVE_POINTS
     assert [step for step, _ in curve] == sorted({step for step, _ in curve}) and curve[-1][0] > 190_000
     assert all(abs(loss * (step + 1) - 1) < 0.9 for step, loss in curve[1:])
 
