@@ -24,7 +24,8 @@ REFERENCE = "random"
 
 @dataclass(frozen=True)
 class Score:
-    """One strategy under one control; hypervolumes as shares of the best the table allows, means over seeds.
+    """One strategy under one control, held against `reference`; hypervolumes as shares of the best the table allows,
+    means over seeds.
 
     final: after the last round. mean: averaged over rounds. at_equal_seconds: when the reference has spent half its
     time. gap: final minus the reference's on the same seeds, with its 95% interval. verified: rounds a run. dollars:
@@ -32,6 +33,7 @@ class Score:
     """
 
     strategy: str
+    reference: str
     control: str
     seeds: int
     rounds: int
@@ -101,12 +103,15 @@ def compare(
     control: str = "none",
     others: dict[str, Propose] | None = None,
     spent: Callable[[], float] = lambda: 0.0,
-    reference: str = REFERENCE,
+    references: Sequence[str] = (REFERENCE,),
     on_run: Callable[[str, int], None] = lambda name, seed: None,
 ) -> list[Score]:
-    """Scores in the order of `names`, the reference first where it was left out. others: strategies by name that this
-    room does not know (a policy's, a language model's). spent: dollars that they have cost so far."""
-    names = list(dict.fromkeys(names if reference in names else [reference, *names]))
+    """Scores in the order of `names`, each held against every reference; references that were left out come first.
+
+    others: strategies by name that this room does not know (a policy's, a language model's). spent: dollars that they
+    have cost so far.
+    """
+    names = list(dict.fromkeys([*(one for one in references if one not in names), *names]))
     ruled = list(_ruled(table, seeds, rules, control))
     for name in names:
         if name not in (others or {}):
@@ -121,7 +126,7 @@ def compare(
             courses[name].append(bench.simulate(propose, table, seed=seed, rules=mine, spent=own))
             on_run(name, seed)
     best = bench.best_possible(table, rules.min_gain)
-    return [_score(name, control, courses, rules, best, reference) for name in names]
+    return [_score(name, control, courses, rules, best, one) for name in names for one in references]
 
 
 def _since(spent: Callable[[], float], before: float) -> float:
@@ -148,6 +153,7 @@ def _score(name: str, control: str, courses: dict[str, list[Course]], rules: Rul
     half = [course.seconds[-1] / 2 for course in reference]
     return Score(
         strategy=name,
+        reference=against,
         control=control,
         seeds=len(mine),
         rounds=rules.rounds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
 TABLE = Path("benchmarks/qecbench_tab.jsonl")
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
-HEAD = (
-    "| strategy | control | final | mean over rounds | at half {0}'s seconds | minus {0} [95%] | verified "
-    "| seconds | dollars |\n|---|---|---|---|---|---|---|---|---|"
-)
 
 
 @click.command("bench-ideators")
 @click.option("--table", type=click.Path(path_type=Path), default=TABLE, show_default=True)
 @click.option("--env", help="Env of the table; the first one where it is left out.")
 @click.option("--strategies", default=NAMES, show_default=True, help="hybrid:Q asks an oracle of quality Q.")
-@click.option("--reference", default="random", show_default=True, help="The strategy that all others are held against.")
+@click.option(
+    "--reference",
+    default="random",
+    show_default=True,
+    help="What all others are held against: one or more, comma between.",
+)
 @click.option("--model", help="Language model of the strategies llm, hybrid:llm, memory and memoryless.")
 @click.option(
     "--ideator-memory",
@@ -87,9 +89,10 @@ def command(
         raise InputError(what, where="--budget", mend="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
     tokens = int(money["tokens"]) if "tokens" in money else None
     contestants = Contestants(known.env, model, checkpoint, money.get("usd"), tokens)
-    others, lines = contestants.named([*names, reference]), [HEAD.format(reference)]
+    references = list(dict.fromkeys(name.strip() for name in reference.split(",")))
+    others, lines = contestants.named([*names, *references]), [_head(references)]
     for one in CONTROLS if control == "all" else (control,):
-        for score in compare(
+        scores = compare(
             known,
             names,
             seeds=seeds,
@@ -97,10 +100,11 @@ def command(
             control=one,
             others=others,
             spent=contestants.spent,
-            reference=reference,
-        ):
+            references=references,
+        )
+        for score in scores:
             out.emit(score.dump())
-            lines.append(_line(score))
+        lines += [_line(list(held)) for _, held in groupby(scores, key=lambda score: score.strategy)]
     foot = _foot(known, seeds, rules, contestants.given_up)
     text = "\n".join([*lines, "", f"{foot} {note}".rstrip()])
     out.say(text)
@@ -123,9 +127,18 @@ def _foot(table: Table, seeds: int, rules: Rules, given_up: int) -> str:
     return foot + (f" {given_up} rounds were left to the search by a model." if given_up else "")
 
 
-def _line(score: Score) -> str:
+def _head(references: list[str]) -> str:
+    names = ["strategy", "control", "final", "mean over rounds", f"at half {references[0]}'s seconds"]
+    names += [*(f"minus {one} [95%]" for one in references), "verified", "seconds", "dollars"]
+    return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
+
+
+def _line(held: list[Score]) -> str:
+    """One strategy, held against every reference."""
+    score = held[0]
+    gaps = " | ".join(f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}]" for one in held)
+    dollars = "unknown" if math.isnan(score.dollars) else f"{score.dollars:.2f}"
     return (
         f"| {score.strategy} | {score.control} | {score.final:.3f} | {score.mean:.3f} | {score.at_equal_seconds:.3f} "
-        f"| {score.gap:+.3f} [{score.gap_low:+.3f}, {score.gap_high:+.3f}] | {score.verified:.1f} "
-        f"| {score.seconds:.0f} | {'unknown' if math.isnan(score.dollars) else f'{score.dollars:.2f}'} |"
+        f"| {gaps} | {score.verified:.1f} | {score.seconds:.0f} | {dollars} |"
     )

@@ -124,8 +124,12 @@ def test_answers_that_are_none_fail_their_round(table: Table) -> None:
 
 def test_oracles_order_hybrid_between_its_search_and_the_best(table: Table) -> None:
     names = ["tpe", "hybrid:none", "hybrid:0", "hybrid:1"]
-    scores = {score.strategy: score for score in compare(table, names, seeds=6, rules=RULES)}
-    assert scores["hybrid:none"].final == scores["tpe"].final, "without answers it is its search"
+    held = compare(table, names, seeds=6, rules=RULES, references=("random", "tpe"))
+    assert [score.strategy for score in held[::2]] == ["random", *names]
+    scores = {score.strategy: score for score in held if score.reference == "random"}
+    beyond = {score.strategy: score.gap for score in held if score.reference == "tpe"}
+    assert beyond["tpe"] == beyond["hybrid:none"] == 0.0, "without answers it is its search"
+    assert all(beyond[name] == pytest.approx(scores[name].gap - scores["tpe"].gap) for name in beyond)
     assert scores["hybrid:1"].final > scores["tpe"].final and scores["hybrid:1"].mean > scores["tpe"].mean
     assert scores["hybrid:0"].final > 0.5 * scores["tpe"].final, "a useless oracle costs its rounds, no more"
     assert scores["random"].gap == 0.0 and 0 < scores["random"].final <= 1
@@ -236,10 +240,12 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     failures = unpack(measured["differs"], 2000) ^ unpack(plain["failures"], 2000)
     assert failures.sum() == measured["errors"] > 0
     argv = ["bench-ideators", "--table", str(out), "--rounds", "4", "--seeds", "2", "--val-shots", "500"]
-    assert call(group, [*argv, "--strategies", "tpe", "--write", str(tmp_path / "scores.md"), "--json"]) == 0
+    argv += ["--strategies", "tpe", "--reference", "random,evolve", "--write", str(tmp_path / "scores.md"), "--json"]
+    assert call(group, argv) == 0
     scores = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
-    assert [score["strategy"] for score in scores] == ["random", "tpe"]
-    assert "| tpe | none |" in (tmp_path / "scores.md").read_text(encoding="utf-8")
+    assert [score["strategy"] for score in scores[::2]] == ["random", "evolve", "tpe"]
+    written = (tmp_path / "scores.md").read_text(encoding="utf-8")
+    assert written.count("| tpe | none |") == 1 and "| minus random [95%] | minus evolve [95%] |" in written
 
 
 def test_the_bar_of_the_judge_can_be_set(table: Table) -> None:
