@@ -191,9 +191,9 @@ def _numbers(axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
         else:
             groups.append([place])
     for group in groups:
-        place = max(x for x, *_ in group), sum(y for _, y, _ in group) / len(group)
+        x, y = max(x for x, *_ in group), sum(y for _, y, _ in group) / len(group)
         names = ", ".join(name for *_, name in sorted(group))
-        axes.annotate(names, place, textcoords="offset points", xytext=(7, 5), fontsize=8)
+        axes.annotate(names, (x, y), textcoords="offset points", xytext=(7, 5), fontsize=8)
 
 
 def _near(one: tuple[float, float, str], other: tuple[float, float, str], height: float) -> bool:

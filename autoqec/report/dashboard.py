@@ -37,6 +37,7 @@ class Dashboard:
         self.compute_s = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in self.ended)
         self.round_s = (self.compute_s + sum(map(self._judge_s, self.ended))) / max(1, len(self.ended))
         self._front = front_table(self.view) if self.view.front else None  # made here: it reads the judge's counts
+        self._rounds = last_rounds(self.ended[-SHOWN_ROUNDS:]) if self.ended else None
         self._last_end = self.layout.history.stat().st_mtime if self.ended else 0.0
 
     def _judge_s(self, row: HistoryRow) -> float:
@@ -74,8 +75,10 @@ class Dashboard:
         if self.round_s:
             state.append(f"{duration(self.round_s)} a round")
         left = self.seconds_left()
-        if left is not None:
+        if left is not None and round(left) > 0:
             state.append(f"about {duration(left)} left of the run")
+        elif left is not None and len(self.ended) < (plan.rounds or 0):
+            state.append("the last round takes longer than those before")
         return Group(Text(f"{name} · {' · '.join(state)}", style="bold"), Text(" · ".join(self._limits()), style="dim"))
 
     def _limits(self) -> list[str]:
@@ -84,7 +87,8 @@ class Dashboard:
         if plan.hours is not None:
             parts.append(f"{(self.clock() - plan.began) / 3600:.2f} of {plan.hours:g} hours")
         of = f" of {plan.compute_hours:g}" if plan.compute_hours is not None else ""
-        parts.append(f"{self.compute_s / 3600:.2f}{of} compute hours")
+        hours = self.compute_s / 3600
+        parts.append(f"{hours:{'.2f' if hours >= 0.05 else '.1g'}}{of} compute hours")
         for name, most in (("CPU", plan.cpu_hours), ("GPU", plan.gpu_hours)):
             parts += [f"at most {most:g} of them on a {name}"] if most is not None else []
         if plan.plateau is not None:
@@ -101,7 +105,4 @@ class Dashboard:
 
     def body(self) -> RenderableType:
         """The last rounds, a line each, and the front."""
-        parts: list[RenderableType] = [self._front] if self._front is not None else []
-        if self.ended:
-            parts.append(last_rounds(self.ended[-SHOWN_ROUNDS:]))
-        return Group(*parts)
+        return Group(*(part for part in (self._front, self._rounds) if part is not None))

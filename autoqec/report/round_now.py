@@ -34,6 +34,7 @@ class RoundNow:
     losses: list[float] = field(default_factory=list)
     heard: dict[str, Any] = field(default_factory=dict)
     last_line: float = float("-inf")
+    failed: bool = False
 
     def absorb(self, payload: dict[str, Any]) -> None:
         """Take an event's payload, by its keys; odd values are passed over."""
@@ -41,6 +42,7 @@ class RoundNow:
         if isinstance(phase, str) and phase != self.phase:
             self.phase, self.phase_began, self.last_line = phase, self.clock(), float("-inf")
             self.done, self.total, self.heard, self.losses = 0, 0, {}, []
+        self.failed = self.failed or payload.get("status") not in (None, "ok")
         self.hypothesis = str(payload.get("hypothesis") or self.hypothesis)
         self.branch = str(payload.get("branch") or self.branch)
         for done, total in (("step", "steps"), ("shots", "budget")):

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.report import run_view
+from autoqec.report.run_data import validation
 from autoqec.report.run_view import RunView, attempt_of
 from autoqec.report.text import count, effect_line, interval, percent, plain
 from autoqec.tools.rows import current
@@ -48,44 +49,64 @@ def rounds_table(rows: Sequence[HistoryRow]) -> Table:
     """One entry a round, as its last row has it."""
     table = Table(title="Rounds", title_justify="left")
     table.add_column("#", justify="right")
-    for name in ("tried", "status"):
-        table.add_column(name, overflow="fold")
+    table.add_column("tried", overflow="fold", min_width=12)
     for name in ("val Δ, errors", "params", "FLOPs"):
         table.add_column(name, justify="right", overflow="fold")
-    table.add_column("verdict", overflow="fold")
-    table.add_column("fewer failures than plain, fresh shots", justify="right", overflow="fold")
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("fewer failures\nthan plain,\nfresh shots", justify="right", overflow="fold")
     for row in rows:
         table.add_row(
             str(row.round),
-            Text(plain(row.hypothesis, 160)),
-            Text(plain(row.status if row.status == "ok" else f"{row.status}: {row.status_reason}", 120)),
+            _tried(row),
             _validated(row),
             count(row.n_params),
             count(row.flops_per_syndrome),
-            _verdict(row),
-            Text(_gain(row) + (f"\non {count(row.holdout_shots)}" if row.holdout_shots else "")),
+            _outcome(row),
+            Text(_fresh(row)),
         )
     return table
 
 
 def last_rounds(rows: Sequence[HistoryRow]) -> Table:
     """The same for a screen: a line or two each, of those that failed why instead of what."""
-    table = Table(title="Last rounds", title_justify="left")
+    table = Table(title="Last rounds: fewer failures than plain, with 95% intervals", title_justify="left")
     table.add_column("#", justify="right")
-    table.add_column("tried, or why it failed", overflow="fold", min_width=24)
-    for name, justify in (("val Δ", "right"), ("verdict", "left"), ("fewer failures", "right")):
-        table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+    table.add_column("tried, or why it failed", overflow="fold", min_width=16)
+    table.add_column("validation", justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("fresh shots", justify="right", no_wrap=True)
     for row in rows:
-        words = row.hypothesis if row.status == "ok" else f"{row.status}: {row.status_reason}"
-        val = "–" if row.delta_ler is None else f"{row.delta_ler:+.2e}"
-        table.add_row(str(row.round), Text(plain(words, 72)), val, _verdict(row), Text(_gain(row)))
+        val = validation(row)
+        guided = _shares(val.relative, val.relative_low, val.relative_high, val.counts.shots) if val else "–"
+        words = plain(row.hypothesis, 72) if row.status == "ok" else plain(str(row.status_reason), 160)
+        table.add_row(str(row.round), Text(words), Text(guided), _outcome(row), Text(_fresh(row)))
     return table
 
 
-def _verdict(row: HistoryRow) -> Text:
+def _fresh(row: HistoryRow) -> str:
+    """The judge's figure."""
+    return _shares(row.relative_holdout, row.relative_holdout_low, row.relative_holdout_high, row.holdout_shots)
+
+
+def _shares(gain: float | None, low: float | None, high: float | None, shots: int | None) -> str:
+    """`+4.6% of 20k`, and its interval below."""
+    if gain is None:
+        return "–"
+    of = f" of {count(shots)}" if shots else ""
+    return f"{percent(gain)}{of}\n{interval(low, high)}".rstrip()
+
+
+def _tried(row: HistoryRow) -> Text:
+    """What, and below it why it ended without a result."""
+    text = Text(plain(row.hypothesis, 160))
+    return text if row.status == "ok" else text.append(f"\n{plain(str(row.status_reason), 160)}", style="dim")
+
+
+def _outcome(row: HistoryRow) -> Text:
+    """The judge's word, else why there is none."""
     unjudged = "not judged" if row.verdict == "candidate" else "not nominated"
-    verdict = row.verify_verdict or (unjudged if row.status == "ok" else "–")
-    return Text(verdict, style=VERDICT_STYLE.get(verdict, "dim"))
+    word = row.verify_verdict or (unjudged if row.status == "ok" else row.status)
+    return Text(plain(word), style=VERDICT_STYLE.get(word, "dim" if row.status == "ok" else "red"))
 
 
 def _validated(row: HistoryRow) -> Text:

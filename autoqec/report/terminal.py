@@ -70,7 +70,9 @@ class LiveView:
     def __call__(self, kind: str, payload: dict[str, Any]) -> None:
         """Take one event."""
         now = self._absorb({"phase": "judging", **payload} if kind.startswith("judge") else payload)
-        line = line_of(kind, payload)
+        # Why a round failed is said once: that it is not nominated, for the same reason, needs no line.
+        again = now is not None and now.failed and payload.get("verdict") == "ignore"
+        line = None if again else line_of(kind, payload)
         if line is not None:
             self._say(line)
         elif now is not None and now.total and self._live is None:

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from autoqec.host import owner
+from autoqec.report import run_view, summary
 from autoqec.report.dashboard import Dashboard
 from autoqec.report.live_file import LiveFile, Plan
 from autoqec.store.layout import RunLayout
@@ -80,7 +81,30 @@ def test_the_words_of_an_owner_that_died_are_nobodys(tmp_path: Path) -> None:
 
 def test_failures_say_why(tmp_path: Path) -> None:
     layout = runs.made_run(tmp_path / "lab", 2, only_failures=True)
-    assert "train_error: the loss is not finite at step 12" in shown(layout, Plan())[1]
+    text = shown(layout, Plan())[1]
+    assert "the loss is not finite at step 12" in text and "train_error" in text
+
+
+def test_the_last_rounds_have_intervals_and_shots_also_on_a_narrow_screen(layout: RunLayout) -> None:
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None, markup=False).print(Dashboard(layout).body())
+    text = out.getvalue()
+    for part in ("+28.6% of 20k", "[+20.8, +35.9]%", "+9.3% of 100k", "[+7.1, +11.4]%", "train_error", "VERIFIED"):
+        assert part in text, text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
+    out = io.StringIO()
+    Console(file=out, width=80, color_system=None, markup=False).print(summary.rounds_table(run_view.load(layout).rows))
+    text = out.getvalue()
+    for part in ("[+7.1,", "+11.4]%", "280 → 200", "train_error", "100k"):
+        assert part in text, text
+
+
+def test_a_last_round_that_takes_long_has_no_made_up_end(layout: RunLayout) -> None:
+    text = shown(layout, Plan(rounds=6), later=9000)[1]
+    assert "the last round takes longer than those before" in text and "0:00 left" not in text
 
 
 def test_every_limit_of_a_run_is_one_that_watch_may_see() -> None:

@@ -50,6 +50,13 @@ def test_progress_moves_by_its_keys_whatever_the_kind() -> None:
     assert "judging · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
 
 
+def test_why_a_round_failed_is_said_once() -> None:
+    failed = ("measured", {"round": 1, "status": "compile_error", "status_reason": "too many parameters"})
+    ignored = ("nominated", {"round": 1, "verdict": "ignore", "summary_1line": "compile_error: too many parameters"})
+    shown = seen(failed, ignored, ("nominated", {"round": 2, "verdict": "ignore", "summary_1line": "too weak"}))
+    assert shown.count("too many parameters") == 1 and "Round 2 not nominated: too weak" in shown
+
+
 def test_a_model_that_is_not_heard_is_told_with_its_fault() -> None:
     fault = {
         "role": "ideator",
