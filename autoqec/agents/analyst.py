@@ -86,13 +86,13 @@ def _figures(metrics: RoundMetrics, effect: PairedEffect | None) -> str:
 
 
 def _parent(metrics: RoundMetrics) -> str:
-    if metrics.delta_vs_parent is None:
+    if metrics.delta_vs_parent in (None, metrics.delta_ler):  # the same figure: it stands on the baseline
         return ""
     return f"Against its parent on the same val shots: {metrics.delta_vs_parent:+.3e} per shot (guidance, no interval)."
 
 
 def _meaning(effect: PairedEffect | None) -> str:
-    guidance = "Val shots are the search's own and every round reuses them: this is guidance, the judge decides."
+    guidance = "This is guidance; the judge decides."
     if effect is None:
         return guidance
     if effect.delta_low > 0:

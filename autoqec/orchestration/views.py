@@ -47,7 +47,8 @@ def log_head(info: RunInfo, summary: str) -> str:
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
     head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
     held = f"Held in every proposal: {pins.told(info.pins)}.\n\n" if info.pins else ""
-    return f"{head}{held}{summary}"
+    guidance = "Val shots steer the search, which reuses them every round: their figures prove nothing. "
+    return f"{head}{held}{guidance}The judge's are of fresh shots. Intervals are 95%.\n\n{summary}"
 
 
 def summary(tally: Tally, rows: int) -> str:
@@ -60,12 +61,13 @@ def summary(tally: Tally, rows: int) -> str:
     if not front:
         return text
     text += "The verified front, best first; gains over the plain backend on fresh shots, with 95% intervals:\n\n"
-    names = ("round", "branch", "Δ_LER a shot", "fewer failures", "shots", "FLOPs", "parameters")
+    names = ("round", "branch", "Δ_LER a shot", "fewer failures", "shots", "better than", "FLOPs", "parameters")
     text += f"| {' | '.join(names)} |\n{'|---' * len(names)}|\n"
     for entry in front:
         row = tally.standing[entry.round_attempt_id].row
         gain = f"{entry.delta_vs_baseline_holdout:+.2e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1)}"
-        cells = (row.round, f"`{entry.branch}`", gain, _relative(row), row.holdout_shots or "")
+        beaten = ", ".join(name for name, won in (row.beats_panel or {}).items() if won)
+        cells = (row.round, f"`{entry.branch}`", gain, _relative(row), row.holdout_shots or "", beaten)
         text += f"| {' | '.join(map(str, (*cells, entry.flops_per_syndrome, entry.n_params)))} |\n"
     return f"{text}\n"
 
@@ -109,13 +111,15 @@ def section(row: HistoryRow, tally: Tally) -> str:
 def _happened(row: HistoryRow) -> str:
     if row.status == "compose_conflict":
         return f"The branches do not merge; both sides changed {', '.join(row.conflicting_files or ())}."
-    if row.status == "ok" and row.analysis:
-        return f"{_flat(row.analysis)}."
+    if row.status == "ok":
+        return f"{_flat(row.analysis or row.summary_1line or 'It was measured; nothing was said of it')}."
     return f"It ended without a result, {row.status}: {_flat(row.status_reason or '')}."
 
 
 def _judge(row: HistoryRow) -> str:
     said = f"{row.verify_verdict}: {_holdout(row)}{_panel(row)}."
+    if row.composition_verdict:
+        said += f" As a composition, beside its parents on one more draw: {row.composition_verdict}."
     reasons = _flat("; ".join(row.verify_reasons))
     return f"{said} Why: {reasons}." if reasons else said
 
@@ -158,21 +162,29 @@ def _meaning(row: HistoryRow) -> str:
         return "Nothing was concluded from this attempt; its number and files are kept."
     if row.status == "compose_conflict":
         return "These parents cannot be joined as they are; the set is not tried again."
+    if row.status == "compile_error":
+        return "Of this config no decoder can be built within the env's limits."
     if row.status != "ok":
-        return "This config gives no decoder within the limits; it is not tried again."
+        return "No decoder came of this attempt; of its idea nothing was learned."
     if row.verify_verdict == "SUSPICIOUS" and (row.delta_holdout_low or 0.0) > 0:
         return (
             "The interval lies above 0, but the run tests many candidates and an interval counts them not: what the "
             "judge needs for a claim was not there. The gain may be real; it is not claimed, and stays off the front."
         )
     return {
-        "VERIFIED": "The gain over the plain backend holds on shots that nobody could have seen.",
-        "SUSPICIOUS": "Neither gain nor harm was shown: it does not enter the front.",
+        "VERIFIED": f"The gain over the plain backend holds on shots that nobody could have seen.{_unbeaten(row)}",
+        "SUSPICIOUS": "What the judge needs for a claim was not there: it stays off the front, and nothing is claimed.",
         "FAILED": "The judge found harm or a broken guard: it does not enter the front.",
         None: "No evidence was sought: the val shots gave no reason to."
         if row.verdict == "ignore"
         else "It was nominated and not judged: nothing is claimed.",
     }[row.verify_verdict]
+
+
+def _unbeaten(row: HistoryRow) -> str:
+    """Whom it was not shown to be better than: the first thing a reader wants to know of a gain."""
+    names = [name for name, won in (row.beats_panel or {}).items() if not won]
+    return f" Over {', '.join(names)} none was shown." if names else ""
 
 
 def _flat(text: str) -> str:

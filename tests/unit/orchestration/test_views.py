@@ -145,6 +145,36 @@ def test_the_log_says_what_happened(tmp_path: Path) -> None:
         assert part in text, text
 
 
+def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_path: Path) -> None:
+    beats = {"mwpm": True, "mwpm_correlated": False}
+    found = memory(tmp_path, figures(1, 0.002, 10, 10, beats_panel=beats, composition_verdict="interference"))
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert "holds on shots that nobody could have seen. Over mwpm_correlated none was shown." in text
+    assert "beside its parents on one more draw: interference." in text
+    head = text.partition("## Round")[0]
+    assert "| mwpm | 10 | 10 |" in head and "their figures prove nothing" in head
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("compile_error", "can be built"), ("train_error", "nothing was learned")]
+)
+def test_the_log_claims_no_more_of_a_failure_than_is_known(tmp_path: Path, status: str, words: str) -> None:
+    row = rounds.row(1, status=status, status_reason="SLURM: PREEMPTED", verify_verdict=None)
+    found = memory(tmp_path, row)
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert words in text and "not tried again" not in text
+
+
+def test_a_weak_gain_with_evidence_is_not_called_nothing(tmp_path: Path) -> None:
+    """The sequential test may have found a gain whose size then was not shown to be enough."""
+    found = memory(tmp_path, figures(1, 0.002, 10, 10, verify_verdict="SUSPICIOUS", delta_holdout_low=-0.001))
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert "What the judge needs for a claim was not there" in text and "nor harm was shown" not in text
+
+
 def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other\.json"):
         RunMemory(tmp_path, pareto_filename="other.json")
