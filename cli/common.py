@@ -109,7 +109,7 @@ def _show_trace() -> None:
 
 
 def _sentence(error: click.ClickException) -> str:
-    text = error.format_message().rstrip(".")
+    text = " ".join(error.format_message().split()).rstrip(".")  # choices stand a line each
     context = getattr(error, "ctx", None)
     return f"{text}. Mend: {context.command_path} --help" if context else f"{text}."
 

@@ -14,7 +14,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.report import run_view
 from autoqec.report.run_data import validation
 from autoqec.report.run_view import RunView, attempt_of
-from autoqec.report.text import count, effect_line, interval, percent, plain
+from autoqec.report.text import count, counted, effect_line, interval, percent, plain
 from autoqec.tools.rows import current
 
 SHOWN = 20  # of the front, in a table
@@ -30,7 +30,7 @@ def parts(view: RunView) -> Iterator[RenderableType]:
     info, rounds = view.info, current(view.rows)
     verified = sum(row.verify_verdict == "VERIFIED" for row in rounds)
     head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
-    yield Text(f"{head} · {_count(rounds)}, {verified} verified", style="bold")
+    yield Text(f"{head} · {counted(len(rounds), 'round')}, {verified} verified", style="bold")
     if rounds:
         yield rounds_table(rounds)
     else:
@@ -49,7 +49,7 @@ def rounds_table(rows: Sequence[HistoryRow]) -> Table:
     """One entry a round, as its last row has it."""
     table = Table(title="Rounds", title_justify="left")
     table.add_column("#", justify="right")
-    table.add_column("tried", overflow="fold", min_width=12)
+    table.add_column("tried", overflow="fold", min_width=10)
     for name in ("val Δ, errors", "params", "FLOPs"):
         table.add_column(name, justify="right", overflow="fold")
     table.add_column("outcome", no_wrap=True)
@@ -171,10 +171,6 @@ def _best(view: RunView) -> Iterator[RenderableType]:
         yield Text(f"  its report cannot be read: {_near(view.layout.round(number).report_json)}")
     yield Text(f"  git checkout {plain(entry.branch)}")
     yield Text(f"  report: {_near(view.layout.round(number).report_md)}")
-
-
-def _count(rows: Sequence[HistoryRow]) -> str:
-    return "1 round" if len(rows) == 1 else f"{len(rows)} rounds"
 
 
 def _gain(row: HistoryRow) -> str:

@@ -43,6 +43,11 @@ def count(value: float | None) -> str:
     return f"{value:g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 round, 2 rounds."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

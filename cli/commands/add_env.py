@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from autoqec.errors import InputError
+from autoqec.report.text import counted
 from cli.common import Out, options
 
 MATRICES = ("hx", "hz", "lx", "lz")
@@ -74,12 +75,13 @@ def _write(spec: dict[str, Any], asked: dict[str, Any], path: Path, shots: int |
     found = appraise(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))
     assert load_env(path)[0] == env  # what was checked is what is written
-    out.say(f"{path}: {found.n_detectors} detectors, {found.n_observables} observables, {found.n_faults} mechanisms")
+    sizes = ((found.n_detectors, "detector"), (found.n_observables, "observable"), (found.n_faults, "mechanism"))
+    out.say(f"{path}: {', '.join(counted(number, noun) for number, noun in sizes)}")
     out.say(f"a net reads `inputs: {found.inputs}` and gives {found.n_variables} log-odds a shot")
     if found.distance_bound is not None:
         out.say(f"{found.distance_bound} errors can flip an observable unseen: the distance is no larger")
     for decoder, one in found.rates.items():
-        out.say(f"{decoder:16} {one.errors} errors in {one.shots} shots, {one.low:.2e} to {one.high:.2e}")
+        out.say(f"{decoder:16} {one.errors} errors in {one.shots} shots: LER {one.low:.2e} to {one.high:.2e} (95%)")
     plain = found.rates[env.plain]
     if plain.errors < FEW:
         out.note(

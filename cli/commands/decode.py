@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.errors import InputError
+from autoqec.report.text import counted
 from cli import places
 from cli.common import Out, options
 
@@ -69,7 +70,7 @@ def command(
         parts = (decoding.decode(part) for part in events)
         n = shotfiles.write(target, out_format or shotfiles.format_of(target), problem.n_observables, parts)
     kept = f"; {decoding.unknown} edges that the net does not know kept the model's priors" if decoding.unknown else ""
-    out.say(f"{target}: {n} shots decoded, {problem.n_observables} observables each{kept}")
+    out.say(f"{target}: {n} shots decoded, {counted(problem.n_observables, 'observable')} each{kept}")
     out.emit({"out": str(target), "shots": n, "env": made.env.name, "unknown_edges": decoding.unknown})
 
 

@@ -58,7 +58,8 @@ def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
 
 def _list(root: Path, out: Out) -> None:
     from autoqec.report import run_view
-    from autoqec.report.text import plain
+    from autoqec.report.text import counted, plain
+    from autoqec.tools.rows import current
 
     ids = places.run_ids(root)
     if not ids:
@@ -73,7 +74,7 @@ def _list(root: Path, out: Out) -> None:
         info = view.info
         out.say(
             f"{run_id}  {plain(info.env_name)}  profile {info.profile}  seed {info.seed}  "
-            f"{len(view.rows)} rows, {view.verified} verified, {len(view.front)} on the front"
+            f"{counted(len(current(view.rows)), 'round')}, {view.verified} verified, {len(view.front)} on the front"
         )
         out.emit(
             {

@@ -65,6 +65,7 @@ def test_watch_and_export_of_a_run_that_is_over(lab: Path, capsys: pytest.Captur
         ["report", runs.RUN_ID, "--serve", "--out", "x"],
         ["report", runs.RUN_ID, "--format", "gif"],
         ["watch", "nothing"],
+        ["export", runs.RUN_ID],
         ["export", runs.RUN_ID, "--format", "xlsx"],
         ["export", runs.RUN_ID, "--format", "csv", "--out", "runs"],
     ],
@@ -74,6 +75,7 @@ def test_wrong_input_is_one_sentence(lab: Path, capsys: pytest.CaptureFixture[st
     assert call(group, argv) == 2
     said = capsys.readouterr().err
     assert said.startswith("autoqec: ") and "Mend: " in said and len(said.strip().splitlines()) == 1
+    assert "\\n" not in said and "\\t" not in said
     assert sorted(path for path in lab.rglob("*") if ".git" not in path.parts) == before
 
 
