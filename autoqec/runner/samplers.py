@@ -23,7 +23,8 @@ from autoqec.runner.replay import GAP
 DRAW = 32_768  # shots drawn at once, fewer where their labels would fill more than LABEL_BYTES
 LABEL_BYTES = 2**25
 GAP_CAP = 20.0  # nats; beyond, no shot is near failure, and matching need not look
-BARREN_DRAWS = 64  # draws in a row without one shot near failure: there is nothing to learn from
+NEAR_DRAW = 8192  # of which some are near failure; few at once, for whoever waits for a batch waits for a whole draw
+BARREN_DRAWS = 256  # draws in a row without one shot near failure: there is nothing to learn from
 
 TrajInfos = dict[str, np.ndarray]  # one value a trajectory, under each name
 
@@ -169,7 +170,7 @@ class NearFailureSampler(ShotSampler):
         self._draws = self._barren = 0
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        shots = sampling.sample(self.problem, DRAW, self.train_seed(self._draws))
+        shots = sampling.sample(self.problem, NEAR_DRAW, self.train_seed(self._draws))
         self._draws += 1
         detections = sampling.unpack(shots.detectors, self.problem.n_detectors)
         gap = self._classes.gap(detections, cap=self.gap + 0.5)
@@ -178,7 +179,7 @@ class NearFailureSampler(ShotSampler):
         if self._barren == BARREN_DRAWS:
             raise RoundFailed(
                 "train_error",
-                f"none of {BARREN_DRAWS * DRAW} shots lies within {self.gap} nats of the other logical class",
+                f"none of {BARREN_DRAWS * NEAR_DRAW} shots lies within {self.gap} nats of the other logical class",
                 where="training.finetune_gap",
                 mend="raise `training.finetune_gap`, or set `training.finetune_share: 0`",
             )

@@ -105,6 +105,14 @@ def test_no_pass_is_larger_than_the_cost_allows(problem: Problem, monkeypatch: p
     assert max(sizes) <= 50 and sum(sizes) == 1000
 
 
+def test_a_pass_has_shots_enough_to_share_its_weights_and_operations_among(problem: Problem) -> None:
+    wide = make_agent(problem, config={"type": "mlp", "mlp": {"hidden": 2048, "depth": 3}})
+    weights = sum(value.numel() for value in wide.parameters())
+    assert 200 <= wide.shots_per_pass <= 256 < 512, "two flops a weight and shot, 512 of them"
+    assert PredecoderAgent(wide.model, 2 * weights).shots_per_pass == 256
+    assert PredecoderAgent(make_agent(problem).model, 10**10).shots_per_pass == 8
+
+
 def test_the_schedule_warms_up_by_shots_and_falls_along_a_cosine(agent: PredecoderAgent) -> None:
     algo = ready(SupervisedEdges(learning_rate=1e-2, weight_decay=0.0), agent, n_itr=10_000, batch_size=100)
     factors = [algo.schedule(itr) for itr in range(10_000)]

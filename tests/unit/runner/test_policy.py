@@ -43,6 +43,7 @@ def started(problem: Problem, **more: Any) -> PolicySampler:
 
 def test_the_reward_is_success_with_the_flips_minus_success_without(problem: Problem) -> None:
     sampler = started(problem)
+    sampler.batch_size = sampler.shots.batch_size = 1024
     samples, infos = sampler.obtain_samples(0)
     assert samples.flips is not None and samples.rewards is not None and samples.log_probs is not None
     assert set(np.unique(samples.rewards)) == {-1.0, 0.0, 1.0}, "eager flips break some shots and mend others"

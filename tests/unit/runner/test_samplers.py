@@ -68,7 +68,7 @@ def test_evaluation_takes_the_same_shots_of_the_val_band_every_time(
 def test_batches_hand_out_every_drawn_shot_once_in_order(
     problem: Problem, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "DRAW", 2048)
+    monkeypatch.setattr(samplers, "NEAR_DRAW", 2048)
     sampler = NearFailureSampler(problem, 50, seed=3, gap=6.0)
     sampler.initialize(agent)
     drawn: list[np.ndarray] = []
@@ -103,7 +103,7 @@ def test_near_failure_shots_are_the_uncertain_ones(problem: Problem, agent: Pred
 def test_without_shots_near_failure_the_round_says_which_knob_to_turn(
     problem: Problem, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "DRAW", 128)
+    monkeypatch.setattr(samplers, "NEAR_DRAW", 128)
     sampler = NearFailureSampler(problem, 32, seed=3, gap=1e-9)
     sampler.initialize(agent)
     sampler._classes.gap = lambda detections, cap: np.full(len(detections), 1.0)  # type: ignore[method-assign]
