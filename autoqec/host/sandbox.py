@@ -196,7 +196,10 @@ def _bubblewrap(policy: Policy) -> list[str]:
     out += [] if policy.network else ["--unshare-net"]
     out += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--die-with-parent", "--new-session"]
     out += ["--cap-drop", "ALL", "--unsetenv", "LD_PRELOAD", "--unsetenv", "AUTOQEC_OWNER"]
-    out += ["--size", size, "--tmpfs", "/tmp"]
+    # First, so that a run's directory under one of them lies on top.
+    out += ["--proc", "/proc", "--dev", "/dev"]
+    for memory in ("/dev/shm", "/tmp"):
+        out += ["--size", size, "--tmpfs", memory]
     for path in _system():
         # A merged /usr: /bin and /lib are links into it.
         out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
@@ -207,7 +210,6 @@ def _bubblewrap(policy: Policy) -> list[str]:
         out += ["--size", size, "--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
     for path in _by_depth(policy.read_only):
         out += _bind("--ro-bind", path)
-    out += ["--proc", "/proc", "--dev", "/dev", "--size", size, "--tmpfs", "/dev/shm"]
     for path in _devices(policy):
         out += _bind("--dev-bind", path)
     for path in _by_depth(policy.writable):

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -158,6 +159,26 @@ assert len(os.urandom(8)) == 8
     assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
     assert (world.inside / "kept").read_text() == str(world.inside)
     assert os.listdir(world.inside) in (["kept", "deep"], ["deep", "kept"])
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
+def test_a_lab_in_memory_is_open_and_its_neighbour_is_not(tier: Tier, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        given, inside, other = (Path(memory, name) for name in ("given", "inside", "other"))
+        given.write_text("given")
+        inside.mkdir()
+        other.write_text("other")
+        code = f"""
+import os
+assert open({str(given)!r}).read() == "given"
+open("kept", "w").close()
+try: open({str(other)!r})
+except OSError: raise SystemExit(0)
+raise SystemExit("the neighbour is open")
+"""
+        policy = Policy(read_only=(given,), writable=(inside,))
+        assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+        assert os.listdir(inside) == ["kept"]
 
 
 def test_nothing_is_writable_when_nothing_is_listed(tier: Tier, world: World, tmp_path: Path) -> None:
