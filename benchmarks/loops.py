@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,9 @@ from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
 from autoqec.runner import AsyncRl, MinibatchRl
 from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.algos import SupervisedEdges
 from autoqec.runner.logger import TrainLogger
+from autoqec.runner.samplers import EdgeLabelSampler
 from autoqec.runner.training import Budget, Phase, phases
 from autoqec.store.layout import RoundLayout
 from benchmarks.bench import surface
@@ -31,6 +35,7 @@ SEED = 1
 UPDATES, BATCH, PARTS = 200, 256, 60
 LABELLED, REWARDED, TESTED = 400_000, 200_000, 200_000
 REWARD_RATE = 1e-3
+STEPS = 20
 
 
 def hard_flip(training: dict[str, Any], hidden: int) -> PredecoderDSL:
@@ -164,16 +169,76 @@ def flip_rows() -> list[Row]:
     return rows
 
 
+# name, distance, config, shots of a batch
+NETS: tuple[tuple[str, int, dict[str, Any], int], ...] = (
+    ("dense template, d=5", 5, {"type": "mlp", "mlp": {}}, 512),
+    ("dense template, d=7", 7, {"type": "mlp", "mlp": {}}, 512),
+    ("dense hard_flip, d=7", 7, {"type": "mlp", "mlp": {"inputs": "all"}, "output_mode": "hard_flip"}, 256),
+    ("graph net, d=5", 5, {"type": "gnn", "gnn": {}}, 128),
+)
+
+
+def precision_rows() -> list[Row]:
+    """One supervised step in bfloat16 (autocast) and compiled, against float32 as it is."""
+    rows = []
+    for name, distance, config, batch in NETS:
+        problem = surface(distance)
+        plain, _ = step(problem, config, batch)
+        half, _ = step(problem, config, batch, half=True)
+        with tempfile.TemporaryDirectory() as place:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # a branch's net is a new one: nothing is compiled yet
+            built, first = step(problem, config, batch, compiled=True)
+        rows.append(
+            Row(
+                f"a training step in other precision, {name}",
+                f"bfloat16 {plain / half:.2f} x, torch.compile {plain / built:.2f} x (first step {first:.0f} s)",
+                f"float32, {1e3 * plain:.1f} ms of CPU",
+                f"median of {STEPS} steps of {batch} shots each, one core; {load()} processes wanted a core",
+            )
+        )
+    return rows
+
+
+def step(
+    problem: Problem, config: dict[str, Any], batch: int, *, half: bool = False, compiled: bool = False
+) -> tuple[float, float]:
+    """CPU seconds of one supervised step, and seconds of the first."""
+    agent = agent_of(problem, parse_dsl(config))
+    sampler, algo = EdgeLabelSampler(problem, batch, SEED), SupervisedEdges(learning_rate=1e-3, weight_decay=0.0)
+    sampler.initialize(agent)
+    algo.initialize(agent, n_itr=STEPS, batch_size=batch)
+    samples, _ = sampler.obtain_samples(0)
+    if compiled:
+        agent.model = torch.compile(agent.model)
+    took, began = [], time.perf_counter()
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        algo.optimize_agent(0, samples)
+        first = time.perf_counter() - began
+        for itr in range(STEPS):
+            before = time.process_time()
+            algo.optimize_agent(itr, samples)
+            took.append(time.process_time() - before)
+    return float(np.median(took)), first
+
+
 def load() -> str:
     """Processes that wanted a core in the last minute."""
     return Path("/proc/loadavg").read_text().split()[0] if Path("/proc/loadavg").exists() else "unknown"
 
 
+SUITES: dict[str, tuple[str, Callable[[], list[Row]]]] = {
+    "speed": ("many processes", lambda: speed_rows(7)),
+    "flips": ("hard_flip by reward", flip_rows),
+    "precision": ("precision and compilation", precision_rows),
+}
+
+
 def main(parts: list[str]) -> None:
-    """speed, flips; both where none is named."""
+    """speed, flips, precision; the first two where none is named."""
     torch.set_num_threads(1)
     for part in parts or ["speed", "flips"]:
-        suite, rows = ("many processes", speed_rows(7)) if part == "speed" else ("hard_flip by reward", flip_rows())
+        suite, measured = SUITES[part]
+        rows = measured()
         record(f"training loops: {suite}", rows)
         for row in rows:
             print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})", flush=True)
