@@ -98,7 +98,8 @@ def _code(asked: dict[str, Any], path: Path) -> dict[str, Any]:
     given = {name: asked[name] for name in MATRICES if asked[name] is not None}
     if given:
         return _matrices(given, asked, path)
-    words = "Code: surface_code:rotated_memory_z or another task of stim's, bivariate_bicycle, or a file (.stim, .dem, .yaml)"
+    tasks = "surface_code:rotated_memory_z or another task of stim's"
+    words = f"Code: {tasks}, bivariate_bicycle, or a file (.stim, .dem, .yaml)"
     code = asked["code"] or _ask(words, "--code")
     basis = asked["basis"] or "z"
     if code == "bivariate_bicycle":
