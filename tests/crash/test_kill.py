@@ -16,7 +16,8 @@ from cli.lab import make_lab
 from tests.crash.invariants import Before, check, git, run_ids
 from tests.crash.starts import ENV, killed, recovered, start
 
-ROUND = [place for place in failpoint.PLACES if not place.startswith(("recovery_", "job_")) and place != "run_created"]
+ELSEWHERE = ("recovery_", "job_", "garbage_", "run_created")  # recovery, test_slurm, test_gc, a run's birth
+ROUND = [place for place in failpoint.PLACES if not place.startswith(ELSEWHERE)]
 RECOVERY = [place for place in failpoint.PLACES if place.startswith("recovery_")]
 JUDGED = ("charged", "judged")
 NAMED = ["planned", "coded", "row_appended"]  # in every run; the others in the long one
