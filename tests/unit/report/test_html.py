@@ -217,6 +217,23 @@ def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> Non
     assert "1.750" not in page.words and "1.75M, and 90k of fine-tuning" in page.words
 
 
+def luminance(colour: str) -> float:
+    """Relative luminance of `#rrggbb` (WCAG 2)."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_every_colour_of_text_can_be_read(fifty: tuple[str, Page], theme: int) -> None:
+    found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", fifty[0])
+    shades = {name: luminance(pair[theme]) for name, *pair in found}
+    for name in ("ink", "soft", "good", "warn", "bad", "mark", "second"):
+        for ground in ("paper", "panel", *(("add", "del") if name == "ink" else ())):
+            low, high = sorted((shades[name], shades[ground]))
+            assert (high + 0.05) / (low + 0.05) >= 4.5, f"{name} on {ground}"
+
+
 def test_no_round_yet(tmp_path: Path) -> None:
     layout = runs.made_run(tmp_path / "lab", 0)
     runs.under_way(layout, 1, "a first idea")
