@@ -27,7 +27,7 @@ COLOURS = {
 SERIES = ("mark", "second", "good", "warn")
 SIZE = (4.0, 3.2)  # inches
 ASIDE = 0.08  # of a round's place: what was validated to the left, what was judged to the right
-NUMBERED = 12  # judged rounds up to which each has its number; of more, the front alone
+NUMBERED = 12  # judged rounds of one run up to which each has its number; of more, the front alone
 Draw = Callable[[Sequence[RunData]], "Figure | None"]
 
 
@@ -50,7 +50,7 @@ def front(runs: Sequence[RunData]) -> Figure | None:
         if low is not None and high is not None:
             axes.plot([x] * 2, [low, high], color=COLOURS[colour], linewidth=1.2, zorder=2)
         _disc(axes, one, x, delta, colour, filled=one.on_front, run=run, runs=runs)
-        if delta is not None and (one.on_front or len(judged) <= NUMBERED):
+        if delta is not None and (one.on_front or len(judged) <= NUMBERED // len(runs) ** 2):
             numbers.append((x, delta, f"{row.round}" + (f" ({run.id[-6:]})" if len(runs) > 1 else "")))
     _panel_lines(axes, runs)
     from matplotlib.ticker import LogLocator
