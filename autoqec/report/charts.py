@@ -50,7 +50,7 @@ def front(runs: Sequence[RunData]) -> Figure | None:
         if low is not None and high is not None:
             axes.plot([x] * 2, [low, high], color=COLOURS[colour], linewidth=1.2, zorder=2)
         _disc(axes, one, x, delta, colour, filled=one.on_front, run=run, runs=runs)
-        if delta is not None and (one.on_front or len(judged) <= NUMBERED // len(runs) ** 2):
+        if delta is not None and (one.on_front or (len(runs) == 1 and len(judged) <= NUMBERED)):
             numbers.append((x, delta, f"{row.round}" + (f" ({run.id[-6:]})" if len(runs) > 1 else "")))
     _panel_lines(axes, runs)
     from matplotlib.ticker import LogLocator
