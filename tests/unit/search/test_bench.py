@@ -248,6 +248,26 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     assert written.count("| tpe | none |") == 1 and "| minus random [95%] | minus evolve [95%] |" in written
 
 
+def test_the_committed_table_is_what_its_page_says() -> None:
+    """Whole, with bitmaps that agree with its counts, and with something to find at the envs' own bar."""
+    lines = [json.loads(line) for line in qecbench_tab.OUT.read_text(encoding="utf-8").splitlines()]
+    cells = [line for line in lines if line["kind"] == "cell"]
+    assert len({line["key"] for line in cells}) == len(cells) == len(qecbench_tab.jobs())
+    whole = Table.read(qecbench_tab.OUT)
+    assert len({space.digest(cell.config) for cell in whole.cells}) >= 500 and whole.plain.size == 1_000_000
+    assert {cell.status for cell in whole.cells} == {"ok", "compile_error"} and max(c.seconds for c in whole.cells) < 10
+    errors = {space.digest(line["config"]): line["errors"] for line in cells
+              if (line["env"], line["fidelity"], line["seed"]) == (whole.env, "full", 0)}  # fmt: skip
+    for index, cell in enumerate(whole.cells):
+        counts = whole.counts(index, slice(None))
+        assert (None if counts is None else counts.errors_candidate) == errors[space.digest(cell.config)]
+    for fidelity in qecbench_tab.FIDELITIES:
+        for seed in qecbench_tab.SEEDS:
+            assert len(Table.read(qecbench_tab.OUT, fidelity=fidelity, seed=seed).cells) >= 50
+    assert len(Table.read(qecbench_tab.OUT, env=qecbench_tab.LARGE_ENV).cells) == 24
+    assert 20 < len(bench.verifiable(whole)) < 100
+
+
 def test_the_bar_of_the_judge_can_be_set(table: Table) -> None:
     counts = [len(bench.verifiable(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] > counts[3] == 0
