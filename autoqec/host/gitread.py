@@ -155,11 +155,11 @@ class Reads(ABC):
         return lines or ([f"git fsck left with {status}"] if status else [])
 
     def worktrees(self) -> list[Worktree]:
-        """Linked worktrees, by git's records; also those whose directory is gone."""
+        """Linked worktrees, by git's records; also those whose directory is gone. A record that was torn names none."""
         found = []
         for admin in sorted(self.common.glob("worktrees/*")):
             place, head = _read(admin / "gitdir"), _read(admin / "HEAD")
-            if place:
+            if Path(place).name == ".git":
                 path = absolute(Path(os.path.join(admin, place)).parent)
                 branch = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else None
                 found.append(Worktree(path, branch, admin))

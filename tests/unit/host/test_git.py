@@ -239,10 +239,12 @@ def test_prune_takes_ours_and_leaves_the_users(repo: Repo, tmp_path: Path) -> No
     git(repo.root, "worktree", "add", "-q", str(tmp_path / "users"))
     (repo.common / "worktrees" / "exp-r-09").mkdir()
     (repo.common / "worktrees" / "users-half").mkdir()
+    (repo.common / "worktrees" / "exp-r-08").mkdir()
+    (repo.common / "worktrees" / "exp-r-08" / "gitdir").write_text(f"{worktree.parent}/ex")  # torn by a power cut
     for path in (worktree, tmp_path / "users"):
         subprocess.run(["rm", "-r", str(path)], check=True)
     removed = {path.name for path in repo.worktree_prune()}
-    assert removed == {"exp-r-01", "exp-r-09"}
+    assert removed == {"exp-r-01", "exp-r-08", "exp-r-09"}
     assert (repo.common / "worktrees" / "users").is_dir()
 
 
