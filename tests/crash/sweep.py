@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,14 @@ class Ended:
     def lose(self, *, zeros: bool) -> None:
         """What a power cut does to what was not synced: the bytes are gone, or their places hold NULs."""
         for path, inode, cut in self.unsynced:
-            place = Path(path)
-            if not place.is_file() or place.stat().st_ino != inode:
-                continue  # removed again, or replaced
-            size = place.stat().st_size
-            os.truncate(place, min(cut, size))
-            if zeros:
-                os.truncate(place, size)
+            with suppress(FileNotFoundError):  # removed again, perhaps just now by a git that was still ending
+                with open(path, "r+b") as stream:
+                    found = os.fstat(stream.fileno())
+                    if found.st_ino != inode:
+                        continue  # replaced
+                    stream.truncate(min(cut, found.st_size))
+                    if zeros:
+                        stream.truncate(found.st_size)
 
 
 class Zygote:
