@@ -34,14 +34,14 @@ class Ended:
     def lose(self, *, zeros: bool) -> None:
         """What a power cut does to what was not synced: the bytes are gone, or their places hold NULs."""
         for path, inode, cut in self.unsynced:
-            with suppress(FileNotFoundError):  # removed again, perhaps just now by a git that was still ending
-                with open(path, "r+b") as stream:
-                    found = os.fstat(stream.fileno())
-                    if found.st_ino != inode:
-                        continue  # replaced
-                    stream.truncate(min(cut, found.st_size))
-                    if zeros:
-                        stream.truncate(found.st_size)
+            # A git that was still ending may have removed it just now.
+            with suppress(FileNotFoundError, IsADirectoryError), open(path, "r+b") as stream:
+                found = os.fstat(stream.fileno())
+                if found.st_ino != inode:
+                    continue  # replaced
+                stream.truncate(min(cut, found.st_size))
+                if zeros:
+                    stream.truncate(found.st_size)
 
 
 class Zygote:
