@@ -138,13 +138,19 @@ def _temporaries(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Pa
     found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
     left = [path for path in found if path.name.endswith(".tmp")]
     left += [one.job for one in rounds if one.job.is_file()]
-    return [*left, *(path for path in _half_written(layout.root) if path not in left)]
+    return [*left, *(path for path in _half_written(layout) if path not in left)]
 
 
-def _half_written(root: Path) -> list[Path]:
-    """What killed writes left anywhere in the run: a recorded round may be judged, and so written to, again."""
+def _half_written(layout: RunLayout) -> list[Path]:
+    """What killed writes left anywhere in the run: a recorded round may be judged, and so written to, again.
+
+    What was salvaged stays as it was found.
+    """
     found = []
-    for where, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if not name.endswith(".tmp"))  # gone as a whole, or a job's
+    for where, folders, names in os.walk(layout.root):
+        # A .tmp is gone as a whole, or a job's.
+        folders[:] = sorted(
+            name for name in folders if not name.endswith(".tmp") and Path(where, name) != layout.salvage
+        )
         found += [Path(where, name) for name in sorted(names) if atomic.is_temporary(name)]
     return found

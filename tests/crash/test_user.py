@@ -41,6 +41,14 @@ def test_nothing_to_do_where_nothing_happened(lab: Path) -> None:
     check(Before.of(lab), layout.run_id)
 
 
+def test_what_was_salvaged_stays_as_it_was_found(lab: Path) -> None:
+    layout, repo = place(lab)
+    half = layout.salvage / "checkout.1" / f".predecoder.yaml.{'0' * 16}.tmp"
+    half.parent.mkdir(parents=True)
+    half.write_text("half")
+    assert reconcile(layout, repo) == [] and half.read_text() == "half"
+
+
 def test_deleted_views_come_back_byte_for_byte(lab: Path) -> None:
     layout, repo = place(lab)
     was = {name: (layout.root / name).read_bytes() for name in VIEWS}
