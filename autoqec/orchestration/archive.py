@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,11 +19,12 @@ from autoqec.errors import ContractError, InputError
 from autoqec.host import machine, owner
 from autoqec.host.git import GitFailed, Repo
 from autoqec.host.scratch import scratch
-from autoqec.orchestration import judging
+from autoqec.orchestration import judging, survey
 from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.closing import published_secret
 from autoqec.orchestration.garbage import removed
 from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestration.reconcile import plan
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
@@ -46,13 +48,17 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
 
     shots: of a closed run, the judge's shots too, for whoever can't draw them alike. The run is held meanwhile, so that
-    its files belong together. Raises InputError where another process holds it (named), it has no branch yet, `out`
-    exists, or the archive would be larger than one that can be read back.
+    its files belong together. Raises InputError where another process holds it (named), a crash left it with work for
+    recovery, it has no branch yet, `out` exists, or the archive would be larger than one that can be read back.
     """
     info = History(layout).info()
     if out.exists():
         raise InputError("is there already", where=str(out), mend=f"name another file, or rm {out}")
     with owner.hold(layout.root):
+        undone = plan(survey.gather(repo, layout))
+        if undone:
+            what = f"the run is not in line with its history ({undone[0].kind}: {undone[0].why})"
+            raise InputError(what, where=str(layout.root), mend=undone[0].mend or f"autoqec reconcile {info.run_id}")
         manifest, packed = _archived(layout, repo, info, shots)
     atomic.write_bytes(out, packed)
     return manifest
@@ -193,8 +199,11 @@ def read_archive(archive: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
                 where=f"{where}, {name}",
                 mend="fetch the archive again",
             )
-    if _packed({MANIFEST: text, SEAL: _seal(text), **members}) != archive.read_bytes():
-        raise ContractError("was changed in bytes between its members", where=where, mend="fetch the archive again")
+    whole, raw = _packed({MANIFEST: text, SEAL: _seal(text), **members}), archive.read_bytes()
+    if whole != raw:
+        place = len(os.path.commonprefix([whole, raw]))
+        what = f"was changed between its members, first at byte {place} of {len(raw)}"
+        raise ContractError(what, where=where, mend="fetch the archive again")
     return manifest, members
 
 
@@ -210,6 +219,9 @@ def _members(archive: Path) -> dict[str, bytes]:
                 raise ValueError(f"member {entry.name!r} is not a plain file with a plain name")
             member = tar.extractfile(entry)
             found[entry.name] = member.read() if member else b""
+        # tarfile takes a header that it cannot read for the archive's end.
+        if raw[tar.offset :].strip(b"\0"):
+            raise ValueError(f"what stands at byte {tar.offset} of {len(raw)} is no member's header")
     return found
 
 

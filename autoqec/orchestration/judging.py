@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,8 +78,13 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
 
     with _asked(layout, repo, number) as (info, one, candidate, secret):
         if one.row.verify_verdict is not None:
+            # A report that was lost is written anew; only to compare with one that stands needs no hold on the run.
+            lost = not layout.round(number).report_json.exists()
             memory = RunMemory(layout.root)
-            with _requested(memory, info, candidate, secret) as request:
+            with (
+                owner.hold(layout.root) if lost else nullcontext(),
+                _requested(memory, info, candidate, secret) as request,
+            ):
                 return verifier.verify(_as_first_judged(memory, one, request), on_event=on_event)
         with owner.hold(layout.root):
             memory = RunMemory(layout.root)

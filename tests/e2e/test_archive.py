@@ -17,6 +17,7 @@ from autoqec.orchestration.archive import package_run, read_archive, replay_arch
 from autoqec.orchestration.closing import close_run
 from autoqec.orchestration.judging import replay
 from autoqec.orchestration.loop import run_rounds, start_run
+from autoqec.orchestration.recovery import reconcile
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from cli.lab import make_lab
@@ -79,6 +80,21 @@ def test_a_run_at_work_is_not_packed(packed: tuple[RunLayout, Path, Path], tmp_p
         package_run(layout, Repo.discover(layout.repo_root), tmp_path / "run.tar")
     assert f"kill {process.pid}" in str(found.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_was_cut_off_is_recovered_before_it_is_packed(
+    packed: tuple[RunLayout, Path, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(packed[0].repo_root, tmp_path / "lab", symlinks=True)
+    layout, repo = RunLayout(tmp_path / "lab", packed[0].run_id), Repo.discover(tmp_path / "lab")
+    with layout.history.open("a") as stream:
+        stream.write('{"kind":"row","rou')
+    with pytest.raises(InputError, match=f"heal: .*torn.* autoqec reconcile {layout.run_id}"):
+        package_run(layout, repo, tmp_path / "run.tar")
+    assert not (tmp_path / "run.tar").exists()
+    reconcile(layout, repo)
+    package_run(layout, repo, tmp_path / "run.tar")
+    assert replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=quiet).agrees
 
 
 def test_shots_that_cannot_be_redrawn_come_from_the_archive(
@@ -159,6 +175,25 @@ def test_a_flipped_byte_anywhere_is_noticed(packed: tuple[RunLayout, Path, Path]
         flipped.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         with pytest.raises(ContractError):
             read_archive(flipped)
+
+
+def test_a_changed_byte_of_a_header_is_named_by_its_place(
+    packed: tuple[RunLayout, Path, Path], tmp_path: Path
+) -> None:
+    with tarfile.open(packed[2], "r:") as tar:
+        header = tar.getmember("run/history.jsonl").offset
+    whole = bytearray(packed[2].read_bytes())
+    flipped = tmp_path / "flipped.tar"
+    for place, words in (
+        (header + 5, f"at byte {header} of {len(whole)} is no member's header"),
+        (len(whole) - 1, f"at byte {len(whole)} of|at byte .* is no member's header"),
+        (header - 1, f"between its members, first at byte {header - 1} of"),
+    ):
+        whole[place] ^= 1
+        flipped.write_bytes(whole)
+        with pytest.raises(ContractError, match=words):
+            read_archive(flipped)
+        whole[place] ^= 1
 
 
 def test_bad_places_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from autoqec.orchestration.memory import RunMemory
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.support import rounds
+from tests.unit.host.test_owner import another
 
 ONE, TWO = "1" * 64, "2" * 64
 
@@ -96,3 +97,34 @@ def test_who_asked_before_another_was_done_judges_nothing(
     with pytest.raises(InputError, match="meanwhile.*autoqec verify"):
         judging.judge_again(layout, None, 1, lambda *_: None)  # type: ignore[arg-type]
     assert layout.history.read_bytes() == before
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_lost_report_is_written_anew_only_by_whoever_holds_the_run(
+    stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compare with a report that stands changes nothing: it goes while rounds are made."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).dir.mkdir(parents=True)
+    history = History(layout)
+    history.write_info(rounds.info())
+    history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS"))
+    (judged,) = standings(history.rows())
+    if stands:
+        layout.round(1).report_json.write_text("{}")
+
+    @contextmanager
+    def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
+        yield rounds.info(), judged, None, b""
+
+    @contextmanager
+    def requested(*_: Any) -> Iterator[None]:
+        yield None
+
+    for name, fake in (("_asked", asked), ("_requested", requested), ("_as_first_judged", lambda *_: None)):
+        monkeypatch.setattr(judging, name, fake)
+    monkeypatch.setattr("autoqec.eval.verifier.verify", lambda *_, **__: "replayed")
+    refused = nullcontext() if stands else pytest.raises(InputError, match="held by process")
+    with another(layout.root), refused:
+        assert judging.judge_again(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
+    assert judging.judge_again(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
