@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,7 +25,6 @@ FREE = {  # moves and makes numbers, computes none
     "aten.empty", "aten.arange", "aten.split", "aten.split_with_sizes", "aten.alias", "aten._to_copy",
     "aten._unsafe_view", "aten.reshape", "aten.full", "aten.ones", "aten.bincount", "aten.unbind",
 }  # fmt: skip
-MATRIX = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution", "aten._scaled_dot_product_attention"}
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,28 @@ class Cost:
     flops_per_syndrome: int
 
 
-class _Elementwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """One operation for every element that an operation reads or writes, whichever is more."""
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Matrix work by torch's own formulas; of any other operation, one for every element that it reads or writes,
+    whichever is more."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+        self._formulas = FlopCounterMode(display=False).flop_registry
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and to keep its compiler away torch would import it, a second and more."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        name = str(func.overloadpacket)
-        if name == "aten.addmm":
-            self.total += _elements(out)  # the fused bias, which torch's counter leaves out
-        elif name not in FREE and name not in MATRIX:
+        formula = self._formulas.get(func.overloadpacket)
+        if formula is not None:
+            self.total += formula(*args, **(kwargs or {}), out_val=out)
+        if func.overloadpacket is torch.ops.aten.addmm:
+            self.total += _elements(out)  # the bias, which torch's formula leaves out
+        elif formula is None and str(func.overloadpacket) not in FREE:
             self.total += max(_elements(out), max((_elements(value) for value in args), default=0))
         return out
 
@@ -58,10 +70,7 @@ def _elements(value: Any) -> int:
 
 
 def count(model: Predecoder, n_detectors: int) -> Cost:
-    """Count the dearest of a quiet, a busy and a full shot: a net may do more where more was detected.
-
-    torch's own counter takes the matrix work; the elementwise rest is ours.
-    """
+    """Count the dearest of a quiet, a busy and a full shot: a net may do more where more was detected."""
     was_training = model.training
     model.eval()
     busy = (torch.arange(n_detectors) % 3 == 0).float()
@@ -74,7 +83,22 @@ def count(model: Predecoder, n_detectors: int) -> Cost:
 
 
 def _shot(model: Predecoder, shot: Tensor) -> int:
-    with torch.no_grad(), FlopCounterMode(display=False) as matrix, _Elementwise() as rest:
-        # Detached weights: torch's counter cannot follow an output that is a view of a parameter and nothing else.
+    with torch.no_grad(), _step_by_step(), _Counter() as counter:
+        # Detached weights: an output that is a view of a parameter and nothing else may then be written to.
         functional_call(model, model.state_dict(), (shot,))
-    return int(matrix.get_total_flops()) + rest.total
+    return counter.total
+
+
+@contextmanager
+def _step_by_step() -> Iterator[None]:
+    """Attention, whole transformer layers and LSTMs as the matrix products they are made of: no formula knows the
+    single operations that torch has for them on a CPU."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            warnings.filterwarnings("ignore", message="TF32", category=UserWarning)  # of a GPU that is not asked for
+            with torch.backends.mkldnn.flags(enabled=False):
+                yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)

@@ -174,6 +174,66 @@ def test_scatter_work_is_not_free() -> None:
     assert two.flops_per_syndrome > 2 * one.flops_per_syndrome
 
 
+WIDTH, LENGTH = 8, 24
+
+
+class OfTorch(torch.nn.Module):
+    """Every detector a token of WIDTH features, through one of torch's own layers."""
+
+    def __init__(self, layer: torch.nn.Module, n_edges: int) -> None:
+        super().__init__()
+        self.layer, self.n_edges = layer, n_edges
+
+    def forward(self, detections: torch.Tensor) -> torch.Tensor:
+        out = self.layer(detections[..., None].expand(-1, -1, WIDTH))
+        tokens = out[0] if isinstance(out, tuple) else out
+        return tokens.sum((1, 2))[:, None].expand(-1, self.n_edges)
+
+
+class Attention(torch.nn.Module):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        heads = tokens.unflatten(-1, (2, WIDTH // 2)).transpose(1, 2)
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+ATTENDING = 2 * LENGTH * LENGTH * WIDTH  # of queries with keys, and of weights with values
+
+
+@pytest.mark.parametrize(
+    ("layer", "products"),
+    [
+        (Attention(), ATTENDING),
+        (torch.nn.LSTM(WIDTH, WIDTH, batch_first=True), LENGTH * 8 * WIDTH * WIDTH),
+        (
+            torch.nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=32, batch_first=True),
+            ATTENDING + LENGTH * (4 * WIDTH * WIDTH + 2 * WIDTH * 32),
+        ),
+    ],
+    ids=["attention", "lstm", "transformer"],
+)
+def test_what_torch_fuses_is_counted_as_what_it_is_made_of(layer: torch.nn.Module, products: int) -> None:
+    view = ProblemView.of(problem(3))
+    assert view.n_detectors == LENGTH
+    cost = flops.count(Predecoder(OfTorch(layer, view.n_edges), view, "soft_priors"), LENGTH)
+    assert 2 * products < cost.flops_per_syndrome < 4 * products
+    assert torch.backends.mha.get_fastpath_enabled(), "as it was"
+
+
+def test_counting_does_not_load_the_compiler() -> None:
+    """A second and more of every process that judges."""
+    script = """
+import sys
+from pathlib import Path
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.decoders import flops
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from tests.unit.decoders.test_decoders import MLP, problem
+assert flops.count(compile_predecoder(parse_dsl(MLP), problem(3), seed=0), 24).flops_per_syndrome > 0
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=300).returncode == 0
+
+
 def test_a_body_that_is_a_view_of_its_parameters_is_counted() -> None:
     class Bias(torch.nn.Module):
         def __init__(self, n: int) -> None:
