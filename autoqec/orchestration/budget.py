@@ -90,11 +90,11 @@ def unchanged_for(rows: Sequence[HistoryRow]) -> int:
 class Interrupts:
     """Ctrl-C and SIGTERM: once, `asked` is set and the round under way is finished; twice, KeyboardInterrupt.
 
-    A context manager; outside the main thread it does nothing.
+    A context manager; outside the main thread no signal is taken.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.asked = self._left = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -106,8 +106,13 @@ class Interrupts:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._left = True
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def wants_more(self) -> bool:
+        """Whether a round that was proposed is still to be measured: nobody asked to stop, and the loop goes on."""
+        return not (self.asked or self._left)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

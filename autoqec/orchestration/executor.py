@@ -28,10 +28,14 @@ class Pending(Protocol):
         ...
 
 
-class Executor(Protocol):
-    """slots: how many measurements it takes at once."""
+class NotBegun(Exception):
+    """The measurement waited for its turn until nobody wanted it any more."""
 
-    slots: int
+
+class Executor(Protocol):
+    """room: how many measurements it takes, those that wait for their turn included."""
+
+    room: int
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending: ...
 
@@ -57,7 +61,7 @@ class _Now:
 class Serial:
     """One at a time, in the caller's own thread, when the result is asked for."""
 
-    slots = 1
+    room = 1
 
     def __init__(self, measure: Measure = run_round) -> None:
         self._measure = measure
@@ -90,10 +94,26 @@ class _Later:
 
 
 class Parallel:
-    """Up to `slots` at once."""
+    """Up to `slots` at once, and one more that takes the place of the first to end, whichever that is: rounds are
+    recorded in the order in which they began, and none of the places is empty while an early one takes long.
 
-    def __init__(self, slots: int, measure: Measure = run_round) -> None:
-        self.slots, self._measure = slots, measure
+    wanted: asked before one that waited begins; `result` raises NotBegun where it says no.
+    """
+
+    def __init__(self, slots: int, measure: Measure = run_round, wanted: Callable[[], bool] = lambda: True) -> None:
+        self.room, self._measure, self._wanted = slots + 1, measure, wanted
+        self._places = threading.Semaphore(slots)
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending:
-        return _Later(lambda: self._measure(config, on_event))
+        return _Later(lambda: self._in_turn(config, on_event))
+
+    def _in_turn(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
+        if not self._places.acquire(blocking=False):
+            on_event("waiting", {"round": config.round_idx, "phase": "queued"})
+            self._places.acquire()
+        try:
+            if not self._wanted():
+                raise NotBegun
+            return self._measure(config, on_event)
+        finally:
+            self._places.release()

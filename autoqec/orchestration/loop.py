@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError
 from autoqec.orchestration.budget import Budget, Clock, Interrupts
-from autoqec.orchestration.executor import Executor, Parallel, Pending, Serial
+from autoqec.orchestration.executor import Executor, NotBegun, Parallel, Pending, Serial
 from autoqec.orchestration.rounds import OnEvent, Opened, open_round, refuse, runner_config, settle, under_way
 from autoqec.orchestration.run import Roles, Run, check_start, resume_run, start_run
 
@@ -46,19 +47,20 @@ def run_rounds(
     executor: where rounds are measured; without one here, `parallel` at once. Rounds that an earlier start had handed
     to a cluster's job are gone on with first, whatever the executor.
 
-    Ctrl-C or SIGTERM once: rounds under way are finished, no further one begins; twice: KeyboardInterrupt, jobs of a
-    cluster are ended, and the next start recovers. Rows are in the order in which the rounds began, however many run
-    at once. Raises InputError where a cluster refuses a job.
+    Ctrl-C or SIGTERM once: measurements under way are finished, no further one begins; twice: KeyboardInterrupt, jobs
+    of a cluster are ended, and the next start recovers. Rows are in the order in which the rounds began, however many
+    run at once, and what a proposal knows of the others depends on no clock. Raises InputError where a cluster refuses
+    a job.
     """
-    tell, clock, recorded = _one_at_a_time(on_event), Clock(), list[HistoryRow]()
-    executor = executor or (Serial() if parallel == 1 else Parallel(parallel))
+    tell, clock, recorded, person = _one_at_a_time(on_event), Clock(), list[HistoryRow](), Interrupts()
+    executor = executor or (Serial() if parallel == 1 else Parallel(parallel, wanted=person.wants_more))
     limits = [Budget(rounds=rounds), budget or Budget()]
-    with Interrupts() as person:
+    with person:
         pending: deque[tuple[Opened, Pending]] = deque(_gone_on_with(run, executor, tell))
         try:
             while True:
                 stopped = _stopped(run, limits, clock, person, len(pending))
-                if stopped is None and len(pending) < executor.slots:
+                if stopped is None and len(pending) < executor.room:
                     opened = open_round(run, tell)
                     if opened.row is not None:
                         recorded.append(opened.row)
@@ -66,9 +68,13 @@ def run_rounds(
                         pending.append((opened, _handed_over(run, opened, executor, tell)))
                 elif pending:
                     opened, measuring = pending[0]
-                    metrics = measuring.result()
+                    metrics = _measured(measuring)
                     pending.popleft()
-                    recorded.append(settle(run, opened, metrics, tell))
+                    if metrics is None:
+                        why = "the run was told to stop before its turn to be measured came"
+                        recorded.append(refuse(run, opened, why, tell))
+                    else:
+                        recorded.append(settle(run, opened, metrics, tell))
                 else:
                     return Outcome(tuple(recorded), str(stopped), person.asked)
         except KeyboardInterrupt:
@@ -94,6 +100,13 @@ def _handed_over(run: Run, opened: Opened, executor: Executor, tell: OnEvent) ->
     except InputError as error:
         refuse(run, opened, str(error), tell)
         raise
+
+
+def _measured(measuring: Pending) -> RoundMetrics | None:
+    try:
+        return measuring.result()
+    except NotBegun:
+        return None
 
 
 def _stopped(run: Run, limits: list[Budget], clock: Clock, person: Interrupts, under_way: int) -> str | None:

@@ -56,7 +56,7 @@ class Slurm:
         ask_s: float = ASK_S,
         settle_s: float = SETTLE_S,
     ) -> None:
-        self.slots, self.options = slots, dict(options or {})
+        self.room, self.options = slots, dict(options or {})
         self.look_s, self.ask_s, self.settle_s = look_s, ask_s, settle_s
         self.open: list[Round] = []
 

@@ -177,9 +177,7 @@ def test_a_flipped_byte_anywhere_is_noticed(packed: tuple[RunLayout, Path, Path]
             read_archive(flipped)
 
 
-def test_a_changed_byte_of_a_header_is_named_by_its_place(
-    packed: tuple[RunLayout, Path, Path], tmp_path: Path
-) -> None:
+def test_a_changed_byte_of_a_header_is_named_by_its_place(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     with tarfile.open(packed[2], "r:") as tar:
         header = tar.getmember("run/history.jsonl").offset
     whole = bytearray(packed[2].read_bytes())

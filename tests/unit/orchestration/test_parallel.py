@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +16,13 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.orchestration import loop as loop_module
 from autoqec.orchestration import rounds as rounds_module
+from autoqec.orchestration import survey
 from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.executor import Executor, Parallel, Serial
 from autoqec.orchestration.loop import Roles, Run, run_rounds, start_run
+from autoqec.orchestration.reconcile import plan
 from autoqec.orchestration.views import verified_front
 from cli.lab import make_lab
 from tests.crash import canned
@@ -29,14 +36,14 @@ LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path")
 @pytest.fixture(autouse=True)
 def known_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds 1 and 3 are verified; the front is what follows."""
+    monkeypatch.setattr(rounds_module, "judge", judged)
 
-    def judge(layout: Any, info: Any, candidate: Any, secret: bytes, on_event: Any) -> VerifyReport:
-        verdict = "VERIFIED" if candidate.number % 2 else "SUSPICIOUS"
-        named = {"run_id": info.run_id, "round_attempt_id": candidate.attempt_id}
-        more = {"branch": candidate.branch, "commit_sha": candidate.commit_sha, "panel": ()}
-        return rounds.report(candidate.number, verdict, **named, **more)
 
-    monkeypatch.setattr(rounds_module, "judge", judge)
+def judged(layout: Any, info: Any, candidate: Any, secret: bytes, on_event: Any) -> VerifyReport:
+    verdict = "VERIFIED" if candidate.number % 2 else "SUSPICIOUS"
+    named = {"run_id": info.run_id, "round_attempt_id": candidate.attempt_id}
+    more = {"branch": candidate.branch, "commit_sha": candidate.commit_sha, "panel": ()}
+    return rounds.report(candidate.number, verdict, **named, **more)
 
 
 class Turns:
@@ -58,15 +65,21 @@ class Turns:
         return metrics
 
 
-def ran(place: Path, executor: Executor, seen: list[dict[str, Any]], **more: Any) -> tuple[Run, list[HistoryRow]]:
+def proposing(seen: list[dict[str, Any]]) -> Callable[[dict[str, Any]], IdeatorResponse]:
+    """An ideator that keeps every view it was shown in `seen`."""
+
     def propose(view: dict[str, Any]) -> IdeatorResponse:
         seen.append(view)
         number = len(view["history"]) + len(view["pending"]) + 1
         config = {"type": "mlp", "mlp": {"hidden": 4 + number}}
         return IdeatorResponse(hypothesis=f"net {number}", slug="net", proposal=config)
 
+    return propose
+
+
+def ran(place: Path, executor: Executor, seen: list[dict[str, Any]], **more: Any) -> tuple[Run, list[HistoryRow]]:
     make_lab(place, ENV)
-    roles = Roles(propose, analyst=canned.analyse)
+    roles = Roles(proposing(seen), analyst=canned.analyse)
     with start_run(place / "env.yaml", place, "smoke", 1, "tpe", roles=roles, **more) as run:
         run_rounds(run, COUNT, executor=executor)
         return run, run.memory.history.rows()
@@ -94,3 +107,79 @@ def test_a_proposal_knows_what_is_under_way(tmp_path: Path) -> None:
     run, _ = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
     assert [len(view["pending"]) for view in seen][:2] == [0, 1]
     assert seen[1]["pending"][0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
+
+
+class Waits:
+    """A Runner whose first round ends after the third has begun. most: rounds it measured at once."""
+
+    def __init__(self) -> None:
+        self.began = {number: threading.Event() for number in range(1, COUNT + 1)}
+        self.now, self.most, self.lock = 0, 0, threading.Lock()
+
+    def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.began[config.round_idx].set()
+        if config.round_idx == 1:
+            assert self.began[3].wait(PATIENCE_S), "a place stood empty while the first round took long"
+        metrics = canned.run_round(config, on_event=on_event)
+        with self.lock:
+            self.now -= 1
+        return metrics
+
+
+def test_no_place_is_empty_while_an_early_round_takes_long(tmp_path: Path) -> None:
+    waits, seen = Waits(), list[dict[str, Any]]()
+    _, rows = ran(tmp_path / "two", Parallel(2, waits.measure), seen)
+    assert waits.most == 2 and [row.round for row in rows] == [1, 2, 3, 4]
+    known = [(len(view["history"]), len(view["pending"])) for view in seen]
+    assert known == [(0, 0), (0, 1), (0, 2), (1, 2)], "by the order of rounds alone, whichever of them ended first"
+
+
+class ToldToStop:
+    """A Runner whose rounds end once the run was told to stop; the first of them tells it."""
+
+    def __init__(self) -> None:
+        self.measured: list[int] = []
+        self.waiting = threading.Event()
+
+    def parallel(self, slots: int, *, wanted: Callable[[], bool]) -> Parallel:
+        self.wanted = wanted
+        return Parallel(slots, self.measure, wanted)
+
+    def listen(self, kind: str, payload: dict[str, Any]) -> None:
+        if (kind, payload.get("phase")) == ("waiting", "queued"):
+            self.waiting.set()
+
+    def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        self.measured.append(config.round_idx)
+        assert self.waiting.wait(PATIENCE_S)
+        if config.round_idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        end = time.monotonic() + PATIENCE_S
+        while self.wanted():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return canned.run_round(config, on_event=on_event)
+
+
+def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ToldToStop()
+    monkeypatch.setattr(loop_module, "Parallel", runner.parallel)
+    make_lab(tmp_path, ENV)
+    roles = Roles(proposing([]), analyst=canned.analyse)
+    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
+        outcome = run_rounds(run, COUNT, runner.listen, parallel=2)
+        assert outcome.interrupted and sorted(runner.measured) == [1, 2]
+        ends = [(row.round, row.status) for row in run.memory.history.rows()]
+        assert ends == [(1, "ok"), (2, "ok"), (3, "orphaned_branch")]
+        aside = outcome.rows[-1]
+        assert "told to stop" in str(aside.status_reason) and str(aside.branch).startswith("quarantine/")
+        assert plan(survey.gather(run.repo, run.layout)) == [], "recovery has nothing left to do"
+        monkeypatch.undo()
+        monkeypatch.setattr(rounds_module, "judge", judged)
+        outcome = run_rounds(run, 3, executor=Serial(lambda config, tell: canned.run_round(config)))
+        assert [(row.round, row.status) for row in outcome.rows] == [(4, "ok")], "its number is not used again"
