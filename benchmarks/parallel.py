@@ -1,67 +1,96 @@
 """Two rounds at once on two cores against one after another: real runs, the same proposals, in one call.
 
-Wall-clock, so the machine has to be idle: the load is said beside the figure. What does not depend on it is said, too:
-the CPU seconds of the process that holds the run, which all rounds share, against those of the Runner's children.
+Wall-clock, so the machine has to be idle: the load is said beside the figures. A judgement works on two cores by
+itself, so a run with judgements is no serial one to begin with; hence a row without, and what this machine makes of
+two measurements side by side that share nothing but it.
 """
 
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 import time
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+from autoqec.agents import analyst
+from autoqec.contracts.messages import AnalystResponse
+from autoqec.contracts.round import RunnerConfig
 from autoqec.orchestration import loop
+from autoqec.orchestration.executor import run_round
+from autoqec.orchestration.run import search
 from benchmarks.table import Row, record
 from cli import places
 from cli.lab import make_lab
 
-ROUNDS, SEED = 6, 1
+ROUNDS, SEED = 8, 1
 ENV = places.BUILTIN / "smoke.yaml"
+MLP = {"type": "mlp", "mlp": {"hidden": 32}}
 
 
-@dataclass(frozen=True)
-class Took:
-    """Seconds of one run's rounds: by the clock, of this process, of its children."""
-
-    wall: float
-    own: float
-    children: float
+def unmoved(view: dict[str, Any]) -> AnalystResponse:
+    """The analyst, who nominates nothing."""
+    return analyst.analyse(view).model_copy(update={"verdict": "ignore"})
 
 
-def timed(place: Path, parallel: int) -> Took:
-    """A run of ROUNDS rounds of the default search. Without a judge's candidate: judgement is one process's work."""
+def timed(place: Path, parallel: int, *, judged: bool) -> float:
+    """Seconds of ROUNDS rounds of a search at random."""
     make_lab(place, ENV)
-    with loop.start_run(place / "env.yaml", place, "smoke", SEED, "random") as run:
-        began, own, children = time.perf_counter(), time.process_time(), _children()
+    roles = loop.Roles(search("random")) if judged else loop.Roles(search("random"), analyst=unmoved)
+    with loop.start_run(place / "env.yaml", place, "smoke", SEED, "random", roles=roles) as run:
+        began = time.perf_counter()
         loop.run_rounds(run, ROUNDS, parallel=parallel)
-        return Took(time.perf_counter() - began, time.process_time() - own, _children() - children)
+        return time.perf_counter() - began
 
 
-def _children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def side_by_side(place: Path, count: int) -> float:
+    """Seconds of that many measurements of one config at once, without a run."""
+
+    def measure(number: int) -> None:
+        directory = str(place / f"round_{number}")
+        config = RunnerConfig(
+            env_yaml=ENV.read_text(encoding="utf-8"), predecoder_config=MLP, profile="smoke", seed=SEED,
+            round_dir=directory, run_id="alone", round_idx=number,
+        )  # fmt: skip
+        status = run_round(config, lambda kind, told: None).status
+        assert status == "ok", status
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(count) as pool:
+        list(pool.map(measure, range(count)))
+    return time.perf_counter() - began
 
 
 def rows() -> list[Row]:
-    load = os.getloadavg()[0]
+    load, cores = os.getloadavg()[0], os.cpu_count()
     with tempfile.TemporaryDirectory() as place:
-        timed(Path(place, "warm"), 1)  # caches, bytecode
-        serial, together = (timed(Path(place, f"at-{count}"), count) for count in (1, 2))
+        side_by_side(Path(place, "warm"), 1)  # caches, bytecode
+        alone, both = (side_by_side(Path(place, f"side-{count}"), count) for count in (1, 2))
+        took = {
+            (judged, count): timed(Path(place, f"{judged}-{count}"), count, judged=judged)
+            for judged in (False, True)
+            for count in (1, 2)
+        }
+    runs = f"{ROUNDS} smoke rounds each, {cores} cores, load before: {load:.1f}"
     return [
         Row(
-            "2 rounds at once on 2 cores",
-            f"{serial.wall / together.wall:.2f} x the rounds an hour",
+            "2 rounds at once on 2 cores, none of them judged",
+            f"{took[False, 1] / took[False, 2]:.2f} x the rounds an hour",
             "one after another; aim: >= 1.7 x",
-            f"{ROUNDS} smoke rounds each, {os.cpu_count()} cores, load before: {load:.1f}",
+            runs,
         ),
         Row(
-            "work that rounds at once cannot share",
-            f"{100 * serial.own / (serial.own + serial.children):.0f}% of the CPU seconds",
-            "of a serial run; the rest is children's",
-            f"{ROUNDS} smoke rounds",
+            "2 rounds at once on 2 cores, with their judgements",
+            f"{took[True, 1] / took[True, 2]:.2f} x the rounds an hour",
+            "one after another, a judgement on two cores there too",
+            runs,
+        ),
+        Row(
+            "2 measurements side by side",
+            f"{2 * alone / both:.2f} x one",
+            "what the machine itself makes of two: no run, no git, no judge",
+            f"one config, {cores} cores",
         ),
     ]
 
