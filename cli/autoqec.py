@@ -141,7 +141,7 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any) -> None:
     """Search for predecoders of ENV: the name of a builtin env, or the path of an env file.
 
-    Ctrl-C once: the round under way is finished. Twice: now. Either way `--resume` goes on.
+    Ctrl-C once: rounds being measured are finished. Twice: now. Either way `--resume` goes on.
     """
     from cli import running
 

@@ -42,7 +42,8 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        self._formulas = FlopCounterMode(display=False).flop_registry
+        on_cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+        self._formulas = FlopCounterMode(display=False, custom_mapping=on_cpu).flop_registry
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -50,15 +51,26 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
         formula = self._formulas.get(func.overloadpacket)
+        if formula is None:
+            with self:
+                out = func.decompose(*args, **kwargs)  # in inference mode a linear layer comes here whole
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs)
         if formula is not None:
-            self.total += formula(*args, **(kwargs or {}), out_val=out)
+            self.total += formula(*args, **kwargs, out_val=out)
         if func.overloadpacket is torch.ops.aten.addmm:
             self.total += _elements(out)  # the bias, which torch's formula leaves out
         elif formula is None and str(func.overloadpacket) not in FREE:
             self.total += max(_elements(out), max((_elements(value) for value in args), default=0))
         return out
+
+
+def _attention(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *more: Any, **named: Any) -> int:
+    """Shapes [..., tokens, width]: queries with keys, weights with values."""
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def _elements(value: Any) -> int:

@@ -24,7 +24,8 @@ class Budget:
 
     rounds: finished rows in all. hours: wall-clock. compute_hours: training and measuring of all rounds together;
     gpu_hours: of those that worked on a GPU; cpu_hours: of the others. plateau: finished rounds in a row that left
-    the verified front as it was.
+    the verified front as it was. Rounds under way when a limit is reached are finished: with several at once, the one
+    that waits for its turn too, but where the limit is `hours`.
     """
 
     rounds: int | None = None
@@ -55,8 +56,9 @@ class Budget:
         count = under_way + sum(map(is_finished, rows)) if self.rounds is not None else 0
         if self.rounds is not None and count >= self.rounds:
             return f"{count} of {self.rounds} rounds"
-        if self.hours is not None and elapsed_s >= 3600 * self.hours:
-            return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
+        late = self.late(elapsed_s)
+        if late is not None:
+            return late
         for kind in ("compute", "cpu", "gpu"):
             limit = getattr(self, f"{kind}_hours")
             used = 0.0 if limit is None else used_hours(rows, kind)
@@ -66,6 +68,12 @@ class Budget:
         if self.plateau is not None and still >= self.plateau:
             return f"a plateau: the front has not moved for {still} rounds"
         return None
+
+    def late(self, elapsed_s: float) -> str | None:
+        """`hours` alone, which needs no history."""
+        if self.hours is None or elapsed_s < 3600 * self.hours:
+            return None
+        return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
 
 
 def used_hours(rows: Sequence[HistoryRow], kind: str) -> float:
@@ -110,9 +118,9 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def wants_more(self) -> bool:
-        """Whether a round that was proposed is still to be measured: nobody asked to stop, and the loop goes on."""
-        return not (self.asked or self._left)
+    def stopped(self) -> str | None:
+        """Why a round that waits for its turn is not to be measured any more; None where it is."""
+        return "the run was told to stop" if self.asked or self._left else None
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

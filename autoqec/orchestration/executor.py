@@ -29,7 +29,7 @@ class Pending(Protocol):
 
 
 class NotBegun(Exception):
-    """The measurement waited for its turn until nobody wanted it any more."""
+    """The measurement waited for its turn until nobody wanted it any more; in words why."""
 
 
 class Executor(Protocol):
@@ -95,13 +95,15 @@ class _Later:
 
 class Parallel:
     """Up to `slots` at once, and one more that takes the place of the first to end, whichever that is: rounds are
-    recorded in the order in which they began, and none of the places is empty while an early one takes long.
+    recorded in the order in which they began, and behind an early one that takes long another place is kept busy.
 
-    wanted: asked before one that waited begins; `result` raises NotBegun where it says no.
+    stopped: asked before one that waited begins; `result` raises NotBegun with the reason that it gives.
     """
 
-    def __init__(self, slots: int, measure: Measure = run_round, wanted: Callable[[], bool] = lambda: True) -> None:
-        self.room, self._measure, self._wanted = slots + 1, measure, wanted
+    def __init__(
+        self, slots: int, measure: Measure = run_round, stopped: Callable[[], str | None] = lambda: None
+    ) -> None:
+        self.room, self._measure, self._stopped = slots + 1, measure, stopped
         self._places = threading.Semaphore(slots)
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending:
@@ -111,9 +113,11 @@ class Parallel:
         if not self._places.acquire(blocking=False):
             on_event("waiting", {"round": config.round_idx, "phase": "queued"})
             self._places.acquire()
+            why = self._stopped()
+            if why is not None:
+                self._places.release()
+                raise NotBegun(why)
         try:
-            if not self._wanted():
-                raise NotBegun
             return self._measure(config, on_event)
         finally:
             self._places.release()

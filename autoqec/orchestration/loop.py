@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError
 from autoqec.orchestration.budget import Budget, Clock, Interrupts
 from autoqec.orchestration.executor import Executor, NotBegun, Parallel, Pending, Serial
@@ -47,14 +46,16 @@ def run_rounds(
     executor: where rounds are measured; without one here, `parallel` at once. Rounds that an earlier start had handed
     to a cluster's job are gone on with first, whatever the executor.
 
-    Ctrl-C or SIGTERM once: measurements under way are finished, no further one begins; twice: KeyboardInterrupt, jobs
-    of a cluster are ended, and the next start recovers. Rows are in the order in which the rounds began, however many
-    run at once, and what a proposal knows of the others depends on no clock. Raises InputError where a cluster refuses
-    a job.
+    Ctrl-C or SIGTERM once: rounds under way are finished, but for one that waits for its turn, and no further one
+    begins; twice: KeyboardInterrupt, jobs of a cluster are ended, and the next start recovers. Rows are in the order
+    in which the rounds began, however many run at once, and what a proposal knows of the others depends on no clock.
+    Raises InputError where a cluster refuses a job.
     """
     tell, clock, recorded, person = _one_at_a_time(on_event), Clock(), list[HistoryRow](), Interrupts()
-    executor = executor or (Serial() if parallel == 1 else Parallel(parallel, wanted=person.wants_more))
     limits = [Budget(rounds=rounds), budget or Budget()]
+    if executor is None and parallel > 1:
+        executor = Parallel(parallel, stopped=lambda: person.stopped() or limits[1].late(clock.elapsed()))
+    executor = executor or Serial()
     with person:
         pending: deque[tuple[Opened, Pending]] = deque(_gone_on_with(run, executor, tell))
         try:
@@ -67,14 +68,7 @@ def run_rounds(
                     else:
                         pending.append((opened, _handed_over(run, opened, executor, tell)))
                 elif pending:
-                    opened, measuring = pending[0]
-                    metrics = _measured(measuring)
-                    pending.popleft()
-                    if metrics is None:
-                        why = "the run was told to stop before its turn to be measured came"
-                        recorded.append(refuse(run, opened, why, tell))
-                    else:
-                        recorded.append(settle(run, opened, metrics, tell))
+                    recorded.append(_recorded(run, pending, tell))
                 else:
                     return Outcome(tuple(recorded), str(stopped), person.asked)
         except KeyboardInterrupt:
@@ -102,11 +96,16 @@ def _handed_over(run: Run, opened: Opened, executor: Executor, tell: OnEvent) ->
         raise
 
 
-def _measured(measuring: Pending) -> RoundMetrics | None:
+def _recorded(run: Run, pending: deque[tuple[Opened, Pending]], tell: OnEvent) -> HistoryRow:
+    """The round that began first, waited for."""
+    opened, measuring = pending[0]
     try:
-        return measuring.result()
-    except NotBegun:
-        return None
+        metrics = measuring.result()
+    except NotBegun as reason:
+        pending.popleft()
+        return refuse(run, opened, f"never measured, it waited for its turn: {reason}", tell)
+    pending.popleft()  # there is nothing to cancel any more
+    return settle(run, opened, metrics, tell)
 
 
 def _stopped(run: Run, limits: list[Budget], clock: Clock, person: Interrupts, under_way: int) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import yaml
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import autoqec.decoders.modules as own_surface
 from autoqec.contracts.dsl import FAMILIES, GnnConfig, PredecoderDSL, parse_dsl
@@ -192,8 +193,24 @@ class OfTorch(torch.nn.Module):
 
 class Attention(torch.nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        heads = tokens.unflatten(-1, (2, WIDTH // 2)).transpose(1, 2)
+        heads = tokens.contiguous().unflatten(-1, (2, WIDTH // 2)).transpose(1, 2)
         return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+class InInferenceMode(torch.nn.Module):
+    def __init__(self, *layers: torch.nn.Module) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(*layers)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            return self.layers(tokens)  # type: ignore[no-any-return]
+
+
+class ByItsOwnKernel(Attention):
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return super().forward(tokens)
 
 
 ATTENDING = 2 * LENGTH * LENGTH * WIDTH  # of queries with keys, and of weights with values
@@ -203,13 +220,16 @@ ATTENDING = 2 * LENGTH * LENGTH * WIDTH  # of queries with keys, and of weights 
     ("layer", "products"),
     [
         (Attention(), ATTENDING),
+        (ByItsOwnKernel(), ATTENDING),
+        (InInferenceMode(torch.nn.Linear(WIDTH, 32), torch.nn.Linear(32, WIDTH)), LENGTH * 2 * WIDTH * 32),
+        (InInferenceMode(Attention()), ATTENDING),
         (torch.nn.LSTM(WIDTH, WIDTH, batch_first=True), LENGTH * 8 * WIDTH * WIDTH),
         (
             torch.nn.TransformerEncoderLayer(WIDTH, 2, dim_feedforward=32, batch_first=True),
             ATTENDING + LENGTH * (4 * WIDTH * WIDTH + 2 * WIDTH * 32),
         ),
     ],
-    ids=["attention", "lstm", "transformer"],
+    ids=["attention", "own kernel", "inference", "attention in inference", "lstm", "transformer"],
 )
 def test_what_torch_fuses_is_counted_as_what_it_is_made_of(layer: torch.nn.Module, products: int) -> None:
     view = ProblemView.of(problem(3))

@@ -20,7 +20,7 @@ from autoqec.orchestration import loop as loop_module
 from autoqec.orchestration import rounds as rounds_module
 from autoqec.orchestration import survey
 from autoqec.orchestration.attempts import standings
-from autoqec.orchestration.executor import Executor, Parallel, Serial
+from autoqec.orchestration.executor import Executor, NotBegun, Parallel, Serial
 from autoqec.orchestration.loop import Roles, Run, run_rounds, start_run
 from autoqec.orchestration.reconcile import plan
 from autoqec.orchestration.views import verified_front
@@ -122,14 +122,14 @@ class Waits:
             self.most = max(self.most, self.now)
         self.began[config.round_idx].set()
         if config.round_idx == 1:
-            assert self.began[3].wait(PATIENCE_S), "a place stood empty while the first round took long"
+            assert self.began[3].wait(PATIENCE_S), "a place stood empty, and a round was ready"
         metrics = canned.run_round(config, on_event=on_event)
         with self.lock:
             self.now -= 1
         return metrics
 
 
-def test_no_place_is_empty_while_an_early_round_takes_long(tmp_path: Path) -> None:
+def test_the_next_round_takes_the_first_place_that_is_free(tmp_path: Path) -> None:
     waits, seen = Waits(), list[dict[str, Any]]()
     _, rows = ran(tmp_path / "two", Parallel(2, waits.measure), seen)
     assert waits.most == 2 and [row.round for row in rows] == [1, 2, 3, 4]
@@ -144,9 +144,9 @@ class ToldToStop:
         self.measured: list[int] = []
         self.waiting = threading.Event()
 
-    def parallel(self, slots: int, *, wanted: Callable[[], bool]) -> Parallel:
-        self.wanted = wanted
-        return Parallel(slots, self.measure, wanted)
+    def parallel(self, slots: int, *, stopped: Callable[[], str | None]) -> Parallel:
+        self.stopped = stopped
+        return Parallel(slots, self.measure, stopped)
 
     def listen(self, kind: str, payload: dict[str, Any]) -> None:
         if (kind, payload.get("phase")) == ("waiting", "queued"):
@@ -158,7 +158,7 @@ class ToldToStop:
         if config.round_idx == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         end = time.monotonic() + PATIENCE_S
-        while self.wanted():
+        while self.stopped() is None:
             assert time.monotonic() < end
             time.sleep(0.01)
         return canned.run_round(config, on_event=on_event)
@@ -183,3 +183,27 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
         monkeypatch.setattr(rounds_module, "judge", judged)
         outcome = run_rounds(run, 3, executor=Serial(lambda config, tell: canned.run_round(config)))
         assert [(row.round, row.status) for row in outcome.rows] == [(4, "ok")], "its number is not used again"
+
+
+def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
+    """One that was proposed while a person said stop, and has a place, is measured as it would be alone."""
+    asked, go_on = list[int](), threading.Event()
+
+    def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        assert go_on.wait(PATIENCE_S)
+        return RoundMetrics(status="train_error", status_reason=f"round {config.round_idx}")
+
+    def stopped() -> str | None:
+        asked.append(1)
+        return "0.10 of 0.1 hours"
+
+    executor, tells = Parallel(1, measure, stopped), list[str]()
+    config = RunnerConfig(env_yaml="", predecoder_config={}, round_dir="")
+    first = executor.submit(config, lambda kind, told: tells.append(kind))
+    second = executor.submit(config, lambda kind, told: (tells.append(kind), go_on.set()))
+    assert first.result().status_reason == "round 1"
+    with pytest.raises(NotBegun, match="0.1 hours"):
+        second.result()
+    assert (len(asked), tells) == (1, ["waiting"])
+    go_on.set()
+    assert executor.submit(config, lambda kind, told: None).result().status_reason == "round 1", "the place is free"
