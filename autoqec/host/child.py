@@ -22,6 +22,7 @@ from typing import IO, Self
 
 from autoqec.errors import DiskFailed, InputError
 from autoqec.host import procfs
+from autoqec.host.signals import held_back
 
 GB = 1e9
 _SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -195,16 +196,17 @@ def _spawn(
         rlimits["fsize"] = int(limits.disk_mb * 1e6)
     head = [sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(rlimits), str(os.getpid())]
     try:
-        return subprocess.Popen(
-            [*head, ",".join(map(str, pass_fds)), "--", *map(str, argv)],
-            cwd=cwd,
-            env=environment(env),
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            pass_fds=tuple(pass_fds),
-            start_new_session=True,
-        )
+        with held_back(signal.SIGINT):  # the supervisor lets it in again
+            return subprocess.Popen(
+                [*head, ",".join(map(str, pass_fds)), "--", *map(str, argv)],
+                cwd=cwd,
+                env=environment(env),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=tuple(pass_fds),
+                start_new_session=True,
+            )
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise InputError(f"a process cannot be started: {error}", where=str(cwd)) from error
 

@@ -6,6 +6,7 @@ Hooks, fsmonitor, signing, gc and global configuration are off; objects and refs
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from autoqec.host.gittypes import (
     text,
 )
 from autoqec.host.gitwrite import Writes
+from autoqec.host.signals import held_back
 
 __all__ = ["Commit", "DiffEntry", "GitFailed", "MergeConflict", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
 
@@ -71,7 +73,8 @@ def _execute(
     keep = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
     settings = [item for key, value in _CONFIG.items() for item in ("-c", f"{key}={value}")]
     clean = [f"{name}={value}" for name, value in {**keep, **env}.items()]
-    with tempfile.TemporaryFile() as source:
+    # Ctrl-C is ours to answer: git finishes what it is at.
+    with tempfile.TemporaryFile() as source, held_back(signal.SIGINT, signal.SIGTERM):
         source.write(stdin)
         source.seek(0)
         status, out, err = Git(str(cwd)).execute(
@@ -81,7 +84,6 @@ def _execute(
             with_exceptions=False,
             stdout_as_string=False,
             strip_newline_in_stdout=False,
-            # Ctrl-C is ours to answer: git finishes what it is at.
             start_new_session=True,
             pass_fds=tuple(pass_fds),
         )

@@ -78,9 +78,17 @@ def _on_term(_number: int, _frame: FrameType | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _forget_ctrl_c() -> None:
+    """What came while we were being started was meant for our parent; from here on SIGINT does what it always does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def main() -> None:
     limits, parent, fds = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     argv = sys.argv[5:]
+    _forget_ctrl_c()
     signal.signal(signal.SIGTERM, _on_term)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
