@@ -243,7 +243,6 @@ def test_counting_does_not_load_the_compiler() -> None:
     """A second and more of every process that judges."""
     script = """
 import sys
-from pathlib import Path
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder

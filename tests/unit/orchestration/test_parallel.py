@@ -20,6 +20,7 @@ from autoqec.orchestration import loop as loop_module
 from autoqec.orchestration import rounds as rounds_module
 from autoqec.orchestration import survey
 from autoqec.orchestration.attempts import standings
+from autoqec.orchestration.budget import Budget
 from autoqec.orchestration.executor import Executor, NotBegun, Parallel, Serial
 from autoqec.orchestration.loop import Roles, Run, run_rounds, start_run
 from autoqec.orchestration.reconcile import plan
@@ -183,6 +184,43 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
         monkeypatch.setattr(rounds_module, "judge", judged)
         outcome = run_rounds(run, 3, executor=Serial(lambda config, tell: canned.run_round(config)))
         assert [(row.round, row.status) for row in outcome.rows] == [(4, "ok")], "its number is not used again"
+
+
+class Clock:
+    """As the loop's; it stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.hours = 0.0
+
+    def elapsed(self) -> float:
+        return 3600 * self.hours
+
+
+def test_a_round_that_waits_when_the_hours_are_over_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waiting = Clock(), threading.Event()
+    measured: list[int] = []
+
+    def listen(kind: str, payload: dict[str, Any]) -> None:
+        if kind == "waiting":
+            clock.hours = 2.0
+            waiting.set()
+
+    def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        measured.append(config.round_idx)
+        assert waiting.wait(PATIENCE_S)
+        return canned.run_round(config, on_event=on_event)
+
+    monkeypatch.setattr(loop_module, "Clock", lambda: clock)
+    monkeypatch.setattr(loop_module, "Parallel", lambda slots, stopped: Parallel(slots, measure, stopped))
+    make_lab(tmp_path, ENV)
+    roles = Roles(proposing([]), analyst=canned.analyse)
+    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
+        outcome = run_rounds(run, COUNT, listen, parallel=2, budget=Budget(hours=1))
+    assert sorted(measured) == [1, 2] and outcome.stopped == "2.00 of 1 hours"
+    assert [row.status for row in outcome.rows] == ["ok", "ok", "orphaned_branch"]
+    assert "2.00 of 1 hours" in str(outcome.rows[-1].status_reason)
 
 
 def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
