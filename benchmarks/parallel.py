@@ -1,8 +1,9 @@
 """Two rounds at once on two cores against one after another: real runs, the same proposals, in one call.
 
-Wall-clock, so the machine has to be idle: the load is said beside the figures. A judgement works on two cores by
-itself, so a run with judgements is no serial one to begin with; hence a row without, and what this machine makes of
-two measurements side by side that share nothing but it.
+Wall-clock, so the machine has to be idle: the load is said beside the figures, and the CPU seconds of both runs, for
+where the serial run burns more of them, the machine was slower then. A judgement works on two cores by itself, so a run
+with judgements is no serial one to begin with; hence a row without, and what this machine makes of two measurements
+side by side that share nothing but it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,20 @@ def unmoved(view: dict[str, Any]) -> AnalystResponse:
     return analyst.analyse(view).model_copy(update={"verdict": "ignore"})
 
 
-def timed(place: Path, parallel: int, *, judged: bool) -> float:
-    """Seconds of ROUNDS rounds of a search at random."""
+def cpu() -> float:
+    """CPU seconds of this process and of every process that it waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def timed(place: Path, parallel: int, *, judged: bool) -> tuple[float, float]:
+    """Seconds by the clock, and of CPU, of ROUNDS rounds of a search at random."""
     make_lab(place, ENV)
     roles = loop.Roles(search("random"), analyst=analyst.analyse if judged else unmoved)
     with loop.start_run(place / "env.yaml", place, "smoke", SEED, "random", roles=roles) as run:
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), cpu()
         loop.run_rounds(run, ROUNDS, parallel=parallel)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, cpu() - spent
 
 
 def side_by_side(place: Path, count: int) -> float:
@@ -74,20 +81,16 @@ def rows() -> list[Row]:
             for judged in (False, True)
             for count in (1, 2)
         }
-    runs = f"{ROUNDS} smoke rounds each, {cores} cores, load before: {load:.1f}"
+
+    def row(name: str, against: str, judged: bool) -> Row:
+        (one, one_cpu), (two, two_cpu) = took[judged, 1], took[judged, 2]
+        seconds = f"{one:.0f} and {two:.0f} s by the clock, {one_cpu:.0f} and {two_cpu:.0f} s of CPU"
+        runs = f"{ROUNDS} smoke rounds each: {seconds}; {cores} cores, load before: {load:.1f}"
+        return Row(f"2 rounds at once on 2 cores, {name}", f"{one / two:.2f} x the rounds an hour", against, runs)
+
     return [
-        Row(
-            "2 rounds at once on 2 cores, none of them judged",
-            f"{took[False, 1] / took[False, 2]:.2f} x the rounds an hour",
-            "one after another; aim: >= 1.7 x",
-            runs,
-        ),
-        Row(
-            "2 rounds at once on 2 cores, with their judgements",
-            f"{took[True, 1] / took[True, 2]:.2f} x the rounds an hour",
-            "one after another, a judgement on two cores there too; aim: >= 1.7 x",
-            runs,
-        ),
+        row("none of them judged", "one after another; aim: >= 1.7 x", False),
+        row("with their judgements", "one after another, a judgement on two cores there too; aim: >= 1.7 x", True),
         Row(
             "2 measurements side by side",
             f"{2 * alone / both:.2f} x one",
