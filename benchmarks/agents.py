@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.agents.memory_agent import MemoryAgent, MemoryAgentConfig
+from autoqec.cli import places
 from autoqec.environments import ParallelEnvironments, SerialEnvironments
 from autoqec.environments.design import DesignEnv, Facts, PredecoderDraft
 from autoqec.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
@@ -25,7 +26,6 @@ from autoqec.lm.scripted import ScriptedLM
 from autoqec.runtime import RunTime, RunTimeConfig
 from autoqec.store import files
 from benchmarks.table import HERE, Row, record
-from cli import places
 
 REPEATS = 3
 WORKERS, EPISODES, LM_S = 100, 1000, 0.05

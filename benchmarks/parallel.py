@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.agents import analyst
+from autoqec.cli import places
+from autoqec.cli.lab import make_lab
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RunnerConfig
 from autoqec.orchestration import loop
 from autoqec.orchestration.executor import run_round
 from autoqec.orchestration.run import search
 from benchmarks.table import Row, record
-from cli import places
-from cli.lab import make_lab
 
 # A rate: with few rounds, the last one that runs alone weighs more than all else.
 ROUNDS, SEED = 20, 1

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from autoqec.cli import places
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.profiles import PROFILES, Profile
@@ -42,7 +43,6 @@ from autoqec.search.bench_run import sampled
 from autoqec.search.bench_table import cell_key, pack
 from autoqec.search.space import Config
 from autoqec.store import files, jsonl
-from cli import places
 
 OUT = Path(__file__).resolve().parent / "qecbench_tab.jsonl"
 CONFIGS, THOROUGH, LARGE = 520, 50, 24

@@ -41,7 +41,7 @@ def measured(root: Path, rounds: int) -> list[Row]:
 def command(layout: RunLayout) -> float:
     """CPU seconds of one `autoqec report RUN`, in a process of its own with those that it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    argv = [sys.executable, "-m", "cli.autoqec", "report", str(layout.root), "--out", str(layout.html)]
+    argv = [sys.executable, "-m", "autoqec.cli", "report", str(layout.root), "--out", str(layout.html)]
     subprocess.run(argv, cwd=Path(__file__).parents[1], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)

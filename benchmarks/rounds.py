@@ -22,6 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from autoqec.cli.lab import make_lab
+from autoqec.cli.places import builtin_envs
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.host import git as host_git
@@ -31,8 +33,6 @@ from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
 from benchmarks.table import Row, record
-from cli.lab import make_lab
-from cli.places import builtin_envs
 from tests.crash import canned, driver
 from tests.support import rounds
 

@@ -9,35 +9,35 @@ from typing import Any
 
 import click
 
-from cli.common import Out, call, options
+from autoqec.cli.common import Out, call, options
 
 # name -> (module, one line of help): `--help` needs no command's module.
 COMMANDS = {
-    "run": ("cli.autoqec", "Search for predecoders: rounds, each one a git branch, judged on unseen shots."),
-    "run-round": ("cli.commands.run_round", "One Runner round: train and measure one predecoder."),
-    "verify": ("cli.commands.verify", "Have the judge decide about one round."),
-    "adopt": ("cli.commands.adopt", "Bring a quarantined round back, through the judge."),
-    "close": ("cli.commands.close", "End a run: publish the judge's secret, so that anyone can replay it."),
-    "package-run": ("cli.commands.package_run", "Pack a run into one archive: branches, files, hashes."),
-    "replay": ("cli.commands.replay", "Restore an archive elsewhere and verify it again, offline."),
-    "reconcile": ("cli.commands.reconcile", "Bring a run's files and branches back in line after a crash."),
-    "gc": ("cli.commands.gc", "List and remove what runs left that nobody needs any more."),
-    "show": ("cli.commands.show", "List runs, or show one run's rounds and front."),
-    "watch": ("cli.commands.watch", "Follow a run live, from any terminal."),
-    "report": ("cli.commands.report", "A run as one page to open in a browser, or its charts as files."),
-    "decode": ("cli.commands.decode", "Decode one's own shots with a checkpoint."),
-    "export": ("cli.commands.export", "A run's figures as CSV, for sinter, tensorboard or wandb."),
-    "review-log": ("cli.commands.review_log", "Mechanical findings about how a run searched."),
-    "diagnose": ("cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
-    "evaluate": ("cli.commands.evaluate", "Run an agent over a dataset of environments."),
-    "bench-ideators": ("cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
-    "memory": ("cli.commands.memory", "What runs learned, in one file; older runs can be put into it."),
-    "mcp": ("cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
-    "add-env": ("cli.commands.add_env", "Write an env for one's own code: asks, builds it, decodes shots of it."),
-    "envs": ("cli.commands.envs", "List the envs that can be named without a path."),
-    "machine-state": ("cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
-    "doctor": ("cli.commands.doctor", "Check what autoqec needs here, and say how to mend what is missing."),
-    "init": ("cli.commands.init", "Make a small git repository with a search surface and an env."),
+    "run": ("autoqec.cli.autoqec", "Search for predecoders: rounds, each one a git branch, judged on unseen shots."),
+    "run-round": ("autoqec.cli.commands.run_round", "One Runner round: train and measure one predecoder."),
+    "verify": ("autoqec.cli.commands.verify", "Have the judge decide about one round."),
+    "adopt": ("autoqec.cli.commands.adopt", "Bring a quarantined round back, through the judge."),
+    "close": ("autoqec.cli.commands.close", "End a run: publish the judge's secret, so that anyone can replay it."),
+    "package-run": ("autoqec.cli.commands.package_run", "Pack a run into one archive: branches, files, hashes."),
+    "replay": ("autoqec.cli.commands.replay", "Restore an archive elsewhere and verify it again, offline."),
+    "reconcile": ("autoqec.cli.commands.reconcile", "Bring a run's files and branches back in line after a crash."),
+    "gc": ("autoqec.cli.commands.gc", "List and remove what runs left that nobody needs any more."),
+    "show": ("autoqec.cli.commands.show", "List runs, or show one run's rounds and front."),
+    "watch": ("autoqec.cli.commands.watch", "Follow a run live, from any terminal."),
+    "report": ("autoqec.cli.commands.report", "A run as one page to open in a browser, or its charts as files."),
+    "decode": ("autoqec.cli.commands.decode", "Decode one's own shots with a checkpoint."),
+    "export": ("autoqec.cli.commands.export", "A run's figures as CSV, for sinter, tensorboard or wandb."),
+    "review-log": ("autoqec.cli.commands.review_log", "Mechanical findings about how a run searched."),
+    "diagnose": ("autoqec.cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
+    "evaluate": ("autoqec.cli.commands.evaluate", "Run an agent over a dataset of environments."),
+    "bench-ideators": ("autoqec.cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
+    "memory": ("autoqec.cli.commands.memory", "What runs learned, in one file; older runs can be put into it."),
+    "mcp": ("autoqec.cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
+    "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
+    "envs": ("autoqec.cli.commands.envs", "List the envs that can be named without a path."),
+    "machine-state": ("autoqec.cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
+    "doctor": ("autoqec.cli.commands.doctor", "Check what autoqec needs here, and say how to mend what is missing."),
+    "init": ("autoqec.cli.commands.init", "Make a small git repository with a search surface and an env."),
 }
 
 
@@ -143,7 +143,7 @@ def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any
 
     Ctrl-C once: rounds being measured are finished. Twice: now. Either way `--resume` goes on.
     """
-    from cli import running
+    from autoqec.cli import running
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
     order = running.understood(env_name, explicit, **chosen)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoqec.cli import places
 from autoqec.errors import ContractError, InputError
 from autoqec.lm.config import LMConfig, get_lm_client, role_config
 from autoqec.lm.errors import BudgetExceeded, LmError
 from autoqec.search import tpe
 from autoqec.search.hybrid import Hybrid
 from autoqec.store.files import load_env
-from cli import places
 
 if TYPE_CHECKING:
     from autoqec.lm.base import LanguageModel

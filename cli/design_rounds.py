@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from autoqec.cli import places
 from autoqec.contracts.profiles import ProfileName
 from autoqec.search import moves
 from autoqec.search.moves import Move
 from autoqec.search.space import Config
-from cli import places
 
 if TYPE_CHECKING:
     from types import TracebackType

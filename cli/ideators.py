@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.agents import analyst, coder
+from autoqec.cli import places
 from autoqec.contracts.history import Begun, HistoryRow
 from autoqec.contracts.pins import understood
 from autoqec.errors import ContractError, InputError
@@ -26,7 +27,6 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.tools.machine_state import took
 from autoqec.tools.predict_cost import predict_cost
-from cli import places
 
 if TYPE_CHECKING:
     from autoqec.lm.base import LanguageModel

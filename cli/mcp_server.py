@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoqec.cli import places
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import AutoqecError, InputError
 from autoqec.report.text import plain
 from autoqec.store.layout import SURFACE_CONFIG, RunLayout
-from cli import places
 
 if TYPE_CHECKING:
     from mcp.server import MCPServer
@@ -110,7 +110,7 @@ class Tools:
         place = places.run_layout(run, root=self._root).round(round).dir
         if not place.is_dir():
             raise InputError("there is no such round", where=f"run {run}, round {round}", mend="call query_history")
-        argv = [sys.executable, "-P", "-m", "cli.autoqec", "verify", str(place), "--json"]
+        argv = [sys.executable, "-P", "-m", "autoqec.cli", "verify", str(place), "--json"]
         path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with tempfile.TemporaryDirectory(prefix="autoqec-mcp-") as scratch:
             said = Path(scratch) / "said"

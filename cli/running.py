@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from autoqec.cli import ideators, places
+from autoqec.cli.common import INTERRUPTED, Out
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import told
@@ -26,8 +28,6 @@ from autoqec.report.terminal import LiveView, console
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli import ideators, places
-from cli.common import INTERRUPTED, Out
 
 ROUNDS = 3  # where nothing else limits
 Tell = Callable[[str, dict[str, Any]], None]

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from autoqec.agents.llm_reader import About
-    from cli.common import Out
+    from autoqec.cli.common import Out
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -37,7 +37,7 @@ class Lab:
     env: dict[str, str]
 
     def autoqec(self, *argv: str, timeout: float = 300, **env: str) -> Shown:
-        command = [sys.executable, "-P", "-m", "cli.autoqec", *argv]
+        command = [sys.executable, "-P", "-m", "autoqec.cli", *argv]
         done = subprocess.run(
             command, cwd=self.root, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False
         )

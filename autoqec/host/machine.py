@@ -70,13 +70,12 @@ def requirements_fingerprint() -> str:
 def code_sha256() -> str:
     """SHA-256 over the trusted code, the search surface left out: what decides a round's figures and the judge's words.
 
-    Every .py and .c of the packages autoqec and cli, the template of the judge's report, and whether the matching in C
+    Every .py and .c of the package autoqec, the template of the judge's report, and whether the matching in C
     is built: PyMatching in its place may choose otherwise between two minima. Left out: templates of people's views,
     which are made anew from the same figures; prices, which a run reads as they are; built-in envs, frozen in the run.
     """
-    found = [
-        path for root in (_PACKAGE, _PACKAGE.parent / "cli") for kind in ("py", "c") for path in root.rglob(f"*.{kind}")
-    ]
+    roots = (_PACKAGE, _PACKAGE / "cli")  # in a checkout autoqec/cli is a link, and rglob follows none below its root
+    found = [path for root in roots for kind in ("py", "c") for path in root.rglob(f"*.{kind}")]
     found += (_PACKAGE / "eval").glob("*.j2")
     files = {
         path.relative_to(_PACKAGE.parent).as_posix(): path

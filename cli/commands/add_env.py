@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
 from autoqec.report.text import counted
-from cli.common import Out, options
 
 MATRICES = ("hx", "hz", "lx", "lz")
 GENERATED = ("surface_code:", "repetition_code:", "color_code:")

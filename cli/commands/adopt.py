@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from cli import places
-from cli.common import Out, options
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 
 
 @click.command("adopt")

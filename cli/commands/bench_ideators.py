@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.common import Out, options
+from autoqec.cli.common import Out, options
 
 if TYPE_CHECKING:
     from autoqec.search.bench import Rules
@@ -72,14 +72,14 @@ def command(
     out: Out,
 ) -> None:
     """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
+    from autoqec.cli.contestants import Contestants
+    from autoqec.cli.ideators import split_budget
     from autoqec.errors import InputError
     from autoqec.orchestration.budget import Budget
     from autoqec.search.bench import Rules
     from autoqec.search.bench_run import CONTROLS, compare
     from autoqec.search.bench_table import Table
     from autoqec.store import atomic
-    from cli.contestants import Contestants
-    from cli.ideators import split_budget
 
     known, rules = Table.read(table, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
     names = [name.strip() for name in strategies.split(",") if name.strip()]

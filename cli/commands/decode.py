@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
 from autoqec.report.text import counted
-from cli import places
-from cli.common import Out, options
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec

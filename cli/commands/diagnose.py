@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
+from autoqec.cli import places, words
+from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
 from autoqec.store import layout
 from autoqec.tools.diagnose import Diagnosis
-from cli import places, words
-from cli.common import Out, options
 
 
 @click.command("diagnose")

@@ -11,8 +11,8 @@ from typing import Literal
 
 import click
 
+from autoqec.cli.common import Out, options
 from autoqec.errors import AutoqecError
-from cli.common import Out, options
 
 WALLS = {
     "bubblewrap": "started here just now, it saw no file but its own, no network, no other process",
@@ -79,7 +79,7 @@ def _matching() -> Iterator[Finding]:
 
 
 def _git() -> Iterator[Finding]:
-    from cli import places
+    from autoqec.cli import places
 
     try:
         root = places.lab_root()

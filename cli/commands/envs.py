@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli import places
-from cli.common import Out, options
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec

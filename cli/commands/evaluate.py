@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from cli.common import Out, options
+from autoqec.cli.common import Out, options
 
 if TYPE_CHECKING:
     from autoqec.runtime.main import Evaluation
@@ -26,8 +26,8 @@ def command(config: str, resume: str | None, against_memoryless: bool, out: Out)
     Scores, memory, checkpoints and metrics go into a new folder of its results_dir. Exit status 1 where an environment,
     a row or a model's answer failed on the way; everything else was still measured.
     """
+    from autoqec.cli.design_rounds import LabRounds
     from autoqec.runtime.main import evaluate
-    from cli.design_rounds import LabRounds
 
     console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has the lines anyway
     if against_memoryless:
@@ -54,8 +54,8 @@ def _tell(result: Evaluation, out: Out) -> int:
 
 
 def _twins(config: str, console: TextIO, out: Out) -> int:
+    from autoqec.cli.design_rounds import LabRounds
     from autoqec.runtime.twins import evaluate_twins
-    from cli.design_rounds import LabRounds
 
     with LabRounds(out.note) as rounds:
         twins = evaluate_twins(config, console=console, rounds=rounds)

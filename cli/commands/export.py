@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.report.export import FORMATS, export
-from cli import places
-from cli.common import Out, options
 
 
 @click.command("export")

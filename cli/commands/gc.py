@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
-from cli import places
-from cli.common import Out, options
 
 if TYPE_CHECKING:
     from autoqec.host.git import Repo

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from cli import places
-from cli.common import Out, options
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 
 
 @click.command("init")
@@ -16,7 +16,7 @@ from cli.common import Out, options
 @options
 def command(directory: Path, env_name: str, out: Out) -> None:
     """Make DIRECTORY a git repository with a search surface and an env, ready for `autoqec run`."""
-    from cli.lab import make_lab
+    from autoqec.cli.lab import make_lab
 
     commit = make_lab(directory, places.env_file(env_name))
     out.say(f"{directory} is ready. Next: cd {directory} && autoqec run env.yaml --profile smoke --rounds 2")

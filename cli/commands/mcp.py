@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
-from cli import places
-from cli.common import Out, options
 
 
 @click.command("mcp")
 @options
 def command(out: Out) -> None:
     """Serve machine_state, query_history, show, propose and verify over stdio, for the repository one stands in."""
-    from cli.mcp_server import server
+    from autoqec.cli.mcp_server import server
 
     root = places.lab_root()
     try:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import InputError
-from cli import places
-from cli.common import Out, options
 
 
 @click.command("memory")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from cli.common import Out, options
+from autoqec.cli.common import Out, options
 
 
 @click.command("replay")

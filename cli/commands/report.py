@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
 from autoqec.store import layout
-from cli import places
-from cli.common import Out, options
 
 
 @click.command("report")

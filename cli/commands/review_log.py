@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cli import places, words
-from cli.common import Out, options
+from autoqec.cli import places, words
+from autoqec.cli.common import Out, options
 
 
 @click.command("review-log")

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import ContractError, InputError
 from autoqec.store import layout
-from cli import places
-from cli.common import Out, options
 
 
 @click.command("run-round")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
-from cli import places
-from cli.common import Out, options
 
 
 @click.command("show")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cli import places
-from cli.common import Out, options
+from autoqec.cli import places
+from autoqec.cli.common import Out, options
 
 
 @click.command("watch")

@@ -13,7 +13,7 @@ import click
 import pytest
 import yaml
 
-from cli.autoqec import COMMANDS, group
+from autoqec.cli.autoqec import COMMANDS, group
 
 ROOT = Path(__file__).parents[2]
 SKILLS = sorted((ROOT / ".claude" / "skills").glob("*/SKILL.md"))
@@ -95,7 +95,7 @@ def served() -> set[str]:
     pytest.importorskip("mcp")
     from mcp import Client
 
-    from cli.mcp_server import server
+    from autoqec.cli.mcp_server import server
 
     async def listed() -> set[str]:
         async with Client(server(ROOT)) as client:

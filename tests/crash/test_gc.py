@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli.commands import gc as gc_command
+from autoqec.cli.lab import make_lab
 from autoqec.errors import InputError
 from autoqec.host import owner
 from autoqec.host.git import Repo
@@ -22,8 +24,6 @@ from autoqec.orchestration.failpoint import VARIABLE
 from autoqec.orchestration.memory import RunMemory
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli.commands import gc as gc_command
-from cli.lab import make_lab
 from tests.conftest import made_lab
 from tests.crash.invariants import Before, git, refs, run_ids
 from tests.crash.starts import ENV, ROOT, recovered
@@ -59,7 +59,7 @@ def kinds(found: list[garbage.Garbage]) -> list[str]:
 
 
 def shell(lab: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "cli.autoqec", "gc", *argv]
+    command = [sys.executable, "-P", "-m", "autoqec.cli", "gc", *argv]
     known = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         command, cwd=lab, env=known | env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
@@ -207,7 +207,7 @@ def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, Run
 def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
     lab, layout, repo = littered
     before = Before.of(lab)
-    command = [sys.executable, "-P", "-m", "cli.autoqec", "gc", *ALL, "--json"]
+    command = [sys.executable, "-P", "-m", "autoqec.cli", "gc", *ALL, "--json"]
     env = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     many = [
         subprocess.Popen(command, cwd=lab, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli.lab import make_lab
 from autoqec.host.git import Repo
 from autoqec.orchestration import run
 from autoqec.orchestration.loop import resume_run, run_rounds, start_run
@@ -17,7 +18,6 @@ from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
 from benchmarks import rounds as bench
-from cli.lab import make_lab
 from tests.crash import canned
 from tests.crash.starts import ENV
 

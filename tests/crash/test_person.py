@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from autoqec.cli.lab import make_lab
 from autoqec.errors import InputError, RunPaused
 from autoqec.host import owner
 from autoqec.host.git import Repo
@@ -18,7 +19,6 @@ from autoqec.orchestration.attempts import standings
 from autoqec.orchestration.memory import RunMemory
 from autoqec.orchestration.recovery import reconcile
 from autoqec.store.layout import RunLayout
-from cli.lab import make_lab
 from tests.crash.invariants import Before, git, refs, run_ids
 from tests.crash.starts import ENV, recovered
 from tests.crash.sweep import Zygote, has_compiler, zygote

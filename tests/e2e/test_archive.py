@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.cli.lab import make_lab
+from autoqec.cli.places import builtin_envs
 from autoqec.errors import ContractError, InputError
 from autoqec.eval import bundle, report, shelf
 from autoqec.host.git import Repo
@@ -20,8 +22,6 @@ from autoqec.orchestration.loop import run_rounds, start_run
 from autoqec.orchestration.recovery import reconcile
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli.lab import make_lab
-from cli.places import builtin_envs
 from tests.unit.host.test_owner import another
 
 

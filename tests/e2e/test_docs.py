@@ -27,7 +27,7 @@ def test_what_a_page_tells_to_type_works(page: Path, tmp_path: Path) -> None:
     tools.mkdir()
     stim = "import stim, sys; sys.exit(stim.main(command_line_args=sys.argv[1:]))"
     sinter = "from sinter._command._main import main; import sys; sys.exit(main())"
-    for name, call in (("autoqec", "-m cli.autoqec"), ("stim", f"-c '{stim}'"), ("sinter", f"-c '{sinter}'")):
+    for name, call in (("autoqec", "-m autoqec.cli"), ("stim", f"-c '{stim}'"), ("sinter", f"-c '{sinter}'")):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" -P {call} "$@"\n', encoding="utf-8")
         (tools / name).chmod(0o755)
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}

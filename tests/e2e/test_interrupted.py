@@ -26,7 +26,7 @@ def until(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
 
 def going(lab: Lab) -> tuple[subprocess.Popen[str], Path]:
     """A run of many rounds in a process of its own, seen to be at work in its first round."""
-    command = [sys.executable, "-P", "-m", "cli.autoqec", "run", "env.yaml", "--profile", "smoke", "--rounds", "9"]
+    command = [sys.executable, "-P", "-m", "autoqec.cli", "run", "env.yaml", "--profile", "smoke", "--rounds", "9"]
     process = subprocess.Popen(
         command, cwd=lab.root, env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import autoqec.decoders
+from autoqec.cli.lab import make_lab
 from autoqec.contracts.messages import CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RunnerConfig
@@ -26,7 +27,6 @@ from autoqec.orchestration.rounds import confined
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, RunLayout
-from cli.lab import make_lab
 from tests.suites.sandbox_attacks import ATTACKS
 from tests.support import rounds
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autoqec.cli.places import BUILTIN
 from autoqec.contracts.front import ParetoEntry, non_dominated
 from autoqec.contracts.history import Begun, HistoryRow, Planned, RunInfo
 from autoqec.contracts.messages import IdeatorResponse
@@ -28,7 +29,6 @@ from autoqec.contracts.verdict import (
 )
 from autoqec.store.files import dump_config, load_env
 from autoqec.store.layout import SURFACE_CONFIG, RunLayout
-from cli.places import BUILTIN
 
 RUN_ID = "20250102-030405"
 SHOTS = 100_000

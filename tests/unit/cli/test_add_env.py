@@ -11,14 +11,14 @@ import scipy.sparse as sp
 from click.testing import CliRunner
 from scipy.io import mmwrite
 
+from autoqec.cli.autoqec import group
+from autoqec.cli.commands import add_env
+from autoqec.cli.common import call
 from autoqec.errors import InputError
 from autoqec.qec.bicycle import checks
 from autoqec.qec.matrices import read_matrix
 from autoqec.qec.problem import Problem
 from autoqec.store.files import load_env
-from cli.autoqec import group
-from cli.commands import add_env
-from cli.common import call
 from tests.support.envs import problem
 
 STEANE = np.array([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0, 1]], np.uint8)

@@ -7,8 +7,8 @@ import json
 import click
 import pytest
 
+from autoqec.cli.common import Out, call, options
 from autoqec.errors import AutoqecError, ContractError, DiskFailed, InputError, Interrupted, RoundFailed, RunPaused
-from cli.common import Out, call, options
 
 ENDS = [
     (InputError("is wrong", where="env.yaml", mend="edit env.yaml"), 2),

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import call
 from autoqec.runtime.main import evaluate
 from autoqec.search.bench_table import Table, pack
 from autoqec.store import jsonl
-from cli.autoqec import group
-from cli.common import call
 from tests.support.messages_server import MessagesServer, fail, say_json
 from tests.unit.runtime.test_bridge import config
 from tests.unit.search.test_bench import planted

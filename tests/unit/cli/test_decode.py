@@ -11,6 +11,9 @@ import pytest
 import stim
 import torch
 
+from autoqec.cli.autoqec import group
+from autoqec.cli.commands.decode import FORMATS
+from autoqec.cli.common import call
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
 from autoqec.decoders import checkpoint
@@ -21,9 +24,6 @@ from autoqec.qec import shotfiles
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
-from cli.autoqec import group
-from cli.commands.decode import FORMATS
-from cli.common import call
 from tests.support.envs import BANDS, problem, surface
 
 SHOTS = CHUNK + 64  # more than a chunk, and whole groups of 64

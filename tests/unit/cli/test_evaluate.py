@@ -9,9 +9,9 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from cli.autoqec import group
-from cli.commands.evaluate import command
-from cli.common import call
+from autoqec.cli.autoqec import group
+from autoqec.cli.commands.evaluate import command
+from autoqec.cli.common import call
 
 ROWS = [{"question": "2+2?", "answer": "2+2?"}, {"question": "3+3?", "answer": "6"}]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cli import commands
-from cli.autoqec import COMMANDS, group
-from cli.common import call
+from autoqec.cli import commands
+from autoqec.cli.autoqec import COMMANDS, group
+from autoqec.cli.common import call
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))

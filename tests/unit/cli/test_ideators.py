@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli import ideators
+from autoqec.cli.ideators import Choice, Limits
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
@@ -22,8 +24,6 @@ from autoqec.runtime.main import evaluate
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli import ideators
-from cli.ideators import Choice, Limits
 from tests.conftest import Lab
 from tests.support import rounds
 from tests.unit.runtime.test_bridge import config, measured

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.cli import places
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import call
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.round import RoundMetrics
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli import places
-from cli.autoqec import group
-from cli.common import call
 from tests.conftest import Lab
 from tests.support import rounds
 from tests.support.messages_server import MessagesServer, say_json

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import autoqec
+from autoqec.cli.commands import doctor
 from autoqec.qec import exact
-from cli.commands import doctor
 from tests.conftest import Lab
 from tests.support.clusters import stand_in
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli import places
 from autoqec.contracts.base import sha256_bytes
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli import places
 from tests.conftest import Lab
 from tests.support import rounds
 
@@ -41,7 +41,7 @@ def asked(root: Path, name: str, **arguments: Any) -> Any:
     """One call in this process; the structured answer, or the error's text."""
     from mcp import Client
 
-    from cli.mcp_server import server
+    from autoqec.cli.mcp_server import server
 
     async def call() -> Any:
         async with Client(server(root)) as client:
@@ -55,7 +55,7 @@ def asked(root: Path, name: str, **arguments: Any) -> Any:
 def test_an_assistant_starts_it_and_finds_the_tools(lab: Lab, run: RunLayout) -> None:
     from mcp import Client, StdioServerParameters
 
-    argv = ["-P", "-m", "cli.autoqec", "mcp", "-q"]
+    argv = ["-P", "-m", "autoqec.cli", "mcp", "-q"]
     parameters = StdioServerParameters(command=sys.executable, args=argv, cwd=lab.root, env=lab.env)
 
     async def talk() -> tuple[set[str], str]:

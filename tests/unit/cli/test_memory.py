@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.autoqec import group
-from cli.common import call
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import call
 from tests.support.runs import made_run, rows
 
 

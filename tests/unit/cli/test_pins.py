@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoqec.agents import prompts
+from autoqec.cli import ideators
+from autoqec.cli.ideators import Choice, pins_of
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import pinned
@@ -17,8 +19,6 @@ from autoqec.orchestration.run import Roles, search, start_run
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE_CONFIG, RunLayout
-from cli import ideators
-from cli.ideators import Choice, pins_of
 from tests.conftest import Lab
 from tests.support import rounds
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli.commands import doctor
 from autoqec.host import sandbox
-from cli.commands import doctor
 from tests.conftest import Lab, Shown, made_lab
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli.design_rounds import LabRounds
 from autoqec.environments import HallOfFame
 from autoqec.environments.datasets import build_dataset, parse_dataset_config
 from autoqec.environments.design import Facts, PredecoderDraft
@@ -16,7 +17,6 @@ from autoqec.environments.routines import loss_of
 from autoqec.errors import InputError
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from cli.design_rounds import LabRounds
 from tests.conftest import Lab
 from tests.support import rounds
 from tests.support.envs import surface

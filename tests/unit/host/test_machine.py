@@ -70,6 +70,7 @@ def test_the_code_hash_leaves_the_search_surface_out(tmp_path: Path, monkeypatch
     surface = package / "decoders" / "modules"
     surface.mkdir(parents=True)
     (tmp_path / "cli").mkdir()
+    (package / "cli").symlink_to("../cli")
     (package / "a.py").write_text("1")
     (tmp_path / "cli" / "b.py").write_text("1")
     monkeypatch.setattr(machine, "_PACKAGE", package)
@@ -81,6 +82,10 @@ def test_the_code_hash_leaves_the_search_surface_out(tmp_path: Path, monkeypatch
     second = machine.code_sha256()
     (package / "a.py").write_text("2")
     assert len({first, second, machine.code_sha256()}) == 3
+    linked = machine.code_sha256()
+    (package / "cli").unlink()
+    (tmp_path / "cli").rename(package / "cli")
+    assert machine.code_sha256() == linked, "an installed wheel has the same hash as a checkout"
 
 
 def test_the_code_hash_covers_what_decides_figures_and_the_judges_words(

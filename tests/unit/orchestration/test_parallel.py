@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli.lab import make_lab
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
@@ -25,7 +26,6 @@ from autoqec.orchestration.executor import Executor, NotBegun, Parallel, Serial
 from autoqec.orchestration.loop import Roles, Run, run_rounds, start_run
 from autoqec.orchestration.reconcile import plan
 from autoqec.orchestration.views import verified_front
-from cli.lab import make_lab
 from tests.crash import canned
 from tests.crash.starts import ENV
 from tests.support import rounds

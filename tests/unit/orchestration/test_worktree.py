@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.cli.lab import make_lab
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundFailed
 from autoqec.host.git import MergeConflict, RefUpdate, Repo
@@ -14,7 +15,6 @@ from autoqec.orchestration import worktree
 from autoqec.search import space
 from autoqec.store.files import dump_config
 from autoqec.store.layout import SURFACE, RunLayout, pointer_on_branch
-from cli.lab import make_lab
 from tests.support import rounds
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import call
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
@@ -23,8 +25,6 @@ from autoqec.search.bench import Rules, hypervolume, simulate
 from autoqec.search.bench_run import Oracle, compare, sampled, strategy
 from autoqec.search.bench_table import Cell, Table, pack, renamed, unpack
 from benchmarks import qecbench_tab
-from cli.autoqec import group
-from cli.common import call
 
 SHOTS = 40_000
 RULES = Rules(rounds=20, val_shots=4_000)

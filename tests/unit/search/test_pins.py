@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from autoqec.cli.places import BUILTIN
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.pins import pinned, understood
 from autoqec.errors import InputError
 from autoqec.orchestration.run import SEARCHES, search
 from autoqec.search import moves, space, tpe
 from autoqec.store.files import dump_config, load_env
-from cli.places import BUILTIN
 
 from .test_search import BASELINE, as_row, verified, with_keys
 
