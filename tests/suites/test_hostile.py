@@ -63,13 +63,9 @@ def repo(tmp_path: Path) -> Repo:
     return Repo.discover(tmp_path / "lab")
 
 
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def tier(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """This machine's own tier, and the next one down as if it were all there is."""
-    if not sandbox.works(request.param):
-        pytest.skip(f"{request.param} does not run on this machine")
-    monkeypatch.setattr(sandbox, "probe", lambda: request.param)
-    return str(request.param)
+@pytest.fixture
+def tier(sandbox_backend: str) -> str:
+    return sandbox_backend
 
 
 def layout(repo: Repo) -> RunLayout:

@@ -25,12 +25,9 @@ KEY = "sk-very-secret"
 TMP_MB = 8
 
 
-@pytest.fixture(params=["bubblewrap", "landlock"])
-def tier(request: pytest.FixtureRequest) -> Tier:
-    if not sandbox.works(request.param):
-        pytest.skip(f"{request.param} does not run on this machine")
-    found: Tier = request.param
-    return found
+@pytest.fixture
+def tier(sandbox_backend: Tier) -> Tier:
+    return sandbox_backend
 
 
 class World:
@@ -161,7 +158,7 @@ assert len(os.urandom(8)) == 8
     assert os.listdir(world.inside) in (["kept", "deep"], ["deep", "kept"])
 
 
-@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="needs /dev/shm")
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm is not writable; install: mount a tmpfs there")
 def test_a_lab_in_memory_is_open_and_its_neighbour_is_not(tier: Tier, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         given, inside, other = (Path(memory, name) for name in ("given", "inside", "other"))
@@ -191,6 +188,47 @@ for place in (".", "/", "/dev", "/proc/self", "/usr", "/etc"):
 """
     policy = Policy(read_only=(world.inside,), cwd=world.inside)
     assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+
+
+SCRATCH_NAMES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def test_scratch_is_writable_and_the_only_writable_place(tier: Tier, tmp_path: Path) -> None:
+    scratch, artifact = tmp_path / "scratch", tmp_path / "artifact"
+    for directory in (scratch, artifact):
+        directory.mkdir()
+    code = f"""
+import os, pathlib, tempfile
+for name in {SCRATCH_NAMES!r}:
+    place = pathlib.Path(os.environ[name])
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "file").write_text(name)
+with tempfile.NamedTemporaryFile() as out:
+    assert out.name.startswith(os.environ["TMPDIR"])
+try: open("planted", "w")
+except OSError: raise SystemExit(0)
+raise SystemExit("the artifact is writable")
+"""
+    policy = Policy(read_only=(artifact,), scratch=scratch, cwd=artifact)
+    assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+    assert not os.listdir(artifact)
+
+
+def test_scratch_of_another_process_is_out_of_reach(tier: Tier, tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for directory in (own, other):
+        directory.mkdir()
+    (other / "note").write_text("note")
+    code = f"""
+import os
+for attempt in (lambda: open({str(other / "note")!r}), lambda: os.listdir({str(other)!r}),
+                lambda: os.listdir({str(tmp_path)!r}), lambda: open({str(other / "more")!r}, "w")):
+    try: found = attempt()
+    except OSError: continue
+    assert isinstance(found, list) and not {{"note", "other"}} & set(found), found
+"""
+    assert run(code, tier, Policy(scratch=own), tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+    assert os.listdir(other) == ["note"]
 
 
 def test_a_process_may_limit_itself(tier: Tier, world: World, tmp_path: Path) -> None:
