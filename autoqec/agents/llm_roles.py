@@ -37,7 +37,7 @@ MAX_TOOL_TURNS = 6
 SURFACE_CHARS = 60_000  # source shown to the Coder
 _LOG_BYTES = 8 * 2**20
 _TIMES_AND_PATHS = ("train_wallclock_s", "eval_wallclock_s", "vram_peak_gb", "rss_peak_gb", "checkpoint_path",
-                    "training_log_path")  # fmt: skip
+                    "training_log_path", "measurement_started_at", "measurement_finished_at")  # fmt: skip
 
 
 class IdeatorAnswer(Answer):

@@ -11,6 +11,7 @@ from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork
+from autoqec.contracts.timing import Timing, UtcTime
 from autoqec.contracts.verdict import CompositionVerdict, Verdict
 
 
@@ -39,6 +40,7 @@ class Begun(Contract):
     kind: Literal["begun"] = "begun"
     round_attempt_id: str
     round: int = Field(ge=1)
+    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 class Planned(Contract):
@@ -53,6 +55,7 @@ class Planned(Contract):
     compose_mode: ComposeMode | None
     ideator: IdeatorResponse
     dsl_config: dict[str, Any]
+    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 class Nominated(Contract):
@@ -62,6 +65,7 @@ class Nominated(Contract):
     round_attempt_id: str
     round: int = Field(ge=1)
     analyst: AnalystResponse
+    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 class Charged(Contract):
@@ -72,6 +76,7 @@ class Charged(Contract):
     round: int = Field(ge=1)
     artifact_sha256: str = Field(pattern=SHA256)
     attempt_index: int = Field(ge=1)
+    at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 AttemptLine = Annotated[Begun | Planned | Nominated | Charged, Field(discriminator="kind")]
@@ -121,6 +126,11 @@ class HistoryRow(RoundMetrics):
     judge_n_params: int | None = None
     sandbox: str | None = None
     conflicting_files: tuple[str, ...] | None = None
+    started_at: UtcTime | None = Field(default=None, description="when the attempt began (UTC)")
+    finished_at: UtcTime | None = Field(default=None, description="when its last step ended (UTC)")
+    proposal_wallclock_s: float | None = None
+    setup_wallclock_s: float | None = Field(default=None, description="branch, and waiting for a free slot")
+    verify_wallclock_s: float | None = None
 
     @model_validator(mode="after")
     def _identity(self) -> HistoryRow:
@@ -133,3 +143,8 @@ class HistoryRow(RoundMetrics):
         if self.verify_verdict == "VERIFIED" and not (self.branch and self.commit_sha):
             raise ValueError("a VERIFIED row names its branch and commit")
         return self
+
+    @property
+    def timing(self) -> Timing:
+        """When the round ran and how long each phase took."""
+        return Timing(**{name: getattr(self, name) for name in Timing.model_fields})

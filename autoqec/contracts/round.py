@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.profiles import ProfileName
+from autoqec.contracts.timing import UtcTime
 
 RoundStatus = Literal[
     "ok",
@@ -91,6 +92,8 @@ class RoundMetrics(Contract):
     rss_peak_gb: float | None = None
     checkpoint_path: str | None = None
     training_log_path: str | None = None
+    measurement_started_at: UtcTime | None = Field(default=None, description="when the Runner began (UTC)")
+    measurement_finished_at: UtcTime | None = Field(default=None, description="when the Runner ended (UTC)")
 
     @model_validator(mode="after")
     def _reason_when_not_ok(self) -> RoundMetrics:

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.timing import UtcTime
 
 Verdict = Literal["VERIFIED", "SUSPICIOUS", "FAILED"]
 CompositionVerdict = Literal["synergy", "additive", "interference"]
@@ -135,3 +136,4 @@ class VerifyReport(Contract):
     versions: dict[str, str]
     not_tested: tuple[str, ...]
     judge_wallclock_s: float
+    finished_at: UtcTime | None = Field(default=None, description="when the verification ended (UTC)")

@@ -12,6 +12,7 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.provenance import SHA256
+from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import (
     Composition,
     Cost,
@@ -230,6 +231,7 @@ class Session:
             versions=machine.versions(),
             not_tested=self.not_tested(effect),
             judge_wallclock_s=time.monotonic() - began,
+            finished_at=utc_now(),
         )
 
     def composed(self, verdict: Verdict) -> Composition | None:

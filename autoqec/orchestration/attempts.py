@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 
-from autoqec.contracts.history import AttemptLine, Charged, HistoryRow, Nominated, Planned
+from autoqec.contracts.history import AttemptLine, Begun, Charged, HistoryRow, Nominated, Planned
 from autoqec.contracts.round import ForkFrom
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The write-ahead lines of one attempt; what is None was never reached."""
+    """The write-ahead lines of one attempt; what is None was never reached. at: when it began."""
 
     id: str
     round: int
+    at: datetime | None = None
     planned: Planned | None = None
     nominated: Nominated | None = None
     charged: Charged | None = None
@@ -23,7 +25,9 @@ class Attempt:
 def reached(found: dict[str, Attempt], line: AttemptLine) -> Attempt:
     """Take one line into `found`: attempts by id, in the order they began. Returns the attempt as it now stands."""
     attempt = found.get(line.round_attempt_id) or Attempt(line.round_attempt_id, line.round)
-    if isinstance(line, Planned):
+    if isinstance(line, Begun):
+        attempt = replace(attempt, at=line.at)
+    elif isinstance(line, Planned):
         attempt = replace(attempt, planned=line)
     elif isinstance(line, Nominated):
         attempt = replace(attempt, nominated=line)

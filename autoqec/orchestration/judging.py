@@ -13,6 +13,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import Charged, RunInfo
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InputError
 from autoqec.host import owner
@@ -58,6 +59,7 @@ def judge(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes,
                 round=candidate.number,
                 artifact_sha256=artifact,
                 attempt_index=request.attempt_index,
+                at=utc_now(),
             )
         )
         reach("charged")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from datetime import datetime
 from typing import Any
 
 from autoqec.contracts.base import sha256_json
@@ -10,6 +11,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import HistoryRow, Planned
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, canonical_fork
+from autoqec.contracts.timing import seconds_between
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.orchestration.attempts import Attempt
@@ -30,12 +32,14 @@ def build_row(
     conflicting_files: tuple[str, ...] | None = None,
     branch: str | None = None,
     commit_sha: str | None = None,
+    finished_at: datetime | None = None,
 ) -> HistoryRow:
     """The row of a round that came to its end.
 
     metrics: what the Runner wrote; or, where the round ended before it (a conflict, a refused edit, a reply that was
     none), a status and its reason. config: the round directory's config.yaml; without it the planned one counts.
     unjudged: why the judge could say nothing of a candidate. branch, commit_sha: the pointer's, unless there is none.
+    finished_at: of a round that ended before it was measured, which no line on disk tells; else the last recorded step.
     """
     planned, analyst = attempt.planned, attempt.nominated.analyst if attempt.nominated else None
     said: dict[str, Any] = {
@@ -57,6 +61,7 @@ def build_row(
         **placed,
         **_config(config if config is not None or planned is None else planned.dsl_config),
         **(_judged(report) if report else {"verify_reasons": (unjudged,) if unjudged else ()}),
+        **_timing(attempt, metrics, report, finished_at),
     )
 
 
@@ -71,6 +76,7 @@ def lost_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str | N
         summary_1line=f"orphaned_branch: {why}"[:400],
         **_identity(attempt),
         **_config(attempt.planned.dsl_config if attempt.planned else None),
+        **_timing(attempt),
     )
 
 
@@ -129,7 +135,29 @@ def judged_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> Histor
         "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/judged")),
         "refers_to_attempt": attempt_id,
     }
-    return HistoryRow.model_validate({**row.dump(), **follow_up, **_judged(report), "sandbox": report.sandbox})
+    when = {"finished_at": report.finished_at, "verify_wallclock_s": report.judge_wallclock_s}
+    return HistoryRow.model_validate({**row.dump(), **follow_up, **_judged(report), **when, "sandbox": report.sandbox})
+
+
+def _timing(
+    attempt: Attempt,
+    metrics: RoundMetrics | None = None,
+    report: VerifyReport | None = None,
+    finished_at: datetime | None = None,
+) -> dict[str, Any]:
+    """Start, end and phases, from times on disk alone: recovery, which may come days later, finds the same ones."""
+    planned, nominated, charged = attempt.planned, attempt.nominated, attempt.charged
+    measured = metrics.measurement_finished_at if metrics else None
+    began = metrics.measurement_started_at if metrics else None
+    judged = report.finished_at if report else None
+    steps = [attempt.at, planned and planned.at, measured, nominated and nominated.at, charged and charged.at, judged]
+    return {
+        "started_at": attempt.at,
+        "finished_at": finished_at or max((time for time in steps if time is not None), default=None),
+        "proposal_wallclock_s": seconds_between(attempt.at, planned.at if planned else None),
+        "setup_wallclock_s": seconds_between(planned.at if planned else None, began),
+        "verify_wallclock_s": round(report.judge_wallclock_s, 3) if report else None,
+    }
 
 
 def _identity(attempt: Attempt) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorRe
 from autoqec.contracts.pins import pinned, told
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.timing import utc_now
 from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
 from autoqec.host import sandbox
 from autoqec.host.git import MergeConflict, RefUpdate
@@ -51,12 +52,12 @@ def open_round(run: Run, on_event: OnEvent) -> Opened:
     """Begin an attempt and bring its branch to the code commit."""
     history = run.memory.history
     number = run.memory.next_round()
-    begun = Begun(round_attempt_id=str(uuid.uuid4()), round=number)
+    begun = Begun(round_attempt_id=str(uuid.uuid4()), round=number, at=utc_now())
     history.append_attempt(begun)
     atomic.make_dir(run.layout.round(number).dir)
     reach("begun")
     on_event("round_begun", {"round": number, "phase": "thinking"})
-    attempt = Attempt(begun.round_attempt_id, number)
+    attempt = Attempt(begun.round_attempt_id, number, begun.at)
     try:
         planned, edits, tips = _plan(run, attempt)
     except RoundFailed as failure:
@@ -157,7 +158,7 @@ def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -
     reach("pointer_committed")
     layout = run.layout.round(number)
     said = _nominate(run, layout, opened.planned, metrics)
-    nominated = Nominated(round_attempt_id=attempt.id, round=number, analyst=said)
+    nominated = Nominated(round_attempt_id=attempt.id, round=number, analyst=said, at=utc_now())
     run.memory.history.append_attempt(nominated)
     reach("nominated")
     told = {"round": number, "verdict": said.verdict, "summary_1line": said.summary_1line}
@@ -208,6 +209,7 @@ def _plan(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]
         compose_mode=proposal.compose_mode,
         ideator=proposal,
         dsl_config=edits.dsl_config,
+        at=utc_now(),
     )
     return planned, edits, bases[1:]
 
@@ -297,7 +299,7 @@ def _ended(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason
     """A round that came to its end before it could be measured."""
     metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason})
     on_event("measured", {"round": attempt.round, "status": status, "status_reason": reason})
-    row = round_recorder.build_row(attempt, metrics, **more)
+    row = round_recorder.build_row(attempt, metrics, finished_at=utc_now(), **more)
     _record(run, row, on_event)
     return Opened(attempt, row=row)
 

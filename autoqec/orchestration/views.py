@@ -99,6 +99,8 @@ def section(row: HistoryRow, tally: Tally) -> str:
     if row.compose_mode:
         origin += f", composed ({row.compose_mode})"
     parts = [("Hypothesis", f"{_flat(row.hypothesis)}. From {origin}."), ("What happened", _happened(row))]
+    if row.started_at is not None:
+        parts.append(("When", f"{row.timing.describe()}."))
     if row.verify_verdict:
         parts.append(("The judge", _judge(row)))
     parts.append(("What it means", _meaning(row)))

@@ -38,15 +38,19 @@ class Dashboard:
         self.round_s = (self.compute_s + sum(map(self._judge_s, self.ended))) / max(1, len(self.ended))
         self._front = front_table(self.view) if self.view.front else None  # made here: it reads the judge's counts
         self._rounds = last_rounds(self.ended[-SHOWN_ROUNDS:]) if self.ended else None
-        self._last_end = self.layout.history.stat().st_mtime if self.ended else 0.0
+        self._last_end = self._end_of(self.ended[-1]) if self.ended else 0.0
+
+    def _end_of(self, row: HistoryRow) -> float:
+        """Seconds since the epoch; rows of earlier versions hold no time, so the file's stands for it."""
+        return row.finished_at.timestamp() if row.finished_at else self.layout.history.stat().st_mtime
 
     def _judge_s(self, row: HistoryRow) -> float:
         """Seconds that the round took before the judge; 0 where it was not judged."""
         if row.verify_verdict is None:
             return 0.0
         if row.round not in self._judged:
-            report = run_view.report(self.layout.round(row.round))
-            self._judged[row.round] = report.judge_wallclock_s if report else 0.0
+            report = run_view.report(self.layout.round(row.round)) if row.verify_wallclock_s is None else None
+            self._judged[row.round] = row.verify_wallclock_s or (report.judge_wallclock_s if report else 0.0)
         return self._judged[row.round]
 
     def seconds_left(self) -> float | None:

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.timing import seconds_between
 from autoqec.report import run_view
 from autoqec.report.run_data import validation
 from autoqec.report.run_view import RunView, attempt_of
-from autoqec.report.text import count, counted, effect_line, interval, percent, plain
+from autoqec.report.text import count, counted, duration, effect_line, interval, percent, plain
 from autoqec.tools.rows import current
 
 SHOWN = 20  # of the front, in a table
@@ -79,8 +80,28 @@ def last_rounds(rows: Sequence[HistoryRow]) -> Table:
         val = validation(row)
         guided = _shares(val.relative, val.relative_low, val.relative_high, val.counts.shots) if val else "–"
         words = plain(row.hypothesis, 72) if row.status == "ok" else plain(str(row.status_reason), 160)
-        table.add_row(str(row.round), Text(words), Text(guided), _outcome(row), Text(_fresh(row)))
+        table.add_row(
+            str(row.round), Text(words).append(_ended(row), style="dim"), Text(guided), _outcome(row), Text(_fresh(row))
+        )
     return table
+
+
+def _when(row: HistoryRow) -> str:
+    """Start of a round, how long it took, and how long each phase of it."""
+    if row.started_at is None:
+        return ""
+    total = seconds_between(row.started_at, row.finished_at)
+    took = f" ({duration(total)})" if total is not None else ""
+    phases = ", ".join(f"{name} {duration(seconds)}" for name, seconds in row.timing.phases)
+    return f"\n{row.started_at:%Y-%m-%d %H:%M:%S} UTC{took}{': ' if phases else ''}{phases}"
+
+
+def _ended(row: HistoryRow) -> str:
+    """End of a round and how long it took."""
+    total = seconds_between(row.started_at, row.finished_at)
+    if row.finished_at is None or total is None:
+        return ""
+    return f"\n{row.finished_at:%H:%M:%S} UTC, took {duration(total)}"
 
 
 def _fresh(row: HistoryRow) -> str:
@@ -97,9 +118,11 @@ def _shares(gain: float | None, low: float | None, high: float | None, shots: in
 
 
 def _tried(row: HistoryRow) -> Text:
-    """What, and below it why it ended without a result."""
+    """The hypothesis; below it why it ended without a result, and when it ran."""
     text = Text(plain(row.hypothesis, 160))
-    return text if row.status == "ok" else text.append(f"\n{plain(str(row.status_reason), 160)}", style="dim")
+    if row.status != "ok":
+        text.append(f"\n{plain(str(row.status_reason), 160)}", style="dim")
+    return text.append(_when(row), style="dim")
 
 
 def _outcome(row: HistoryRow) -> Text:

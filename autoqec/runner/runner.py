@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import autoqec
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.timing import utc_now
 from autoqec.errors import ContractError, InputError
 from autoqec.host import child, git, sandbox
 from autoqec.runner import collect
@@ -55,6 +57,7 @@ def run_round(
     on_event("training", {round, phase, step, steps, loss, eta_s, and the counts of val shots so far}): its progress.
     called_off: asked while the child works and before anything of its result is written; CalledOff once it says so.
     """
+    began = utc_now()
     share = files.parse_env(config.env_yaml, where="env").protocol.shots_share
     repo_root, config = resolved(config)
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
@@ -74,7 +77,7 @@ def run_round(
     else:
         outcome = in_child(config, PROFILES[config.profile].scaled(share), layout, on_event, ask)
     ask()
-    metrics = measured(config, layout, outcome)
+    metrics = measured(config, layout, outcome, began)
     atomic.write_json(layout.metrics, metrics.dump())
     if metrics.status == "ok":
         write_artifact_manifest(config, metrics, artifacts=outcome.artifacts, sandbox=outcome.sandbox)
@@ -230,8 +233,14 @@ def gathered(
     return kept, said
 
 
-def measured(config: RunnerConfig, layout: RoundLayout, outcome: Outcome) -> RoundMetrics:
-    """RoundMetrics from what the child counted; rates and differences are ours."""
+def measured(
+    config: RunnerConfig, layout: RoundLayout, outcome: Outcome, began: datetime | None = None
+) -> RoundMetrics:
+    """RoundMetrics from what the child counted; rates and differences are ours.
+
+    Args:
+        began: when the measurement began; None if its process was cut off, so that neither time is known.
+    """
     result, kept = outcome.result, {item.name for item in outcome.artifacts}
     figures: dict[str, Any] = {}
     if result.status == "ok" and result.val is not None:
@@ -263,6 +272,8 @@ def measured(config: RunnerConfig, layout: RoundLayout, outcome: Outcome) -> Rou
         rss_peak_gb=outcome.rss_peak_gb,
         checkpoint_path=str(layout.checkpoint) if layout.checkpoint.name in kept else None,
         training_log_path=str(layout.train_log) if layout.train_log.name in kept else None,
+        measurement_started_at=began,
+        measurement_finished_at=utc_now() if began is not None else None,
         **figures,
     )
 

@@ -19,6 +19,7 @@ from tests.conftest import Lab, Shown, made_lab
 SECRET = b"a secret that only tests may know"
 # What a repetition may change: clocks, memory, and where the round lies.
 LOOSE = {"train_wallclock_s", "eval_wallclock_s", "vram_peak_gb", "rss_peak_gb", "checkpoint_path", "training_log_path"}
+LOOSE |= {"measurement_started_at", "measurement_finished_at"}
 
 
 def started(lab: Lab, *more: str) -> Shown:

@@ -31,7 +31,8 @@ from tests.crash.starts import ENV
 from tests.support import rounds
 
 COUNT, PATIENCE_S = 4, 30
-LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path")
+TIMES = ("started_at", "finished_at", "proposal_wallclock_s", "setup_wallclock_s")
+LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path", *TIMES)
 
 
 @pytest.fixture(autouse=True)

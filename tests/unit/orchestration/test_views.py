@@ -256,3 +256,11 @@ def test_a_chain_of_thousands_is_drawn() -> None:
         for n in range(1, 1500)
     ]  # fmt: skip
     assert len(fork_graph.draw(graph_of(rows))) == 1500
+
+
+def test_log_says_when_a_round_ran(tmp_path: Path) -> None:
+    times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z"}
+    found = memory(tmp_path, rounds.row(1), rounds.row(2, **times))
+    text = found.views()[found.layout.log]
+    assert "**When.** 2026-01-02 03:04:05 UTC, 90.0 s: training 2.0 s, evaluation 1.0 s." in text
+    assert text.count("**When.**") == 1, "rows without times say nothing of them"

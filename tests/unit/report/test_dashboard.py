@@ -113,3 +113,24 @@ def test_every_limit_of_a_run_is_one_that_watch_may_see() -> None:
     from autoqec.orchestration.budget import Budget
 
     assert {one.name for one in fields(Budget)} <= {one.name for one in fields(Plan)}
+
+
+def timed(row: dict[str, object]) -> dict[str, object]:
+    times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z", "train_wallclock_s": 60.0}
+    return row | times | {"proposal_wallclock_s": 3.0, "eval_wallclock_s": None}
+
+
+def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tmp_path: Path) -> None:
+    view = run_view.load(runs.made_run(tmp_path / "lab", 1, artifacts=False, change=timed))
+    out = io.StringIO()
+    console = Console(file=out, width=200, color_system=None, markup=False)
+    console.print(summary.rounds_table(view.rows))
+    assert "2026-01-02 03:04:05 UTC (1:30): proposal 0:03, training 1:00" in out.getvalue()
+    console.print(summary.last_rounds(view.rows))
+    assert "03:05:35 UTC, took 1:30" in out.getvalue()
+
+
+def test_pace_is_taken_from_the_recorded_end_and_not_from_the_file(tmp_path: Path) -> None:
+    layout = runs.made_run(tmp_path / "lab", 1, artifacts=False, change=timed)
+    os.utime(layout.history, (0, 0))
+    assert Dashboard(layout)._last_end == run_view.load(layout).rows[0].finished_at.timestamp()  # type: ignore[union-attr]

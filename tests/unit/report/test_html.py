@@ -413,3 +413,9 @@ def test_importing_the_room_is_light() -> None:
     code = f"import sys; from autoqec.report import {names}; print(sorted({heavy} & set(sys.modules)))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
+
+
+def test_page_says_when_a_round_ran(tmp_path: Path) -> None:
+    times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z", "proposal_wallclock_s": 3.0}
+    layout = runs.made_run(tmp_path / "lab", 1, change=lambda row: row | times)
+    assert "2026-01-02 03:04:05 UTC, 90.0 s: proposal 3.0 s" in html.page(run_data.load([layout]))

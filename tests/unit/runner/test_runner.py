@@ -29,7 +29,14 @@ from autoqec.store import files
 
 from .conftest import SMALL, Ran, config_for
 
-UNREPEATED = {"train_wallclock_s", "eval_wallclock_s", "rss_peak_gb", "vram_peak_gb"}
+UNREPEATED = {
+    "measurement_started_at",
+    "measurement_finished_at",
+    "train_wallclock_s",
+    "eval_wallclock_s",
+    "rss_peak_gb",
+    "vram_peak_gb",
+}
 PATHS = {"checkpoint_path", "training_log_path"}
 ARTIFACTS = {"checkpoint_path", "training_log_path", "delta_ler", "ler_plain_classical", "ler_predecoder"}
 
