@@ -170,7 +170,12 @@ class BpSettings(Contract):
     iterations: int = Field(default=30, ge=1, le=10_000)
     method: Literal["minimum_sum", "product_sum"] = "minimum_sum"
     scaling: float = Field(default=0.75, gt=0, le=2, description="minimum_sum only")
-    order: int = Field(default=0, ge=0, le=60, description="0: OSD-0 / LSD-0, else the order of the CS search")
+    order: int = Field(
+        default=0,
+        ge=0,
+        le=60,
+        description="0: OSD-0 / LSD-0, else the order of the CS search; clamped to n - rank(H), for LSD to 24 at most",
+    )
     sector: float | None = Field(
         default=None,
         description="decode only the detectors whose last coordinate is this; mechanisms that look alike there are one",

@@ -5,6 +5,7 @@ https://github.com/quantumgizmos/ldpc. All detectors are decoded together, or th
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,10 @@ from autoqec.qec.sampling import unpack
 
 Stage = Literal["bposd", "bplsd"]
 CERTAIN = 1e-9  # ldpc wants channel probabilities strictly inside (0, 1)
+# ldpc 2.4.1 writes `lsd_order` bytes into a buffer of one byte per redundant column of a cluster, and a cluster may
+# have a single one (https://github.com/quantumgizmos/ldpc/issues/105). The smallest block of malloc holds 24 bytes.
+MAX_LSD_ORDER = 24
+_LOG = logging.getLogger(__name__)
 
 
 class BpDecoder:
@@ -68,6 +73,7 @@ def make_ldpc(graph: TannerGraph, stage: Stage, settings: BpSettings) -> Any:
     from ldpc.bplsd_decoder import BpLsdDecoder
     from ldpc.bposd_decoder import BpOsdDecoder
 
+    order = safe_order(graph.check_matrix, stage, settings.order)
     shared: dict[str, Any] = {
         "error_channel": graph.prior.tolist(),
         "max_iter": settings.iterations,
@@ -75,7 +81,32 @@ def make_ldpc(graph: TannerGraph, stage: Stage, settings: BpSettings) -> Any:
         "ms_scaling_factor": settings.scaling,
     }
     if stage == "bplsd":
-        method = "LSD_0" if settings.order == 0 else "LSD_CS"
-        return BpLsdDecoder(graph.check_matrix, **shared, lsd_method=method, lsd_order=settings.order)
-    method = "OSD_0" if settings.order == 0 else "OSD_CS"
-    return BpOsdDecoder(graph.check_matrix, **shared, osd_method=method, osd_order=settings.order)
+        method = "LSD_0" if order == 0 else "LSD_CS"
+        return BpLsdDecoder(graph.check_matrix, **shared, lsd_method=method, lsd_order=order)
+    method = "OSD_0" if order == 0 else "OSD_CS"
+    return BpOsdDecoder(graph.check_matrix, **shared, osd_method=method, osd_order=order)
+
+
+def safe_order(check_matrix: sp.csc_matrix, stage: Stage, order: int) -> int:
+    """Clamp the order of a second stage to what ldpc can search without writing outside its buffers.
+
+    Args:
+        check_matrix: uint8 [n_checks, n_columns].
+        stage: The second stage, OSD or LSD.
+        order: The order that the env asks for.
+
+    Returns:
+        The order, at most n_columns - rank(check_matrix), and at most `MAX_LSD_ORDER` for LSD. A clamped order is
+        logged as a warning.
+    """
+    from ldpc.mod2 import rank
+
+    n_checks, n_columns = check_matrix.shape
+    limit = n_columns - n_checks  # rank <= n_checks: the rank itself is needed for small redundancy only
+    if order > limit:
+        limit = n_columns - rank(sp.csr_matrix(check_matrix))
+    if stage == "bplsd":
+        limit = min(limit, MAX_LSD_ORDER)
+    if order > limit:
+        _LOG.warning("%s: order %d exceeds the %d that this code allows; using %d", stage, order, limit, limit)
+    return min(order, limit)
