@@ -90,7 +90,9 @@ class RoundMetrics(Contract):
     eval_wallclock_s: float | None = None
     vram_peak_gb: float | None = None
     rss_peak_gb: float | None = None
-    checkpoint_path: str | None = None
+    checkpoint_path: str | None = Field(
+        default=None, description="absolute in metrics.json, relative to the run directory in rows"
+    )
     training_log_path: str | None = None
     measurement_started_at: UtcTime | None = Field(default=None, description="when the Runner began (UTC)")
     measurement_finished_at: UtcTime | None = Field(default=None, description="when the Runner ended (UTC)")

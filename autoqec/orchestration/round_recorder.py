@@ -15,6 +15,7 @@ from autoqec.contracts.timing import seconds_between
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.orchestration.attempts import Attempt
+from autoqec.store.layout import path_in_run
 
 _FOLLOW_UPS = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
 _LOST = "the round was lost: the process died before it was recorded"
@@ -55,7 +56,7 @@ def build_row(
         "sandbox": report.sandbox if report else sandbox,
     }
     return HistoryRow(
-        **metrics.dump(),
+        **metrics.dump() | _paths(attempt.round, metrics),
         **_identity(attempt),
         **said,
         **placed,
@@ -139,6 +140,11 @@ def judged_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> Histor
     return HistoryRow.model_validate({**row.dump(), **follow_up, **_judged(report), **when, "sandbox": report.sandbox})
 
 
+def _paths(number: int, metrics: RoundMetrics) -> dict[str, Any]:
+    """metrics.json names its files absolutely; a row must outlive a move of the repository."""
+    return {name: path_in_run(number, getattr(metrics, name)) for name in ("checkpoint_path", "training_log_path")}
+
+
 def _timing(
     attempt: Attempt,
     metrics: RoundMetrics | None = None,
@@ -150,7 +156,8 @@ def _timing(
     measured = metrics.measurement_finished_at if metrics else None
     began = metrics.measurement_started_at if metrics else None
     judged = report.finished_at if report else None
-    steps = [attempt.at, planned and planned.at, measured, nominated and nominated.at, charged and charged.at, judged]
+    written = [line.at for line in (planned, nominated, charged) if line is not None]
+    steps = [attempt.at, *written, measured, judged]
     return {
         "started_at": attempt.at,
         "finished_at": finished_at or max((time for time in steps if time is not None), default=None),

@@ -104,15 +104,15 @@ def runner_config(run: Run, opened: Opened) -> RunnerConfig:
         round_attempt_id=opened.attempt.id,
         # Of a composition's parents, the better one is what it has to beat.
         parent_delta_ler=max(deltas, default=None),
-        parent_checkpoint=_weights_of(parents[0]) if parents else None,
+        parent_checkpoint=_weights_of(run, parents[0]) if parents else None,
         threads=run.threads,
     )
 
 
-def _weights_of(parent: Standing) -> str | None:
-    """None where they are gone: `autoqec gc` may have been there, and few rounds start from their parent's."""
-    path = parent.row.checkpoint_path
-    return path if path is not None and Path(path).is_file() else None
+def _weights_of(run: Run, parent: Standing) -> str | None:
+    """The parent's checkpoint; None if `autoqec gc` removed it, which only matters to rounds that start from it."""
+    path = run.layout.stored(parent.row.checkpoint_path)
+    return None if path is None else str(path)
 
 
 def under_way(run: Run) -> list[tuple[Opened, JobOrder]]:

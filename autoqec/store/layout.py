@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 
 RUN_ID = re.compile(r"^\d{8}-\d{6}(-[1-9]\d*)?$")
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
@@ -178,6 +178,25 @@ class RunLayout:
     def exports(self) -> Path:
         return self.root / "exports"
 
+    def stored(self, path: str | None) -> Path | None:
+        """The file that a row names, if it exists in this run.
+
+        Args:
+            path: relative to the run directory; in rows of earlier versions absolute. An absolute path is looked up
+                under this run by its round directory and name first, since the repository may have been moved.
+
+        Returns:
+            The absolute path of an existing regular file, else None.
+        """
+        if path is None:
+            return None
+        candidate = (
+            self.root / PurePath(*PurePath(path).parts[-2:]) if PurePath(path).is_absolute() else self.root / path
+        )
+        if ".." in PurePath(path).parts or not candidate.is_file():
+            return None
+        return candidate
+
     def round(self, number: int) -> RoundLayout:
         return RoundLayout(self.root / f"round_{number}", number)
 
@@ -197,6 +216,11 @@ class RunLayout:
 
     def pin(self, attempt_id: str) -> str:
         return f"{self.pin_prefix}{attempt_id}"
+
+
+def path_in_run(number: int, path: str | None) -> str | None:
+    """`round_<N>/NAME`: a file of a round directory as rows name it, relative to the run directory."""
+    return None if path is None else f"round_{number}/{PurePath(path).name}"
 
 
 def runs_dir(repo_root: Path) -> Path:

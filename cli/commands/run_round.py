@@ -69,7 +69,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
         "modules_dir": str((code_cwd / layout.SURFACE).resolve()) if code_cwd else None,
         "fork_from": (fork_from if len(fork_from) > 1 else fork_from[0]) if fork_from else "baseline",
         "parent_delta_ler": parent.delta_ler if parent else None,
-        "parent_checkpoint": parent.checkpoint_path if parent else None,
+        "parent_checkpoint": _weights(chosen["run_id"], parent) if parent else None,
     }
     if code_cwd:
         confined(code_cwd / layout.SURFACE)
@@ -100,6 +100,11 @@ def _standing_in() -> Path | None:
     except InputError:
         return None
     return root if (root / layout.SURFACE).is_dir() else None
+
+
+def _weights(run_id: str, parent: HistoryRow) -> str | None:
+    path = places.run_layout(run_id).stored(parent.checkpoint_path)
+    return None if path is None else str(path)
 
 
 def _parent(run_id: str, fork_from: tuple[str, ...]) -> HistoryRow | None:
