@@ -190,12 +190,9 @@ class RunLayout:
         """
         if path is None:
             return None
-        candidate = (
-            self.root / PurePath(*PurePath(path).parts[-2:]) if PurePath(path).is_absolute() else self.root / path
-        )
-        if ".." in PurePath(path).parts or not candidate.is_file():
-            return None
-        return candidate
+        named = PurePath(path)
+        found = self.root.joinpath(*(named.parts[-2:] if named.is_absolute() else named.parts))
+        return found if ".." not in named.parts and found.is_file() else None
 
     def round(self, number: int) -> RoundLayout:
         return RoundLayout(self.root / f"round_{number}", number)

@@ -15,7 +15,8 @@ ATTEMPT = group([rounds.begun(1), rounds.planned(1), rounds.nominated(1), rounds
 
 def test_a_judged_row_says_all_that_is_known() -> None:
     row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), report=rounds.report(1))
-    assert {key: row.dump()[key] for key in rounds.metrics(1).dump()} == rounds.metrics(1).dump()
+    metrics = rounds.metrics(1).dump()
+    assert {key: row.dump()[key] for key in metrics} == metrics | {"checkpoint_path": "round_1/checkpoint.pt"}
     assert (row.round, row.round_attempt_id, row.hypothesis) == (1, "attempt-1", "idea 1")
     assert (row.branch, row.commit_sha) == (rounds.branch(1), rounds.sha("code 1"))
     assert (row.verdict, row.verify_verdict, row.delta_vs_baseline_holdout) == ("candidate", "VERIFIED", 0.001)
