@@ -40,11 +40,11 @@ from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import one_line, out_layout
 from autoqec.runner.training import Budget, phases, train
 from autoqec.search.bench_run import sampled
-from autoqec.search.bench_table import cell_key, pack
+from autoqec.search.bench_table import DEFAULT, cell_key, pack
 from autoqec.search.space import Config
 from autoqec.store import files, jsonl
 
-OUT = Path(__file__).resolve().parent / "qecbench_tab.jsonl"
+OUT = DEFAULT
 CONFIGS, THOROUGH, LARGE = 520, 50, 24
 FIDELITIES = {"full": 1.0, "quarter": 0.25, "sixteenth": 0.0625}
 SEEDS = (0, 1, 2)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
+from autoqec import optional
 from autoqec.environments.base import EnvDataset, EnvDatasetConfig, Environment
 from autoqec.environments.math_qa import MathQAEnv
 from autoqec.environments.mcq import LETTERS, MCQEnv
@@ -173,12 +174,7 @@ def _json_lines(path: Path) -> list[Row]:
 
 
 def _hugging_face(function: str, *args: Any, **kwargs: Any) -> Any:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise InputError(
-            "this dataset needs the package `datasets`", where="dataset", mend="pip install 'autoqec[hf]'"
-        ) from error
+    datasets = optional.load("datasets", extra="hf", where="dataset")
     try:
         return getattr(datasets, function)(*args, **kwargs)
     except Exception as error:  # whatever a library of that size raises: no network, no such name, no such split

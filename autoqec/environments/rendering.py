@@ -10,6 +10,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from autoqec import optional
 from autoqec.errors import InputError
 from autoqec.store import atomic
 
@@ -48,7 +49,7 @@ def render_batch(
 @contextmanager
 def closing(figure: Any) -> Iterator[Any]:
     """Close the figure afterwards, also where pyplot keeps it."""
-    import matplotlib.pyplot as plt
+    plt = optional.load("matplotlib.pyplot", extra="report")
 
     try:
         yield figure
@@ -73,9 +74,7 @@ def curves(states: Sequence[Any], losses: Sequence[float], task: str) -> Any:
 
 def new_figure(size: tuple[float, float]) -> Any:
     """A figure that pyplot knows nothing of: it is gone when its last name is."""
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=size, layout="constrained")
+    return optional.load("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
 
 
 def _hand_over(name: str, figure: Any, mode: Mode, logger: Any, iteration: int) -> None:

@@ -1,4 +1,4 @@
-"""One owner a run: flock on the run directory itself, and a note that says who holds it."""
+"""One owner per run: a lock on the run directory itself (filelock), and a note that says who holds it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import lock_descriptor
 
 from autoqec.errors import DiskFailed, InputError
 from autoqec.host import procfs
@@ -76,7 +78,7 @@ def is_held(run_root: Path | str) -> bool:
     """Whether some process owns the run now; asks without taking anything."""
     fd = _open(Path(run_root).resolve())
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, which filelock has not: two that ask do not collide
     except OSError as error:
         return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
     else:
@@ -136,21 +138,20 @@ def _open(root: Path) -> int:
 
 def _lock(fd: int, root: Path) -> None:
     try:
-        with suppress(BlockingIOError):
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lock_descriptor(fd, blocking=False):
             return
-        time.sleep(_ASKING_S)  # somebody may only have asked whether it is held
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        time.sleep(_ASKING_S)  # is_held of another process holds the lock for an instant
+        if lock_descriptor(fd, blocking=False):
+            return
     except OSError as error:
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            raise DiskFailed(f"the run cannot be locked: {error.strerror}", where=str(root)) from error
-        other = read(root)
-        who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
-        raise InputError(
-            f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
-            where=str(root),
-            mend=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
-        ) from error
+        raise DiskFailed(f"the run cannot be locked: {error.strerror}", where=str(root)) from error
+    other = read(root)
+    who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
+    raise InputError(
+        f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
+        where=str(root),
+        mend=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
+    )
 
 
 def _me(epoch: int) -> dict[str, Any]:

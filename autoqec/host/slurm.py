@@ -20,6 +20,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from autoqec import optional
 from autoqec.errors import InputError
 from autoqec.host import child
 from autoqec.host.scratch import scratch
@@ -207,11 +208,7 @@ def _details(job_id: str) -> str:
 
 
 def _executor(folder: Path, name: str, options: Mapping[str, str]) -> Any:
-    try:
-        import submitit
-    except ImportError as error:
-        what, mend = "needs submitit, which is not installed", "pip install 'autoqec[slurm]'"
-        raise InputError(what, where="--executor slurm", mend=mend) from error
+    submitit = optional.load("submitit", extra="slurm", where="--executor slurm")
     python = f"{shlex.quote(sys.executable)} -P -s"
     try:
         executor = submitit.SlurmExecutor(folder=folder, python=python)

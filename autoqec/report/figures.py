@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autoqec import optional
 from autoqec.report.charts import COLOURS, Draw, course, front, ler_against_p
 from autoqec.report.run_data import RunData
 from autoqec.store import atomic
@@ -46,7 +47,7 @@ FIGURES: dict[str, Draw] = {"front": front, "ler": ler_against_p, "course": cour
 
 def inline(name: str, runs: Sequence[RunData]) -> str:
     """A figure as SVG for the inside of a page, colours the page's, discs leading to rounds; "" for nothing to draw."""
-    import matplotlib
+    matplotlib = optional.load("matplotlib", extra="report")
 
     with matplotlib.rc_context(STYLE):
         figure = FIGURES[name](runs)
@@ -55,7 +56,7 @@ def inline(name: str, runs: Sequence[RunData]) -> str:
 
 def save(directory: Path, form: str, runs: Sequence[RunData]) -> list[Path]:
     """Every figure there is something to draw for, as `<name>.<form>`; form: svg or png."""
-    import matplotlib
+    matplotlib = optional.load("matplotlib", extra="report")
 
     atomic.make_dir(directory)
     written = []

@@ -5,7 +5,6 @@ Both are written by their own packages, which autoqec does not install: where on
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from autoqec import optional
 from autoqec.errors import DiskFailed, InputError
 from autoqec.report import run_view
 from autoqec.report.run_data import Round, rounds_of
@@ -101,10 +101,7 @@ WRITERS: dict[str, Callable[[RunView, Path], None]] = {"tensorboard": to_tensorb
 
 def write(view: RunView, form: str, directory: Path) -> Path:
     """The directory, whole or not at all; it must not hold anything yet."""
-    spec = importlib.util.find_spec(form)
-    if spec is None or spec.origin is None:  # without origin: a folder of that name where one stands, no package
-        where, mend = f"--format {form}", f"pip install {form}, into the environment that autoqec runs in"
-        raise InputError(f"the {form} package is missing", where=where, mend=mend)
+    optional.require(form, extra=form, where=f"--format {form}")
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
         raise InputError("is not an empty directory", where=str(directory), mend="name a new one, or remove it")
     atomic.make_dir(directory.parent)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
+import autoqec
 from autoqec.agents.memory.base import MemoryModuleConfig
 from autoqec.agents.memory.factory import parse_memory_config
 from autoqec.agents.memory_agent import LMAgentConfig
@@ -19,6 +20,8 @@ from autoqec.errors import InputError
 from autoqec.lm import scripted
 from autoqec.lm.config import LMConfig
 from autoqec.store import files
+
+EXAMPLES = Path(autoqec.__file__).parent / "data" / "configs"
 
 
 class RunTimeConfig(Contract):
@@ -141,15 +144,32 @@ class RunConfig(Contract):
         return files.dump_config(data)
 
 
+def examples() -> dict[str, Path]:
+    """Configs that come with the package, by the name that `load_config` takes instead of a path."""
+    return {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
+
+
 def load_config(path: Path | str) -> RunConfig:
-    """Read and validate a run's YAML. InputError names file and field."""
-    path = Path(path)
-    text = files.read_text(path, what="config", mend="`ls configs/` shows the ones that come with the source")
+    """Read and validate a run's YAML file.
+
+    Args:
+        path: The file, or the name of an example. Results of an example go below the current directory, not beside it.
+
+    Returns:
+        The config, every path in it absolute.
+
+    Raises:
+        InputError: Names file and field.
+    """
+    known = examples()
+    path = known.get(str(path)) or Path(path)
+    text = files.read_text(path, what="config", mend=f"name a YAML file, or an example: {', '.join(known)}")
     data = files.load_yaml(text, where=str(path))
     if not isinstance(data, dict):
         raise InputError("holds no mapping", where=str(path), mend=f"edit {path}")
     try:
-        return resolve_paths(RunConfig.model_validate(data), path.absolute().parent)
+        base = path.absolute().parent
+        return resolve_paths(RunConfig.model_validate(data), base, results=Path.cwd() if base == EXAMPLES else base)
     except ValidationError as error:
         raise InputError(first_fault(error), where=str(path), mend=f"edit {path}") from error
     except InputError as error:
@@ -157,8 +177,8 @@ def load_config(path: Path | str) -> RunConfig:
         raise InputError(error.what, where=place, mend=error.mend) from error
 
 
-def resolve_paths(config: RunConfig, base: Path) -> RunConfig:
-    """The config with every path absolute: those it reads and the results directory."""
+def resolve_paths(config: RunConfig, base: Path, *, results: Path | None = None) -> RunConfig:
+    """The config with every path absolute: those it reads, from `base`, and its results directory, from `results`."""
 
     def absolute(value: str) -> str:
         return str((base / value).resolve())
@@ -172,6 +192,7 @@ def resolve_paths(config: RunConfig, base: Path) -> RunConfig:
             return value
         return value.model_copy(update={"model": scripted.PREFIX + absolute(name.removeprefix(scripted.PREFIX))})
 
+    results_dir = ((results or base) / config.output.results_dir).resolve()
     runtime = config.runtime
     if runtime.resume_from is not None:
         runtime = runtime.model_copy(update={"resume_from": absolute(runtime.resume_from)})
@@ -185,6 +206,6 @@ def resolve_paths(config: RunConfig, base: Path) -> RunConfig:
             "validation_dataset": dataset(config.validation_dataset),
             "lm": model(config.lm),
             "agent": agent,
-            "output": config.output.model_copy(update={"results_dir": absolute(config.output.results_dir)}),
+            "output": config.output.model_copy(update={"results_dir": str(results_dir)}),
         }
     )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from tqdm import tqdm
+from autoqec import optional
 
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 
@@ -73,7 +73,7 @@ class _Console(logging.StreamHandler[TextIO]):
     """Lines that step aside for progress bars on the same stream."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=self.stream)
+        optional.load("tqdm", extra="evaluate").tqdm.write(self.format(record), file=self.stream)
 
 
 class _Fields(logging.Filter):

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, TextIO
 
-from tqdm import tqdm
-
+from autoqec import optional
 from autoqec.agents.base import Agent
 from autoqec.agents.memory_agent import LMAgent, MemoryAgent
 from autoqec.environments.base import EnvDataset, Environment, StepResult
@@ -252,6 +251,7 @@ class RunTime:
         return self.results_dir
 
     def _bar(self, total: int, name: str) -> Any:
+        tqdm = optional.load("tqdm", extra="evaluate").tqdm
         return tqdm(total=total, desc=name, disable=not self.config.verbose, file=self.console, leave=False)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import autoqec
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import InputError
@@ -27,6 +28,8 @@ from autoqec.search.space import Config, Params
 from autoqec.store import jsonl
 
 Bits = NDArray[np.bool_]
+DEFAULT = Path(autoqec.__file__).parent / "data" / "qecbench_tab.jsonl"
+HINT = "leave --table out to use the table that comes with autoqec"
 
 
 def pack(bits: Bits) -> str:
@@ -68,7 +71,7 @@ class Table:
 
     def __init__(self, cells: Sequence[Cell], plain: Bits, *, env: str = "") -> None:
         if not cells:
-            raise InputError("the table holds no cells of this env and fidelity", where="QECBench-Tab", mend=BUILD)
+            raise InputError("the table holds no cells of this env and fidelity", where="QECBench-Tab", mend=HINT)
         self.cells, self.plain, self.env = list(cells), plain, env
         self._by_family: dict[str, list[int]] = {}
         for index, cell in enumerate(self.cells):
@@ -78,12 +81,12 @@ class Table:
     def read(cls, path: Path, *, env: str | None = None, fidelity: str = "full", seed: int = 0) -> Table:
         """env: None takes the first one of the file."""
         if not path.is_file():
-            raise InputError("the table is not there", where=str(path), mend=BUILD)
+            raise InputError("the table is not there", where=str(path), mend=HINT)
         lines = jsonl.read(path)
         references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
         plain = next((line for line in references if line["name"] == line["plain"]), None)
         if plain is None:
-            raise InputError(f"the table holds no reference for env {env}", where=str(path), mend=BUILD)
+            raise InputError(f"the table holds no reference for env {env}", where=str(path), mend=HINT)
         mine = (plain["env"], fidelity, seed)
         rows = [
             line for line in lines if line["kind"] == "cell" and (line["env"], line["fidelity"], line["seed"]) == mine
@@ -115,9 +118,6 @@ class Table:
             fixed=fixed,
             broken=broken,
         )
-
-
-BUILD = "python -m benchmarks.qecbench_tab"
 
 
 def distance(one: Params, other: Params) -> float:

@@ -18,12 +18,11 @@ if TYPE_CHECKING:
     from autoqec.search.bench_table import Table
 
 TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
-TABLE = Path("benchmarks/qecbench_tab.jsonl")
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 
 
 @click.command("bench-ideators")
-@click.option("--table", type=click.Path(path_type=Path), default=TABLE, show_default=True)
+@click.option("--table", type=click.Path(path_type=Path), help="Table to use instead of the one of autoqec.")
 @click.option("--env", help="Env of the table; the first one where it is left out.")
 @click.option("--strategies", default=NAMES, show_default=True, help="hybrid:Q asks an oracle of quality Q.")
 @click.option(
@@ -55,7 +54,7 @@ NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 @click.option("--note", default="", help="A sentence to stand below the figures, in the file too.")
 @options
 def command(
-    table: Path,
+    table: Path | None,
     env: str | None,
     strategies: str,
     reference: str,
@@ -78,10 +77,10 @@ def command(
     from autoqec.orchestration.budget import Budget
     from autoqec.search.bench import Rules
     from autoqec.search.bench_run import CONTROLS, compare
-    from autoqec.search.bench_table import Table
+    from autoqec.search.bench_table import DEFAULT, Table
     from autoqec.store import atomic
 
-    known, rules = Table.read(table, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
+    known, rules = Table.read(table or DEFAULT, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     limits, money = split_budget(budget)
     if limits != Budget():

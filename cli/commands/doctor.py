@@ -58,7 +58,7 @@ def _libraries() -> Iterator[Finding]:
         try:
             module = importlib.import_module(name)
         except (ImportError, OSError) as error:
-            yield Finding(name, "bad", f"cannot be imported: {error}", "make install")
+            yield Finding(name, "bad", f"cannot be imported: {error}", "pip install --force-reinstall autoqec")
             continue
         yield Finding(name, "good", str(getattr(module, "__version__", "present")))
 
@@ -68,7 +68,7 @@ def _matching() -> Iterator[Finding]:
         from autoqec.qec import exact
     except (ImportError, OSError):
         return  # a library is missing, which stands above
-    again = "make -B install, or pip install autoqec again"
+    again = "pip install --force-reinstall --no-deps autoqec"
     if exact.compiled() is None:
         told = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
         yield Finding("matching", "weak", told, f"install a C compiler, then {again}")
@@ -98,7 +98,7 @@ def _sandbox() -> Iterator[Finding]:
     if tier == "bubblewrap":
         yield Finding("sandbox", "good", told)
     else:
-        yield Finding("sandbox", "weak", told, "make setup-sandbox, or apt-get install bubblewrap")
+        yield Finding("sandbox", "weak", told, "apt-get install bubblewrap")
 
 
 def _machine() -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from autoqec import optional
 from autoqec.cli.common import Out, options
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 @click.option("--against-memoryless", is_flag=True, help="Run the twin without a memory too: what is it worth?")
 @options
 def command(config: str, resume: str | None, against_memoryless: bool, out: Out) -> int:
-    """Run the evaluation that CONFIG.yaml describes.
+    """Run the evaluation that CONFIG describes: a YAML file, or an example that comes with autoqec (toy_inmemory).
 
     Scores, memory, checkpoints and metrics go into a new folder of its results_dir. Exit status 1 where an environment,
     a row or a model's answer failed on the way; everything else was still measured.
@@ -29,6 +30,7 @@ def command(config: str, resume: str | None, against_memoryless: bool, out: Out)
     from autoqec.cli.design_rounds import LabRounds
     from autoqec.runtime.main import evaluate
 
+    optional.require("tqdm", extra="evaluate")
     console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has the lines anyway
     if against_memoryless:
         if resume is not None:

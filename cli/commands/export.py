@@ -27,7 +27,7 @@ def command(run: str, form: str, target: Path | None, out: Out) -> None:
 
     csv: a line a row of history. sinter-csv: the judge's counts, for `sinter plot --in FILE`. tensorboard: event
     files, for `tensorboard --logdir DIR`. wandb: offline runs, for `wandb sync DIR/offline-run-*`; nothing is sent.
-    The last two need the package of that name: `pip install tensorboard`, `pip install wandb`.
+    The last two need an extra: `pip install 'autoqec[tensorboard]'`, `pip install 'autoqec[wandb]'`.
     """
     path = export(places.any_run(run), form, target)
     out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))

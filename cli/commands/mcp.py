@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from autoqec import optional
 from autoqec.cli import places
 from autoqec.cli.common import Out, options
-from autoqec.errors import InputError
 
 
 @click.command("mcp")
@@ -16,9 +16,7 @@ def command(out: Out) -> None:
     from autoqec.cli.mcp_server import server
 
     root = places.lab_root()
-    try:
-        made = server(root)
-    except ImportError as error:
-        raise InputError("the package `mcp` is not installed", mend="pip install 'mcp>=2,<3'") from error
+    optional.require("mcp", extra="mcp")
+    made = server(root)
     out.note(f"serving {root} over stdio; end of input ends it")
     made.run("stdio")

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from autoqec import optional
+from autoqec.errors import InputError
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+# Names under which a distribution is imported, where they differ from its own.
+IMPORTED_AS = {"gitpython": "git", "pyyaml": "yaml", "tesseract-decoder": "tesseract_decoder"}
+# Loaded by name, so no import statement shows them.
+LOADED_BY_NAME = {
+    "tensorboard": "autoqec/report/trackers.py",  # by torch.utils.tensorboard
+    "tesseract_decoder": "autoqec/qec/guests.py",  # by the name in the env
+}
+PROGRAMS = {"check-jsonschema", "import-linter", "mypy", "pytest-cov", "pytest-timeout", "pytest-xdist", "ruff"}
+# What an installed package does not have: targets of the Makefile, folders of the repository.
+CHECKOUT_ONLY = re.compile(
+    r"make (-B )?(install|test|run|lint|docs|bench|setup|prove|pictures)|python -m (benchmarks|docs|cli)"
+    r"|(^|[^\w/])(benchmarks|configs|tests)/"
+)
 
 
 def python_files(*folders: str) -> Iterator[Path]:
@@ -45,3 +65,92 @@ def test_the_command_line_runs_as_a_module() -> None:
 def test_types_are_shipped() -> None:
     assert (ROOT / "autoqec" / "py.typed").exists()
     assert "py.typed" in PROJECT["tool"]["setuptools"]["package-data"]["*"]
+
+
+def declared(requirements: list[str]) -> set[str]:
+    """Import names of the distributions that the requirements name."""
+    names = {re.split(r"[\[<>=;! ]", line)[0].lower() for line in requirements}
+    return {IMPORTED_AS.get(name, name) for name in names - {"autoqec"}}
+
+
+def third_party(*folders: str) -> set[str]:
+    own = sys.stdlib_module_names | {"autoqec", "benchmarks", "docs", "tests"}
+    return {name.split(".")[0] for path in python_files(*folders) for name in imports(path)} - own
+
+
+def loads(path: Path) -> Iterator[tuple[str, str]]:
+    """(package, extra) of every call of optional.require and optional.load with literal arguments."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("optional.require", "optional.load"):
+            extra = next(keyword.value for keyword in node.keywords if keyword.arg == "extra")
+            if isinstance(node.args[0], ast.Constant) and isinstance(extra, ast.Constant):
+                yield str(node.args[0].value).split(".")[0], str(extra.value)
+
+
+def test_every_imported_package_is_declared() -> None:
+    core = declared(PROJECT["project"]["dependencies"])
+    extras = set().union(*(declared(lines) for name, lines in EXTRAS.items() if name != "dev"))
+    assert third_party("autoqec", "cli") <= core | extras
+    assert third_party("tests", "benchmarks", "docs") <= core | extras | declared(EXTRAS["dev"])
+
+
+def test_every_declared_package_is_imported() -> None:
+    named = {package for path in python_files("autoqec", "cli") for package, _ in loads(path)}
+    for package, place in LOADED_BY_NAME.items():
+        assert package in (ROOT / place).read_text(encoding="utf-8")
+    product = third_party("autoqec", "cli") | named | set(LOADED_BY_NAME)
+    assert declared(PROJECT["project"]["dependencies"]) <= product
+    for name in set(EXTRAS) - {"all", "dev"}:
+        assert declared(EXTRAS[name]) <= product, f"extra {name}"
+    tools = {name for name in declared(EXTRAS["dev"]) if not name.startswith("types-")} - PROGRAMS
+    assert tools <= third_party("tests", "benchmarks", "docs")
+
+
+def test_core_code_imports_no_extra_when_a_module_loads() -> None:
+    core = declared(PROJECT["project"]["dependencies"])
+    found = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", "import autoqec.orchestration.loop, autoqec.cli.running"],
+        capture_output=True, text=True, check=True,
+    ).stderr  # fmt: skip
+    loaded = {line.split("|")[-1].strip().split(".")[0] for line in found.splitlines() if "import time:" in line}
+    extras = set().union(*(declared(lines) for name, lines in EXTRAS.items() if name != "dev")) - core
+    assert "autoqec" in loaded and not loaded & extras
+
+
+def test_extras_together_are_all_and_dev_brings_them() -> None:
+    parts = re.search(r"\[(.*)\]", EXTRAS["all"][0])
+    assert parts and set(parts[1].split(",")) == set(EXTRAS) - {"all", "dev"}
+    assert "autoqec[all]" in EXTRAS["dev"]
+
+
+def test_hints_name_the_extra_that_declares_the_package() -> None:
+    found = [pair for path in python_files("autoqec", "cli") for pair in loads(path)]
+    assert {"matplotlib", "tqdm", "mcp", "submitit", "datasets"} <= {package for package, _ in found}
+    for package, extra in found:
+        assert package in declared(EXTRAS[extra])
+
+
+def test_a_missing_package_is_one_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(InputError, match=r"'matplotlib' is not installed.*pip install 'autoqec\[report\]'"):
+        optional.load("matplotlib.figure", extra="report")
+
+
+def test_no_message_names_what_only_a_checkout_has() -> None:
+    wrong = []
+    for path in python_files("autoqec", "cli"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef) and node.body and isinstance(node.body[0], ast.Expr)
+        }
+        wrong += [
+            f"{path.relative_to(ROOT)}:{node.lineno}: {node.value[:80]}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in docstrings
+            and CHECKOUT_ONLY.search(node.value)
+        ]
+    assert not wrong

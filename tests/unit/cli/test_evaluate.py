@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands.evaluate import command
 from autoqec.cli.common import call
+from autoqec.errors import InputError
 
 ROWS = [{"question": "2+2?", "answer": "2+2?"}, {"question": "3+3?", "answer": "6"}]
 
@@ -101,3 +102,9 @@ def test_a_model_without_an_answer_is_recorded_and_the_rest_goes_on(tmp_path, ca
     assert call(group, ["evaluate", str(path)]) == 1
     said = capsys.readouterr()
     assert "mean score 1.0000 over 1 steps of 1 episodes" in said.out and "failed: episode 1" in said.err
+
+
+def test_an_unknown_config_is_one_error_that_names_the_examples(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run("nope")
+    assert isinstance(result.exception, InputError) and "toy_inmemory" in str(result.exception)

@@ -80,11 +80,11 @@ needs_wandb = pytest.mark.skipif(
 def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = runs.made_run(tmp_path / "lab", 1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=f"the {form} package is missing.*pip install {form}"):
+    with pytest.raises(InputError, match=rf"'{form}' is not installed.*pip install 'autoqec\[{form}\]'"):
         export(layout, form)
     # A folder that a tracker left where one stands is no package.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
-    with pytest.raises(InputError, match="is missing"):
+    with pytest.raises(InputError, match="is not installed"):
         export(layout, form)
     assert not layout.exports.exists()
 

@@ -26,6 +26,7 @@ from autoqec.environments.qa import QAEnv
 from autoqec.environments.qa_dataset import QAEnvDatasetConfig
 from autoqec.errors import ContractError, InputError
 from autoqec.lm.config import LMConfig, get_lm_client
+from autoqec.runtime import config as config_module
 from autoqec.runtime import logs, rng
 from autoqec.runtime.config import RunConfig, RunTimeConfig, load_config, resolve_paths
 from autoqec.runtime.main import evaluate, evaluate_config, new_results_dir
@@ -288,31 +289,30 @@ def test_p29_the_model_name_chooses_and_an_unknown_one_raises():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-EXAMPLES = sorted((ROOT / "configs").glob("*.yaml"))
+EXAMPLES = list(config_module.examples().values())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_p36_every_example_validates_offline(path):
     config = load_config(path)
     assert isinstance(config.dataset, EnvDatasetConfig)
-    assert Path(config.output.results_dir).parent == ROOT / "outputs"
+    assert Path(config.output.results_dir).parent == Path.cwd() / "outputs"
 
 
-def test_p36_the_examples_are_there_and_the_toy_runs(tmp_path):
+def test_p36_the_examples_are_there_and_the_toy_runs(tmp_path, monkeypatch):
     expected = {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory", "design_tabular"}
     assert {path.stem for path in EXAMPLES} >= expected
-    text = (ROOT / "configs/toy_inmemory.yaml").read_text()
-    (tmp_path / "toy.yaml").write_text(text.replace("../outputs", str(tmp_path / "outputs")))
-    (tmp_path / "toy_model.jsonl").write_bytes((ROOT / "configs/toy_model.jsonl").read_bytes())
-    result = evaluate(tmp_path / "toy.yaml", console=io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    result = evaluate("toy_inmemory", console=io.StringIO())
+    assert result.results_dir.is_relative_to(tmp_path / "outputs")
     assert result.exit_code == 0 and result.metrics["mean_score"] > 0.5
 
 
 def test_p36_a_memory_finds_better_designs_in_the_table(tmp_path):
-    data = yaml.safe_load((ROOT / "configs/design_tabular.yaml").read_text())
+    data = yaml.safe_load(config_module.examples()["design_tabular"].read_text())
     data["runtime"] |= {"verbose": False}
     data["output"]["results_dir"] = str(tmp_path / "out")
-    config = resolve_paths(RunConfig.model_validate(data), ROOT / "configs")
+    config = resolve_paths(RunConfig.model_validate(data), config_module.EXAMPLES)
     first, second = evaluate_config(config).metrics["episodes"]
     scores = [[step["feedback"]["score"] for step in episode] for episode in (first, second)]
     assert max(scores[0]) < min(scores[1])

@@ -1,0 +1,35 @@
+"""Packages that only an extra of the distribution installs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from types import ModuleType
+
+from autoqec.errors import InputError
+
+
+def require(package: str, *, extra: str, where: str | None = None) -> None:
+    """Check that `package` is installed, without importing it.
+
+    Args:
+        package: Name of the package as it is imported.
+        extra: The extra of autoqec that installs it.
+        where: Option or field that needs the package, for the error.
+
+    Raises:
+        InputError: The package is not installed.
+    """
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # in sys.modules without a spec: imported in a way of its own, but there
+        return
+    if spec is None or spec.origin is None:  # without origin: a folder of that name in the current directory
+        what, mend = f"the package '{package}' is not installed", f"pip install 'autoqec[{extra}]'"
+        raise InputError(what, where=where, mend=mend)
+
+
+def load(module: str, *, extra: str, where: str | None = None) -> ModuleType:
+    """Import `module` after `require` has found its package; same arguments and errors."""
+    require(module.split(".")[0], extra=extra, where=where)
+    return importlib.import_module(module)
