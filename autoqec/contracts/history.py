@@ -28,7 +28,10 @@ class RunInfo(Contract):
     seed: int
     ideator: str
     pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")
-    code_sha256: str = Field(pattern=SHA256)
+    code_sha256: str = Field(pattern=SHA256, description="code that can change a result; the whole package before")
+    package_sha256: str | None = Field(
+        default=None, pattern=SHA256, description="all code of the package; null in runs of earlier versions"
+    )
     secret_sha256: str = Field(pattern=SHA256, description="commitment to the judge's secret")
     versions: dict[str, str]
     command_line: tuple[str, ...]

@@ -64,7 +64,7 @@ class ManifestRepo(Contract):
     commit_sha: str | None
     branch: str | None
     dirty: bool | None
-    code_sha256: str = Field(pattern=SHA256, description="trusted package, search surface left out")
+    code_sha256: str = Field(pattern=SHA256, description="trusted code that can change a result")
     surface_sha256: str = Field(pattern=SHA256, description="the search surface that was run")
 
 

@@ -9,6 +9,7 @@ import platform
 import shutil
 import sysconfig
 import tempfile
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ PACKAGES = (
     "pydantic",
     "anthropic",
 )
+# The packages whose code can change a figure or a verdict; everything else shows, proposes or stores.
+RESULT_PACKAGES = ("contracts", "qec", "decoders", "runner", "eval")
 _PACKAGE = Path(autoqec.__file__).resolve().parent
 _SURFACE = _PACKAGE / "decoders" / "modules"
 
@@ -68,24 +71,31 @@ def requirements_fingerprint() -> str:
 
 
 def code_sha256() -> str:
-    """SHA-256 over the trusted code, the search surface left out: what decides a round's figures and the judge's words.
+    """SHA-256 over the trusted code that can change a result: of training, measurement or verification.
 
-    Every .py and .c of the package autoqec, the template of the judge's report, and whether the matching in C
-    is built: PyMatching in its place may choose otherwise between two minima. Left out: templates of people's views,
-    which are made anew from the same figures; prices, which a run reads as they are; built-in envs, frozen in the run.
+    Every .py and .c file of RESULT_PACKAGES except the editable modules, and whether the matching in C is built, since
+    PyMatching in its place may choose another of two equal minima.
     """
-    roots = (_PACKAGE, _PACKAGE / "cli")  # in a checkout autoqec/cli is a link, and rglob follows none below its root
-    found = [path for root in roots for kind in ("py", "c") for path in root.rglob(f"*.{kind}")]
-    found += (_PACKAGE / "eval").glob("*.j2")
-    files = {
+    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+    matcher = "C" if (_PACKAGE / "qec" / f"_match{suffix}").exists() else "Python"
+    files = _code_files([_PACKAGE / name for name in RESULT_PACKAGES], ("py", "c"))
+    return hashlib.sha256(f"{_sha256_of(files)}  matching in {matcher}\n".encode()).hexdigest()
+
+
+def package_sha256() -> str:
+    """SHA-256 over all code of the package except the editable modules: what can change views, prompts and commands."""
+    # In a checkout autoqec/cli is a link, and rglob follows none below its root.
+    return _sha256_of(_code_files([_PACKAGE, _PACKAGE / "cli"], ("py", "c", "j2")))
+
+
+def _code_files(roots: Iterable[Path], suffixes: Iterable[str]) -> dict[str, Path]:
+    return {
         path.relative_to(_PACKAGE.parent).as_posix(): path
-        for path in found
+        for root in roots
+        for suffix in suffixes
+        for path in root.rglob(f"*.{suffix}")
         if not path.is_relative_to(_SURFACE) and "__pycache__" not in path.parts
     }
-    matcher = (
-        "C" if (_PACKAGE / "qec" / f"_match{sysconfig.get_config_var('EXT_SUFFIX') or '.so'}").exists() else "Python"
-    )
-    return hashlib.sha256(f"{_sha256_of(files)}  matching in {matcher}\n".encode()).hexdigest()
 
 
 def tree_sha256(directory: Path | str) -> str:

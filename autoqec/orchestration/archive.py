@@ -229,7 +229,7 @@ def _verified_again(layout: RunLayout, repo: Repo, on_event: judging.OnEvent) ->
     memory = RunMemory(layout.root)
     stale = memory.rebuild_views()
     # An older version worded its views otherwise; their bytes are held by the archive's hashes all the same.
-    if stale and memory.history.info().code_sha256 == machine.code_sha256():
+    if stale and memory.history.info().package_sha256 == machine.package_sha256():
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", where=str(layout.root))
     closed = layout.published.exists()

@@ -178,6 +178,7 @@ def start_run(
         ideator=ideator,
         pins=held,
         code_sha256=machine.code_sha256(),
+        package_sha256=machine.package_sha256(),
         secret_sha256=sha256_bytes(secret),
         versions=machine.versions(),
         command_line=command_line,
@@ -216,12 +217,15 @@ def resume_run(
     env_text = files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}")
     env = files.parse_env(env_text, where=str(layout.env))
     _unchanged(layout, info, env_text)
+    note = code_change(info)
     if lab.rev_parse(info.baseline_sha) is None:
         raise RunPaused(f"git no longer has the baseline commit {info.baseline_sha}", where=run_id, mend="git fetch")
     roles = roles or Roles(search(info.ideator))
     surface = _surface(lab, info.baseline_sha)
     run = Run(lab, layout, info, env, env_text, surface, _decodable(env), roles, threads)
     _hold(run)
+    if note is not None:
+        run.notes.append(note)
     try:
         recover(layout, lab, on_event, memory=run.memory)
     except BaseException:
@@ -319,9 +323,27 @@ def _unchanged(layout: RunLayout, info: RunInfo, env_text: str) -> None:
         if was != now:
             told = f"the run's {what} is no longer what it began with: SHA-256 was {was}, is {now}"
             raise RunPaused(told, where=str(path), mend=f"restore {path}")
+
+
+def code_change(info: RunInfo) -> str | None:
+    """Compare the installed code with the code that the run began with.
+
+    Returns:
+        A note if code changed that cannot change a result, or if an earlier version started the run: its one hash over
+        the whole package changes with every version, so it cannot tell what changed. None if nothing changed.
+
+    Raises:
+        RunPaused: if code changed that can change a result, so that old and new rounds would not be comparable.
+    """
+    if info.package_sha256 is None:
+        return "an earlier version of AutoQEC started this run; its new rounds are measured by the installed version"
     if info.code_sha256 != machine.code_sha256():
         raise RunPaused(
-            "the trusted code is another than the run began with, so old and new rounds could not be compared",
+            f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) differs from the code that the run "
+            "began with, so its old and new rounds would not be comparable",
             where=info.run_id,
-            mend="check out or install the earlier version, or start a new run",
+            mend="check out or install the version that started it, or start a new run",
         )
+    if info.package_sha256 != machine.package_sha256():
+        return "code that cannot change results differs from the code that the run began with"
+    return None

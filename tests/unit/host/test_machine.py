@@ -65,51 +65,68 @@ def test_a_tree_hash_sees_names_and_bytes_and_nothing_else(tmp_path: Path) -> No
     assert len({first, renamed, machine.tree_sha256(tree)}) == 3
 
 
-def test_the_code_hash_leaves_the_search_surface_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "autoqec"
-    surface = package / "decoders" / "modules"
-    surface.mkdir(parents=True)
-    (tmp_path / "cli").mkdir()
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small package in the layout of the real one."""
+    root = tmp_path / "autoqec"
+    for name in (*machine.RESULT_PACKAGES, "decoders/modules", "report/templates", "lm", "store"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    monkeypatch.setattr(machine, "_PACKAGE", root)
+    monkeypatch.setattr(machine, "_SURFACE", root / "decoders" / "modules")
+    return root
+
+
+def hashes() -> tuple[str, str]:
+    return machine.code_sha256(), machine.package_sha256()
+
+
+def test_hashed_packages_exist() -> None:
+    assert all((machine._PACKAGE / name / "__init__.py").is_file() for name in machine.RESULT_PACKAGES)
+
+
+SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
+
+
+@pytest.mark.parametrize("name", [f"{name}/a.py" for name in machine.RESULT_PACKAGES] + ["qec/match.c"])
+def test_change_that_can_change_a_result_changes_both_hashes(package: Path, name: str) -> None:
+    code, whole = hashes()
+    (package / name).write_text("1")
+    assert machine.code_sha256() != code and machine.package_sha256() != whole
+
+
+def test_built_matching_changes_the_code_hash(package: Path) -> None:
+    before = machine.code_sha256()
+    (package / f"qec/_match{SUFFIX}").write_text("x")
+    assert machine.code_sha256() != before
+
+
+@pytest.mark.parametrize(
+    "name", ["report/charts.py", "report/templates/run.html.j2", "store/jsonl.py", "eval/report.md.j2"]
+)
+def test_change_elsewhere_changes_the_package_hash_alone(package: Path, name: str) -> None:
+    code, whole = hashes()
+    (package / name).write_text("1")
+    assert machine.code_sha256() == code and machine.package_sha256() != whole
+
+
+@pytest.mark.parametrize("name", ["decoders/modules/new.py", "lm/prices.yaml", "qec/_match.of-another-python.so"])
+def test_editable_modules_and_data_change_neither(package: Path, name: str) -> None:
+    before = hashes()
+    (package / name).write_text("1")
+    assert hashes() == before
+
+
+def test_checkout_and_installed_wheel_have_the_same_hash(package: Path) -> None:
+    command_line = package.parent / "cli"
+    command_line.mkdir()
+    (command_line / "b.py").write_text("1")
     (package / "cli").symlink_to("../cli")
-    (package / "a.py").write_text("1")
-    (tmp_path / "cli" / "b.py").write_text("1")
-    monkeypatch.setattr(machine, "_PACKAGE", package)
-    monkeypatch.setattr(machine, "_SURFACE", surface)
-    first = machine.code_sha256()
-    (surface / "new.py").write_text("search")
-    assert machine.code_sha256() == first
-    (tmp_path / "cli" / "b.py").write_text("2")
-    second = machine.code_sha256()
-    (package / "a.py").write_text("2")
-    assert len({first, second, machine.code_sha256()}) == 3
-    linked = machine.code_sha256()
+    before = hashes()
     (package / "cli").unlink()
-    (tmp_path / "cli").rename(package / "cli")
-    assert machine.code_sha256() == linked, "an installed wheel has the same hash as a checkout"
-
-
-def test_the_code_hash_covers_what_decides_figures_and_the_judges_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "autoqec"
-    suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    for name in ("qec", "eval", "report/templates", "lm"):
-        (package / name).mkdir(parents=True)
-    monkeypatch.setattr(machine, "_PACKAGE", package)
-    monkeypatch.setattr(machine, "_SURFACE", package / "decoders" / "modules")
-    found = [machine.code_sha256()]
-    for name in ("qec/match.c", "eval/report.md.j2", f"qec/_match{suffix}"):
-        (package / name).write_text("x")
-        found.append(machine.code_sha256())
-    assert len(set(found)) == 4
-    for name in (
-        "report/templates/run.html.j2",
-        "lm/prices.yaml",
-        f"qec/_match{suffix}",
-        "qec/_match.of-another-python.so",
-    ):
-        (package / name).write_text("another")
-        assert machine.code_sha256() == found[-1], name
+    command_line.rename(package / "cli")
+    assert hashes() == before
+    (package / "cli" / "b.py").write_text("2")
+    assert machine.code_sha256() == before[0] and machine.package_sha256() != before[1]
 
 
 def test_fingerprint_is_stable() -> None:
