@@ -18,7 +18,7 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.decoders.decoding import Decoding
 from autoqec.errors import InputError
-from autoqec.orchestration.surfaces import own_surface
+from autoqec.orchestrator.editable_modules import own_surface
 from autoqec.qec.sampling import pack
 from autoqec.store.files import load_env
 from autoqec.store.history import History

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.agents.memory_agent import MemoryAgent, MemoryAgentConfig
-from autoqec.cli import places
-from autoqec.environments import ParallelEnvironments, SerialEnvironments
-from autoqec.environments.design import DesignEnv, Facts, PredecoderDraft
-from autoqec.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
-from autoqec.environments.routines import ScreenRoutine
-from autoqec.lm.base import Request
-from autoqec.lm.scripted import ScriptedLM
-from autoqec.runtime import RunTime, RunTimeConfig
+from autoqec.cli import paths
+from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
+from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
+from autoqec.continual.environments.design import DesignEnv, Facts, PredecoderDraft
+from autoqec.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
+from autoqec.continual.environments.routines import ScreenRoutine
+from autoqec.continual.runtime import RunTime, RunTimeConfig
+from autoqec.llm.base import Request
+from autoqec.llm.scripted import ScriptedLM
 from autoqec.store import files
 from benchmarks.table import HERE, Row, record
 
@@ -65,7 +65,7 @@ def validation_row() -> Row:
 
 def parallel_row() -> Row:
     """The screen routine on designs of one size, one after the other and in two processes that stand already."""
-    text = files.dump_config(files.load_env(places.env_file("smoke"))[0].dump())
+    text = files.dump_config(files.load_env(paths.env_file("smoke"))[0].dump())
     facts = Facts.of(files.parse_env(text, where="smoke"))
     routine = ScreenRoutine(text, train_shots=40_000, finetune_shots=0, val_shots=10_000)
     envs = [

@@ -15,7 +15,7 @@ import numpy as np
 import pymatching
 import stim
 
-from autoqec.qec import backends, exact, sampling
+from autoqec.qec import backends, sampling, weighted_mwpm
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from benchmarks import aims, parallel, report, scaling
@@ -84,7 +84,7 @@ def same_minimum(problem: Problem, shots: sampling.Shots, log_odds: np.ndarray) 
     """Weights of the edge sets found, against those of a Matching built for the shot."""
     graph = problem.matching_graph
     events = sampling.unpack(shots.detectors, problem.n_detectors)[:, graph.own]
-    ours = exact.ExactMatcher(graph.check_matrix).solve(events, log_odds)
+    ours = weighted_mwpm.ExactMatcher(graph.check_matrix).solve(events, log_odds)
     weights = -log_odds.astype(float)
     theirs = np.stack(
         [
@@ -102,7 +102,7 @@ def same_minimum(problem: Problem, shots: sampling.Shots, log_odds: np.ndarray) 
 
 
 def built() -> str:
-    return "match.c" if exact.compiled() is not None else "without match.c: no C compiler at install"
+    return "match.c" if weighted_mwpm.compiled() is not None else "without match.c: no C compiler at install"
 
 
 def plain_rows() -> list[Row]:

@@ -23,7 +23,7 @@ from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
 from autoqec.runner import AsyncRl, MinibatchRl
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algos import SupervisedEdges
+from autoqec.runner.algorithms import SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler
 from autoqec.runner.training import Budget, Phase, phases

@@ -15,19 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from autoqec.agents import analyst
-from autoqec.cli import places
-from autoqec.cli.lab import make_lab
+from autoqec.cli import paths
+from autoqec.cli.workspace import make_lab
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RunnerConfig
-from autoqec.orchestration import loop
-from autoqec.orchestration.executor import run_round
-from autoqec.orchestration.run import search
+from autoqec.ideators import analyst
+from autoqec.orchestrator import loop
+from autoqec.orchestrator.executors.local import run_round
+from autoqec.orchestrator.run import search
 from benchmarks.table import Row, record
 
 # A rate: with few rounds, the last one that runs alone weighs more than all else.
 ROUNDS, SEED = 20, 1
-ENV = places.BUILTIN / "smoke.yaml"
+ENV = paths.BUILTIN / "smoke.yaml"
 MLP = {"type": "mlp", "mlp": {"hidden": 32}}
 
 

@@ -21,10 +21,10 @@ from scipy import stats as distributions
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import PairedCounts, StoppedBy, Verdict
-from autoqec.eval.bundle import CHUNK
-from autoqec.eval.decision import decide
-from autoqec.eval.sequential import Monitor, e_lond_level
 from autoqec.qec.stats import clopper_pearson, paired
+from autoqec.verification.decision import decide
+from autoqec.verification.sequential import Monitor, e_lond_level
+from autoqec.verification.shot_stream import CHUNK
 from benchmarks.table import HERE, Row, load, record
 
 ROOT = HERE.parent

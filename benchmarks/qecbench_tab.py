@@ -24,25 +24,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import AutoqecError, RoundFailed
-from autoqec.host import machine
+from autoqec.ideators.bench_run import sampled
+from autoqec.ideators.bench_table import DEFAULT, cell_key, pack
+from autoqec.ideators.space import Config
 from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
-from autoqec.runner import work
+from autoqec.runner import training_cost
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import one_line, out_layout
 from autoqec.runner.training import Budget, phases, train
-from autoqec.search.bench_run import sampled
-from autoqec.search.bench_table import DEFAULT, cell_key, pack
-from autoqec.search.space import Config
 from autoqec.store import files, jsonl
+from autoqec.system import machine
 
 OUT = DEFAULT
 CONFIGS, THOROUGH, LARGE = 520, 50, 24
@@ -93,7 +93,7 @@ class Bench:
     """
 
     def __init__(self, env: str, shots: int) -> None:
-        spec, _ = files.load_env(places.env_file(env))
+        spec, _ = files.load_env(paths.env_file(env))
         self.env, self.problem = env, Problem.from_env(spec.model_copy(update={"constraints": BOUNDS}))
         seed = sampling.band_seed(spec.seed_policy.holdout, "qecbench-tab")
         self.shots = sampling.sample(self.problem, shots, seed)
@@ -153,7 +153,7 @@ class Bench:
         if cost.n_params > bounds.max_params or cost.flops_per_syndrome > bounds.max_flops_per_syndrome:
             raise RoundFailed("compile_error", f"{cost} exceeds the env's limits")
         agent = PredecoderAgent(model, cost.flops_per_syndrome)
-        budget = Budget.of(profile, dsl, work.training_flops(model, problem.n_detectors))
+        budget = Budget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
         with tempfile.TemporaryDirectory(prefix="qecbench-") as scratch:
             logger = TrainLogger(out_layout(Path(scratch)), snapshot_mode="none")
             train(agent, phases(problem, dsl, profile, budget, job.seed), dsl, logger, job.seed)

@@ -22,16 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli.lab import make_lab
-from autoqec.cli.places import builtin_envs
+from autoqec.cli.paths import builtin_envs
+from autoqec.cli.workspace import make_lab
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.host import git as host_git
-from autoqec.host.git import Repo
-from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
-from autoqec.orchestration.memory import RunMemory
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
+from autoqec.system import git as host_git
+from autoqec.system.git import Repo
 from benchmarks.table import Row, record
 from tests.crash import canned, driver
 from tests.support import rounds

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autoqec.host import machine
 from autoqec.store import atomic
+from autoqec.system import machine
 
 HERE = Path(__file__).resolve().parent
 RESULTS, README = HERE / "results.json", HERE / "README.md"

@@ -143,14 +143,14 @@ def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any
 
     Ctrl-C once: rounds being measured are finished. Twice: now. Either way `--resume` goes on.
     """
-    from autoqec.cli import running
+    from autoqec.cli import run_command
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    order = running.understood(env_name, explicit, **chosen)
+    order = run_command.understood(env_name, explicit, **chosen)
     if chosen["dry_run"]:
-        running.show_plan(order, out)
+        run_command.show_plan(order, out)
     else:
-        raise click.exceptions.Exit(running.go(order, out))
+        raise click.exceptions.Exit(run_command.go(order, out))
 
 
 def main() -> None:

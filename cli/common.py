@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import click
 
 from autoqec.errors import AutoqecError
-from autoqec.report.text import plain
+from autoqec.reporting.text import plain
 
 BUG = 70  # sysexits' EX_SOFTWARE: a fault of ours, never of the input
 INTERRUPTED = 130

@@ -8,16 +8,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.contracts.profiles import ProfileName
-from autoqec.search import moves
-from autoqec.search.moves import Move
-from autoqec.search.space import Config
+from autoqec.ideators import moves
+from autoqec.ideators.moves import Move
+from autoqec.ideators.space import Config
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from autoqec.orchestration.run import Run
+    from autoqec.orchestrator.run import Run
 
 IDEATOR = "evaluate"  # its name on record
 
@@ -31,7 +31,7 @@ class LabRounds:
         self._runs: dict[tuple[str, str], Run] = {}
 
     def __call__(self, env_text: str, profile: ProfileName, config: Config) -> dict[str, Any]:
-        from autoqec.orchestration import loop
+        from autoqec.orchestrator import loop
 
         run = self._runs.get((env_text, profile)) or self._open(env_text, profile)
         text = f"The screen promoted this {config['type']}: it is the best of its kind so far"
@@ -42,13 +42,13 @@ class LabRounds:
         return row.dump()
 
     def _open(self, env_text: str, profile: ProfileName) -> Run:
-        from autoqec.orchestration import loop
+        from autoqec.orchestrator import loop
 
         with tempfile.TemporaryDirectory(prefix="autoqec-env-") as folder:
             env = Path(folder) / "env.yaml"
             env.write_text(env_text, encoding="utf-8")
             stand_in = loop.Roles(lambda view: None)
-            run = loop.start_run(env, places.lab_root(), profile, 1, IDEATOR, roles=stand_in)
+            run = loop.start_run(env, paths.lab_root(), profile, 1, IDEATOR, roles=stand_in)
         self._runs[env_text, profile] = self._held.enter_context(run)
         self._note(f"promoted designs become rounds of run {run.layout.run_id}")
         return run

@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import AutoqecError, InputError
-from autoqec.report.text import plain
+from autoqec.reporting.text import plain
 from autoqec.store.layout import SURFACE_CONFIG, RunLayout
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Tools:
 
     def machine_state(self, run: str | None = None) -> dict[str, Any]:
         """Cores, memory, disk and accelerators of this machine; with a run's id also what its rounds took."""
-        from autoqec.tools.machine_state import machine_state
+        from autoqec.reporting.machine_state import machine_state
 
-        state = machine_state(places.run_layout(run, root=self._root) if run else None)
+        state = machine_state(paths.run_layout(run, root=self._root) if run else None)
         return {**state, "rounds": state.get("rounds", [])[-MOST_ROWS:]}
 
     def query_history(
@@ -77,11 +77,11 @@ class Tools:
 
     def show(self, run: str | None = None) -> dict[str, Any]:
         """The runs of this repository; with a run's id its verified front and the judge's figures for the best."""
-        from autoqec.report import run_view
+        from autoqec.reporting import run_view
 
         if run is None:
-            return {"runs": places.run_ids(self._root)[-MOST_ROWS:]}
-        view = run_view.load(places.run_layout(run, root=self._root))
+            return {"runs": paths.run_ids(self._root)[-MOST_ROWS:]}
+        view = run_view.load(paths.run_layout(run, root=self._root))
         best = view.best
         return {
             "run_id": view.info.run_id,
@@ -99,15 +99,15 @@ class Tools:
         run, within the env's bounds, and what it would cost. Nothing is started."""
         if config is not None:
             return self._checked(run, config)
-        from autoqec.search import tpe
+        from autoqec.ideators import tpe
 
         return tpe.propose(self._view(run)).dump()
 
     def verify(self, run: str, round: int) -> dict[str, Any]:
         """Have the judge decide about a round on fresh shots, or replay the judgement that stands. Takes minutes."""
-        from autoqec.host import child
+        from autoqec.system.process import child
 
-        place = places.run_layout(run, root=self._root).round(round).dir
+        place = paths.run_layout(run, root=self._root).round(round).dir
         if not place.is_dir():
             raise InputError("there is no such round", where=f"run {run}, round {round}", mend="call query_history")
         argv = [sys.executable, "-P", "-m", "autoqec.cli", "verify", str(place), "--json"]
@@ -121,18 +121,18 @@ class Tools:
         return {"exit_code": ended.returncode, **(objects[-1] if objects else {"what": plain(" ".join(lines[-3:]))})}
 
     def _rows(self, run: str) -> list[HistoryRow]:
+        from autoqec.reporting.rows import current
         from autoqec.store.history import History
-        from autoqec.tools.rows import current
 
-        return current(History(places.run_layout(run, root=self._root)).rows())
+        return current(History(paths.run_layout(run, root=self._root)).rows())
 
     def _view(self, run: str) -> dict[str, Any]:
         """The ideator's view of the run, read and not held."""
-        from autoqec.host.git import Repo
-        from autoqec.orchestration.memory import RunMemory
+        from autoqec.orchestrator.memory import RunMemory
         from autoqec.store import files
+        from autoqec.system.git import Repo
 
-        layout = places.run_layout(run, root=self._root)
+        layout = paths.run_layout(run, root=self._root)
         memory = RunMemory(layout.root)
         data = Repo.discover(self._root).show_file(memory.history.info().baseline_sha, SURFACE_CONFIG)
         config = files.load_yaml((data or b"").decode("utf-8", "replace"), where=SURFACE_CONFIG)
@@ -140,11 +140,11 @@ class Tools:
         return memory.l2_for_ideator(files.parse_env(_env(layout), where=str(layout.env)), baseline)
 
     def _checked(self, run: str, config: dict[str, Any]) -> dict[str, Any]:
-        from autoqec.agents.llm_tools import measured_before
-        from autoqec.tools.predict_cost import predict_cost
+        from autoqec.ideators.llm_tools import measured_before
+        from autoqec.reporting.predict_cost import predict_cost
 
         dsl, view = parse_dsl(config, where="config"), self._view(run)
-        env = _env(places.run_layout(run, root=self._root))
+        env = _env(paths.run_layout(run, root=self._root))
         cost, bounds = predict_cost(env, dsl), view["env"]["constraints"]
         return {
             "valid": True,

@@ -10,12 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts import archive, dsl, env, front, history, job, messages, profiles, provenance, round, verdict
+from autoqec.contracts import archive, dsl, env, history, job, messages, pareto, profiles, provenance, round, verdict
 from autoqec.contracts.base import Contract
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
-MODULES = (env, dsl, profiles, round, job, provenance, history, messages, verdict, front, archive)
+MODULES = (env, dsl, profiles, round, job, provenance, history, messages, verdict, pareto, archive)
 MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES

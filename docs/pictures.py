@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autoqec.report import figures, html, run_data, run_view
+from autoqec.reporting import figures, html, run_data, run_view
 from autoqec.store.layout import RunLayout
 from tests.support import browser
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.host import sandbox
+from autoqec.system import sandbox
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

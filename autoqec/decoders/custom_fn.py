@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from autoqec.decoders.surface import PACKAGE
+from autoqec.decoders.overlay import PACKAGE
 from autoqec.errors import ContractError
 
 FILE = "custom_fn.py"

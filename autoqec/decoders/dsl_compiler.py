@@ -6,7 +6,7 @@ import torch
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.decoders.base import Predecoder, ProblemView
-from autoqec.decoders.surface import architecture
+from autoqec.decoders.overlay import architecture
 from autoqec.qec.problem import Problem
 
 

@@ -12,10 +12,10 @@ import scipy.sparse as sp
 from autoqec.contracts.dsl import OutputMode
 from autoqec.errors import InputError
 from autoqec.qec.bp import BpDecoder, Stage
-from autoqec.qec.exact import ExactMatcher
-from autoqec.qec.guests import SinterDecoder, guest
+from autoqec.qec.external_decoders import SinterDecoder, guest
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
+from autoqec.qec.weighted_mwpm import ExactMatcher
 
 
 class Backend(Protocol):

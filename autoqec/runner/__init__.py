@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 _LOOPS = {
-    "MinibatchRl": "autoqec.runner.minibatch",
-    "MinibatchRlEval": "autoqec.runner.minibatch",
-    "SyncRl": "autoqec.runner.sync",
-    "SyncRlEval": "autoqec.runner.sync",
-    "AsyncRl": "autoqec.runner.async_rl",
-    "AsyncRlEval": "autoqec.runner.async_rl",
+    "MinibatchRl": "autoqec.runner.loops.minibatch",
+    "MinibatchRlEval": "autoqec.runner.loops.minibatch",
+    "SyncRl": "autoqec.runner.loops.sync",
+    "SyncRlEval": "autoqec.runner.loops.sync",
+    "AsyncRl": "autoqec.runner.loops.async_rl",
+    "AsyncRlEval": "autoqec.runner.loops.async_rl",
 }
 
 __all__ = ["AsyncRl", "AsyncRlEval", "MinibatchRl", "MinibatchRlEval", "SyncRl", "SyncRlEval"]

@@ -16,13 +16,13 @@ from autoqec.contracts.provenance import (
     ManifestRound,
 )
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.decoders import surface
-from autoqec.host import git, machine
+from autoqec.decoders import overlay
 from autoqec.qec.codes import build_source
 from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
+from autoqec.system import git, machine
 
 
 def write_artifact_manifest(
@@ -91,7 +91,7 @@ def worktree_of(config: RunnerConfig, repo: git.Repo) -> Path | None:
 
 def modules_of(config: RunnerConfig) -> Path:
     """The search surface that this round runs."""
-    own = Path(surface.__file__).resolve().parent / "modules"
+    own = Path(overlay.__file__).resolve().parent / "modules"
     return own if config.modules_dir is None else Path(config.modules_dir).resolve()
 
 

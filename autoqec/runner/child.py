@@ -19,12 +19,12 @@ import torch
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.decoders import checkpoint, flops, surface
+from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import AutoqecError, ContractError, RoundFailed
 from autoqec.qec.problem import Problem
-from autoqec.runner import work
+from autoqec.runner import training_cost
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
@@ -47,7 +47,7 @@ class Round:
     def run(self) -> None:
         spec = self.spec
         torch.set_num_threads(spec.threads)
-        surface.mount(spec.modules_dir)
+        overlay.mount(spec.modules_dir)
         env = files.parse_env(spec.env_yaml, where="env")
         self.dsl: PredecoderDSL = parse_dsl(spec.predecoder_config)
         self.problem = Problem.from_env(env)
@@ -72,7 +72,7 @@ class Round:
         if self.dsl.training.init == "parent":
             inherit(self.model, problem, spec.parent_checkpoint)
         self.agent = PredecoderAgent(self.model, cost.flops_per_syndrome)
-        budget = Budget.of(spec.profile, self.dsl, work.training_flops(self.model, problem.n_detectors))
+        budget = Budget.of(spec.profile, self.dsl, training_cost.training_flops(self.model, problem.n_detectors))
         self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed)
 
     def learn(self) -> None:
@@ -125,7 +125,7 @@ def failure(error: BaseException, building: bool, modules_dir: str | None) -> tu
     text = f"{type(error).__name__}: {error}"
     if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
         return "killed_by_safety", f"out of memory: {text}"
-    home = str(modules_dir or Path(surface.__file__).parent / "modules")
+    home = str(modules_dir or Path(overlay.__file__).parent / "modules")
     inside = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(home)]
     place = f"modules/{Path(inside[-1].filename).name}:{inside[-1].lineno}: " if inside else ""
     return status, place + text

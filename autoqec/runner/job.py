@@ -12,10 +12,10 @@ from pathlib import Path
 
 from autoqec.contracts.job import JobOrder
 from autoqec.errors import AutoqecError
-from autoqec.host import machine, sandbox, slurm
 from autoqec.runner import runner
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
+from autoqec.system import machine, sandbox, slurm
 
 JOB_ID = "SLURM_JOB_ID"
 

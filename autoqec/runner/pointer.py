@@ -10,9 +10,9 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.provenance import Pointer, PointerPaths, PointerProvenance, PointerSummary
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, canonical_fork
 from autoqec.errors import ContractError, InputError
-from autoqec.host import machine
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch
+from autoqec.system import machine
 
 
 def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_root: Path | str) -> Pointer:

@@ -18,7 +18,6 @@ from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.errors import ContractError, InputError
-from autoqec.host import child, git, sandbox
 from autoqec.runner import collect
 from autoqec.runner.artifact_manifest import modules_of, worktree_of, write_artifact_manifest
 from autoqec.runner.collect import Artifact, OnEvent
@@ -26,6 +25,8 @@ from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.spec import ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout, closed_to_branches
+from autoqec.system import git, sandbox
+from autoqec.system.process import child
 
 SCRATCH = "child.tmp"  # in the round directory while the child runs; recovery may remove it
 LOG_TAIL = 2_000

@@ -14,11 +14,11 @@ import numpy as np
 from autoqec.contracts.env import Band
 from autoqec.errors import InputError, RoundFailed
 from autoqec.qec import sampling
-from autoqec.qec.classes import TwoClassMatcher
+from autoqec.qec.logical_classes import TwoClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import VAL_KEY, decode_both
-from autoqec.runner.replay import GAP
+from autoqec.runner.replay_buffer import GAP
 
 DRAW = 32_768  # shots drawn at once, fewer where their labels would fill more than LABEL_BYTES
 LABEL_BYTES = 2**25

@@ -11,19 +11,19 @@ import torch
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
-from autoqec.decoders import flops, surface
+from autoqec.decoders import flops, overlay
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import InputError
-from autoqec.qec.classes import TwoClassMatcher
+from autoqec.qec.logical_classes import TwoClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algos import GradientAlgo, SupervisedEdges, ThroughMatching
-from autoqec.runner.async_rl import AsyncRl, AsyncRlEval
+from autoqec.runner.algorithms import GradientAlgo, SupervisedEdges, ThroughMatching
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
-from autoqec.runner.policy import PolicyGradient, PolicySampler
+from autoqec.runner.loops.async_rl import AsyncRl, AsyncRlEval
+from autoqec.runner.loops.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
+from autoqec.runner.loops.sync import SyncRl, SyncRlEval
+from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, ShotSampler
-from autoqec.runner.sync import SyncRl, SyncRlEval
 
 LOOPS: dict[str, type[MinibatchRlBase]] = {
     "minibatch": MinibatchRl,
@@ -82,7 +82,7 @@ class Rebuild:
 
     def __call__(self) -> tuple[PredecoderAgent, ShotSampler, GradientAlgo]:
         torch.set_num_threads(self.threads)
-        surface.mount(self.modules_dir)
+        overlay.mount(self.modules_dir)
         problem = Problem.from_env(self.env)
         model = compile_predecoder(self.dsl, problem, seed=self.seed)
         agent = PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
@@ -99,7 +99,7 @@ def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Budge
 
     def again(name: str) -> Rebuild:
         threads = torch.get_num_threads()
-        return Rebuild(problem.env, dsl, profile, budget, seed, name, surface.mounted(), threads)
+        return Rebuild(problem.env, dsl, profile, budget, seed, name, overlay.mounted(), threads)
 
     found = [
         Phase(

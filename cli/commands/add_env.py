@@ -10,7 +10,7 @@ import click
 
 from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
-from autoqec.report.text import counted
+from autoqec.reporting.text import counted
 
 MATRICES = ("hx", "hz", "lx", "lz")
 GENERATED = ("surface_code:", "repetition_code:", "color_code:")
@@ -58,7 +58,7 @@ def command(name: str | None, target_file: Path | None, force: bool, shots: int 
 
 
 def _write(spec: dict[str, Any], asked: dict[str, Any], path: Path, shots: int | None, out: Out) -> None:
-    from autoqec.qec.appraisal import appraise, suggested_backend
+    from autoqec.qec.env_summary import appraise, suggested_backend
     from autoqec.store import atomic
     from autoqec.store.files import dump_config, load_env, understood
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -16,13 +16,13 @@ from autoqec.cli.common import Out, options
 @options
 def command(run: str, number: int, out: Out) -> None:
     """Have the judge decide about the quarantined ROUND of RUN, and put its branch back."""
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.adopt import adopt
-    from autoqec.report.terminal import LiveView, console
-    from autoqec.report.text import plain
+    from autoqec.orchestrator.restore_round import adopt
+    from autoqec.reporting.terminal import LiveView, console
+    from autoqec.reporting.text import plain
+    from autoqec.system.git import Repo
 
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        row = adopt(places.run_layout(run), Repo.discover(Path.cwd()), number, view)
+        row = adopt(paths.run_layout(run), Repo.discover(Path.cwd()), number, view)
     out.say(f"Round {number} is back on {plain(str(row.branch))}: {row.verify_verdict}")
     out.emit(row.dump())
     if row.verify_verdict != "VERIFIED":

@@ -13,9 +13,9 @@ import click
 from autoqec.cli.common import Out, options
 
 if TYPE_CHECKING:
-    from autoqec.search.bench import Rules
-    from autoqec.search.bench_run import Score
-    from autoqec.search.bench_table import Table
+    from autoqec.ideators.bench import Rules
+    from autoqec.ideators.bench_run import Score
+    from autoqec.ideators.bench_table import Table
 
 TITLE = "# QECBench-Tab: ideators compared\n\nWritten by `autoqec bench-ideators --write`; do not edit by hand.\n"
 NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
@@ -71,13 +71,13 @@ def command(
     out: Out,
 ) -> None:
     """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
-    from autoqec.cli.contestants import Contestants
-    from autoqec.cli.ideators import split_budget
+    from autoqec.cli.bench_entries import Contestants
+    from autoqec.cli.build_roles import split_budget
     from autoqec.errors import InputError
-    from autoqec.orchestration.budget import Budget
-    from autoqec.search.bench import Rules
-    from autoqec.search.bench_run import CONTROLS, compare
-    from autoqec.search.bench_table import DEFAULT, Table
+    from autoqec.ideators.bench import Rules
+    from autoqec.ideators.bench_run import CONTROLS, compare
+    from autoqec.ideators.bench_table import DEFAULT, Table
+    from autoqec.orchestrator.budget import Budget
     from autoqec.store import atomic
 
     known, rules = Table.read(table or DEFAULT, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
@@ -113,7 +113,7 @@ def command(
 
 def _foot(table: Table, seeds: int, rules: Rules, given_up: int) -> str:
     """What the figures rest on."""
-    from autoqec.search.bench import verifiable
+    from autoqec.ideators.bench import verifiable
 
     ends = Counter(cell.status for cell in table.cells)
     shots, worth = table.plain.size, len(verifiable(table, rules.min_gain))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -15,10 +15,10 @@ from autoqec.cli.common import Out, options
 @options
 def command(run: str, out: Out) -> None:
     """Publish the secret of RUN, so that anyone can draw the judge's shots again. A closed run cannot be resumed."""
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.closing import close_run
+    from autoqec.orchestrator.publish_secret import close_run
+    from autoqec.system.git import Repo
 
-    layout = places.run_layout(run)
+    layout = paths.run_layout(run)
     secret = close_run(layout, Repo.discover(Path.cwd()))
     out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.published})")
     out.note("`autoqec verify` on its judged rounds draws the same shots again.")

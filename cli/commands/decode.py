@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
-from autoqec.report.text import counted
+from autoqec.reporting.text import counted
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec
@@ -88,28 +88,28 @@ def _found(checkpoint: Path, env_name: str | None, trust_code: bool, held: ExitS
 
     directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
     try:
-        layout, number = places.round_of(directory)
+        layout, number = paths.round_of(directory)
     except InputError as error:
         if checkpoint.is_dir():
             raise
         if env_name is None:
             what = "lies in no run, so the env it was trained on must be named"
             raise InputError(what, where=str(checkpoint), mend=f"autoqec decode {checkpoint} --env ENV …") from error
-        return _Made(checkpoint, load_env(places.env_file(env_name))[0])
+        return _Made(checkpoint, load_env(paths.env_file(env_name))[0])
     _mount(held, layout, number, trust_code)
     path = layout.round(number).checkpoint if checkpoint.is_dir() else checkpoint
-    return _Made(path, load_env(places.env_file(env_name) if env_name else layout.env)[0])
+    return _Made(path, load_env(paths.env_file(env_name) if env_name else layout.env)[0])
 
 
 def _mount(held: ExitStack, layout: RunLayout, number: int, trust_code: bool) -> None:
-    from autoqec.orchestration.surfaces import own_surface
+    from autoqec.orchestrator.editable_modules import own_surface
 
     surface = held.enter_context(own_surface(layout, number))
     if surface is not None and not trust_code:
         what = f"round {number}'s branch has code of its own, which would run here with all your rights"
         raise InputError(what, where=f"run {layout.run_id}", mend="read it (`git diff`), then add --trust-code")
     if surface is not None:
-        from autoqec.decoders import surface as mounted
+        from autoqec.decoders import overlay as mounted
 
         mounted.mount(surface)
 

@@ -6,23 +6,23 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places, words
+from autoqec.cli import llm_summary, paths
 from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
+from autoqec.reporting.diagnose import Diagnosis
 from autoqec.store import layout
-from autoqec.tools.diagnose import Diagnosis
 
 
 @click.command("diagnose")
 @click.argument("target", metavar="RUN_OR_ROUND")
 @click.option("--write", type=click.Path(path_type=Path), help="Write the patched config of one round to this file.")
-@words.model_option
+@llm_summary.model_option
 @options
 def command(target: str, write: Path | None, model: str | None, out: Out) -> None:
     """Root causes of the rounds of a run (its id or directory), or of one round (its directory)."""
-    from autoqec.report.text import plain
+    from autoqec.reporting.text import plain
 
-    words.checked(model)
+    llm_summary.checked(model)
     found = _found(target)
     if write is not None:
         _write(found, write)
@@ -39,19 +39,19 @@ def command(target: str, write: Path | None, model: str | None, out: Out) -> Non
             out.say(f"   Change: {plain(f'{key}: {old} -> {new}')}")
         if one.see:
             out.say(f"   See: {plain(', '.join(one.see))}")
-    words.tell(model, [one.dump() for one in found], "why rounds ended as they did", out)
+    llm_summary.tell(model, [one.dump() for one in found], "why rounds ended as they did", out)
     if write is not None:
         out.say(f"Patched config: {write}. Try it: autoqec run-round ENV {write} NEW_DIR")
 
 
 def _found(target: str) -> list[Diagnosis]:
-    from autoqec.tools.diagnose import diagnose_round, diagnose_run
+    from autoqec.reporting.diagnose import diagnose_round, diagnose_run
 
     directory = Path(target).resolve()
     number = directory.name.removeprefix("round_")
     place = layout.RoundLayout(directory, int(number) if number.isdigit() else 1)
     if not place.metrics.exists() and number == directory.name:
-        return diagnose_run(places.run_layout(target))
+        return diagnose_run(paths.run_layout(target))
     env = layout.RunLayout(directory.parent.parent.parent, directory.parent.name).env
     return [diagnose_round(place, env.read_text(encoding="utf-8") if env.is_file() else None)]
 

@@ -65,31 +65,31 @@ def _libraries() -> Iterator[Finding]:
 
 def _matching() -> Iterator[Finding]:
     try:
-        from autoqec.qec import exact
+        from autoqec.qec import weighted_mwpm
     except (ImportError, OSError):
         return  # a library is missing, which stands above
     again = "pip install --force-reinstall --no-deps autoqec"
-    if exact.compiled() is None:
+    if weighted_mwpm.compiled() is None:
         told = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
         yield Finding("matching", "weak", told, f"install a C compiler, then {again}")
-    elif exact.outdated():
+    elif weighted_mwpm.outdated():
         yield Finding("matching", "weak", "per-shot weights in C, built from an older match.c", again)
     else:
         yield Finding("matching", "good", "per-shot weights in C")
 
 
 def _git() -> Iterator[Finding]:
-    from autoqec.cli import places
+    from autoqec.cli import paths
 
     try:
-        root = places.lab_root()
+        root = paths.lab_root()
         yield Finding("git", "good", f"in the repository {root}")
     except AutoqecError as error:
         yield Finding("git", "weak", error.what, error.mend)
 
 
 def _sandbox() -> Iterator[Finding]:
-    from autoqec.host import sandbox
+    from autoqec.system import sandbox
 
     tier = sandbox.probe()
     better = sandbox.TIERS[: sandbox.TIERS.index(tier)]
@@ -102,7 +102,7 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _machine() -> Iterator[Finding]:
-    from autoqec.host import machine
+    from autoqec.system import machine
 
     state = machine.snapshot(Path.cwd())
     yield Finding("processor", "good", f"{state['cpu']['cores']} cores, {state['cpu']['model']}")
@@ -117,7 +117,7 @@ def _machine() -> Iterator[Finding]:
 
 def _slurm() -> Iterator[Finding]:
     """Nothing is missing where there is no cluster."""
-    from autoqec.host import slurm
+    from autoqec.system import slurm
 
     if shutil.which("sbatch") is None:
         yield Finding("slurm", "good", "none here; rounds are measured on this machine")

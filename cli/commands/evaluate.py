@@ -13,7 +13,7 @@ from autoqec import optional
 from autoqec.cli.common import Out, options
 
 if TYPE_CHECKING:
-    from autoqec.runtime.main import Evaluation
+    from autoqec.continual.runtime.main import Evaluation
 
 
 @click.command("evaluate")
@@ -28,7 +28,7 @@ def command(config: str, resume: str | None, against_memoryless: bool, out: Out)
     a row or a model's answer failed on the way; everything else was still measured.
     """
     from autoqec.cli.design_rounds import LabRounds
-    from autoqec.runtime.main import evaluate
+    from autoqec.continual.runtime.main import evaluate
 
     optional.require("tqdm", extra="evaluate")
     console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has the lines anyway
@@ -57,7 +57,7 @@ def _tell(result: Evaluation, out: Out) -> int:
 
 def _twins(config: str, console: TextIO, out: Out) -> int:
     from autoqec.cli.design_rounds import LabRounds
-    from autoqec.runtime.twins import evaluate_twins
+    from autoqec.continual.runtime.ablation import evaluate_twins
 
     with LabRounds(out.note) as rounds:
         twins = evaluate_twins(config, console=console, rounds=rounds)

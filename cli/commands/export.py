@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
-from autoqec.report.export import FORMATS, export
+from autoqec.reporting.export import FORMATS, export
 
 
 @click.command("export")
@@ -29,6 +29,6 @@ def command(run: str, form: str, target: Path | None, out: Out) -> None:
     files, for `tensorboard --logdir DIR`. wandb: offline runs, for `wandb sync DIR/offline-run-*`; nothing is sent.
     The last two need an extra: `pip install 'autoqec[tensorboard]'`, `pip install 'autoqec[wandb]'`.
     """
-    path = export(places.any_run(run), form, target)
+    path = export(paths.any_run(run), form, target)
     out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
     out.emit({"path": str(path), "format": form})

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
 
 if TYPE_CHECKING:
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.garbage import Garbage
+    from autoqec.orchestrator.gc import Garbage
+    from autoqec.system.git import Repo
 
 WORDS = {
     "worktree": ("worktree of a round that died", "worktrees of rounds that died"),
@@ -39,10 +39,10 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
     checkpoints that neither the verified front nor anything it stands on needs. Unverified checkpoints of a run that
     is not closed stay unless you say so: a later judgement or round may want them. A run at work is left alone.
     """
-    from autoqec.host.git import Repo
+    from autoqec.system.git import Repo
 
     repo = Repo.discover(Path.cwd())
-    layouts = [places.run_layout(run)] if run else [RunLayout(repo.root, name) for name in places.run_ids(repo.root)]
+    layouts = [paths.run_layout(run)] if run else [RunLayout(repo.root, name) for name in paths.run_ids(repo.root)]
     found = removed = 0
     for layout in layouts:
         try:
@@ -63,15 +63,15 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
 
 def _listed(layout: RunLayout, repo: Repo, only: Sequence[str], out: Out) -> list[Garbage]:
     from autoqec.errors import InputError
-    from autoqec.host import owner
-    from autoqec.orchestration import garbage
-    from autoqec.report.text import plain
+    from autoqec.orchestrator import gc
+    from autoqec.reporting.text import plain
+    from autoqec.system import run_lock
 
-    if owner.is_held(layout.root):
-        who = owner.read(layout.root)
+    if run_lock.is_held(layout.root):
+        who = run_lock.read(layout.root)
         what = f"the run is at work: process {who.get('pid', '?')} on {who.get('host', '?')} holds it"
         raise InputError(what, where=f"run {layout.run_id}", mend="wait until it ends")
-    listed = [one for one in garbage.find(layout, repo) if not only or one.kind in only]
+    listed = [one for one in gc.find(layout, repo) if not only or one.kind in only]
     for one in listed:
         size = f"  {_bytes(one.bytes)}" if one.bytes else ""
         out.say(f"{layout.run_id}  {one.kind}  {plain(one.name)}{size}  {plain(one.why)}")
@@ -95,10 +95,10 @@ def _asked(listed: Sequence[Garbage]) -> list[Garbage]:
 
 
 def _remove(layout: RunLayout, repo: Repo, agreed: Sequence[Garbage], out: Out) -> int:
-    from autoqec.orchestration import garbage
-    from autoqec.report.text import plain
+    from autoqec.orchestrator import gc
+    from autoqec.reporting.text import plain
 
-    gone = garbage.remove(layout, repo, agreed) if agreed else []
+    gone = gc.remove(layout, repo, agreed) if agreed else []
     for one in gone:
         out.say(f"removed {one.kind} {plain(one.name)}")
         out.emit({"run_id": layout.run_id, "removed": True, **one.dump()})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -16,8 +16,8 @@ from autoqec.cli.common import Out, options
 @options
 def command(directory: Path, env_name: str, out: Out) -> None:
     """Make DIRECTORY a git repository with a search surface and an env, ready for `autoqec run`."""
-    from autoqec.cli.lab import make_lab
+    from autoqec.cli.workspace import make_lab
 
-    commit = make_lab(directory, places.env_file(env_name))
+    commit = make_lab(directory, paths.env_file(env_name))
     out.say(f"{directory} is ready. Next: cd {directory} && autoqec run env.yaml --profile smoke --rounds 2")
     out.emit({"directory": str(directory.resolve()), "env": "env.yaml", "commit": commit})

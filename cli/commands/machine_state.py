@@ -6,7 +6,7 @@ import json
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -15,9 +15,9 @@ from autoqec.cli.common import Out, options
 @options
 def command(run: str | None, out: Out) -> None:
     """Cores, memory, disk and accelerators; with RUN also what its rounds took."""
-    from autoqec.tools.machine_state import machine_state
+    from autoqec.reporting.machine_state import machine_state
 
-    state = machine_state(places.run_layout(run) if run else None)
+    state = machine_state(paths.run_layout(run) if run else None)
     out.emit(state)
     if not out.json:
         out.say(json.dumps(state, indent=2, ensure_ascii=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from autoqec import optional
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -15,7 +15,7 @@ def command(out: Out) -> None:
     """Serve machine_state, query_history, show, propose and verify over stdio, for the repository one stands in."""
     from autoqec.cli.mcp_server import server
 
-    root = places.lab_root()
+    root = paths.lab_root()
     optional.require("mcp", extra="mcp")
     made = server(root)
     out.note(f"serving {root} over stdio; end of input ends it")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
@@ -22,7 +22,7 @@ from autoqec.errors import InputError
 @options
 def command(file: Path, runs: tuple[str, ...], env: str | None, out: Out) -> None:
     """What FILE holds, as `autoqec run --memory FILE` reads it; --import adds the rounds of older runs, each once."""
-    from autoqec.runtime.learned import Learned
+    from autoqec.continual.runtime.run_memory import Learned
     from autoqec.store.files import load_env
 
     if not runs and not file.exists():
@@ -33,7 +33,7 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Out) -> Non
         added = learned.learn(run_id, spec, rows)
         out.emit({"event": "imported", "run": run_id, "rounds": added})
         out.say(f"{added} rounds of run {run_id} were new")
-    notes = learned.notes(load_env(places.env_file(env))[0]) if env else []
+    notes = learned.notes(load_env(paths.env_file(env))[0]) if env else []
     out.emit({"event": "memory", "file": str(file), "type": learned.memory.config.type, "entries": len(learned),
               "notes": notes})  # fmt: skip
     out.say(f"{file}: a memory of type {learned.memory.config.type} with {len(learned)} entries")
@@ -49,7 +49,7 @@ def _told(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
 
     place = Path(run).resolve()
     directory = place.parent if place.is_file() else place
-    layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else places.run_layout(run)
+    layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else paths.run_layout(run)
     if not layout.history.is_file():
         raise InputError("is no run with a history.jsonl", where=run, mend="name an id, or a directory runs/RUN_ID")
     text = read_text(layout.env, what="the run's env", mend=f"put the env that the run was made for at {layout.env}")

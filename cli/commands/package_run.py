@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -22,10 +22,10 @@ def command(run: str, target: Path | None, shots: bool, out: Out) -> None:
     drawn again, or, where another stim draws them otherwise, on those packed here.
     """
     from autoqec.contracts.base import sha256_bytes
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.archive import package_run
+    from autoqec.orchestrator.archive import package_run
+    from autoqec.system.git import Repo
 
-    layout = places.run_layout(run)
+    layout = paths.run_layout(run)
     target = target or Path(f"{layout.run_id}.tar")
     manifest = package_run(layout, Repo.discover(Path.cwd()), target, shots=shots)
     digest = sha256_bytes(target.read_bytes())

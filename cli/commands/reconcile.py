@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -16,11 +16,11 @@ from autoqec.cli.common import Out, options
 @options
 def command(run: str, dry_run: bool, out: Out) -> None:
     """Bring the files and branches of RUN in line with its history, and rebuild its views."""
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.recovery import reconcile
-    from autoqec.report.text import plain
+    from autoqec.orchestrator.recovery.apply import reconcile
+    from autoqec.reporting.text import plain
+    from autoqec.system.git import Repo
 
-    layout = places.run_layout(run)
+    layout = paths.run_layout(run)
     actions = reconcile(layout, Repo.discover(Path.cwd()), dry_run=dry_run)
     for action in actions:
         what = action.branch or (str(action.path) if action.path else "")

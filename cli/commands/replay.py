@@ -18,7 +18,7 @@ def command(archive: Path, into: Path | None, out: Out) -> None:
 
     Exit 0 where everything is as it was packed, 1 where a verdict comes out differently, 2 where a file was changed.
     """
-    from autoqec.orchestration.archive import replay_archive
+    from autoqec.orchestrator.archive import replay_archive
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
     found = replay_archive(archive, into, on_event=lambda kind, payload: None)

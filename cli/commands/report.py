@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 from autoqec.errors import InputError
 from autoqec.store import layout
@@ -42,12 +42,12 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         return
     shared = chosen[0].root.parent
     if form == "html":
-        from autoqec.report import html
+        from autoqec.reporting import html
 
         default = chosen[0].html if len(chosen) == 1 else shared / "report.html"
         written = [html.write(chosen, _file(target or default))]
     else:
-        from autoqec.report import figures, run_data
+        from autoqec.reporting import figures, run_data
 
         default = chosen[0].plots if len(chosen) == 1 else shared / "plots"
         written = figures.save(target or default, form, run_data.load(chosen))
@@ -59,7 +59,7 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
 
 
 def _chosen(runs: Sequence[str]) -> list[layout.RunLayout]:
-    found = {places.any_run(run).root: places.any_run(run) for run in runs}
+    found = {paths.any_run(run).root: paths.any_run(run) for run in runs}
     ids = [one.run_id for one in found.values()]
     again = next((one for one in found.values() if ids.count(one.run_id) > 1), None)
     if again is not None:
@@ -74,7 +74,7 @@ def _file(path: Path) -> Path:
 
 
 def _serve(chosen: list[layout.RunLayout], port: int, out: Out) -> None:
-    from autoqec.report.serve import Server
+    from autoqec.reporting.serve import Server
 
     with Server(chosen, port) as server:
         out.say(f"{server.address}  (Ctrl-C ends it)")

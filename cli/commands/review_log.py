@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import click
 
-from autoqec.cli import places, words
+from autoqec.cli import llm_summary, paths
 from autoqec.cli.common import Out, options
 
 
 @click.command("review-log")
 @click.argument("run")
-@words.model_option
+@llm_summary.model_option
 @options
 def command(run: str, model: str | None, out: Out) -> None:
     """Mechanical findings about RUN: repeats, stuck neighbourhoods, losses without effect, where the budget went."""
-    from autoqec.report.text import plain
-    from autoqec.tools.review_log import review
+    from autoqec.reporting.review_log import review
+    from autoqec.reporting.text import plain
 
-    words.checked(model)
-    found = review(places.run_layout(run))
+    llm_summary.checked(model)
+    found = review(paths.run_layout(run))
     for number, finding in enumerate(found, start=1):
         out.emit(finding.dump())
         out.say(f"{number}. [{finding.weight}] {plain(finding.what, 600)}.")
@@ -26,4 +26,4 @@ def command(run: str, model: str | None, out: Out) -> None:
             out.say(f"   Try: {plain(finding.advice)}")
         if finding.see:
             out.say(f"   See: {plain(', '.join(finding.see))}")
-    words.tell(model, [one.dump() for one in found], "how a run searched", out)
+    llm_summary.tell(model, [one.dump() for one in found], "how a run searched", out)

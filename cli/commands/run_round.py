@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import ContractError, InputError
@@ -47,12 +47,12 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
     Without --code-cwd the search surface of the repository one stands in is run, so a checked-out round repeats itself.
     """
     from autoqec.contracts.round import RunnerConfig
-    from autoqec.orchestration.rounds import confined
-    from autoqec.report.terminal import LiveView, console
+    from autoqec.orchestrator.rounds import confined
+    from autoqec.reporting.terminal import LiveView, console
     from autoqec.runner.runner import run_round
     from autoqec.store.files import load_env, load_yaml, read_text
 
-    _, env_yaml = load_env(places.env_file(env_name))
+    _, env_yaml = load_env(paths.env_file(env_name))
     predecoder = load_yaml(read_text(config, what="predecoder config"), where=str(config))
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
@@ -96,14 +96,14 @@ def _check(predecoder: Any, config: Path) -> None:
 def _standing_in() -> Path | None:
     """The repository one stands in, if it has a search surface; else the package's own surface is run."""
     try:
-        root = places.lab_root()
+        root = paths.lab_root()
     except InputError:
         return None
     return root if (root / layout.SURFACE).is_dir() else None
 
 
 def _weights(run_id: str, parent: HistoryRow) -> str | None:
-    path = places.run_layout(run_id).stored(parent.checkpoint_path)
+    path = paths.run_layout(run_id).stored(parent.checkpoint_path)
     return None if path is None else str(path)
 
 
@@ -113,5 +113,5 @@ def _parent(run_id: str, fork_from: tuple[str, ...]) -> HistoryRow | None:
 
     if len(fork_from) != 1 or fork_from[0] == "baseline" or not layout.RUN_ID.match(run_id):
         return None
-    rows = History(places.run_layout(run_id)).rows()
+    rows = History(paths.run_layout(run_id)).rows()
     return next((row for row in rows if row.branch == fork_from[0] and row.status == "ok"), None)

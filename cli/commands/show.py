@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
@@ -22,16 +22,16 @@ def command(run: str | None, graph: bool, dot: bool, out: Out) -> None:
     if (graph or dot) and run is None:
         raise click.UsageError("--graph and --dot draw one run: name it; `autoqec show` lists the runs")
     if run is None:
-        _list(places.lab_root(), out)
+        _list(paths.lab_root(), out)
         return
     if graph or dot:
-        _graph(places.run_layout(run), dot, out)
+        _graph(paths.run_layout(run), dot, out)
         return
-    from autoqec.report import run_view
-    from autoqec.report.summary import print_summary
-    from autoqec.report.terminal import console
+    from autoqec.reporting import run_view
+    from autoqec.reporting.summary import print_summary
+    from autoqec.reporting.terminal import console
 
-    view = run_view.load(places.run_layout(run))
+    view = run_view.load(paths.run_layout(run))
     print_summary(console(err=out.json), view)
     out.emit(view.dump())
 
@@ -40,11 +40,11 @@ def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
     """From history, so that a stale view shows nothing wrong."""
     from rich.text import Text
 
-    from autoqec.orchestration import fork_graph
-    from autoqec.orchestration.memory import RunMemory
-    from autoqec.report.summary import VERDICT_STYLE
-    from autoqec.report.terminal import console
-    from autoqec.report.text import plain
+    from autoqec.orchestrator import fork_graph
+    from autoqec.orchestrator.memory import RunMemory
+    from autoqec.reporting.summary import VERDICT_STYLE
+    from autoqec.reporting.terminal import console
+    from autoqec.reporting.text import plain
 
     value = RunMemory(layout.root).graph()
     if dot:
@@ -57,11 +57,11 @@ def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
 
 
 def _list(root: Path, out: Out) -> None:
-    from autoqec.report import run_view
-    from autoqec.report.text import counted, plain
-    from autoqec.tools.rows import current
+    from autoqec.reporting import run_view
+    from autoqec.reporting.rows import current
+    from autoqec.reporting.text import counted, plain
 
-    ids = places.run_ids(root)
+    ids = paths.run_ids(root)
     if not ids:
         out.say("No runs here yet. Start one: autoqec run smoke --profile smoke --rounds 2")
     for run_id in ids:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -23,12 +23,12 @@ def command(round_dir: Path, replay: bool, out: Out) -> None:
     if replay:
         _replay(round_dir, out)
         return
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.judging import judge_again
-    from autoqec.report.terminal import LiveView, console
-    from autoqec.report.text import effect_line, plain
+    from autoqec.orchestrator.verify_round import judge_again
+    from autoqec.reporting.terminal import LiveView, console
+    from autoqec.reporting.text import effect_line, plain
+    from autoqec.system.git import Repo
 
-    layout, number = places.round_of(round_dir)
+    layout, number = paths.round_of(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         report = judge_again(layout, Repo.discover(layout.repo_root), number, view)
     out.say(f"{report.verdict}: {plain('; '.join(report.reasons), 2000)}")
@@ -41,12 +41,12 @@ def command(round_dir: Path, replay: bool, out: Out) -> None:
 
 
 def _replay(round_dir: Path, out: Out) -> None:
-    from autoqec.host.git import Repo
-    from autoqec.orchestration.judging import replay
-    from autoqec.report.terminal import LiveView, console
-    from autoqec.report.text import plain
+    from autoqec.orchestrator.verify_round import replay
+    from autoqec.reporting.terminal import LiveView, console
+    from autoqec.reporting.text import plain
+    from autoqec.system.git import Repo
 
-    layout, number = places.round_of(round_dir)
+    layout, number = paths.round_of(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         found = replay(layout, Repo.discover(layout.repo_root), number, view)
     verdict = found.report.verdict

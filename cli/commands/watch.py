@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autoqec.cli import places
+from autoqec.cli import paths
 from autoqec.cli.common import Out, options
 
 
@@ -13,11 +13,11 @@ from autoqec.cli.common import Out, options
 @options
 def command(run: str, out: Out) -> None:
     """Follow RUN until nobody runs it any more, then show what it came to. Ctrl-C leaves; the run goes on."""
-    from autoqec.report.terminal import console
-    from autoqec.report.watch import watch
+    from autoqec.reporting.terminal import console
+    from autoqec.reporting.watch import watch
 
     try:
-        view = watch(places.any_run(run), console(err=out.json), quiet=out.quiet)
+        view = watch(paths.any_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:
         return
     out.note(f"Nobody is running {view.info.run_id} now.")

@@ -22,14 +22,14 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, InputError
-from autoqec.eval import verifier
-from autoqec.eval.bundle import Bundle
-from autoqec.eval.verifier import VerifyRequest, artifact_sha256, judge
-from autoqec.host import sandbox
 from autoqec.qec import backends, stats
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Labelled, LabelledSampler, band_seed, pack
 from autoqec.store.files import dump_config
+from autoqec.system import sandbox
+from autoqec.verification import verifier
+from autoqec.verification.shot_stream import Bundle
+from autoqec.verification.verifier import VerifyRequest, artifact_sha256, judge
 from tests.support import judging
 from tests.support.envs import problem as make_problem
 

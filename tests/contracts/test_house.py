@@ -77,7 +77,7 @@ def test_light_rooms_import_nothing_heavy() -> None:
 
 def test_only_the_host_starts_processes() -> None:
     # child starts the supervisor, and a wall between that and the program; git is started by git
-    allowed = {f"autoqec/host/{name}.py" for name in ("child", "supervise", "confine", "git")}
+    allowed = {f"autoqec/system/{name}.py" for name in ("child", "supervise", "confine", "git")}
     # training over processes spawns them behind the round's walls, and hands them descriptors
     allowed |= {f"autoqec/runner/{name}.py" for name in ("team", "shared")}
     found = set()
@@ -91,7 +91,7 @@ def test_only_the_host_starts_processes() -> None:
 
 def test_only_git_speaks_git() -> None:
     found = {path for path, tree in sources() for name in imported(ast.walk(tree)) if name.split(".")[0] == "git"}
-    assert found <= {"autoqec/host/git.py"}
+    assert found <= {"autoqec/system/git.py"}
 
 
 def test_only_the_layout_spells_paths() -> None:
@@ -110,7 +110,7 @@ def test_only_the_layout_spells_paths() -> None:
 
 def test_only_cli_and_report_print() -> None:
     for path, tree in sources("autoqec"):
-        if path.startswith("autoqec/report/"):
+        if path.startswith("autoqec/reporting/"):
             continue
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in PRINTERS:
@@ -120,7 +120,7 @@ def test_only_cli_and_report_print() -> None:
 def test_dominance_is_decided_once() -> None:
     for path, tree in sources():
         names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        assert path == "autoqec/contracts/front.py" or not {n for n in names if "dominate" in n}, path
+        assert path == "autoqec/contracts/pareto.py" or not {n for n in names if "dominate" in n}, path
 
 
 def test_weights_are_loaded_as_tensors_only() -> None:

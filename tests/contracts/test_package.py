@@ -22,8 +22,8 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 IMPORTED_AS = {"gitpython": "git", "pyyaml": "yaml", "tesseract-decoder": "tesseract_decoder"}
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
-    "tensorboard": "autoqec/report/trackers.py",  # by torch.utils.tensorboard
-    "tesseract_decoder": "autoqec/qec/guests.py",  # by the name in the env
+    "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard
+    "tesseract_decoder": "autoqec/qec/external_decoders.py",  # by the name in the env
 }
 PROGRAMS = {"check-jsonschema", "import-linter", "mypy", "pytest-cov", "pytest-timeout", "pytest-xdist", "ruff"}
 # What an installed package does not have: targets of the Makefile, folders of the repository.
@@ -109,7 +109,7 @@ def test_every_declared_package_is_imported() -> None:
 def test_core_code_imports_no_extra_when_a_module_loads() -> None:
     core = declared(PROJECT["project"]["dependencies"])
     found = subprocess.run(
-        [sys.executable, "-X", "importtime", "-c", "import autoqec.orchestration.loop, autoqec.cli.running"],
+        [sys.executable, "-X", "importtime", "-c", "import autoqec.orchestrator.loop, autoqec.cli.run_command"],
         capture_output=True, text=True, check=True,
     ).stderr  # fmt: skip
     loaded = {line.split("|")[-1].strip().split(".")[0] for line in found.splitlines() if "import time:" in line}

@@ -14,7 +14,7 @@ from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
-from autoqec.orchestration import run
+from autoqec.orchestrator import run
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 from tests.support import rounds
@@ -89,10 +89,10 @@ def install() -> None:
     """In this process, before the loop starts."""
     runner: Any = types.ModuleType("autoqec.runner.runner")
     runner.run_round = run_round
-    verifier: Any = types.ModuleType("autoqec.eval.verifier")
+    verifier: Any = types.ModuleType("autoqec.verification.verifier")
     verifier.VerifyRequest, verifier.artifact_sha256, verifier.verify = Request, artifact_sha256, verify
-    sys.modules |= {"autoqec.runner.runner": runner, "autoqec.eval.verifier": verifier}
-    import autoqec.eval
+    sys.modules |= {"autoqec.runner.runner": runner, "autoqec.verification.verifier": verifier}
+    import autoqec.verification
 
-    autoqec.eval.verifier = verifier
+    autoqec.verification.verifier = verifier
     run._decodable = lambda env: "other_sector"  # type: ignore[assignment]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.lab import make_lab
+from autoqec.cli.workspace import make_lab
 from tests.crash.starts import ENV, start
 from tests.crash.sweep import Zygote, has_compiler, zygote
 

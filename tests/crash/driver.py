@@ -15,16 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.agents import coder
-from autoqec.agents.analyst import analyse
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.errors import AutoqecError
-from autoqec.host import slurm
-from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
-from autoqec.orchestration.slurm import Slurm
-from autoqec.search import moves, space, tpe
+from autoqec.ideators import coder, moves, space, tpe
+from autoqec.ideators.analyst import analyse
+from autoqec.orchestrator.executors.slurm import Slurm
+from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
 from autoqec.store.layout import SURFACE
+from autoqec.system import slurm
 from tests.crash import mischief
 
 ROOT = Path(__file__).parents[2]

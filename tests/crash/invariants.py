@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.front import non_dominated
 from autoqec.contracts.history import ATTEMPT_LINE, HistoryRow
+from autoqec.contracts.pareto import non_dominated
 from autoqec.contracts.provenance import Pointer
-from autoqec.host.git import Repo
-from autoqec.orchestration import views
-from autoqec.orchestration.attempts import standings
+from autoqec.orchestrator import views
+from autoqec.orchestrator.attempts import standings
 from autoqec.store.layout import RunLayout, pointer_on_branch
+from autoqec.system.git import Repo
 
 
 def git(lab: Path, *arguments: str) -> str:

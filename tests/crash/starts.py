@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.host.git import Repo
-from autoqec.orchestration import failpoint
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator import failpoint
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
+from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check
 
 ROOT = Path(__file__).parents[2]

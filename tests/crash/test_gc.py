@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from autoqec.cli.commands import gc as gc_command
-from autoqec.cli.lab import make_lab
+from autoqec.cli.workspace import make_lab
 from autoqec.errors import InputError
-from autoqec.host import owner
-from autoqec.host.git import Repo
-from autoqec.orchestration import garbage
-from autoqec.orchestration.adopt import adopt
-from autoqec.orchestration.closing import close_run
-from autoqec.orchestration.failpoint import VARIABLE
-from autoqec.orchestration.memory import RunMemory
+from autoqec.orchestrator import gc
+from autoqec.orchestrator.failpoint import VARIABLE
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.publish_secret import close_run
+from autoqec.orchestrator.restore_round import adopt
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
+from autoqec.system.git import Repo
 from tests.conftest import made_lab
 from tests.crash.invariants import Before, git, refs, run_ids
 from tests.crash.starts import ENV, ROOT, recovered
@@ -54,7 +54,7 @@ def littered(process: Zygote, kept: Path) -> tuple[Path, RunLayout, Repo]:
     return process.lab, RunLayout(process.lab, run_id), Repo.discover(process.lab)
 
 
-def kinds(found: list[garbage.Garbage]) -> list[str]:
+def kinds(found: list[gc.Garbage]) -> list[str]:
     return [one.kind for one in found]
 
 
@@ -70,7 +70,7 @@ def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None
     lab, layout, repo = littered
     before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
     was = refs(lab)
-    found = garbage.find(layout, repo)
+    found = gc.find(layout, repo)
     assert kinds(found) == ["worktree", "quarantine", "unverified"]
     assert "the run is open, so `autoqec verify` or a later round may want it" in found[-1].why
     for argv in ((), ("--dry-run",), ("--dry-run", "--yes"), (layout.run_id,)):
@@ -102,29 +102,29 @@ def test_a_branch_that_was_refused_can_go_and_stays_gone(
     before = Before.of(lab)
     row = History(layout).rows()[-1]
     assert row.status == "compile_error" and str(row.branch).startswith("quarantine/")
-    (found,) = [one for one in garbage.find(layout, repo) if one.name == row.branch]
+    (found,) = [one for one in gc.find(layout, repo) if one.name == row.branch]
     assert found.kind == "quarantine" and "refused, compile_error" in found.why
-    garbage.remove(layout, repo, [found])
+    gc.remove(layout, repo, [found])
     assert recovered(lab, before, layout.run_id)[-1].refers_to_attempt == row.round_attempt_id
     assert str(row.branch) not in refs(lab) and git(lab, "for-each-ref", layout.pin(str(row.round_attempt_id))) == ""
-    assert found.name not in [one.name for one in garbage.find(layout, repo)]
+    assert found.name not in [one.name for one in gc.find(layout, repo)]
     assert process.start(3, layout.run_id, ("quiet",)).returncode == 0
 
 
 def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[Path, RunLayout, Repo]) -> None:
     lab, layout, repo = littered
     before, weights = Before.of(lab), layout.round(1).checkpoint
-    gone = garbage.remove(layout, repo, garbage.find(layout, repo))
+    gone = gc.remove(layout, repo, gc.find(layout, repo))
     assert kinds(gone) == ["worktree", "quarantine", "unverified"]
     rows = recovered(lab, before, layout.run_id)
     assert [row.status for row in rows] == ["ok", "orphaned_branch", "orphaned_branch", "branch_manually_deleted"]
     assert "removed by `autoqec gc`" in str(rows[3].status_reason)
     assert rows[3].refers_to_attempt == rows[1].round_attempt_id
-    assert not weights.exists() and list(garbage.removed(layout)) == ["round_1/checkpoint.pt"]
+    assert not weights.exists() and list(gc.removed(layout)) == ["round_1/checkpoint.pt"]
     assert len(list(layout.salvage.glob("*.patch"))) == 1, "edits that were not committed are kept"
     assert not any(name.startswith("quarantine/") for name in refs(lab))
     assert git(lab, "for-each-ref", layout.pin(str(rows[1].round_attempt_id))) == ""
-    assert garbage.find(layout, repo) == []
+    assert gc.find(layout, repo) == []
     with pytest.raises(InputError, match="not in quarantine"):
         adopt(layout, repo, 2)
     assert process.start(2, layout.run_id, ("quiet",)).returncode == 0
@@ -132,15 +132,15 @@ def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[
 
 def test_a_run_at_work_is_left_alone(littered: tuple[Path, RunLayout, Repo]) -> None:
     lab, layout, repo = littered
-    found = garbage.find(layout, repo)
-    with owner.hold(layout.root):
+    found = gc.find(layout, repo)
+    with run_lock.hold(layout.root):
         with pytest.raises(InputError, match="held by process"):
-            garbage.remove(layout, repo, found)
+            gc.remove(layout, repo, found)
         one = shell(lab, layout.run_id, "--yes")
         assert one.returncode == 2 and "at work" in one.stderr and len(one.stderr.strip().splitlines()) == 1
         every = shell(lab, "--yes")
         assert every.returncode == 0 and "left alone" in every.stderr
-    assert garbage.find(layout, repo) == found
+    assert gc.find(layout, repo) == found
 
 
 def verified(layout: RunLayout, number: int, **more: Any) -> None:
@@ -174,7 +174,7 @@ def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
     assert [entry.round_attempt_id for entry in RunMemory(layout.root).front()] == ["attempt-4"]
 
     def doomed(kind: str = "checkpoint") -> list[str]:
-        return [found.name for found in garbage.find(layout, repo) if found.kind == kind]
+        return [found.name for found in gc.find(layout, repo) if found.kind == kind]
 
     assert doomed() == [], "an open run may yet want any"
     assert doomed("unverified") == ["round_5/checkpoint.pt"], "6 is verified, and the open run may yet build on it"
@@ -201,7 +201,7 @@ def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, Run
     assert shell(lab, *ALL).returncode == 0
     rows = recovered(lab, before, layout.run_id)
     assert [row.status for row in rows].count("branch_manually_deleted") == 1
-    assert garbage.find(layout, repo) == [] and list(garbage.removed(layout)) == ["round_1/checkpoint.pt"]
+    assert gc.find(layout, repo) == [] and list(gc.removed(layout)) == ["round_1/checkpoint.pt"]
 
 
 def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
@@ -219,18 +219,18 @@ def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Rep
     names = [line["name"] for line in lines if line.get("removed")]
     assert sorted(names) == sorted(set(names)) and len(names) == 3
     recovered(lab, before, layout.run_id)
-    assert garbage.find(layout, repo) == []
+    assert gc.find(layout, repo) == []
 
 
 def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
     littered: tuple[Path, RunLayout, Repo], tmp_path: Path
 ) -> None:
-    from autoqec.orchestration.archive import package_run, replay_archive
+    from autoqec.orchestrator.archive import package_run, replay_archive
 
     _, layout, repo = littered
     close_run(layout, repo)
-    assert "checkpoint" in kinds(garbage.find(layout, repo)), "what a closed run left, nobody judges any more"
-    garbage.remove(layout, repo, garbage.find(layout, repo))
+    assert "checkpoint" in kinds(gc.find(layout, repo)), "what a closed run left, nobody judges any more"
+    gc.remove(layout, repo, gc.find(layout, repo))
     package_run(layout, repo, tmp_path / "run.tar")
     found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=lambda kind, told: None)
     assert found.agrees

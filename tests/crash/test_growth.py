@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli.lab import make_lab
-from autoqec.host.git import Repo
-from autoqec.orchestration import run
-from autoqec.orchestration.loop import resume_run, run_rounds, start_run
-from autoqec.orchestration.memory import RunMemory
-from autoqec.orchestration.recovery import reconcile
+from autoqec.cli.workspace import make_lab
+from autoqec.orchestrator import run
+from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
+from autoqec.system.git import Repo
 from benchmarks import rounds as bench
 from tests.crash import canned
 from tests.crash.starts import ENV
@@ -25,7 +25,7 @@ from tests.crash.starts import ENV
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     """A run of two rounds whose Runner and judge answer at once."""
-    verifier: Any = types.ModuleType("autoqec.eval.verifier")
+    verifier: Any = types.ModuleType("autoqec.verification.verifier")
     runner: Any = types.ModuleType("autoqec.runner.runner")
     verifier.VerifyRequest, verifier.artifact_sha256 = canned.Request, canned.artifact_sha256
     verifier.verify, runner.run_round = canned.verify, canned.run_round

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.lab import make_lab
+from autoqec.cli.workspace import make_lab
 from autoqec.errors import InputError
-from autoqec.host.git import Repo
-from autoqec.orchestration import failpoint
-from autoqec.orchestration.adopt import adopt
+from autoqec.orchestrator import failpoint
+from autoqec.orchestrator.restore_round import adopt
 from autoqec.store.layout import RunLayout
+from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, run_ids
 from tests.crash.starts import ENV, killed, recovered, start
 

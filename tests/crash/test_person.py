@@ -11,14 +11,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from autoqec.cli.lab import make_lab
+from autoqec.cli.workspace import make_lab
 from autoqec.errors import InputError, RunPaused
-from autoqec.host import owner
-from autoqec.host.git import Repo
-from autoqec.orchestration.attempts import standings
-from autoqec.orchestration.memory import RunMemory
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator.attempts import standings
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
+from autoqec.system.git import Repo
 from tests.crash.invariants import Before, git, refs, run_ids
 from tests.crash.starts import ENV, recovered
 from tests.crash.sweep import Zygote, has_compiler, zygote
@@ -104,7 +104,7 @@ class Person(RuleBasedStateMachine):
 
     @rule()
     def they_start_twice(self) -> None:
-        with owner.hold(self.layout.root), pytest.raises(InputError):
+        with run_lock.hold(self.layout.root), pytest.raises(InputError):
             reconcile(self.layout, self.repo)
 
     @rule()

@@ -16,12 +16,12 @@ import pytest
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import InputError
-from autoqec.host.git import Repo
-from autoqec.orchestration import failpoint, garbage
-from autoqec.orchestration.closing import close_run
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator import failpoint, gc
+from autoqec.orchestrator.publish_secret import close_run
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.runner.job import claimed_by, read_order
 from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.system.git import Repo
 from tests.conftest import made_lab
 from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import ROOT, killed, start
@@ -117,7 +117,7 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(lab: Path, cluster: Cluste
     going.kill()
     repo = Repo.discover(lab)
     assert reconcile(going.layout, repo) == []
-    assert "worktree" not in {one.kind for one in garbage.find(going.layout, repo)}
+    assert "worktree" not in {one.kind for one in gc.find(going.layout, repo)}
     with pytest.raises(InputError, match="round 2 is still a cluster's job"):
         close_run(going.layout, repo)
     assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0

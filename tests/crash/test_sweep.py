@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.lab import make_lab
+from autoqec.cli.workspace import make_lab
 from autoqec.contracts.history import HistoryRow
-from autoqec.orchestration.attempts import is_finished
+from autoqec.orchestrator.attempts import is_finished
 from tests.crash.invariants import Before, run_ids
 from tests.crash.starts import ENV, recovered
 from tests.crash.sweep import Zygote, has_compiler

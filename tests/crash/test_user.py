@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from autoqec.errors import InputError, RunPaused
-from autoqec.host import git as host_git
-from autoqec.host import owner
-from autoqec.host.git import Repo
-from autoqec.orchestration.memory import RunMemory
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout, quarantined
+from autoqec.system import git as host_git
+from autoqec.system import run_lock
+from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, refs, run_ids
 from tests.crash.starts import recovered
 from tests.support import rounds
@@ -145,7 +145,7 @@ def test_a_torn_tail_is_salvaged(lab: Path) -> None:
 
 def test_a_second_owner_is_refused_by_name(lab: Path) -> None:
     layout, repo = place(lab)
-    with owner.hold(layout.root), pytest.raises(InputError, match="held by process"):
+    with run_lock.hold(layout.root), pytest.raises(InputError, match="held by process"):
         reconcile(layout, repo)
 
 

@@ -16,11 +16,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from autoqec.host.git import Repo
-from autoqec.orchestration import failpoint
-from autoqec.orchestration.judging import judge_again
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator import failpoint
+from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.orchestrator.verify_round import judge_again
 from autoqec.store.layout import RunLayout
+from autoqec.system.git import Repo
 from tests.crash import canned, driver
 
 BLOCK = struct.Struct("<qqqqq4096s256sqq")

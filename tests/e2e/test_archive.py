@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.lab import make_lab
-from autoqec.cli.places import builtin_envs
+from autoqec.cli.paths import builtin_envs
+from autoqec.cli.workspace import make_lab
 from autoqec.errors import ContractError, InputError
-from autoqec.eval import bundle, report, shelf
-from autoqec.host.git import Repo
-from autoqec.orchestration import archive as archive_module
-from autoqec.orchestration.archive import package_run, read_archive, replay_archive
-from autoqec.orchestration.closing import close_run
-from autoqec.orchestration.judging import replay
-from autoqec.orchestration.loop import run_rounds, start_run
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator import archive as archive_module
+from autoqec.orchestrator.archive import package_run, read_archive, replay_archive
+from autoqec.orchestrator.loop import run_rounds, start_run
+from autoqec.orchestrator.publish_secret import close_run
+from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.orchestrator.verify_round import replay
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from tests.unit.host.test_owner import another
+from autoqec.system.git import Repo
+from autoqec.verification import report, shot_cache, shot_stream
+from tests.unit.system.test_run_lock import another
 
 
 def quiet(kind: str, payload: dict[str, object]) -> None:
@@ -107,9 +107,9 @@ def test_shots_that_cannot_be_redrawn_come_from_the_archive(
     bare = tmp_path / "bare.tar"
     package_run(layout, Repo.discover(layout.repo_root), bare, shots=False)
     names = {entry.name for entry in read_archive(archive)[0].files} - {e.name for e in read_archive(bare)[0].files}
-    assert names == {f"run/shots/{digest}.b8" for digest in shelf.listed(judgement).values()}
-    real = bundle.sample
-    monkeypatch.setattr(bundle, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
+    assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.listed(judgement).values()}
+    real = shot_stream.sample
+    monkeypatch.setattr(shot_stream, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
     found = replay_archive(archive, tmp_path / "there", on_event=quiet)
     assert found.agrees and f"{len(names)} of {len(names)} chunks from the archive: stim" in found.verdicts[1]
     without = replay_archive(bare, tmp_path / "bare", on_event=quiet)

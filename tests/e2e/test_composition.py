@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from autoqec.agents.analyst import analyse
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.orchestration.loop import Roles, resume_run, run_rounds, start_run
-from autoqec.search import space
+from autoqec.ideators import space
+from autoqec.ideators.analyst import analyse
+from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from tests.conftest import Lab, made_lab
 
 # Changed in different lines of predecoder.yaml, so that git can merge them.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.runtime.main import evaluate
+from autoqec.continual.runtime.main import evaluate
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import Lab, made_lab
-from tests.unit.runtime.test_bridge import config
+from tests.unit.continual.runtime.test_checkpoint_agents import config
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.lm.ledger import Ledger
+from autoqec.llm.ledger import Ledger
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout

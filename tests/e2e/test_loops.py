@@ -14,10 +14,10 @@ import pytest
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.profiles import PROFILES
-from autoqec.host import sandbox
-from autoqec.orchestration.loop import run_rounds
-from autoqec.orchestration.run import start_run
+from autoqec.orchestrator.loop import run_rounds
+from autoqec.orchestrator.run import start_run
 from autoqec.store.files import load_yaml
+from autoqec.system import sandbox
 from tests.conftest import Lab
 from tests.support.processes import below, leader, spawned
 

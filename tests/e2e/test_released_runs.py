@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.host.git import Repo
-from autoqec.orchestration.archive import Restored, read_archive, replay_archive
-from autoqec.orchestration.memory import RunMemory
-from autoqec.orchestration.recovery import reconcile
+from autoqec.orchestrator.archive import Restored, read_archive, replay_archive
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
+from autoqec.system.git import Repo
 from tests.conftest import Lab
 
 DATA = Path(__file__).parents[1] / "data"

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from autoqec.report import html
-from autoqec.report.serve import Server
+from autoqec.reporting import html
+from autoqec.reporting.serve import Server
 from autoqec.store.layout import RunLayout
 from tests.support import runs
 from tests.support.browser import NAMES, Browser, found

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autoqec.environments.base import Environment, check_feedback
+from autoqec.continual.environments.base import Environment, check_feedback
 from autoqec.errors import ContractError
 
 

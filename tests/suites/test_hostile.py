@@ -14,19 +14,20 @@ from typing import Any
 import pytest
 
 import autoqec.decoders
-from autoqec.cli.lab import make_lab
+from autoqec.cli.workspace import make_lab
 from autoqec.contracts.messages import CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RunnerConfig
 from autoqec.decoders.custom_fn import lint
 from autoqec.errors import ContractError, RoundFailed
-from autoqec.host import child, sandbox
-from autoqec.host.git import Repo
-from autoqec.orchestration import worktree
-from autoqec.orchestration.rounds import confined
+from autoqec.orchestrator import worktree
+from autoqec.orchestrator.rounds import confined
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.system import sandbox
+from autoqec.system.git import Repo
+from autoqec.system.process import child
 from tests.suites.sandbox_attacks import ATTACKS
 from tests.support import rounds
 

@@ -9,9 +9,9 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from autoqec.environments import ParallelEnvironments, SerialEnvironments
-from autoqec.environments.multi import AbstractMultiEnvironments
-from autoqec.environments.rendering import top_k
+from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
+from autoqec.continual.environments.multi import AbstractMultiEnvironments
+from autoqec.continual.environments.rendering import top_k
 from autoqec.errors import InputError
 from tests.support import batch_envs as toy
 from tests.support.batch_envs import FakeLogger, ToyEnv

@@ -18,11 +18,11 @@ from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder, ProblemView
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.eval.verifier import VerifyRequest
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler
 from autoqec.store.files import dump_config
 from autoqec.store.layout import RoundLayout
+from autoqec.verification.verifier import VerifyRequest
 
 SECRET = bytes(range(32))
 CONFIG: dict[str, Any] = {"type": "mlp", "mlp": {"hidden": 64, "depth": 2}}

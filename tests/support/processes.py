@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from autoqec.host import procfs
+from autoqec.system.process import procfs
 
 
 def below(*words: str) -> list[int]:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli.places import BUILTIN
-from autoqec.contracts.front import ParetoEntry, non_dominated
+from autoqec.cli.paths import BUILTIN
 from autoqec.contracts.history import Begun, HistoryRow, Planned, RunInfo
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.pareto import ParetoEntry, non_dominated
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import (
     Composition,

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from autoqec.agents.base import Agent, AgentConfig
-from autoqec.environments.base import EnvDataset, EnvDatasetConfig, Environment
+from autoqec.continual.agents.base import Agent, AgentConfig
+from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment
 
 Log = list[tuple[Any, ...]]
 

@@ -9,7 +9,7 @@ import pytest
 
 import autoqec
 from autoqec.cli.commands import doctor
-from autoqec.qec import exact
+from autoqec.qec import weighted_mwpm
 from tests.conftest import Lab
 from tests.support.clusters import stand_in
 
@@ -41,14 +41,14 @@ def test_doctor_says_what_holds_here(lab: Lab) -> None:
 
 
 def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(exact, "compiled", lambda: object())
+    monkeypatch.setattr(weighted_mwpm, "compiled", lambda: object())
     library = tmp_path / "_match.so"
     library.touch()
-    monkeypatch.setattr(exact, "_LIBRARY", library)
+    monkeypatch.setattr(weighted_mwpm, "_LIBRARY", library)
     assert [one.state for one in doctor._matching()] == ["good"]
     os.utime(library, (0, 0))
     assert [(one.state, "older match.c" in one.found) for one in doctor._matching()] == [("weak", True)]
-    monkeypatch.setattr(exact, "compiled", lambda: None)
+    monkeypatch.setattr(weighted_mwpm, "compiled", lambda: None)
     (found,) = doctor._matching()
     assert found.state == "weak" and "slower" in found.found and "C compiler" in (found.mend or "")
 

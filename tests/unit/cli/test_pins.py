@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.agents import prompts
-from autoqec.cli import ideators
-from autoqec.cli.ideators import Choice, pins_of
+from autoqec.cli import build_roles
+from autoqec.cli.build_roles import Choice, pins_of
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import pinned
 from autoqec.errors import InputError
-from autoqec.orchestration.rounds import open_round
-from autoqec.orchestration.run import Roles, search, start_run
+from autoqec.ideators import prompts
+from autoqec.orchestrator.rounds import open_round
+from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store import files
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE_CONFIG, RunLayout
@@ -51,17 +51,17 @@ def choice_of(name: str, lab: Lab, folder: Path) -> Choice:
         History(older).write_info(rounds.info())
         History(older).append_row(rounds.row(1, dsl_config=GNN))
         return Choice(name, replay_of=rounds.RUN_ID)
-    asked = name in ideators.ROLES
+    asked = name in build_roles.ROLES
     return Choice(name, model=scripted(folder) if asked else None, open_surface=asked)
 
 
-@pytest.mark.parametrize("name", ideators.NAMES)
+@pytest.mark.parametrize("name", build_roles.NAMES)
 def test_the_round_that_is_planned_holds_the_pins(name: str, lab: Lab, tmp_path: Path) -> None:
     pins, choice = pins_of(PINS), choice_of(name, lab, tmp_path)
-    ideators.check(choice, lab.root)
+    build_roles.check(choice, lab.root)
     stand_in = Roles(search("tpe"))
     with start_run(lab.root / "env.yaml", lab.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
-        run.roles, _ = ideators.speakers(choice, run, lambda kind, payload: None)
+        run.roles, _ = build_roles.speakers(choice, run, lambda kind, payload: None)
         opened = open_round(run, lambda kind, payload: None)
         planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row

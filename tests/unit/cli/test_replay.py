@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autoqec.cli.commands import doctor
-from autoqec.host import sandbox
+from autoqec.system import sandbox
 from tests.conftest import Lab, Shown, made_lab
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autoqec.cli.places import builtin_envs
+from autoqec.cli.paths import builtin_envs
 from autoqec.contracts.env import SEED_SPACE, EnvSpec, SeedPolicy
 
 

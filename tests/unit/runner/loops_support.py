@@ -14,8 +14,8 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algos import GradientAlgo, SupervisedEdges, ThroughMatching
-from autoqec.runner.policy import PolicyGradient, PolicySampler
+from autoqec.runner.algorithms import GradientAlgo, SupervisedEdges, ThroughMatching
+from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Samples, ShotSampler, TrajInfos
 from autoqec.store import files
 

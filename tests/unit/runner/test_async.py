@@ -18,9 +18,9 @@ import pytest
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import InputError, RoundFailed
 from autoqec.runner import AsyncRl, AsyncRlEval
-from autoqec.runner.async_rl import Board
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.replay import Selection
+from autoqec.runner.loops.async_rl import Board
+from autoqec.runner.replay_buffer import Selection
 from autoqec.store.layout import RoundLayout
 
 from .loops_support import Make, difference
@@ -187,7 +187,7 @@ def test_start_up_comes_before_any_process_and_sizes_are_checked_first(
     loop = loop_of(AsyncRl, Make("edges"), layout, {})
     for owner, name in ((loop.sampler, "initialize"), (loop.agent, "to_device"), (loop.algo, "initialize")):
         spied(owner, name)
-    monkeypatch.setattr("autoqec.runner.team.Team.start", stop)
+    monkeypatch.setattr("autoqec.runner.process_group.Team.start", stop)
     with pytest.raises(Stop):
         loop.train()
     order = ["Troubled.initialize", "PredecoderAgent.to_device", "SupervisedEdges.initialize", "copier"]

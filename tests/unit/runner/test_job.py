@@ -12,11 +12,11 @@ import pytest
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError
-from autoqec.host import machine, sandbox
 from autoqec.runner import job
 from autoqec.runner.runner import stored_metrics
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
+from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for
 

@@ -12,9 +12,9 @@ import pytest
 
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
-from autoqec.host import sandbox
 from autoqec.runner.runner import SCRATCH, run_round
 from autoqec.store.layout import RoundLayout
+from autoqec.system import sandbox
 from tests.support.processes import spawned
 
 from .conftest import Ran, config_for

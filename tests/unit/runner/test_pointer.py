@@ -11,9 +11,9 @@ import pytest
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RunnerConfig
 from autoqec.errors import ContractError, InputError
-from autoqec.host.git import Repo
 from autoqec.runner.pointer import read_pointer
 from autoqec.runner.runner import run_round
+from autoqec.system.git import Repo
 
 from .conftest import SMALL, Ran, config_for
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoqec.errors import InputError
-from autoqec.runner.replay import GAP, DoubleBuffer, ReplayBuffer, Selection, Throttle, check_sizes, need_gap
+from autoqec.runner.replay_buffer import GAP, DoubleBuffer, ReplayBuffer, Selection, Throttle, check_sizes, need_gap
 
 
 class FakeClock:

@@ -16,7 +16,7 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.training import Budget, can_finetune, phases, train
-from autoqec.runner.work import training_flops
+from autoqec.runner.training_cost import training_flops
 from autoqec.store.layout import RoundLayout
 
 from .conftest import SMALL, make_agent

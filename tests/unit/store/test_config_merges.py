@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.host.git import MergeConflict, Repo
 from autoqec.store.files import dump_config, load_yaml
+from autoqec.system.git import MergeConflict, Repo
 
 BASE = parse_dsl({"type": "gnn", "gnn": {}}).config()
 Key = tuple[str, ...]

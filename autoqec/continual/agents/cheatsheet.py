@@ -1,0 +1,143 @@
+"""DynamicCheatsheetAgent: answers with a cheatsheet and like examples at hand, then has the sheet curated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import ClassVar, cast
+
+from pydantic import Field, SerializeAsAny
+
+from autoqec.continual.agents.base import fill
+from autoqec.continual.agents.code_execution import CodeExecutionService, Run
+from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig, last
+from autoqec.continual.memory.base import MemoryModuleConfig
+from autoqec.continual.memory.cheatsheet import curated
+from autoqec.continual.memory.entries import Entry, ExperienceEntry
+from autoqec.continual.memory.factory import Memory
+from autoqec.continual.memory.hybrid import HybridConfig, HybridMemory
+from autoqec.errors import AutoqecError, InputError
+from autoqec.llm.base import LanguageModel
+
+GENERATOR_TEMPLATE = """Cheatsheet:
+{cheatsheet}
+
+Like cases:
+{examples}
+
+Recent cases:
+{history}
+
+Q: {question}"""
+
+CHEATSHEET_TEMPLATE = """The cheatsheet so far:
+{cheatsheet}
+
+The last question:
+{question}
+
+The answer given:
+{answer}
+
+Keep what stays useful, add what was learned. Reply with the whole new sheet as <cheatsheet>…</cheatsheet>, or with
+changes as <edits>[{"op": "add", "text": "…"}, {"op": "replace", "old": "…", "new": "…"}, \
+{"op": "remove", "text": "…"}]</edits>; `old` and `text` of a removal are whole lines of the sheet."""
+
+COMPACT_TEMPLATE = """The cheatsheet is too long:
+{cheatsheet}
+
+Say the same in fewer than {limit} characters. Reply with <cheatsheet>…</cheatsheet>."""
+
+CURATOR = "You curate a cheatsheet that helps with the questions to come."
+
+
+class DynamicCheatsheetAgentConfig(MemoryAgentConfig):
+    type: str = "dynamic_cheatsheet_agent"
+    memory_config: SerializeAsAny[MemoryModuleConfig] = HybridConfig()
+    use_retrieval: bool = True
+    retrieve_top_k: int = Field(default=3, ge=0)
+    use_code_execution: bool = False
+    code_timeout_sec: float = Field(default=5.0, gt=0, le=600)
+    generator_template: str | None = Field(
+        default=None, description="with {cheatsheet}, {examples}, {history}, {question}; null: the default"
+    )
+    cheatsheet_template: str | None = Field(
+        default=None, description="with {cheatsheet}, {question}, {answer}; null: the default"
+    )
+    compact_above: int | None = Field(
+        default=None, ge=1, description="characters beyond which the sheet is shortened at the end of an episode"
+    )
+
+
+class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
+    """Two calls a step while training (answer, curation), one while evaluating. No failed curation loses the sheet."""
+
+    memories: ClassVar[tuple[str, ...]] = ("hybrid",)
+
+    def __init__(
+        self,
+        config: DynamicCheatsheetAgentConfig,
+        lm: LanguageModel,
+        *,
+        memory: Memory | None = None,
+        run_code: Run | None = None,
+        logger: logging.Logger | None = None,
+    ) -> None:
+        super().__init__(config, lm, memory=memory, logger=logger)
+        if config.use_code_execution and run_code is None:
+            raise InputError("nothing here can execute code", where="use_code_execution", mend="set it to false")
+        self.code = CodeExecutionService(
+            run_code if config.use_code_execution else None, timeout_s=config.code_timeout_sec
+        )
+
+    @property
+    def hybrid(self) -> HybridMemory:
+        return cast(HybridMemory, self.memory)
+
+    def act(self, obs: str) -> str:
+        user = self.build_user_prompt(obs, self.history(), self.config.history_k)
+        answer = self.code.complete(self.ask("actions", self.build_system_prompt(), user))
+        if self.training:
+            template = self.config.cheatsheet_template or CHEATSHEET_TEMPLATE
+            self._curate(fill(template, cheatsheet=self._sheet(), question=obs, answer=answer))
+        return self.remember(obs, answer)
+
+    def history(self) -> list[Entry]:
+        """The notes, then the steps; the sheet has its own place in the prompt."""
+        hybrid = self.hybrid
+        return [*hybrid.notes.recall(), *hybrid.experiences.recall(), *self._working]
+
+    def build_user_prompt(self, obs: str, history: Sequence[Entry], k: int | None) -> str:
+        examples: list[ExperienceEntry] = []
+        if self.config.use_retrieval:
+            examples = self.hybrid.retrieve_examples(obs, self.config.retrieve_top_k)
+        recent = [entry for entry in last(history, k) if entry not in examples]
+        return fill(
+            self.config.generator_template or GENERATOR_TEMPLATE,
+            cheatsheet=self._sheet(),
+            examples=_lines(examples),
+            history=_lines(recent),
+            question=obs,
+        )
+
+    def end_episode(self) -> None:
+        limit = self.config.compact_above
+        if self.training and limit is not None and len(self.hybrid.get_cheatsheet()) > limit:
+            self._curate(fill(COMPACT_TEMPLATE, cheatsheet=self._sheet(), limit=str(limit)))
+
+    def _curate(self, user: str) -> None:
+        """Ask for a new sheet; the old one stays where the call fails or the reply is no sheet."""
+        try:
+            sheet = curated(self.ask("reflections", CURATOR, user), self.hybrid.get_cheatsheet())
+            self.hybrid.set_cheatsheet(sheet)
+        except AutoqecError as error:
+            self.logger.warning("the cheatsheet stays as it was: %s", error)
+        except Exception as error:
+            self.logger.warning("the cheatsheet stays as it was: %s: %s", type(error).__name__, error)
+
+    def _sheet(self) -> str:
+        return self.hybrid.get_cheatsheet() or "(empty)"
+
+
+def _lines(entries: Sequence[Entry]) -> str:
+    return "\n".join(entry.line() for entry in entries) or "(none)"

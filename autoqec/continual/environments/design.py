@@ -1,0 +1,287 @@
+"""Designing a predecoder clause by clause: the state is a draft, an action adds one clause of a library."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from autoqec.continual.environments.rendering import Mode, new_figure
+from autoqec.contracts.base import sha256_json
+from autoqec.contracts.dsl import FAMILIES
+from autoqec.contracts.env import EnvSpec, StimGeneratorCode
+from autoqec.errors import ContractError, InputError
+from autoqec.ideators import space
+from autoqec.ideators.space import Config, Dimension
+
+if TYPE_CHECKING:
+    import torch
+
+GRID = 4  # values of a numeric dimension, evenly spaced on a log scale
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a design is for, so that one policy can serve many envs."""
+
+    name: str
+    distance: int
+    rounds: int
+    p: float
+    n_detectors: int
+    max_params: int
+    max_flops: int
+
+    @classmethod
+    def of(cls, env: EnvSpec) -> Facts:
+        code = env.code
+        return cls(
+            name=env.name,
+            distance=code.distance if isinstance(code, StimGeneratorCode) else 0,
+            rounds=code.rounds,
+            p=env.target or 0.0,
+            n_detectors=_n_detectors(env),
+            max_params=env.constraints.max_params,
+            max_flops=env.constraints.max_flops_per_syndrome,
+        )
+
+    def vector(self) -> list[float]:
+        """Scales near one."""
+        return [
+            self.distance / 10,
+            self.rounds / 10,
+            10 * self.p,
+            math.log10(self.n_detectors + 1) / 4,
+            math.log10(self.max_params) / 8,
+            math.log10(self.max_flops) / 8,
+        ]
+
+
+@lru_cache(maxsize=32)
+def _n_detectors(env: EnvSpec) -> int:
+    from autoqec.qec.problem import Problem
+
+    return Problem.from_env(env).n_detectors
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One DSL key with a value; the empty key ends the design."""
+
+    key: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} = {self.value}" if self.key else "stop"
+
+
+STOP = Clause("", None)
+
+
+@dataclass
+class PredecoderDraft:
+    """A design under way. Keys that are not chosen keep the DSL's default."""
+
+    facts: Facts
+    choices: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+    last_task_info: dict[str, Any] | None = None
+
+    def config(self) -> Config:
+        """The whole config. ContractError where there is no `type` yet, or the parts don't fit."""
+        if "type" not in self.choices:
+            raise ContractError("the draft has no `type` yet", where="draft")
+        family = self.choices["type"]
+        return space.build({key: value for key, value in self.choices.items() if fits(key, family)})
+
+    def clone(self) -> PredecoderDraft:
+        return copy.deepcopy(self)
+
+    @property
+    def signature(self) -> str:
+        """The structure's name: clauses that say what is the default anyway don't count."""
+        try:
+            return space.digest(self.config()) or ""
+        except ContractError:
+            return sha256_json(self.choices)
+
+
+class ClauseLibrary:
+    """Every clause there is, in a fixed order; `stop` is the last. An action is an index into it."""
+
+    def __init__(self, clauses: Iterable[Clause]) -> None:
+        self.clauses: tuple[Clause, ...] = (*clauses, STOP)
+        if len(set(map(repr, self.clauses))) != len(self.clauses):
+            raise InputError("a clause stands twice", where="clause library")
+
+    @classmethod
+    def standard(cls, grid: int = GRID) -> ClauseLibrary:
+        """The whole search space, numeric dimensions on a grid."""
+        return cls(Clause(one.key, value) for one in space.SPACE for value in values(one, grid))
+
+    @classmethod
+    def of_configs(cls, configs: Sequence[Config]) -> ClauseLibrary:
+        """The values that occur in a table of configs, of the keys that vary in it; `type` always. See `constants`."""
+        seen: dict[str, list[Any]] = {}
+        for config in configs:
+            for key, value in space.flatten(config).items():
+                if value not in seen.setdefault(key, []):
+                    seen[key].append(value)
+        return cls(
+            Clause(key, value)
+            for key, found in sorted(seen.items(), key=lambda item: (item[0] != "type", item[0]))
+            for value in sorted(found, key=repr)
+            if key == "type" or len(found) > 1
+        )
+
+    def valid(self, draft: PredecoderDraft) -> list[bool]:
+        """Which actions may come next: the type first, then keys of its family that are open, then `stop`."""
+        chosen = draft.choices
+        if draft.stopped:
+            return [False] * len(self)
+        if "type" not in chosen:
+            return [clause.key == "type" for clause in self.clauses]
+        return [c is STOP or (c.key not in chosen and fits(c.key, chosen["type"])) for c in self.clauses]
+
+    def __len__(self) -> int:
+        return len(self.clauses)
+
+
+def fits(key: str, family: str) -> bool:
+    """Whether a dotted DSL key has a meaning under `family`."""
+    dimension = space.BY_KEY.get(key)
+    if dimension is not None:
+        return not dimension.families or family in dimension.families
+    return key.partition(".")[0] not in FAMILIES or key.startswith(f"{family}.")
+
+
+def constants(configs: Sequence[Config]) -> dict[str, Any]:
+    """Keys that have one value throughout: what a template must hold, so that its drafts can be found in the table."""
+    seen: dict[str, list[Any]] = {}
+    for config in configs:
+        for key, value in space.flatten(config).items():
+            if value not in seen.setdefault(key, []):
+                seen[key].append(value)
+    return {key: found[0] for key, found in sorted(seen.items()) if len(found) == 1 and key != "type"}
+
+
+def values(dimension: Dimension, grid: int) -> tuple[Any, ...]:
+    """A dimension's values, of a numeric one `grid` on a log scale, both ends included."""
+    if dimension.choices:
+        return tuple(dimension.choices)
+    low, high = math.log(dimension.low), math.log(dimension.high)
+    found = [dimension.tidy(math.exp(low + (high - low) * i / max(grid - 1, 1))) for i in range(grid)]
+    return tuple(dict.fromkeys(found))
+
+
+class ClauseStepper:
+    """Applies actions to drafts."""
+
+    def __init__(self, library: ClauseLibrary) -> None:
+        self.library = library
+
+    def step(self, draft: PredecoderDraft, action: int) -> None:
+        """InputError where the clause can't come next; the draft is then as it was."""
+        if not 0 <= action < len(self.library) or not self.library.valid(draft)[action]:
+            name = self.library.clauses[action] if 0 <= action < len(self.library) else action
+            raise InputError(f"`{name}` can't come next", where="draft")
+        clause = self.library.clauses[action]
+        if clause is STOP:
+            draft.stopped = True
+        else:
+            draft.choices[clause.key] = clause.value
+
+    def exhausted(self, draft: PredecoderDraft) -> bool:
+        """Nothing is left to decide but to stop."""
+        return not any(self.library.valid(draft)[:-1])
+
+
+class ExplicitObserver:
+    """The chosen clauses as a multi-hot vector, the env's facts, and how many clauses there are."""
+
+    def __init__(self, library: ClauseLibrary) -> None:
+        self.library = library
+
+    def observe(self, draft: PredecoderDraft) -> dict[str, list[float]]:
+        chosen = draft.choices
+        held = [float(c.key in chosen and chosen[c.key] == c.value) for c in self.library.clauses[:-1]]
+        return {"clauses": [*held, float(draft.stopped)], "facts": draft.facts.vector(), "count": [len(chosen) / 10]}
+
+
+class FlatTensorizer:
+    """An observation as one float vector; the parts in the order of their names."""
+
+    def tensorize(self, observation: Mapping[str, Sequence[float]]) -> torch.Tensor:
+        import torch
+
+        flat = [value for name in sorted(observation) for value in observation[name]]
+        return torch.tensor(flat, dtype=torch.float32)
+
+
+class DesignEnv:
+    """One design from a template; `reset` clones it. Done at `stop`, `max_clauses`, or when all is decided."""
+
+    def __init__(self, template: PredecoderDraft, max_clauses: int = 8) -> None:
+        if max_clauses < 1:
+            raise InputError(f"{max_clauses} clauses design nothing", where="max_clauses")
+        self.template, self.max_clauses = template, max_clauses
+        self.state = copy.deepcopy(template)
+        self._actions: list[int] = []
+        self._raw_actions: list[Any] = []
+
+    @property
+    def signature(self) -> str:
+        return self.state.signature
+
+    def reset(self) -> PredecoderDraft:
+        self.state = copy.deepcopy(self.template)
+        self._actions, self._raw_actions = [], []
+        return self.state
+
+    def step(self, action: int, stepper: ClauseStepper, raw_action: Any = None) -> tuple[PredecoderDraft, bool]:
+        """(state, done). InputError once done, or where the clause can't come next."""
+        if self.done:
+            raise InputError("the design is finished", where=self.state.facts.name, mend="reset it")
+        stepper.step(self.state, action)
+        self._actions.append(action)
+        self._raw_actions.append(raw_action)
+        if stepper.exhausted(self.state):
+            self.state.stopped = True
+        return self.state, self.done
+
+    @property
+    def done(self) -> bool:
+        return self.state.stopped or len(self._actions) >= self.max_clauses
+
+    @property
+    def actions(self) -> tuple[int, ...]:
+        """Every action so far."""
+        return tuple(self._actions)
+
+    def get_action(self, index: int) -> int:
+        """The action of step `index`, from 0."""
+        return self._actions[index]
+
+    def get_raw_action(self, index: int) -> Any:
+        """What the policy emitted at that step."""
+        return self._raw_actions[index]
+
+    def clone(self) -> DesignEnv:
+        return copy.deepcopy(self)
+
+    def render(self, mode: Mode) -> Any:
+        """The design's clauses and its training curve, as a figure."""
+        info = self.state.last_task_info or {}
+        figure = new_figure((8, 4))
+        left, right = figure.subplots(1, 2)
+        lines = [f"{key} = {value}" for key, value in sorted(self.state.choices.items())] or ["(nothing yet)"]
+        left.text(0.0, 1.0, "\n".join(lines), va="top", family="monospace", fontsize=8, transform=left.transAxes)
+        left.set(title=f"{self.state.facts.name} {self.signature[:10]}")
+        left.axis("off")
+        curve = info.get("curve") or []
+        right.plot(range(1, len(curve) + 1), curve)
+        right.set(title=str(mode.get("task", "")), xlabel="part of the training", ylabel="loss while training")
+        return figure

@@ -1,0 +1,224 @@
+"""DesignTextEnv: designing decoders as a text task: propose a config, read what it is worth, propose a better one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment, Step, finished
+from autoqec.continual.environments.design import ClauseLibrary, Facts, PredecoderDraft, constants, fits
+from autoqec.continual.environments.hall_of_fame import HallOfFame
+from autoqec.continual.environments.rounds import RoundRoutine
+from autoqec.continual.environments.routines import Evaluated, ScreenRoutine, TabularRoutine, score_of_loss
+from autoqec.contracts.base import Contract
+from autoqec.contracts.profiles import ProfileName
+from autoqec.errors import AutoqecError, InputError
+from autoqec.ideators.space import Config
+from autoqec.store import files
+
+Routine = Callable[[PredecoderDraft], Evaluated]
+Rounds = Callable[[str, ProfileName, Config], Mapping[str, Any]]
+_OBJECT = re.compile(r"\{.*\}", re.DOTALL)
+
+
+class DesignTextEnv(Environment):
+    """`n_proposals` steps; each action is a JSON object of dotted keys, e.g. {"type": "mlp", "mlp.hidden": 128}.
+
+    A step's score is `score_of_loss` of its proposal; `correct`: it surely beats the plain backend. What can't be read
+    or built scores 0 and says why: it costs a proposal, never the episode.
+    """
+
+    env_type: ClassVar[str] = "design"
+
+    def __init__(
+        self,
+        template: PredecoderDraft,
+        library: ClauseLibrary,
+        routine: Routine,
+        *,
+        n_proposals: int = 3,
+        best: float | None = None,
+        env_id: str | None = None,
+    ) -> None:
+        self.template, self.library, self.routine = template, library, routine
+        self.n_proposals, self.best = n_proposals, best
+        self.env_id = env_id or f"design_{template.facts.name}"
+        self._told: list[str] | None = None
+
+    def reset(self) -> str:
+        self._told = []
+        return self._observation()
+
+    def step(self, action: str) -> Step:
+        if self._told is None or len(self._told) >= self.n_proposals:
+            raise finished(self)
+        feedback, info = self._judge(action)
+        self._told.append(f"{len(self._told) + 1}. {feedback['message']}")
+        done = len(self._told) == self.n_proposals
+        return None if done else self._observation(), feedback, done, info
+
+    def evaluate(self, action: str) -> dict[str, Any]:
+        return self._judge(action)[0]
+
+    def _judge(self, action: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        target = "" if self.best is None else f"{score_of_loss(self.best):.4f}"
+        try:
+            draft = proposal(action, self.library, self.template)
+            loss, info = self.routine(draft)
+        except AutoqecError as error:
+            return {"correct": False, "target": target, "message": f"refused: {error}", "score": 0.0}, {}
+        if not math.isfinite(loss):
+            said = f"failed: {info.get('status_reason') or info.get('status')}"
+            return {"correct": False, "target": target, "message": said, "score": 0.0}, {"signature": draft.signature}
+        figures = {name: info[name] for name in ("relative", "relative_low", "n_params") if info.get(name) is not None}
+        own = {key: value for key, value in draft.choices.items() if key not in self.template.choices}
+        message = f"{written(own)}: relative gain {info['relative']:+.4f}, surely {info['relative_low']:+.4f}"
+        feedback = {
+            "correct": info["relative_low"] > 0,
+            "target": target,
+            "message": message,
+            "extra": {"loss": loss, **figures},
+            "score": score_of_loss(loss),
+        }
+        return feedback, {"signature": draft.signature, "fidelity": info.get("fidelity")}
+
+    def _observation(self) -> str:
+        return observation(self.template.facts, self.library, self._told or [], self.n_proposals)
+
+
+def proposal(action: str, library: ClauseLibrary, template: PredecoderDraft) -> PredecoderDraft:
+    """The draft that an agent's words propose. InputError where there is none in them, or it is not on offer."""
+    match = _OBJECT.search(action)
+    try:
+        said = json.loads(match[0]) if match else None
+    except ValueError as error:
+        raise InputError(f"the proposal is no JSON: {error}", where="proposal") from error
+    if not isinstance(said, dict):
+        raise InputError("there is no JSON object in the answer", where="proposal")
+    if "type" not in said:
+        raise InputError("the proposal has no `type`", where="proposal")
+    allowed = {(clause.key, json.dumps(clause.value)) for clause in library.clauses if clause.key}
+    for key, value in said.items():
+        if (key, json.dumps(value)) not in allowed:
+            values = [clause.value for clause in library.clauses if clause.key == key]
+            known = f"one of {values}" if values else f"keys: {', '.join(keys(library))}"
+            raise InputError(f"`{key}` = {value!r} is not offered", where="proposal", mend=known)
+        if not fits(key, str(said["type"])):
+            raise InputError(f"`{key}` means nothing under type {said['type']!r}", where="proposal")
+    return PredecoderDraft(template.facts, {**template.choices, **said})
+
+
+def observation(facts: Facts, library: ClauseLibrary, told: Sequence[str], n_proposals: int) -> str:
+    """What an agent reads before a proposal. told: one line a proposal that was made."""
+    offered = [
+        f"- {key}: {', '.join(json.dumps(clause.value) for clause in library.clauses if clause.key == key)}"
+        for key in keys(library)
+    ]
+    return "\n".join(
+        [
+            f"{task(facts)} Keys and values:",
+            *offered,
+            "Reply with one JSON object of keys and values; `type` is needed. A higher relative gain over plain "
+            "matching is better.",
+            *(["Proposals so far:", *told] if told else []),
+            f"Proposal {len(told) + 1} of {n_proposals}:",
+        ]
+    )
+
+
+def task(facts: Facts) -> str:
+    """The task in one sentence: what memories find their like by."""
+    return (
+        f"Design a neural predecoder for {facts.name} (distance {facts.distance}, {facts.rounds} rounds, "
+        f"p = {facts.p:g}, {facts.n_detectors} detectors)."
+    )
+
+
+def written(choices: Mapping[str, Any]) -> str:
+    """Choices as an agent writes them."""
+    return json.dumps(dict(choices), sort_keys=True)
+
+
+def keys(library: ClauseLibrary) -> list[str]:
+    """What can be set, in the library's order."""
+    return list(dict.fromkeys(clause.key for clause in library.clauses if clause.key))
+
+
+class DesignTask(Contract):
+    """One env to design for, and the table that stands for it where results are looked up."""
+
+    env: str = Field(description="an env.yaml")
+    table: str | None = Field(default=None, description="a JSON-lines table, for the routine `tabular`")
+    id: str | None = None
+
+
+class ScreenSettings(Contract):
+    train_shots: int = Field(default=60_000, ge=1)
+    finetune_shots: int = Field(default=1_000, ge=0)
+    val_shots: int = Field(default=10_000, ge=1)
+    seed: int = Field(default=0, ge=0)
+    cache_dir: str | None = None
+
+
+class DesignDatasetConfig(EnvDatasetConfig):
+    kind: Literal["design"] = "design"
+    tasks: tuple[DesignTask, ...] = Field(min_length=1)
+    routine: Literal["tabular", "screen", "round"] = "tabular"
+    screen: ScreenSettings = ScreenSettings()
+    promote: int = Field(default=1, ge=1, description="routine `round`: designs that are the best so far in the screen")
+    profile: ProfileName = Field(default="smoke", description="of the rounds that promoted designs become")
+    n_proposals: int = Field(default=3, ge=1)
+
+    @model_validator(mode="after")
+    def _tables(self) -> DesignDatasetConfig:
+        if self.routine == "tabular" and any(task.table is None for task in self.tasks):
+            raise ValueError("the routine `tabular` needs a `table` for each task")
+        return self
+
+    def resolved(self, base: Path) -> Self:
+        def absolute(value: str | None) -> str | None:
+            return None if value is None else str((base / value).resolve())
+
+        tasks = tuple(
+            task.model_copy(update={"env": absolute(task.env), "table": absolute(task.table)}) for task in self.tasks
+        )
+        screen = self.screen.model_copy(update={"cache_dir": absolute(self.screen.cache_dir)})
+        return self.model_copy(update={"tasks": tasks, "screen": screen})
+
+
+class DesignDataset(EnvDataset[DesignDatasetConfig]):
+    """One environment a task. rounds: (env text, profile, config) -> the row of the round that was run."""
+
+    def __init__(
+        self, config: DesignDatasetConfig, *, logger: logging.Logger | None = None, rounds: Rounds | None = None
+    ) -> None:
+        if config.routine == "round" and rounds is None:
+            what = "the routine `round` needs a repository to run in"
+            raise InputError(what, where="dataset.routine", mend="autoqec init lab && cd lab, and evaluate there")
+        self._rounds = rounds
+        super().__init__(config, logger=logger)
+
+    def load_dataset(self) -> list[Environment]:
+        return [self._env(task) for task in self.config.tasks]
+
+    def _env(self, task: DesignTask) -> DesignTextEnv:
+        env, text = files.load_env(task.env)
+        facts, n = Facts.of(env), self.config.n_proposals
+        if self.config.routine == "tabular":
+            table = TabularRoutine.read(str(task.table), env)
+            template = PredecoderDraft(facts, constants(table.configs))
+            library = ClauseLibrary.of_configs(table.configs)
+            return DesignTextEnv(template, library, table, n_proposals=n, best=table.best(), env_id=task.id)
+        routine: Routine = ScreenRoutine(text, **self.config.screen.dump())
+        if self._rounds is not None and self.config.routine == "round":
+            run_round = partial(self._rounds, text, self.config.profile)
+            routine = RoundRoutine(env, routine, run_round, HallOfFame(self.config.promote))
+        return DesignTextEnv(PredecoderDraft(facts), ClauseLibrary.standard(), routine, n_proposals=n, env_id=task.id)

@@ -1,0 +1,163 @@
+"""LedgerQA: questions that finished runs answer: verdict, gain, the best of four, the cause of a failure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from pydantic import Field
+
+from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment
+from autoqec.continual.environments.mcq import MCQEnv
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.round import RoundMetrics
+from autoqec.errors import ContractError, InputError
+from autoqec.store import jsonl
+
+Topic = Literal["verdict", "gain", "best", "cause"]
+VERDICTS = ("VERIFIED", "SUSPICIOUS", "FAILED")
+CAUSES = ("compile_error", "train_error", "killed_by_safety")
+# Upper bounds of the relative reduction of the LER on the val shots.
+BINS = (
+    (-0.01, "worse by more than 1%"),
+    (0.01, "within 1%"),
+    (0.05, "better by 1% to 5%"),
+    (0.15, "better by 5% to 15%"),
+)
+BEYOND = "better by more than 15%"
+REASON = 300  # characters of a status reason that are shown: it is another program's text
+
+
+@dataclass(frozen=True)
+class Round:
+    """One row and the run it stands in."""
+
+    run: str
+    row: HistoryRow
+
+    @property
+    def id(self) -> str:
+        return f"{self.run}/round_{self.row.round}"
+
+
+class LedgerDatasetConfig(EnvDatasetConfig):
+    """runs: run directories (with a history.jsonl in them)."""
+
+    kind: Literal["ledger"] = "ledger"
+    runs: tuple[str, ...] = Field(min_length=1)
+    topics: tuple[Topic, ...] = get_args(Topic)
+    of_four: int = Field(default=20, ge=0, description="questions of the kind `best`, drawn by `seed`")
+    seed: int = Field(default=0, ge=0)
+
+    def resolved(self, base: Path) -> Self:
+        return self.model_copy(update={"runs": tuple(str((base / run).resolve()) for run in self.runs)})
+
+
+class LedgerDataset(EnvDataset[LedgerDatasetConfig]):
+    """Questions in the order of runs and rounds. A row that can't be read is recorded in `errors`."""
+
+    def __init__(self, config: LedgerDatasetConfig, *, logger: logging.Logger | None = None) -> None:
+        super().__init__(config, logger=logger)
+
+    def load_dataset(self) -> list[Environment]:
+        rounds = [one for run in self.config.runs for one in self._rounds(Path(run))]
+        makers = {"verdict": verdicts, "gain": gains, "cause": causes}
+        found: list[Environment] = []
+        for topic in self.config.topics:
+            if topic == "best":
+                found += best_of_four(rounds, self.config.of_four, self.config.seed)
+            else:
+                found += makers[topic](rounds)
+        if not found:
+            raise InputError("these runs answer no question", where="dataset.runs", mend="give other runs")
+        return found
+
+    def _rounds(self, run: Path) -> Iterator[Round]:
+        history = run / "history.jsonl"
+        if not history.is_file():
+            raise InputError("there is no history.jsonl", where=str(run), mend="`autoqec show` lists the runs")
+        for number, line in enumerate(jsonl.read(history), start=1):
+            try:
+                row = HistoryRow.read(line, where=f"{history}:{number}")
+            except ContractError as error:
+                self.errors.append(str(error))
+                continue
+            if row.refers_to_attempt is None and row.dsl_config is not None:
+                yield Round(run.name, row)
+
+
+def verdicts(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
+    """Will the judge accept it? From what the Runner measured."""
+    for one in rounds:
+        row = one.row
+        if row.verify_verdict in VERDICTS and row.val_shots:
+            question = verdict_question(row.dsl_config or {}, row)
+            yield _mcq(one, "verdict", question, VERDICTS, str(row.verify_verdict))
+
+
+def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
+    """What is asked of a round: its config and val counts, never what the judge drew."""
+    counts = f"On {measured.val_shots} validation shots plain matching erred {measured.val_errors_plain} times, "
+    counts += f"the predecoder {measured.val_errors_predecoder} times."
+    return f"{_design(config)}\n{counts}\nWhat did the judge say, on shots of its own?"
+
+
+def gains(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
+    """Sign and size of the gain, from the design alone."""
+    for one in rounds:
+        relative = _relative(one.row)
+        if relative is not None:
+            question = f"{_design(one.row.dsl_config)}\nHow did its logical error rate compare with plain matching?"
+            yield _mcq(one, "gain", question, [*(name for _, name in BINS), BEYOND], binned(relative))
+
+
+def binned(relative: float) -> str:
+    """The bin of a relative reduction; a bound belongs to the bin below it."""
+    return next((name for bound, name in BINS if relative <= bound), BEYOND)
+
+
+def causes(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
+    """Why a round failed, from its reason."""
+    for one in rounds:
+        if one.row.status in CAUSES:
+            reason = " ".join((one.row.status_reason or "").split())[:REASON]
+            said = f"The round failed and left this message:\n<data>{reason}</data>"
+            question = f"{_design(one.row.dsl_config)}\n{said}\nWhat was it?"
+            yield _mcq(one, "cause", question, CAUSES, one.row.status)
+
+
+def best_of_four(rounds: Sequence[Round], count: int, seed: int) -> Iterator[MCQEnv]:
+    """Which of four designs of one run has the lowest error rate? Sets with a tie for the best are left out."""
+    rng = random.Random(seed)
+    by_run: dict[str, list[Round]] = {}
+    for one in rounds:
+        if one.row.ler_predecoder is not None:
+            by_run.setdefault(one.run, []).append(one)
+    pools = [pool for pool in by_run.values() if len(pool) >= 4]
+    for number in range(count if pools else 0):
+        four = rng.sample(rng.choice(pools), 4)
+        rates = [float(one.row.ler_predecoder or 0.0) for one in four]
+        if rates.count(min(rates)) == 1:
+            question = "Which of these designs had the lowest logical error rate?"
+            options = [json.dumps(one.row.dsl_config, sort_keys=True) for one in four]
+            name, answer = f"{four[0].run}/best_{number + 1}", rates.index(min(rates))
+            yield MCQEnv(question, answer, {"topic": "best"}, choices=options, env_id=name)
+
+
+def _mcq(one: Round, topic: Topic, question: str, choices: Sequence[str], answer: str) -> MCQEnv:
+    metadata = {"topic": topic, "round": one.id}
+    return MCQEnv(question, answer, metadata, choices=list(choices), env_id=f"{one.id}/{topic}")
+
+
+def _design(config: dict[str, Any] | None) -> str:
+    return f"A predecoder was trained with this config: {json.dumps(config, sort_keys=True)}"
+
+
+def _relative(row: HistoryRow) -> float | None:
+    plain, candidate = row.val_errors_plain, row.val_errors_predecoder
+    return None if not plain or candidate is None else (plain - candidate) / plain

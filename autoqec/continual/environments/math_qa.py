@@ -1,0 +1,119 @@
+"""MathQAEnv: numbers and LaTeX, boxed or plain."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from autoqec.continual.environments.qa import QAEnv
+
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d{1,3})?"
+_PLAIN = re.compile(rf"^({_NUMBER})(?:/({_NUMBER}))?$")
+_FRACTION = re.compile(r"^([-+]?)\\frac\{([^{}]+)\}\{([^{}]+)\}$")
+_LAST = re.compile(rf"(?<![\w.,/])({_NUMBER})(?:/({_NUMBER}))?(?![\w/])")
+_NOISE = re.compile(r"\\left|\\right|\\displaystyle|\\[,;:! ]|\\[()\[\]]|[$\s~]")
+_UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\^\s*\{?\\circ\}?")
+_MAX_CHARS = 200  # longer is no number, and would be slow to parse
+
+
+class MathQAEnv(QAEnv):
+    """Numbers agree within `tolerance` (relative and absolute), two integers exactly; all else as stripped text."""
+
+    env_type: ClassVar[str] = "math_qa"
+
+    def __init__(
+        self,
+        question: str,
+        answer: Any,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        tolerance: float = 1e-6,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(question, answer, metadata, **kwargs)
+        self.tolerance = tolerance
+
+    def evaluate(self, action: str) -> dict[str, Any]:
+        target, given = self.normalize_target(self.answer), self.normalize_action(action)
+        correct = given == target
+        goal = number(target)
+        if goal is not None:
+            value = number(given)
+            if value is None and boxed(action) is None:
+                value = _last_number(action)
+            correct = value is not None and _close(value, goal, self.tolerance)
+        return {"correct": correct, "target": target, "message": "numeric-match" if goal is not None else "text-match"}
+
+    def normalize_target(self, answer: Any) -> str:
+        return strip_latex(_inside(str(answer)))
+
+    def normalize_action(self, action: str) -> str:
+        return strip_latex(_inside(action))
+
+
+def boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{…}`, braces counted; None where there is none, or it never closes."""
+    start = text.rfind("\\boxed{")
+    if start < 0:
+        return None
+    depth = 0
+    begin = start + len("\\boxed{")
+    for place in range(begin - 1, len(text)):
+        if text[place] == "{":
+            depth += 1
+        elif text[place] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[begin:place]
+    return None
+
+
+def strip_latex(text: str) -> str:
+    """Without dollars, spaces, units and sizing commands; one spelling of fractions."""
+    text = _NOISE.sub("", _UNIT.sub("", text)).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
+    text = text.replace("−", "-")
+    return text.rstrip(".") if not text.endswith("..") else text
+
+
+def number(text: str) -> Fraction | None:
+    """The value of a stripped number or fraction; None for anything else."""
+    if len(text) > _MAX_CHARS:
+        return None
+    if match := _FRACTION.match(text):
+        sign, top, bottom = match.groups()
+        over, under = number(top), number(bottom)
+        if over is None or not under:
+            return None
+        return -over / under if sign == "-" else over / under
+    match = _PLAIN.match(text)
+    return _ratio(match) if match else None
+
+
+def _last_number(text: str) -> Fraction | None:
+    """The last number of a sentence, for models that forget the box."""
+    plain = text.replace("$", " ").replace("−", "-")
+    found = [match for match in _LAST.finditer(plain) if len(match[0]) <= _MAX_CHARS]
+    return _ratio(found[-1]) if found else None
+
+
+def _ratio(match: re.Match[str]) -> Fraction | None:
+    top = Fraction(match[1].replace(",", "").rstrip("."))
+    bottom = Fraction(match[2].replace(",", "").rstrip(".")) if match[2] else Fraction(1)
+    return top / bottom if bottom else None
+
+
+def _inside(text: str) -> str:
+    found = boxed(text)
+    return text if found is None else found
+
+
+def _close(value: Fraction, goal: Fraction, tolerance: float) -> bool:
+    if value.denominator == goal.denominator == 1:
+        return value == goal  # a tolerance would make large integers equal to their neighbours
+    try:
+        return math.isclose(value, goal, rel_tol=tolerance, abs_tol=tolerance)
+    except OverflowError:
+        return value == goal

@@ -1,0 +1,96 @@
+"""MCQEnv: one of several choices, by letter or by text."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from autoqec.continual.environments.qa import QAEnv
+from autoqec.errors import InputError
+
+LETTERS = string.ascii_uppercase
+_ALONE = re.compile(r"^[(\[]?([A-Z])[)\].:]?$", re.IGNORECASE)
+_LED = re.compile(r"^[(\[]?([A-Z])[)\].:]+\s+\S", re.IGNORECASE | re.DOTALL)
+_SAID = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\**[(\[]?([A-Z])(?![A-Za-z])", re.IGNORECASE)
+
+
+class MCQEnv(QAEnv):
+    """The choices stand in the metadata under `choices`, or are given; the target is a letter, an index, or a text.
+
+    A letter that names a choice is a letter, even where another choice's text is that letter.
+    """
+
+    env_type: ClassVar[str] = "mcq"
+
+    def __init__(
+        self,
+        question: str,
+        answer: Any,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        choices: Sequence[Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        found = choices if choices is not None else (metadata or {}).get("choices")
+        if not isinstance(found, list | tuple) or not 2 <= len(found) <= len(LETTERS):
+            raise InputError(f"an mcq needs a list of 2 to {len(LETTERS)} choices", where="choices")
+        self.choices = [str(choice) for choice in found]
+        super().__init__(question, answer, metadata, **kwargs)
+        self.target_letter = self._target()
+
+    def normalize_input(self, question: str) -> str:
+        lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
+        return "\n".join([question, *lines])
+
+    def normalize_target(self, answer: Any) -> str:
+        return self.target_letter
+
+    def normalize_action(self, action: str) -> str:
+        return self.letter_of(action) or ""
+
+    def evaluate(self, action: str) -> dict[str, Any]:
+        chosen = self.letter_of(action)
+        return {
+            "correct": chosen == self.target_letter,
+            "target": self.target_letter,
+            "message": "choice-match" if chosen else "no choice recognised",
+            "extra": {"chosen": chosen, "expected": self.target_letter},
+        }
+
+    def letter_of(self, text: str) -> str | None:
+        """The choice that a reply names; None where it names none."""
+        text = text.strip()
+        return (
+            self._known(_ALONE.match(text))
+            or self._letter_by_text(text)
+            or self._known(_LED.match(text))
+            or self._known(next(iter([*_SAID.finditer(text)][::-1]), None))
+        )
+
+    def _known(self, match: re.Match[str] | None) -> str | None:
+        letter = match[1].upper() if match else ""
+        return letter if letter and LETTERS.index(letter) < len(self.choices) else None
+
+    def _letter_by_text(self, text: str) -> str | None:
+        wanted = _plain(text)
+        found = [letter for letter, choice in zip(LETTERS, self.choices, strict=False) if _plain(choice) == wanted]
+        return found[0] if found else None
+
+    def _target(self) -> str:
+        answer = self.answer
+        if isinstance(answer, int) and not isinstance(answer, bool):
+            found = LETTERS[answer] if 0 <= answer < len(self.choices) else None
+        else:
+            text = str(answer).strip()
+            found = self._known(_ALONE.match(text)) or self._letter_by_text(text)
+            if found is None and text.isdecimal() and int(text) < len(self.choices):
+                found = LETTERS[int(text)]
+        if found is None:
+            raise InputError(f"the target {answer!r} is none of the {len(self.choices)} choices", where="answer")
+        return found
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).rstrip(".").casefold()

@@ -1,0 +1,173 @@
+"""A policy that writes designs clause by clause, learned without a language model.
+
+Risk-seeking policy gradient: only the best share of a batch teaches, measured against its worst member; what the
+hall of fame holds is imitated beside it. Search wants one excellent design, not a good average.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from autoqec.continual.environments.design import (
+    ClauseLibrary,
+    ClauseStepper,
+    DesignEnv,
+    ExplicitObserver,
+    FlatTensorizer,
+)
+from autoqec.continual.environments.hall_of_fame import HallOfFame
+from autoqec.continual.environments.multi import AbstractMultiEnvironments, Routine
+from autoqec.continual.environments.serial import SerialEnvironments
+
+
+@dataclass(frozen=True)
+class PolicyConfig:
+    """top: share of a batch that teaches. imitation: weight of the hall of fame's designs."""
+
+    hidden: int = 64
+    learning_rate: float = 1e-2
+    entropy: float = 0.02
+    top: float = 0.25
+    imitation: float = 0.5
+
+
+class PolicyNet(nn.Module):
+    """Observation to one logit per clause."""
+
+    def __init__(self, inputs: int, outputs: int, hidden: int) -> None:
+        super().__init__()
+        last = nn.Linear(hidden, outputs)
+        nn.init.zeros_(last.weight)  # the first designs are drawn evenly
+        nn.init.zeros_(last.bias)
+        self.body = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), last)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        out: Tensor = self.body(observations)
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Transcript:
+    """Every step of some designs: observations [steps, inputs], valid [steps, clauses], actions, places [steps]."""
+
+    observations: Tensor
+    valid: Tensor
+    actions: Tensor
+    places: Tensor
+    n_designs: int
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """Designs that teach, how much each does [designs], and the best loss among them."""
+
+    transcript: Transcript
+    gains: Tensor
+    best: float
+
+
+class PolicyLearner:
+    """Draws designs and learns from their losses. The same seed and the same losses give the same designs."""
+
+    def __init__(self, library: ClauseLibrary, n_inputs: int, *, seed: int, config: PolicyConfig | None = None) -> None:
+        self.library, self.config = library, config or PolicyConfig()
+        self.stepper, self.observer, self.tensorizer = (
+            ClauseStepper(library),
+            ExplicitObserver(library),
+            FlatTensorizer(),
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.net = PolicyNet(n_inputs, len(library), self.config.hidden)
+        self._rng = torch.Generator().manual_seed(seed)
+        self._optimizer = torch.optim.Adam(self.net.parameters(), lr=self.config.learning_rate)
+
+    def design(self, envs: Sequence[DesignEnv]) -> None:
+        """One design each, from the start; which actions were taken stands in the environments."""
+        SerialEnvironments(envs, 0).reset()
+        while live := [env for env in envs if not env.done]:
+            batch = SerialEnvironments(live, 0)
+            valid = torch.tensor([self.library.valid(state) for state in batch.gather()])
+            with torch.no_grad():
+                probabilities = self._log_probs(batch.observe(self.observer, self.tensorizer), valid).exp()
+            drawn = torch.multinomial(probabilities, 1, generator=self._rng).squeeze(1).tolist()
+            batch.step(drawn, self.stepper)
+
+    def learn(self, envs: Sequence[DesignEnv], losses: Sequence[float], fame: HallOfFame | None = None) -> float:
+        """One step on finished designs; the batch's best loss (+inf: nothing to learn from)."""
+        lesson = self.lesson(envs, losses)
+        if lesson is None:
+            return math.inf
+        self.apply(lesson, self.read(list(fame)) if fame is not None and len(fame) else None)
+        return lesson.best
+
+    def lesson(self, envs: Sequence[DesignEnv], losses: Sequence[float]) -> Lesson | None:
+        """What the best share of finished designs teaches; None where no loss is finite."""
+        finite = sorted((loss, place) for place, loss in enumerate(losses) if math.isfinite(loss))
+        if not finite:
+            return None
+        best = finite[: max(1, math.ceil(self.config.top * len(losses)))]
+        worst = best[-1][0]
+        spread = worst - best[0][0]
+        # Where the best are one, or equal, each teaches in full.
+        gains = torch.tensor([(worst - loss) / spread if spread else 1.0 for loss, _ in best])
+        return Lesson(self.read([envs[place] for _, place in best]), gains, best[0][0])
+
+    def apply(self, lesson: Lesson, imitated: Transcript | None = None) -> None:
+        """One step of the optimiser."""
+        log_probs, entropy = self.score(lesson.transcript)
+        objective = (lesson.gains * log_probs).mean() + self.config.entropy * entropy
+        if imitated is not None:
+            objective = objective + self.config.imitation * self.score(imitated)[0].mean()
+        self._optimizer.zero_grad()
+        (-objective).backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+
+    def train(self, batch: AbstractMultiEnvironments, routine: Routine, rounds: int) -> list[float]:
+        """Design, judge, learn; the best loss of each batch. The batch's environments are DesignEnvs."""
+        envs = cast(list[DesignEnv], batch.envs)
+        best = []
+        for _ in range(rounds):
+            self.design(envs)
+            best.append(self.learn(envs, batch.get_reward(routine), batch.hall_of_fame))
+        return best
+
+    def read(self, envs: Sequence[DesignEnv]) -> Transcript:
+        """Finished designs, written once more: what was seen and what could have been done at each step."""
+        observations, valid, actions, places = [], [], [], []
+        for place, env in enumerate(envs):
+            twin = env.clone()
+            twin.reset()
+            for action in env.actions:
+                observations.append(self.tensorizer.tensorize(self.observer.observe(twin.state)))
+                valid.append(torch.tensor(self.library.valid(twin.state)))
+                actions.append(action)
+                places.append(place)
+                twin.step(action, self.stepper)
+        return Transcript(
+            torch.stack(observations), torch.stack(valid), torch.tensor(actions), torch.tensor(places), len(envs)
+        )
+
+    def score(self, transcript: Transcript) -> tuple[Tensor, Tensor]:
+        """Log probability of each design as it was written [designs], and the mean entropy on the way."""
+        rows = self._log_probs(transcript.observations, transcript.valid)
+        taken = rows.gather(1, transcript.actions[:, None]).squeeze(1)
+        total = torch.zeros(transcript.n_designs).index_add(0, transcript.places, taken)
+        entropy = -(rows.exp() * rows.masked_fill(~transcript.valid, 0.0)).sum(1).mean()
+        return total, entropy
+
+    def _log_probs(self, observations: Tensor, valid: Tensor) -> Tensor:
+        """[rows, clauses]: log probability of each next clause, -inf where it can't come next."""
+        return torch.log_softmax(self.net(observations).masked_fill(~valid, -math.inf), dim=1)
+
+
+def input_size(env: DesignEnv, library: ClauseLibrary) -> int:
+    """Length of the observation vector."""
+    observed: dict[str, Any] = ExplicitObserver(library).observe(env.state)
+    return sum(map(len, observed.values()))

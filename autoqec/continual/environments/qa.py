@@ -1,0 +1,60 @@
+"""QAEnv: one question, one answer, one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from autoqec.continual.environments.base import Environment, finished
+
+
+class QAEnv(Environment):
+    """Exact match. Subclasses override `evaluate`, or only how question, target and action are brought to one form."""
+
+    env_type: ClassVar[str] = "qa"
+
+    def __init__(
+        self,
+        question: str,
+        answer: Any,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        instruction_template: str | None = None,
+        env_id: str | None = None,
+    ) -> None:
+        self.question, self.answer = question, answer
+        self.metadata = dict(metadata or {})
+        self.instruction_template = instruction_template
+        self.env_id = env_id or str(self.metadata.get("id", self.env_type))
+        self._done = False
+
+    def reset(self) -> str:
+        self._done = False
+        question = self.normalize_input(self.question)
+        # Not str.format: a template may hold other braces, and a question too.
+        return self.instruction_template.replace("{question}", question) if self.instruction_template else question
+
+    def step(self, action: str) -> tuple[None, dict[str, Any], bool, dict[str, Any]]:
+        if self._done:
+            raise finished(self)
+        feedback = self.evaluate(action)
+        self._done = True
+        return None, feedback, True, self.info()
+
+    def evaluate(self, action: str) -> dict[str, Any]:
+        target = self.normalize_target(self.answer)
+        return {"correct": self.normalize_action(action) == target, "target": target, "message": "exact-match"}
+
+    def info(self) -> dict[str, Any]:
+        """The metadata, its id as `question_id` as well; empty where there is none."""
+        known = {"question_id": self.metadata["id"]} if "id" in self.metadata else {}
+        return {**known, **self.metadata}
+
+    def normalize_input(self, question: str) -> str:
+        return question
+
+    def normalize_target(self, answer: Any) -> str:
+        return str(answer)
+
+    def normalize_action(self, action: str) -> str:
+        return action

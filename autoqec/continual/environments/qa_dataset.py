@@ -1,0 +1,181 @@
+"""QAEnvDataset: questions from the config itself, a JSON file, or Hugging Face `datasets`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import logging
+import random
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import AliasChoices, Field, model_validator
+
+from autoqec import optional
+from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment
+from autoqec.continual.environments.math_qa import MathQAEnv
+from autoqec.continual.environments.mcq import LETTERS, MCQEnv
+from autoqec.continual.environments.qa import QAEnv
+from autoqec.errors import AutoqecError, InputError
+from autoqec.store import files
+
+TASKS: dict[str, type[QAEnv]] = {"exact": QAEnv, "numeric": MathQAEnv, "mcq": MCQEnv}
+ENV_CLASSES: dict[str, type[QAEnv]] = {"QAEnv": QAEnv, "MathQAEnv": MathQAEnv, "MCQEnv": MCQEnv}
+
+Row = Mapping[str, Any]
+
+
+class QAEnvDatasetConfig(EnvDatasetConfig):
+    """Exactly one source: `items`, `dataset_path` (.jsonl, .json, or a folder of `save_to_disk`), or `hf_name`."""
+
+    kind: Literal["qa"] = "qa"
+    items: tuple[dict[str, Any], ...] | None = None
+    dataset_path: str | None = None
+    hf_name: str | None = None
+    hf_config: str | None = None
+    split: str | None = None
+    question_field: str = Field(default="question", validation_alias=AliasChoices("question_field", "input_field"))
+    answer_field: str = Field(default="answer", validation_alias=AliasChoices("answer_field", "target_field"))
+    choices_field: str | tuple[str, ...] | None = Field(
+        default=None, description="a field that holds a list, or the fields that hold one choice each"
+    )
+    shuffle_choices: bool = Field(default=False, description="in an order drawn from the question: the same every time")
+    id_field: str | None = None
+    meta_fields: tuple[str, ...] = ()
+    task_type: Literal["exact", "numeric", "mcq", "custom"] = "exact"
+    env_class: str | None = Field(default=None, description="QAEnv, MathQAEnv, MCQEnv, or package.module.Class")
+    prompt_template: str | None = Field(default=None, description="a hint, passed on in the info of each step")
+    instruction_template: str | None = Field(default=None, description="the observation, with {question} in it")
+
+    def resolved(self, base: Path) -> Self:
+        if self.dataset_path is None:
+            return self
+        return self.model_copy(update={"dataset_path": str((base / self.dataset_path).resolve())})
+
+    @model_validator(mode="after")
+    def _whole(self) -> QAEnvDatasetConfig:
+        sources = [name for name in ("items", "dataset_path", "hf_name") if getattr(self, name) is not None]
+        if len(sources) != 1:
+            raise ValueError(f"one of `items`, `dataset_path`, `hf_name` is due; there are {len(sources)}")
+        if self.task_type == "custom" and self.env_class is None:
+            raise ValueError("task_type `custom` needs `env_class`")
+        if self.instruction_template is not None and "{question}" not in self.instruction_template:
+            raise ValueError("`instruction_template` does not hold {question}")
+        return self
+
+
+class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
+    """A row that can't become an environment is recorded in `errors` and left out."""
+
+    def __init__(self, config: QAEnvDatasetConfig, *, logger: logging.Logger | None = None) -> None:
+        super().__init__(config, logger=logger)
+
+    def load_dataset(self) -> list[Environment]:
+        kind = env_class(self.config)
+        found: list[Environment] = []
+        rows = 0
+        for rows, row in enumerate(_rows(self.config), start=1):
+            try:
+                found.append(self._env(kind, row, rows))
+            except (AutoqecError, KeyError, TypeError, ValueError) as error:
+                said = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+                self.errors.append(f"row {rows}: {said}")
+                self.logger.error("row %d left out: %s", rows, said)
+        if not found:
+            reason = f"; the first fault: {self.errors[0]}" if self.errors else ""
+            raise InputError(f"none of the {rows} rows became an environment{reason}", where="dataset")
+        return found
+
+    def _env(self, kind: type[QAEnv], row: Row, number: int) -> QAEnv:
+        config = self.config
+        question, answer = str(row[config.question_field]), row[config.answer_field]
+        metadata: dict[str, Any] = {}
+        if config.id_field is not None:
+            metadata["id"] = row[config.id_field]
+        if config.choices_field is not None:
+            metadata["choices"], answer = _choices(config, row, question, answer)
+        metadata |= {name: row[name] for name in config.meta_fields}
+        if config.prompt_template is not None:
+            metadata["prompt_template"] = config.prompt_template
+        env_id = str(metadata["id"]) if "id" in metadata else f"{kind.env_type}_{number}"
+        return kind(question, answer, metadata, instruction_template=config.instruction_template, env_id=env_id)
+
+
+def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
+    """`env_class` where it is given, else the task's. InputError where it is unknown, or no QAEnv."""
+    if config.env_class is None:
+        return TASKS[config.task_type]
+    if config.env_class in ENV_CLASSES:
+        return ENV_CLASSES[config.env_class]
+    module, _, name = config.env_class.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        mend = f"one of {', '.join(ENV_CLASSES)}, or package.module.Class"
+        raise InputError(f"unknown env_class {config.env_class!r}", where="dataset.env_class", mend=mend) from error
+    if not (isinstance(found, type) and issubclass(found, QAEnv)):
+        raise InputError(f"{config.env_class} is no subclass of QAEnv", where="dataset.env_class")
+    return found
+
+
+def _choices(config: QAEnvDatasetConfig, row: Row, question: str, answer: Any) -> tuple[list[str], Any]:
+    """The choices and the answer that names one of them."""
+    field = config.choices_field
+    found = [str(row[name]) for name in field] if isinstance(field, tuple) else [str(item) for item in row[str(field)]]
+    if config.shuffle_choices:
+        answer = found[LETTERS.index(MCQEnv("", answer, choices=found).target_letter)]
+        random.Random(hashlib.sha256(question.encode()).hexdigest()).shuffle(found)
+    return found, answer
+
+
+def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
+    if config.items is not None:
+        return config.items
+    found: Iterable[Row]
+    if config.hf_name is not None:
+        found = _hugging_face("load_dataset", config.hf_name, config.hf_config, split=config.split)
+        return found
+    path = Path(str(config.dataset_path))
+    if path.suffix == ".jsonl":
+        return _json_lines(path)
+    if path.suffix == ".json":
+        text = files.read_text(path, what="dataset", mend="correct `dataset_path`")
+        try:
+            rows = json.loads(text)
+        except ValueError as error:
+            raise InputError(f"not JSON: {error}", where=str(path)) from error
+        if not isinstance(rows, list):
+            raise InputError("holds no list of rows", where=str(path))
+        return rows
+    stored = _hugging_face("load_from_disk", str(path))
+    found = stored[config.split] if config.split is not None and isinstance(stored, Mapping) else stored
+    return found
+
+
+def _json_lines(path: Path) -> list[Row]:
+    """Every line, the last one too where its newline is missing: the file is the user's, not a log of ours."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"the dataset can't be read: {error}", where=str(path), mend="correct `dataset_path`"
+        ) from error
+    rows: list[Row] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except ValueError as error:
+            raise InputError(f"not JSON: {error}", where=f"{path}:{number}") from error
+        if row is not None:
+            rows.append(row)
+    return rows
+
+
+def _hugging_face(function: str, *args: Any, **kwargs: Any) -> Any:
+    datasets = optional.load("datasets", extra="hf", where="dataset")
+    try:
+        return getattr(datasets, function)(*args, **kwargs)
+    except Exception as error:  # whatever a library of that size raises: no network, no such name, no such split
+        raise InputError(f"`datasets.{function}` failed: {error}", where="dataset") from error

@@ -1,0 +1,252 @@
+"""Routines: what a draft is worth, at a fidelity. (draft) -> (loss, task_info); less is better, +inf is a failure."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from autoqec.continual.environments.design import PredecoderDraft
+from autoqec.contracts.base import sha256_json
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.profiles import PROFILES, Profile
+from autoqec.contracts.verdict import PairedCounts
+from autoqec.errors import AutoqecError, ContractError, InputError
+from autoqec.ideators.space import Config
+from autoqec.store import atomic, files, jsonl
+
+Evaluated = tuple[float, dict[str, Any]]
+
+OVER_BUDGET = 1.0  # added to the loss for each bound of the env that a design exceeds tenfold
+
+
+def loss_of(info: Mapping[str, Any], env: EnvSpec | None = None) -> float:
+    """Minus the lower bound of the relative reduction of the LER, and a penalty where a bound of the env is exceeded.
+
+    The lower bound, so that a lucky draw of few shots does not lead. +inf for what failed or was not measured.
+    """
+    if info.get("status") != "ok" or info.get("relative_low") is None:
+        return math.inf
+    penalty = 0.0
+    if env is not None:
+        bounds = (
+            (info["n_params"], env.constraints.max_params),
+            (info["flops_per_syndrome"], env.constraints.max_flops_per_syndrome),
+        )
+        penalty = sum(OVER_BUDGET * math.log10(value / bound) for value, bound in bounds if value > bound)
+    return -float(info["relative_low"]) + penalty
+
+
+def score_of_loss(loss: float) -> float:
+    """RunTime's score, higher is better: the part of the LER that is surely taken away, in [0, 1]."""
+    return min(max(-loss, 0.0), 1.0) if not math.isnan(loss) else 0.0
+
+
+def effect(counts: PairedCounts) -> dict[str, Any]:
+    """What a paired measurement says, as task info."""
+    from autoqec.qec.stats import paired
+
+    found = paired(counts)
+    return {
+        "delta_ler": found.delta,
+        "relative": found.relative,
+        "relative_low": found.relative_low,
+        "relative_high": found.relative_high,
+        "val_shots": counts.shots,
+        "val_errors_plain": counts.errors_reference,
+        "val_errors_predecoder": counts.errors_candidate,
+        "val_fixed": counts.fixed,
+        "val_broken": counts.broken,
+    }
+
+
+@dataclass(frozen=True)
+class TabularRoutine:
+    """Looks results up: milliseconds, and the best there is is known.
+
+    rows: config hash -> task info. The table is a JSON-lines file of rows with `dsl_config` and a round's figures, so a
+    run's history.jsonl is one too. Writes its finding into the draft.
+    """
+
+    rows: Mapping[str, dict[str, Any]]
+    env: EnvSpec | None = None
+    fidelity: ClassVar[str] = "tabular"
+
+    @classmethod
+    def read(cls, path: Path | str, env: EnvSpec | None = None) -> TabularRoutine:
+        """InputError where the file is not there or no row can be used."""
+        if not Path(path).is_file():
+            raise InputError("the table is not there", where=str(path))
+        rows: dict[str, dict[str, Any]] = {}
+        for row in jsonl.read(path):
+            config = row.get("dsl_config")
+            try:
+                key = parse_dsl(config).sha256() if config else None
+            except ContractError:
+                continue  # a round whose config was refused tells nothing about any design
+            if key is not None:
+                rows[key] = info_of_row(row)
+        if not rows:
+            raise InputError("the table holds no row with a config", where=str(path))
+        return cls(rows, env)
+
+    def __call__(self, draft: PredecoderDraft) -> Evaluated:
+        try:
+            info = dict(self.rows[draft.signature])
+        except KeyError:
+            info = {"status": "missing", "status_reason": "the table does not hold this design"}
+        info |= {"fidelity": self.fidelity, "signature": draft.signature}
+        draft.last_task_info = info
+        return loss_of(info, self.env), info
+
+    @property
+    def configs(self) -> list[Config]:
+        return [info["dsl_config"] for info in self.rows.values()]
+
+    def best(self) -> float:
+        """The smallest loss in the table."""
+        return min(loss_of(info, self.env) for info in self.rows.values())
+
+
+def info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's row as task info, with the paired effect on its val shots."""
+    info = {key: value for key, value in row.items() if value is not None}
+    names = ("val_shots", "val_errors_plain", "val_errors_predecoder", "val_fixed", "val_broken")
+    if all(name in info for name in names):
+        shots, plain, candidate, fixed, broken = (int(info[name]) for name in names)
+        counts = PairedCounts(
+            shots=shots, errors_reference=plain, errors_candidate=candidate, fixed=fixed, broken=broken
+        )
+        info |= effect(counts)
+    return info
+
+
+@dataclass(frozen=True)
+class ScreenRoutine:
+    """Trains small in this process, without git: seconds. The same design is trained once; results are cached on disk.
+
+    env: frozen text. cache_dir: None keeps nothing. At most one training a process at a time: a hundred validation
+    threads that ask for a hundred designs wait in line instead of fighting for the cores.
+    """
+
+    env_yaml: str
+    train_shots: int = 60_000
+    finetune_shots: int = 1_000
+    val_shots: int = 10_000
+    train_gflops: int = 200
+    seed: int = 0
+    cache_dir: str | None = None
+    fidelity: ClassVar[str] = "screen"
+    _one_at_a_time: ClassVar[threading.Lock] = threading.Lock()
+
+    @property
+    def env(self) -> EnvSpec:
+        return files.parse_env(self.env_yaml, where="env")
+
+    def __call__(self, draft: PredecoderDraft) -> Evaluated:
+        info = self.measure(draft.config()) | {"signature": draft.signature}
+        draft.last_task_info = info
+        return loss_of(info, self.env), info
+
+    def measure(self, config: Config) -> dict[str, Any]:
+        """A round's figures for a config, from the cache where it was measured before."""
+        key = sha256_json({"config": parse_dsl(config).config(), "screen": self._identity()})
+        place = Path(self.cache_dir) / f"{key}.json" if self.cache_dir is not None else None
+        with self._one_at_a_time:
+            if place is not None and place.is_file():
+                found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+                return found
+            info = self._train(config)
+            if place is not None:
+                atomic.make_dir(place.parent)
+                atomic.write_json(place, info)
+        return info
+
+    def _identity(self) -> dict[str, Any]:
+        """All that can change a figure but the config and the code."""
+        names = ("env_yaml", "train_shots", "finetune_shots", "val_shots", "train_gflops", "seed")
+        return {name: getattr(self, name) for name in names}
+
+    def _train(self, config: Config) -> dict[str, Any]:
+        base = {"dsl_config": parse_dsl(config).config(), "fidelity": self.fidelity}
+        try:
+            return base | {"status": "ok"} | _screen(config, self.env, self._profile(), self.seed)
+        except AutoqecError as error:
+            return base | {"status": getattr(error, "status", "train_error"), "status_reason": str(error)}
+
+    def _profile(self) -> Profile:
+        return PROFILES["smoke"].model_copy(
+            update={
+                "train_shots": self.train_shots,
+                "finetune_shots": self.finetune_shots,
+                "val_shots": self.val_shots,
+                "train_gflops": self.train_gflops,
+            }
+        )
+
+
+def _screen(config: Config, env: EnvSpec, profile: Profile, seed: int) -> dict[str, Any]:
+    """Compile, train and measure on the val band's shots, as a round's child does. RoundFailed, ContractError."""
+    from autoqec.decoders import flops
+    from autoqec.decoders.dsl_compiler import compile_predecoder
+    from autoqec.qec.problem import Problem
+    from autoqec.runner import training_cost
+    from autoqec.runner.agents import PredecoderAgent
+    from autoqec.runner.evaluate import val_counts
+    from autoqec.runner.logger import TrainLogger
+    from autoqec.runner.training import Budget, phases, train
+    from autoqec.store.layout import RoundLayout
+
+    dsl, problem = parse_dsl(config), Problem.from_env(env)
+    model = compile_predecoder(dsl, problem, seed=seed)
+    cost = flops.count(model, problem.n_detectors)
+    agent = PredecoderAgent(model, cost.flops_per_syndrome)
+    budget = Budget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
+    with tempfile.TemporaryDirectory(prefix="autoqec-screen-") as place:
+        logger = TrainLogger(RoundLayout(Path(place), 0))
+        shots = train(agent, phases(problem, dsl, profile, budget, seed), dsl, logger, seed)
+    return effect(val_counts(problem, agent, profile.val_shots)) | {
+        "n_params": cost.n_params,
+        "flops_per_syndrome": cost.flops_per_syndrome,
+        "train_shots": shots,
+        "train_seed": seed,
+        "final_loss": logger.losses[-1],
+        "curve": thin(logger.losses, 50),
+    }
+
+
+def thin(losses: list[float], points: int) -> list[float]:
+    """At most `points` means of neighbouring losses."""
+    size = max(1, math.ceil(len(losses) / points))
+    parts = [losses[start : start + size] for start in range(0, len(losses), size)]
+    return [float(f"{sum(part) / len(part):.6g}") for part in parts]
+
+
+@dataclass
+class Tabulation:
+    """A table under way: `path` is appended to, and what stands in it is not measured again."""
+
+    routine: ScreenRoutine
+    path: Path
+    done: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.done = {parse_dsl(row["dsl_config"]).sha256() for row in jsonl.read(self.path)}
+
+    def add(self, configs: Iterable[Config]) -> int:
+        """Measure what is missing; how many rows were added."""
+        added = 0
+        for config in configs:
+            key = parse_dsl(config).sha256()
+            if key not in self.done:
+                info = self.routine.measure(config)
+                jsonl.append(self.path, {name: value for name, value in info.items() if name != "curve"})
+                self.done.add(key)
+                added += 1
+        return added

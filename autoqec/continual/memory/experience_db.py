@@ -1,0 +1,51 @@
+"""ExperienceDB: every step with its feedback, found again by likeness of the observation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from autoqec.continual.memory.base import MemoryModule, MemoryModuleConfig
+from autoqec.continual.memory.entries import Entry, ExperienceEntry, type_field
+from autoqec.continual.memory.retrieval import RetrievalService
+from autoqec.errors import ContractError
+
+
+class ExperienceDBConfig(MemoryModuleConfig):
+    type: Literal["experience_db"] = type_field("experience_db")
+    max_length: int | None = Field(default=None, ge=1, description="null: unbounded; else the oldest leave")
+
+
+class ExperienceDBMemory(MemoryModule[ExperienceDBConfig]):
+    """Stores (obs, action, feedback, metadata); takes experience entries and no other."""
+
+    def __init__(self, config: ExperienceDBConfig | None = None) -> None:
+        super().__init__(config or ExperienceDBConfig())
+        self._experiences: list[ExperienceEntry] = []
+        self._index = RetrievalService()
+
+    def _update(self, entry: Entry) -> None:
+        if not isinstance(entry, ExperienceEntry):
+            raise ContractError(f"holds experiences, not {entry.type!r} entries", where="experience_db")
+        self._experiences.append(entry)
+        limit = self.config.max_length
+        if limit is not None and len(self._experiences) > limit:
+            del self._experiences[:-limit]
+            self._index.build_index(experience.obs for experience in self._experiences)
+        else:
+            self._index.add(entry.obs)
+
+    def search(self, query: str, k: int) -> list[ExperienceEntry]:
+        """The k experiences whose observation is most like `query`, nearest first; of equals the earlier first."""
+        return [self._experiences[index] for index in self._index.query_top_k(query, k)]
+
+    def recall(self) -> list[ExperienceEntry]:
+        return list(self._experiences)
+
+    def entries(self) -> list[ExperienceEntry]:
+        return list(self._experiences)
+
+    def clear(self) -> None:
+        self._experiences.clear()
+        self._index.build_index(())

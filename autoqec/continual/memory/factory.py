@@ -1,0 +1,66 @@
+"""Memories by the name in their config, new or from a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from autoqec.continual.memory.base import MemoryModule, MemoryModuleConfig, read_snapshot
+from autoqec.continual.memory.cheatsheet import CheatsheetConfig, CheatsheetMemory
+from autoqec.continual.memory.entries import discriminator, parse_entry
+from autoqec.continual.memory.experience_db import ExperienceDBConfig, ExperienceDBMemory
+from autoqec.continual.memory.history_list import HistoryList, HistoryListConfig
+from autoqec.continual.memory.hybrid import HybridConfig, HybridMemory
+from autoqec.contracts.base import first_fault
+from autoqec.errors import ContractError, InputError
+
+Memory = MemoryModule[Any]
+
+MODULES: dict[str, tuple[type[MemoryModuleConfig], type[Memory]]] = {
+    "history_list": (HistoryListConfig, HistoryList),
+    "cheatsheet": (CheatsheetConfig, CheatsheetMemory),
+    "experience_db": (ExperienceDBConfig, ExperienceDBMemory),
+    "hybrid": (HybridConfig, HybridMemory),
+}
+
+
+def parse_memory_config(data: Mapping[str, Any] | MemoryModuleConfig, *, where: str = "memory") -> MemoryModuleConfig:
+    """A memory's config, selected by `_type` or `type`. InputError lists the known types."""
+    if isinstance(data, MemoryModuleConfig):
+        return data
+    kind = discriminator(data, where=where)
+    if kind not in MODULES:
+        said = f"unknown memory type {kind!r}" if kind else "the memory has no `_type`"
+        raise InputError(said, where=where, mend=f"one of {', '.join(MODULES)}")
+    rest = {key: value for key, value in data.items() if key not in ("_type", "type")}
+    try:
+        return MODULES[kind][0].model_validate({**rest, "_type": kind})
+    except ValidationError as error:
+        raise InputError(first_fault(error), where=where) from error
+
+
+def build_memory(config: Mapping[str, Any] | MemoryModuleConfig) -> Memory:
+    """The empty memory a config asks for. InputError where the type is unknown."""
+    parsed = parse_memory_config(config)
+    if parsed.type not in MODULES:
+        raise InputError(f"unknown memory type {parsed.type!r}", where="memory", mend=f"one of {', '.join(MODULES)}")
+    return MODULES[parsed.type][1](parsed)
+
+
+memory_factory = build_memory  # the seed uses both names
+
+
+def load_memory(path: Path | str) -> Memory:
+    """The memory of a snapshot, with the config it was saved under. ContractError where the file is not whole."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"the memory snapshot can't be read: {error}", where=str(path)) from error
+    config, entries = read_snapshot(text, where=str(path))
+    memory = build_memory(config)
+    for number, entry in enumerate(entries, start=2):
+        memory.update(parse_entry(entry, where=f"{path}:{number}"))
+    return memory

@@ -1,0 +1,37 @@
+"""HistoryList: the last entries, in order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from autoqec.continual.memory.base import MemoryModule, MemoryModuleConfig
+from autoqec.continual.memory.entries import Entry, type_field
+
+
+class HistoryListConfig(MemoryModuleConfig):
+    type: Literal["history_list"] = type_field("history_list")
+    max_length: int | None = Field(default=100, ge=1, description="null: unbounded")
+
+
+class HistoryList(MemoryModule[HistoryListConfig]):
+    """Append-only; the oldest entries leave when there are more than `max_length`."""
+
+    def __init__(self, config: HistoryListConfig | None = None) -> None:
+        super().__init__(config or HistoryListConfig())
+        self.history_list: list[Entry] = []
+
+    def _update(self, entry: Entry) -> None:
+        self.history_list.append(entry)
+        if self.config.max_length is not None:
+            del self.history_list[: -self.config.max_length]
+
+    def recall(self) -> list[Entry]:
+        return list(self.history_list)
+
+    def entries(self) -> list[Entry]:
+        return list(self.history_list)
+
+    def clear(self) -> None:
+        self.history_list.clear()

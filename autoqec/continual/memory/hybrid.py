@@ -1,0 +1,60 @@
+"""HybridMemory: a cheatsheet, a database of experiences, and the reflections between them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from autoqec.continual.memory.base import MemoryModule, MemoryModuleConfig
+from autoqec.continual.memory.cheatsheet import CheatsheetConfig, CheatsheetMemory
+from autoqec.continual.memory.entries import CheatsheetEntry, Entry, ExperienceEntry, type_field
+from autoqec.continual.memory.experience_db import ExperienceDBConfig, ExperienceDBMemory
+from autoqec.continual.memory.history_list import HistoryList, HistoryListConfig
+
+
+class HybridConfig(MemoryModuleConfig):
+    type: Literal["hybrid"] = type_field("hybrid")
+    cheatsheet: CheatsheetConfig = CheatsheetConfig()
+    experience_db: ExperienceDBConfig = ExperienceDBConfig()
+    notes: HistoryListConfig = HistoryListConfig()
+
+
+class HybridMemory(MemoryModule[HybridConfig]):
+    """Each entry goes to the part that is made for it; entries of any other type go to the notes."""
+
+    def __init__(self, config: HybridConfig | None = None) -> None:
+        super().__init__(config or HybridConfig())
+        self.cheatsheet = CheatsheetMemory(self.config.cheatsheet)
+        self.experiences = ExperienceDBMemory(self.config.experience_db)
+        self.notes = HistoryList(self.config.notes)
+
+    def _update(self, entry: Entry) -> None:
+        if isinstance(entry, CheatsheetEntry):
+            self.cheatsheet.update(entry)
+        elif isinstance(entry, ExperienceEntry):
+            self.experiences.update(entry)
+        else:
+            self.notes.update(entry)
+
+    def get_cheatsheet(self) -> str:
+        return self.cheatsheet.get_cheatsheet()
+
+    def set_cheatsheet(self, text: str) -> None:
+        """A new version of the sheet, under the guards of its config."""
+        self.update(self.cheatsheet.admit(text))
+
+    def append_experience(self, entry: ExperienceEntry) -> None:
+        self.update(entry)
+
+    def retrieve_examples(self, query: str, k: int) -> list[ExperienceEntry]:
+        return self.experiences.search(query, k)
+
+    def recall(self) -> list[Entry]:
+        """The sheet, the notes, then the experiences."""
+        return [*self.cheatsheet.recall(), *self.notes.recall(), *self.experiences.recall()]
+
+    def entries(self) -> list[Entry]:
+        return [*self.cheatsheet.entries(), *self.notes.entries(), *self.experiences.entries()]
+
+    def clear(self) -> None:
+        for part in (self.cheatsheet, self.experiences, self.notes):
+            part.clear()

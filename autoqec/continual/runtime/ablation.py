@@ -1,0 +1,84 @@
+"""What a memory is worth: an agent and its memoryless twin on the same environments, and their difference."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from autoqec.continual.agents.memory_agent import LMAgentConfig, MemorylessAgentConfig
+from autoqec.continual.agents.registry import AGENTS
+from autoqec.continual.environments.design_text import Rounds
+from autoqec.continual.runtime.config import RunConfig, load_config
+from autoqec.continual.runtime.episode import score_of
+from autoqec.continual.runtime.main import Evaluation, evaluate_config
+from autoqec.continual.runtime.metrics import mean
+from autoqec.errors import InputError
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Mean difference of episode scores, with minus without memory; 95% interval of paired differences.
+
+    Pairs are episodes at the same place. Fewer than two pairs have no interval.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Twins:
+    stateful: Evaluation
+    memoryless: Evaluation
+    gain: Gain
+
+    @property
+    def exit_code(self) -> int:
+        return max(self.stateful.exit_code, self.memoryless.exit_code)
+
+
+def evaluate_twins(config_path: Path | str, *, console: TextIO | None = None, rounds: Rounds | None = None) -> Twins:
+    """Both runs of a config, one after the other. InputError where its agent has no memory."""
+    config = load_config(config_path)
+    if config.agent.type == MemorylessAgentConfig().type:
+        raise InputError("the agent of this config has no memory to be worth anything", where=str(config_path))
+    stateful = evaluate_config(config, console=console, rounds=rounds)
+    memoryless = evaluate_config(without_memory(config), console=console, rounds=rounds)
+    return Twins(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
+
+
+def without_memory(config: RunConfig) -> RunConfig:
+    """The same run with the same model and words, and no memory."""
+    agent: LMAgentConfig = config.agent
+    words = agent.system_prompt or AGENTS[agent.type][1].default_system_prompt
+    twin = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=words)
+    return config.model_copy(update={"agent": twin, "memory": None})
+
+
+def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> Gain:
+    """From two runs' metrics. InputError where they have different numbers of episodes."""
+    one, other = _scores(stateful), _scores(memoryless)
+    if len(one) != len(other):
+        raise InputError(f"{len(one)} episodes against {len(other)}: nothing to pair", where="early_stop_on_success")
+    differences = [with_memory - without for with_memory, without in zip(one, other, strict=True)]
+    if len(differences) < 2:
+        return Gain(mean(differences), None, None, len(differences))
+    centre = statistics.fmean(differences)
+    half = _t95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
+    return Gain(centre, centre - half, centre + half, len(differences))
+
+
+def _scores(metrics: dict[str, Any]) -> list[float]:
+    return [mean([score_of(step["feedback"]) for step in episode]) for episode in metrics["episodes"]]
+
+
+def _t95(freedom: int) -> float:
+    """Student's 97.5% quantile."""
+    from scipy.stats import t
+
+    return float(t.ppf(0.975, freedom))

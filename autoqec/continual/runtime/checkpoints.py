@@ -1,0 +1,182 @@
+"""Checkpoints: whole directories or none, a `latest` that always resolves, and the rule that says which stay."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from autoqec.continual.agents.base import Agent
+from autoqec.continual.agents.memory_agent import MemoryAgent
+from autoqec.continual.memory.factory import load_memory
+from autoqec.continual.runtime.metrics import EpisodeRecord
+from autoqec.contracts.base import Contract
+from autoqec.errors import ContractError, InputError
+from autoqec.store import atomic
+
+_NAME = re.compile(r"^ep_(\d{6,})$")
+_SAVING = ".saving-"
+
+
+class RuntimeState(Contract):
+    """runtime.json: where a run stands. It is written last and hashes the other files of its directory."""
+
+    schema_version: Literal[1] = 1
+    episodes_seen: int = Field(ge=0)
+    next_env: int = Field(ge=0, description="place in the dataset of the next environment, from 0")
+    val_score: float | None = Field(description="of the last validation")
+    episodes: tuple[EpisodeRecord, ...]
+    errors: tuple[str, ...]
+    results_dir: str = Field(description="of the run that saved it, relative to this directory")
+    rng: dict[str, Any]
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """last_n: the youngest. top_k_val: the best validations, of equals the younger. keep None or 0: all."""
+
+    strategy: Literal["last_n", "top_k_val"]
+    keep: int | None
+
+    def survivors(self, saved: dict[int, float | None]) -> set[int]:
+        """Episodes whose checkpoint stays, of all that are saved (episode -> validation score)."""
+        if not self.keep:
+            return set(saved)
+        if self.strategy == "last_n":
+            return set(sorted(saved)[-self.keep :])
+        rank = sorted(saved, key=lambda episode: (_score(saved[episode]), episode))
+        return set(rank[-self.keep :])
+
+
+def _score(value: float | None) -> float:
+    return float("-inf") if value is None else value
+
+
+class CheckpointManager:
+    """The checkpoints of one run, under `directory`."""
+
+    def __init__(self, directory: Path, keep: Keep) -> None:
+        self.directory, self.keep = directory, keep
+        self._saved: dict[int, float | None] = {}
+
+    def save(self, state: RuntimeState, agent: Agent[Any]) -> None:
+        """Write ep_<episode>/, point `latest`, then prune: a crash leaves a checkpoint too many, never a half one."""
+        atomic.make_dir(self.directory)
+        name = f"ep_{state.episodes_seen:06d}"
+        if state.episodes_seen not in self._saved:
+            self._write(self.directory / name, state, agent)
+        self._saved[state.episodes_seen] = state.val_score
+        survivors = self.keep.survivors(self._saved)
+        self._point(f"ep_{max(survivors):06d}")
+        for episode in sorted(set(self._saved) - survivors):
+            self._remove(f"ep_{episode:06d}")
+            del self._saved[episode]
+        atomic.fsync_dir(self.directory)
+
+    def _remove(self, name: str) -> None:
+        doomed = self.directory / (_SAVING + "pruned-" + name)
+        os.rename(self.directory / name, doomed)  # a half-removed directory must not look like a checkpoint
+        shutil.rmtree(doomed)
+
+    def _write(self, target: Path, state: RuntimeState, agent: Agent[Any]) -> None:
+        draft = self.directory / (_SAVING + target.name)
+        atomic.make_dir(draft)
+        atomic.write_json(draft / "agent.json", _agent_json(agent))
+        if isinstance(agent, MemoryAgent):
+            agent.memory.save(draft / _memory_name(state.episodes_seen))
+        hashes = {path.name: _sha256(path) for path in sorted(draft.iterdir())}
+        atomic.write_json(draft / "runtime.json", state.model_copy(update={"sha256": hashes}).dump())
+        os.rename(draft, target)
+        atomic.fsync_dir(self.directory)
+
+    def _point(self, name: str) -> None:
+        """`latest` is a symlink; `latest.json` says the same where links can't be made."""
+        atomic.write_json(self.directory / "latest.json", {"checkpoint": name})
+        draft = self.directory / (_SAVING + "latest")
+        draft.unlink(missing_ok=True)
+        try:
+            os.symlink(name, draft)
+        except OSError:
+            return
+        os.replace(draft, self.directory / "latest")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that is whole."""
+
+    directory: Path
+    state: RuntimeState
+
+    @property
+    def results_dir(self) -> Path:
+        """Of the run that saved it."""
+        return Path(os.path.normpath(self.directory / self.state.results_dir))
+
+    def restore(self, agent: Agent[Any]) -> None:
+        """Memory (with the config it was saved under) and state into an agent of the same type."""
+        saved = json.loads((self.directory / "agent.json").read_text(encoding="utf-8"))
+        if saved["agent_type"] != type(agent).__name__:
+            raise InputError(
+                f"the checkpoint is of a {saved['agent_type']}, the config asks for a {type(agent).__name__}",
+                where=str(self.directory),
+                mend="use the agent type of the run that is resumed",
+            )
+        if isinstance(agent, MemoryAgent):
+            agent.memory = load_memory(self.directory / _memory_name(self.state.episodes_seen))
+        agent.load_state(saved["state"])
+
+
+def load(path: Path | str) -> Loaded:
+    """The checkpoint at `path`: an ep_… directory, or `latest`. InputError where there is none; ContractError where a
+    byte of it is not as it was saved. Nothing falls back to the start."""
+    directory = _resolve(Path(path))
+    try:
+        data = json.loads((directory / "runtime.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ContractError(f"the checkpoint is damaged: {error}", where=str(directory), mend=_MEND) from error
+    state = RuntimeState.read(data, where=str(directory / "runtime.json"))
+    for name, expected in state.sha256.items():
+        if not (directory / name).is_file() or _sha256(directory / name) != expected:
+            raise ContractError(f"{name} is not the file that was saved", where=str(directory), mend=_MEND)
+    return Loaded(directory, state)
+
+
+_MEND = "resume from another checkpoint of that run, or leave `resume_from` out"
+
+
+def _resolve(path: Path) -> Path:
+    if path.name == "latest" and not path.is_dir():
+        pointer = path.with_name("latest.json")
+        if pointer.is_file():
+            path = path.with_name(str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]))
+    path = path.resolve()
+    if not path.is_dir():
+        raise InputError("there is no checkpoint", where=str(path), mend="give an ep_… directory, or `latest`")
+    if not _NAME.match(path.name):
+        raise InputError("is no checkpoint directory", where=str(path), mend="give an ep_… directory, or `latest`")
+    return path
+
+
+def _agent_json(agent: Agent[Any]) -> dict[str, Any]:
+    return {"agent_type": type(agent).__name__, "config": _config(agent), "state": agent.state()}
+
+
+def _config(agent: Agent[Any]) -> dict[str, Any]:
+    return agent.config.model_dump(mode="json", by_alias=True)
+
+
+def _memory_name(episodes: int) -> str:
+    return f"memory_{episodes}.jsonl"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,122 @@
+"""One episode: reset, act, step, observe, until it is done, capped, or broken."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from autoqec.continual.agents.base import Agent
+from autoqec.continual.environments.base import Environment, StepResult
+from autoqec.errors import ContractError, DiskFailed
+
+
+@dataclass(frozen=True)
+class ScoredStep:
+    """A step and what is reported about it. observation: the one that was acted on."""
+
+    result: StepResult
+    observation: str
+    info: dict[str, Any]
+    score: float
+    cum_score: float
+    started: datetime
+    ended: datetime
+    duration_ms: float
+
+
+@dataclass
+class Played:
+    """An episode as it went. error: what ended it early; the steps before it stand."""
+
+    steps: list[ScoredStep] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the last feedback says so."""
+        if not self.steps or self.error is not None:
+            return False
+        return bool(self.steps[-1].result.feedback.get("correct", self.steps[-1].score >= 1.0))
+
+
+Watch = Callable[[ScoredStep], None]
+
+
+def play(env: Environment, agent: Agent[Any], *, max_steps: int | None = None, watch: Watch | None = None) -> Played:
+    """Play one episode. An exception of environment or agent ends the episode, not the run.
+
+    `watch` sees each step once the agent has observed it. `end_episode` is called once, also where the cap ended the
+    episode; not where an exception did, since half an episode teaches the wrong thing. DiskFailed goes up.
+    """
+    played = Played()
+    try:
+        obs: str | None = env.reset()
+        agent.reset()
+        done = False
+        while not done and (max_steps is None or len(played.steps) < max_steps):
+            if obs is None:
+                raise ContractError("no observation, and the episode is not done", where=env.env_id)
+            before = played.steps[-1].cum_score if played.steps else 0.0
+            step = _step(env, agent, obs, before)
+            played.steps.append(step)
+            if watch is not None:
+                watch(step)
+            obs, done = step.result.obs, step.result.done
+        agent.end_episode()
+    except DiskFailed:
+        raise
+    except Exception as error:
+        played.error = f"{type(error).__name__}: {error}"
+    return played
+
+
+def _step(env: Environment, agent: Agent[Any], obs: str, before: float) -> ScoredStep:
+    started, clock = datetime.now(UTC), time.monotonic()
+    action = agent.act(obs)
+    after, feedback, done, info = env.step(action)
+    agent.observe(after, feedback, done)
+    duration_ms = 1000 * (time.monotonic() - clock)
+    score = score_of(feedback)
+    result = StepResult(obs=after, action=action, feedback=plain(feedback), done=done)
+    return ScoredStep(
+        result=result,
+        observation=obs,
+        info=plain(info),
+        score=score,
+        cum_score=before + score,
+        started=started,
+        ended=datetime.now(UTC),
+        duration_ms=round(duration_ms, 3),
+    )
+
+
+def score_of(feedback: Mapping[str, Any]) -> float:
+    """`score` where there is one, else `correct` as 0 or 1, else 0; always within [0, 1]."""
+    value = feedback.get("score")
+    if value is None:
+        value = feedback.get("correct", 0.0)
+    try:
+        score = float(value)
+    except (TypeError, ValueError):
+        return 0.0
+    return min(max(score, 0.0), 1.0) if not math.isnan(score) else 0.0
+
+
+def plain(value: Any) -> Any:
+    """JSON-able: what has no JSON form becomes its text, and numbers that are none become null."""
+
+    def finite(part: Any) -> Any:
+        if isinstance(part, float) and not math.isfinite(part):
+            return None
+        if isinstance(part, dict):
+            return {str(key): finite(item) for key, item in part.items()}
+        if isinstance(part, list | tuple):
+            return [finite(item) for item in part]
+        return part
+
+    return finite(json.loads(json.dumps(value, default=str)))

@@ -1,0 +1,108 @@
+"""One evaluation from one YAML file: build, run, leave a results directory behind."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from autoqec.continual.agents.code_execution import sandboxed
+from autoqec.continual.agents.registry import build_agent
+from autoqec.continual.environments.datasets import build_dataset
+from autoqec.continual.environments.design_text import Rounds
+from autoqec.continual.runtime import checkpoints, logs, rng
+from autoqec.continual.runtime.config import RunConfig, load_config
+from autoqec.continual.runtime.runtime import RunTime
+from autoqec.llm.config import get_lm_client
+from autoqec.store import atomic
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation left. exit_code: 1 where something was recorded as failed, though the run went on."""
+
+    results_dir: Path
+    metrics: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.metrics.get("errors") else 0
+
+
+def evaluate(
+    config_path: Path | str,
+    *,
+    console: TextIO | None = None,
+    resume_from: str | None = None,
+    rounds: Rounds | None = None,
+) -> Evaluation:
+    """Run the evaluation that a YAML file describes.
+
+    console: where log lines and progress bars go if the config is verbose; default stdout. resume_from: a checkpoint,
+    in place of the config's. rounds: what runs real rounds, for designs. Raises InputError before anything is written.
+    """
+    config = load_config(config_path)
+    if resume_from is not None:
+        absolute = str(Path(resume_from).absolute())
+        config = config.model_copy(update={"runtime": config.runtime.model_copy(update={"resume_from": absolute})})
+    return evaluate_config(config, console=console, rounds=rounds)
+
+
+def evaluate_config(config: RunConfig, *, console: TextIO | None = None, rounds: Rounds | None = None) -> Evaluation:
+    """As `evaluate`, for a config with absolute paths."""
+    config = _resumable(config)
+    if config.seed is not None:
+        rng.seed_all(config.seed)
+    agent = build_agent(config.agent, get_lm_client(config.lm_config), run_code=sandboxed)
+    train = build_dataset(config.dataset, rounds=rounds)
+    validation = config.validation_dataset
+    held_out = build_dataset(validation, rounds=rounds) if validation is not None else None
+
+    results = new_results_dir(Path(config.output.results_dir))
+    atomic.write_text(results / "config.yaml", config.snapshot())
+    speaking = (console or sys.stdout) if config.runtime.verbose else None
+    logger = logs.setup_logger("run", config.output.log_level, results / "run.log", console=speaking)
+    try:
+        for name, part in (("agent", agent), ("dataset", train), ("validation", held_out)):
+            if part is not None:
+                part.logger = logs.child(logger, name)
+        runtime = RunTime(
+            config.runtime,
+            train,
+            agent,
+            validation_dataset=held_out,
+            results_dir=results,
+            save_memory_path=config.output.save_memory_path,
+            logger=logs.child(logger, "runtime"),
+            console=speaking,
+        )
+        return Evaluation(results, runtime.run())
+    except BaseException as error:
+        logger.error("ended early: %s: %s", type(error).__name__, error)
+        raise
+    finally:
+        logs.close(logger)
+
+
+def new_results_dir(base: Path) -> Path:
+    """base/YYYYMMDD_HHMMSS in UTC; a second run in the same second gets `_2`, never a shared directory."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+    atomic.make_dir(base)
+    number = 1
+    while True:
+        path = base / (stamp if number == 1 else f"{stamp}_{number}")
+        try:
+            atomic.make_dir(path, exclusive=True)
+            return path
+        except FileExistsError:
+            number += 1
+
+
+def _resumable(config: RunConfig) -> RunConfig:
+    """The config with the place a checkpoint stands at; a damaged checkpoint is refused before anything is written."""
+    if config.runtime.resume_from is None:
+        return config
+    place = checkpoints.load(config.runtime.resume_from).state.next_env
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"start_episode_index": place})})

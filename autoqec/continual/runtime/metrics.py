@@ -1,0 +1,76 @@
+"""What a run adds up to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from autoqec.continual.environments.base import StepResult
+from autoqec.continual.runtime.episode import Played, score_of
+from autoqec.contracts.base import Contract
+
+
+class EpisodeRecord(Contract):
+    """One episode as checkpoints keep it."""
+
+    env_id: str
+    env_type: str
+    steps: tuple[StepResult, ...]
+    error: str | None = None
+
+    @classmethod
+    def of(cls, env_id: str, env_type: str, played: Played) -> EpisodeRecord:
+        steps = tuple(step.result for step in played.steps)
+        return cls(env_id=env_id, env_type=env_type, steps=steps, error=played.error)
+
+
+def aggregate(episodes: Sequence[EpisodeRecord], errors: Sequence[str]) -> dict[str, Any]:
+    """The value of `run()`: mean over all steps, counts, and each episode's steps.
+
+    `tasks` is there where a feedback has figures of its own (`extra`), `errors` where something failed. A function of
+    its arguments alone, so that a resumed run ends with the figures of one that was never interrupted.
+    """
+    scores = [score_of(step.feedback) for episode in episodes for step in episode.steps]
+    metrics: dict[str, Any] = {
+        "mean_score": mean(scores),
+        "train_steps": len(scores),
+        "train_episodes": sum(episode.error is None for episode in episodes),
+        "episodes": [[step.dump() for step in episode.steps] for episode in episodes],
+    }
+    tasks = {kind: _task(episodes, kind) for kind in sorted({episode.env_type for episode in episodes})}
+    if any("confusion" in task or "extra_means" in task for task in tasks.values()):
+        metrics["tasks"] = tasks
+    if errors:
+        metrics["errors"] = list(errors)
+    return metrics
+
+
+def mean(scores: Sequence[float]) -> float:
+    return sum(scores) / len(scores) if scores else 0.0
+
+
+def _task(episodes: Sequence[EpisodeRecord], env_type: str) -> dict[str, Any]:
+    """Figures of one kind of environment: an mcq's confusion of letters, the means of numbers in `extra`."""
+    feedbacks = [step.feedback for episode in episodes if episode.env_type == env_type for step in episode.steps]
+    task: dict[str, Any] = {
+        "steps": len(feedbacks),
+        "mean_score": mean([score_of(feedback) for feedback in feedbacks]),
+        "accuracy": mean([float(bool(feedback.get("correct"))) for feedback in feedbacks]),
+    }
+    extras = [feedback["extra"] for feedback in feedbacks if isinstance(feedback.get("extra"), dict)]
+    judged = [extra for extra in extras if {"expected", "chosen"} <= extra.keys()]
+    pairs = Counter((extra["expected"], extra["chosen"] or "none") for extra in judged)
+    if pairs:
+        task["confusion"] = {
+            row: {column: count for (expected, column), count in sorted(pairs.items()) if expected == row}
+            for row in sorted({expected for expected, _ in pairs})
+        }
+    numbers = {
+        name: [extra[name] for extra in extras if isinstance(extra.get(name), int | float)]
+        for name in sorted({name for extra in extras for name in extra})
+    }
+    means = {name: mean(values) for name, values in numbers.items() if values}
+    if means:
+        task["extra_means"] = means
+    return task

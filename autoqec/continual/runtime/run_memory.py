@@ -1,0 +1,129 @@
+"""What rounds taught, carried from run to run: rows of history as experiences of a memory, and as notes for a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autoqec.continual.environments.design import Facts
+from autoqec.continual.environments.design_text import task
+from autoqec.continual.memory.entries import CheatsheetEntry, Entry, ExperienceEntry, ReflectionEntry
+from autoqec.continual.memory.factory import Memory, build_memory, load_memory
+from autoqec.continual.memory.retrieval import RetrievalService
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
+from autoqec.ideators import prompts
+from autoqec.reporting import rows as read
+
+HOLDS = ("hybrid", "experience_db", "history_list")  # memories that take experiences
+NEAREST = 200  # experiences that notes are chosen from, the likest envs first
+SHOWN = 6  # of the best, and as many of what failed
+
+
+class Learned:
+    """A memory that runs share, in one file: the snapshot of a memory, as RunTime's checkpoints hold one.
+
+    A file that is not there yet is an empty hybrid memory. Raises ContractError for a damaged one, InputError for a
+    memory that takes no experiences, or a place where no file can be.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if self.path.is_dir() or not self.path.absolute().parent.is_dir():
+            mend = f"mkdir -p {self.path.parent}, and name a file in it"
+            raise InputError("no memory can be kept there", where=str(path), mend=mend)
+        self.memory = self._read()
+
+    def add(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
+        """Learn the finished rounds of a run, each once however often it is told; how many were new."""
+        known = {entry.metadata.get("attempt") for entry in self._experiences()}
+        fresh = [one for one in experiences(run_id, env, rows) if one.metadata["attempt"] not in known]
+        for one in fresh:
+            self.memory.update(one)
+        return len(fresh)
+
+    def learn(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
+        """`add`, on top of what another run may have put into the file meanwhile; durable on return."""
+        self.memory = self._read()
+        added = self.add(run_id, env, rows)
+        if added:
+            self.memory.save(self.path)
+        return added
+
+    def notes(self, env: EnvSpec, *, but: str = "") -> list[str]:
+        """Lines for a model's prompt, most telling first: sheet and reflections, then what gained and what failed on
+        the envs that are likest. but: the run whose own rounds are left out, for its history tells them."""
+        entries = self.memory.recall()
+        lines = [line for one in entries if isinstance(one, CheatsheetEntry) for line in one.content.splitlines()]
+        lines += [one.content for one in entries if isinstance(one, ReflectionEntry)][-SHOWN:]
+        pool = [one for one in self._experiences() if one.metadata.get("run") != but]
+        index = RetrievalService()
+        index.build_index(one.obs for one in pool)
+        near = [pool[place] for place in index.query_top_k(task(Facts.of(env)), NEAREST)]
+        good = sorted((one for one in near if _gain(one) > 0), key=_gain, reverse=True)[:SHOWN]
+        bad = [one for one in near if _gain(one) <= 0][:SHOWN]
+        # By turns, so that a short prompt holds some of either.
+        turns = [pair[place] for place in range(SHOWN) for pair in (good, bad) if place < len(pair)]
+        return [*lines, *map(_line, turns)]
+
+    def __len__(self) -> int:
+        return len(self.memory.entries())
+
+    def _read(self) -> Memory:
+        memory = load_memory(self.path) if self.path.exists() else build_memory({"_type": "hybrid"})
+        if memory.config.type not in HOLDS:
+            what = f"a memory of type {memory.config.type!r} takes no experiences"
+            raise InputError(what, where=str(self.path), mend=f"name a file of another type: {', '.join(HOLDS)}")
+        return memory
+
+    def _experiences(self) -> list[ExperienceEntry]:
+        return [entry for entry in self.memory.entries() if isinstance(entry, ExperienceEntry)]
+
+
+def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
+    """One a round that came to its end: the env's task, the config, what judge and val shots said, the advice."""
+    obs, found = task(Facts.of(env)), []
+    for row in read.current(rows):
+        if row.status not in read.LOST and row.dsl_config:
+            attempt = row.refers_to_attempt or row.round_attempt_id
+            about = {"run": run_id, "round": row.round, "attempt": attempt, "env": env.name}
+            config = json.dumps(row.dsl_config, sort_keys=True)
+            found.append(ExperienceEntry(obs=obs, action=config, feedback=_feedback(row), metadata=about))
+    return found
+
+
+def _feedback(row: HistoryRow) -> dict[str, Any]:
+    """In the words that every environment has for it."""
+    if row.status != "ok":
+        said, gain = f"{row.status}: {row.status_reason}", None
+    elif row.verify_verdict is not None:
+        gain = row.relative_holdout
+        figure = "no effect published" if gain is None else f"{100 * gain:+.1f}% of the errors avoided on fresh shots"
+        said = f"judge {row.verify_verdict}, {figure}"
+    else:
+        plain = row.ler_plain_classical
+        gain = row.delta_ler / plain if plain and row.delta_ler is not None else None
+        said = "not nominated" + ("" if gain is None else f", {100 * gain:+.1f}% on val shots")
+    if row.next_hypothesis_seed:
+        said += f"; advice: {prompts.clean(row.next_hypothesis_seed, 120)}"
+    feedback = {"correct": row.verify_verdict == "VERIFIED", "target": "", "message": prompts.clean(said, 300)}
+    return feedback if gain is None else feedback | {"extra": {"relative": gain}}
+
+
+def _gain(entry: ExperienceEntry) -> float:
+    """What was verified counts as it was measured; what was not, as nothing gained."""
+    return float((entry.feedback.get("extra") or {}).get("relative") or 0.0) if entry.feedback.get("correct") else 0.0
+
+
+def _line(entry: Entry) -> str:
+    if not isinstance(entry, ExperienceEntry):
+        return entry.line()
+    try:
+        words = prompts.config_words(json.loads(entry.action))
+    except ValueError:
+        words = prompts.clean(entry.action, 120)
+    place = entry.metadata.get("env") or prompts.clean(entry.obs, 80)
+    return f"{place}: {words}: {entry.feedback.get('message', '')}"

@@ -1,0 +1,260 @@
+"""RunTime: trains an agent over environments, one after the other, and measures it on the way."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from pathlib import Path
+from typing import Any, TextIO
+
+from autoqec import optional
+from autoqec.continual.agents.base import Agent
+from autoqec.continual.agents.memory_agent import LMAgent, MemoryAgent
+from autoqec.continual.environments.base import EnvDataset, Environment, StepResult
+from autoqec.continual.runtime import checkpoints, rng
+from autoqec.continual.runtime.calls import EpisodeCalls
+from autoqec.continual.runtime.config import RunTimeConfig
+from autoqec.continual.runtime.episode import Played, ScoredStep, play
+from autoqec.continual.runtime.metrics import EpisodeRecord, aggregate
+from autoqec.continual.runtime.scores import ScoreFiles, Teller
+from autoqec.continual.runtime.validation import Validated, validate
+from autoqec.errors import InputError
+from autoqec.store import atomic
+
+
+class RunTime:
+    """An agent over a dataset of environments.
+
+    results_dir: where files go; None: none are written, and options that ask for files are an InputError.
+    save_memory_path: inside it, see OutputConfig. console: where progress bars go when `verbose`.
+    """
+
+    def __init__(
+        self,
+        config: RunTimeConfig,
+        env_dataset: EnvDataset[Any],
+        agent: Agent[Any],
+        *,
+        validation_dataset: EnvDataset[Any] | None = None,
+        results_dir: Path | str | None = None,
+        save_memory_path: str | None = None,
+        logger: logging.Logger | None = None,
+        console: TextIO | None = None,
+    ) -> None:
+        self.config, self.env_dataset, self.agent = config, env_dataset, agent
+        self.validation_dataset, self.save_memory_path = validation_dataset, save_memory_path
+        self.logger = logger or logging.getLogger("autoqec.silent")
+        self.console = console
+        self.results_dir = Path(results_dir) if results_dir is not None else None
+        self._scores = ScoreFiles(self._inside(), config.scores_path) if config.scores_path is not None else None
+        self._checkpoints = self._manager()
+        if config.log_calls or save_memory_path is not None:
+            self._inside()
+        lm_model = str(getattr(getattr(agent, "lm", None), "model", ""))
+        self._teller = Teller(config.verbose_score_logging, lm_model, type(agent).__name__)
+        self._episodes: list[EpisodeRecord] = []
+        self._errors: list[str] = []
+        self._next_env = 0
+        self._seen = 0
+        self._val_score: float | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Everything, from the start or the checkpoint; see `metrics.aggregate` for what comes back."""
+        envs = self.env_dataset.get_dataset()
+        if not self._resume():
+            self._begin()
+        limit = self.config.max_envs_to_visit
+        end = len(envs) if limit is None else min(limit, len(envs))
+        self.logger.info("environments %d to %d of %d", self._next_env + 1, end, len(envs))
+        with self._bar(end, "train") as bar:
+            bar.update(min(self._next_env, end))
+            while self._next_env < end:
+                before = self._seen
+                self._visit(envs[self._next_env])
+                self._next_env += 1
+                self._after(before)
+                bar.update()
+        metrics = aggregate(self._episodes, self._errors)
+        self._save_memory(final=True)
+        if self.results_dir is not None:
+            atomic.write_json(self.results_dir / "metrics.json", metrics)
+        self.logger.info("mean score %.4f over %d steps", metrics["mean_score"], metrics["train_steps"])
+        return metrics
+
+    def run_episode(self, environment: Environment) -> list[StepResult]:
+        """One training episode, recorded like every other."""
+        return [step.result for step in self._episode(environment).steps]
+
+    def _begin(self) -> None:
+        self._next_env = self._seen = self.config.start_episode_index
+        for name, dataset in (("dataset", self.env_dataset), ("validation_dataset", self.validation_dataset)):
+            self._errors += [f"{name}: {error}" for error in (dataset.errors if dataset is not None else [])]
+        for error in self._errors:
+            self.logger.error("%s", error)
+        if self.config.run_validation_at_start:
+            self._validate()
+        if self._checkpoints is not None:
+            validated = self.config.checkpoint_strategy == "top_k_val" and self._val_score is not None
+            if self.config.checkpoint_on_start or validated:
+                self._save_checkpoint()
+
+    def _resume(self) -> bool:
+        """Take a checkpoint's place; False where none is asked for."""
+        if self.config.resume_from is None:
+            return False
+        loaded = checkpoints.load(self.config.resume_from)
+        loaded.restore(self.agent)
+        state = loaded.state
+        self._episodes, self._errors = list(state.episodes), list(state.errors)
+        self._seen, self._next_env, self._val_score = state.episodes_seen, state.next_env, state.val_score
+        if self._scores is not None and self.config.scores_path is not None:
+            self._scores.carry_over(ScoreFiles(loaded.results_dir, self.config.scores_path), self._seen)
+        rng.restore(state.rng)
+        self.logger.info("resumed from %s after %d episodes", loaded.directory, self._seen)
+        return True
+
+    def _visit(self, env: Environment) -> None:
+        """All trials of one environment."""
+        trials, carry = self.config.num_trials or 1, self.config.carry_memory_across_trials
+        agent = self.agent
+        keep = not carry and trials > 1 and self.config.memory_between_trials == "env_start"
+        at_start = copy.deepcopy(agent.memory) if keep and isinstance(agent, MemoryAgent) else None
+        for trial in range(trials):
+            if trial > 0 and not carry and isinstance(agent, MemoryAgent):
+                if at_start is None:
+                    agent.memory.clear()
+                else:
+                    agent.memory = copy.deepcopy(at_start)
+            played = self._episode(env)
+            if self.config.early_stop_on_success and played.succeeded:
+                break
+
+    def _episode(self, env: Environment) -> Played:
+        self._seen += 1
+        number = self._seen
+        calls = self._calls("train", number, env)
+        if isinstance(self.agent, LMAgent):
+            self.agent.on_call = calls
+        steps = 0
+
+        def watch(step: ScoredStep) -> None:
+            nonlocal steps
+            steps += 1
+            if self._scores is not None:
+                self._scores.append_train(self._teller.record("train", number, steps, step, env))
+            if calls is not None:
+                calls.step += 1
+
+        self.agent.train()
+        played = play(env, self.agent, max_steps=self.config.max_steps_per_episode, watch=watch)
+        self._episodes.append(EpisodeRecord.of(env.env_id, env.env_type, played))
+        if played.error is not None:
+            self._errors.append(f"episode {number} ({env.env_id}): {played.error}")
+            self.logger.error("%s", self._errors[-1])
+        score = played.steps[-1].cum_score if played.steps else 0.0
+        self.logger.info("episode %d (%s): %d steps, score %.4f", number, env.env_id, len(played.steps), score)
+        return played
+
+    def _after(self, before: int) -> None:
+        """What is due once an environment is done. Trials may take several episodes: a multiple passed counts."""
+        config = self.config
+        validated = _passed(before, self._seen, config.validation_freq) and self._validate()
+        if validated:
+            self._save_memory(final=False)
+        by_score = config.checkpoint_strategy == "top_k_val"
+        if validated if by_score else _passed(before, self._seen, config.checkpoint_every_episodes):
+            self._save_checkpoint()
+
+    def _validate(self) -> bool:
+        """False where there is nothing to validate on."""
+        if self.validation_dataset is None:
+            self.logger.warning("validation is asked for, and there is no validation_dataset: skipped")
+            return False
+        envs, seen = self.validation_dataset.get_dataset(), self._seen
+        with self._bar(len(envs), f"val {seen}") as bar:
+            result = validate(
+                self.agent,
+                envs,
+                workers=self.config.workers,
+                max_steps=self.config.max_steps_per_episode,
+                calls=lambda number, env: self._calls(f"validation/val_{seen}", number, env),
+                on_done=bar.update,
+            )
+        if self._scores is not None:
+            self._scores.write_val(seen, self._val_records(envs, result))
+        for error in result.errors(envs):
+            self._errors.append(f"after {seen} episodes: {error}")
+            self.logger.error("%s", self._errors[-1])
+        self._val_score = result.mean_score
+        self.logger.info("validation after %d episodes: mean score %.4f", seen, result.mean_score)
+        return True
+
+    def _val_records(self, envs: list[Environment], result: Validated) -> list[dict[str, Any]]:
+        return [
+            self._teller.record("val", episode, number, step, env)
+            for episode, (env, played) in enumerate(zip(envs, result.played, strict=True), start=1)
+            for number, step in enumerate(played.steps, start=1)
+        ]
+
+    def _save_checkpoint(self) -> None:
+        if self._checkpoints is None:
+            return
+        home = self._checkpoints.directory / "ep"
+        state = checkpoints.RuntimeState(
+            episodes_seen=self._seen,
+            next_env=self._next_env,
+            val_score=self._val_score,
+            episodes=tuple(self._episodes),
+            errors=tuple(self._errors),
+            results_dir=os.path.relpath(self._inside(), home),
+            rng=rng.capture(),
+            sha256={},
+        )
+        self._checkpoints.save(state, self.agent)
+        self.logger.info("checkpoint after %d episodes", self._seen)
+
+    def _save_memory(self, *, final: bool) -> None:
+        if self.save_memory_path is None or not isinstance(self.agent, MemoryAgent):
+            return
+        path = self._inside() / self.save_memory_path
+        if path.suffix != ".jsonl":
+            path = path / f"memory_{self._seen}.jsonl"
+        elif not final:
+            return
+        atomic.make_dir(path.parent)
+        self.agent.memory.save(path)
+
+    def _calls(self, folder: str, episode: int, env: Environment) -> EpisodeCalls | None:
+        if not self.config.log_calls:
+            return None
+        context = {
+            "mode": "train" if folder == "train" else "val",
+            "episode_index": episode,
+            "seen_episodes": self._seen,
+            "env_id": env.env_id,
+            "lm_model": self._teller.lm_model,
+            "agent_type": self._teller.agent_type,
+        }
+        return EpisodeCalls(self._inside() / "llm_calls" / folder, context)
+
+    def _manager(self) -> checkpoints.CheckpointManager | None:
+        config = self.config
+        if config.checkpoint_dir is None:
+            return None
+        keep = checkpoints.Keep(config.checkpoint_strategy, config.checkpoint_keep_last)
+        return checkpoints.CheckpointManager(self._inside() / config.checkpoint_dir, keep)
+
+    def _inside(self) -> Path:
+        if self.results_dir is None:
+            raise InputError("scores, checkpoints, calls and memories need a results directory", where="results_dir")
+        return self.results_dir
+
+    def _bar(self, total: int, name: str) -> Any:
+        tqdm = optional.load("tqdm", extra="evaluate").tqdm
+        return tqdm(total=total, desc=name, disable=not self.config.verbose, file=self.console, leave=False)
+
+
+def _passed(before: int, now: int, every: int | None) -> bool:
+    """Whether a multiple of `every` lies in (before, now]."""
+    return every is not None and now // every > before // every

@@ -1,0 +1,175 @@
+"""QECBench-Tab: configs with what training them gave, every shot's failure kept, so that any shot budget replays.
+
+A table is one file of JSON lines. `reference` lines hold a classical decoder's failures on the env's benchmark shots,
+`cell` lines one config at one fidelity and training seed: cost, status (failures are outcomes) and the shots where
+it and the plain backend part, packed: with the plain one's failures they are its own, at a tenth of the bytes.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import autoqec
+from autoqec.contracts.base import sha256_json
+from autoqec.contracts.verdict import PairedCounts
+from autoqec.errors import InputError
+from autoqec.ideators import space
+from autoqec.ideators.space import Config, Params
+from autoqec.store import jsonl
+
+Bits = NDArray[np.bool_]
+DEFAULT = Path(autoqec.__file__).parent / "data" / "qecbench_tab.jsonl"
+HINT = "leave --table out to use the table that comes with autoqec"
+
+
+def pack(bits: Bits) -> str:
+    """bool [n] -> text: packed bits, deflated, base64."""
+    return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
+
+
+def unpack(text: str, shots: int) -> Bits:
+    """The inverse of `pack`."""
+    packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
+    return np.unpackbits(packed, count=shots).astype(bool)
+
+
+def cell_key(env: str, config: Config, fidelity: str, seed: int) -> str:
+    """One name a cell; the builder skips those that stand in the file."""
+    return sha256_json({"env": env, "config": config, "fidelity": fidelity, "seed": seed})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measured config. differs: int64 [k], in order, the shots where it fails and the plain backend does not, or
+    the other way round; None where training failed."""
+
+    config: Config
+    params: Params
+    status: str
+    reason: str | None
+    n_params: int | None
+    flops: int | None
+    seconds: float
+    differs: NDArray[np.int64] | None
+
+
+class Table:
+    """The cells of one env, fidelity and training seed; a proposal stands for the nearest cell of its family.
+
+    Raises InputError for a file that is missing or holds no such cells.
+    """
+
+    def __init__(self, cells: Sequence[Cell], plain: Bits, *, env: str = "") -> None:
+        if not cells:
+            raise InputError("the table holds no cells of this env and fidelity", where="QECBench-Tab", mend=HINT)
+        self.cells, self.plain, self.env = list(cells), plain, env
+        self._by_family: dict[str, list[int]] = {}
+        for index, cell in enumerate(self.cells):
+            self._by_family.setdefault(cell.params["type"], []).append(index)
+
+    @classmethod
+    def read(cls, path: Path, *, env: str | None = None, fidelity: str = "full", seed: int = 0) -> Table:
+        """env: None takes the first one of the file."""
+        if not path.is_file():
+            raise InputError("the table is not there", where=str(path), mend=HINT)
+        lines = jsonl.read(path)
+        references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
+        plain = next((line for line in references if line["name"] == line["plain"]), None)
+        if plain is None:
+            raise InputError(f"the table holds no reference for env {env}", where=str(path), mend=HINT)
+        mine = (plain["env"], fidelity, seed)
+        rows = [
+            line for line in lines if line["kind"] == "cell" and (line["env"], line["fidelity"], line["seed"]) == mine
+        ]
+        cells = [_cell(line) for line in rows if space.params_of(line["config"])]
+        return cls(cells, unpack(plain["failures"], plain["shots"]), env=plain["env"])
+
+    def nearest(self, params: Params, taken: set[int]) -> int:
+        """Index of the nearest cell that is not taken: of the same family, or of any where that one is used up."""
+        family = [index for index in self._by_family.get(params["type"], []) if index not in taken]
+        pool = family or [index for index in range(len(self.cells)) if index not in taken]
+        if not pool:
+            raise InputError("every cell of the table was tried", where="QECBench-Tab", mend="give fewer --rounds")
+        return min(pool, key=lambda index: (distance(params, self.cells[index].params), index))
+
+    def counts(self, index: int, shots: slice) -> PairedCounts | None:
+        """The plain backend and a cell on a slice of the shots; None where training failed."""
+        differs = self.cells[index].differs
+        if differs is None:
+            return None
+        start, stop, _ = shots.indices(self.plain.size)
+        inside = differs[np.searchsorted(differs, start) : np.searchsorted(differs, stop)]
+        errors, fixed = np.count_nonzero(self.plain[shots]), np.count_nonzero(self.plain[inside])
+        broken = inside.size - fixed
+        return PairedCounts(
+            shots=stop - start,
+            errors_reference=errors,
+            errors_candidate=errors - fixed + broken,
+            fixed=fixed,
+            broken=broken,
+        )
+
+
+def distance(one: Params, other: Params) -> float:
+    """Sum over the dimensions both have: steps on a log scale for numbers, 1 for another name."""
+    total = 0.0
+    for key in one.keys() & other.keys():
+        dimension = space.BY_KEY[key]
+        if dimension.choices:
+            total += float(one[key] != other[key])
+        else:
+            total += abs(math.log(one[key] / other[key])) / math.log(dimension.high / dimension.low)
+    return total
+
+
+# Controls: a table as an agent sees it -----------------------------------------------------------------------------
+
+Mirror = Callable[[Params], Params]
+FEW = 16  # whole numbers up to here are mirrored by counting from the other end, larger ones on the log scale
+
+
+def as_is(params: Params) -> Params:
+    return params
+
+
+def renamed(params: Params) -> Params:
+    """Every knob turned the other way round: the same landscape under names whose meaning is gone. Its own inverse."""
+    out: Params = {}
+    for key, value in params.items():
+        dimension = space.BY_KEY[key]
+        if key == "type":
+            out[key] = value
+        elif dimension.choices:
+            out[key] = dimension.choices[-1 - dimension.choices.index(value)]
+        elif isinstance(dimension.low, int) and dimension.high <= FEW:
+            out[key] = dimension.low + int(dimension.high) - value
+        else:
+            out[key] = dimension.tidy(dimension.low * dimension.high / value)
+    return out
+
+
+def shuffled(table: Table, seed: int) -> list[int]:
+    """Whose figures an agent is told for each cell: another one's, of any family."""
+    order = list(range(len(table.cells)))
+    random.Random(f"shuffled/{seed}").shuffle(order)
+    return order
+
+
+def _cell(line: dict[str, Any]) -> Cell:
+    params = space.params_of(line["config"])
+    assert params is not None  # chosen so
+    differs = None if line["differs"] is None else np.flatnonzero(unpack(line["differs"], line["shots"]))
+    return Cell(
+        line["config"], params, line["status"], line["reason"], line["n_params"], line["flops_per_syndrome"],
+        line["seconds"], differs,
+    )  # fmt: skip

@@ -1,0 +1,107 @@
+"""Regularised evolution (Real et al., AAAI 2019): the youngest rounds are the population, the oldest die.
+
+The population is read off history for every proposal, so that a killed search goes on with the proposal it would
+have made. A child stands on its parent's branch where that can be forked: git then shows the lineage.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.pareto import dominates
+from autoqec.ideators import moves, space
+from autoqec.ideators.moves import Move, State
+from autoqec.ideators.space import Params
+
+POPULATION = 24  # youngest measured rounds that may have children
+SAMPLE = 6  # rivals for parenthood
+STARTUP = 8  # measured rounds before there are parents; uniform draws till then
+TWO_KEYS = 0.3  # of the children differ from their parent in a second key
+
+
+def propose(view: dict[str, Any]) -> IdeatorResponse:
+    """The next proposal; a function of the view alone. Round 1 is the best known template."""
+    state = State.read(view)
+    move = moves.template(state) or _child(state) or moves.fresh(state, moves.draw)
+    return moves.reply(move, source=f"evolve {state.spoken}")
+
+
+def merit(row: dict[str, Any]) -> tuple[float, float, float] | None:
+    """Objectives of a measured row, all maximised; a verdict comes before the Runner. None: not measured."""
+    gain = row["delta_vs_baseline_holdout"]
+    gain = row["delta_ler"] if gain is None else gain
+    if row["status"] != "ok" or gain is None:
+        return None
+    return gain, -float(row["flops_per_syndrome"]), -float(row["n_params"])
+
+
+def _child(state: State) -> Move | None:
+    """A mutant of a sample's best; None while there are too few parents, or where every mutant was tried."""
+    living = [row for row in state.told if merit(row) and state.params_of(row["dsl_config"])]
+    if len(living) < STARTUP:
+        return None
+    rng = state.rng("evolve")
+    for _ in range(moves.TRIES):
+        pool = living[-POPULATION:]
+        parent = best(rng.sample(pool, min(SAMPLE, len(pool))))
+        params = state.params_of(parent["dsl_config"])
+        assert params is not None  # asked above
+        child = mutant(params, rng, state.active)
+        config = state.build(child)
+        if config is not None and state.is_new(config):
+            return _move(parent, params, child, config)
+    return None
+
+
+def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row that the fewest others dominate; among equals the one that gains most, then the youngest."""
+    points = {row["round"]: merit(row) for row in rows}
+    known = [point for point in points.values() if point]
+
+    def rank(row: dict[str, Any]) -> tuple[int, float, int]:
+        point = points[row["round"]]
+        assert point is not None  # only measured rows live
+        return sum(dominates(other, point) for other in known), -point[0], -row["round"]
+
+    return min(rows, key=rank)
+
+
+def mutant(params: Params, rng: random.Random, active: Callable[[str], list[space.Dimension]] = space.active) -> Params:
+    """One key moved, sometimes a second one. A new family draws its own keys and keeps how it is trained.
+
+    active: what may move, by family.
+    """
+    for _ in range(2 if rng.random() < TWO_KEYS else 1):
+        dimensions = active(params["type"])
+        if not dimensions:
+            break
+        dimension = rng.choice(dimensions)
+        value = dimension.step(params[dimension.key], rng)
+        if value is None:
+            continue
+        params = params | {dimension.key: value}
+        if dimension.key == "type":
+            there = active(value)
+            params = {one.key: params[one.key] if one.key in params else one.draw(rng) for one in there}
+    return params
+
+
+def _move(parent: dict[str, Any], params: Params, child: Params, config: space.Config) -> Move:
+    keys = [
+        key for key in child if params.get(key) != child[key] and (key in params or params["type"] == child["type"])
+    ]
+    words = ", ".join(f"{key} {_say(params.get(key))} -> {_say(child[key])}" for key in keys)
+    why = "; ".join(space.BY_KEY[key].why for key in keys)
+    return Move(
+        slug="-".join([f"r{parent['round']}", *(key.split(".")[-1] for key in keys)]),
+        hypothesis=f"Round {parent['round']} did best among its rivals; {words} may take it further: {why}",
+        config=config,
+        fork_from=parent["branch"] if parent["forkable"] else "baseline",
+    )
+
+
+def _say(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,293 @@
+"""What a search may do next: try a template, draw afresh, extend a verified branch, compose two of them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from autoqec.contracts.base import canonical_json
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.messages import IdeatorResponse, parse_response
+from autoqec.contracts.pins import pinned, told
+from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
+from autoqec.errors import ContractError, InputError
+from autoqec.ideators import space
+from autoqec.ideators.space import Config, Params
+
+LOST = ("orphaned_branch", "branch_manually_deleted")  # rows that tell nothing about their config
+LOST_TWICE = 2  # a config that took its run down this often is not asked for again
+TRIES = 200
+DRAWS = 5000  # without a new config among them there is none to be had
+
+
+@dataclass(frozen=True)
+class State:
+    """The view as a search reads it.
+
+    told: measured rows, oldest first. spoken: measured and pending rounds; rounds lost to a crash do not count, so
+    that the next proposal after a crash is the one that was lost. taken: digests never to be asked for again.
+    tried_sets: parent sets that were composed. verified: rows one can fork from, best first.
+    inputs: what a net of this env reads (`all` where the code has no other sector). finetunes: whether its backend can
+    be fine-tuned through. pins: keys that the run holds fixed, and their values; they are no dimensions of its search.
+    """
+
+    seed: int
+    spoken: int
+    told: tuple[dict[str, Any], ...]
+    pending: tuple[dict[str, Any], ...]
+    taken: frozenset[str]
+    tried_sets: frozenset[str]
+    verified: tuple[dict[str, Any], ...]
+    baseline: Config
+    inputs: str
+    finetunes: bool
+    pins: Params
+
+    @classmethod
+    def read(cls, view: dict[str, Any]) -> State:
+        """From the ideator's view (`RunMemory.l2_for_ideator`)."""
+        history, pending = view["history"], tuple(view["pending"])
+        told = tuple(row for row in history if row["status"] not in LOST)
+        lost = Counter(_digest(row) for row in history if row["status"] in LOST)
+        taken = {_digest(row) for row in (*told, *pending)} | {key for key, n in lost.items() if n >= LOST_TWICE}
+        sets = {row["fork_from_canonical"] for row in (*told, *pending) if row["compose_mode"]}
+        verified = [row for row in told if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
+        verified.sort(key=lambda row: (-row["delta_vs_baseline_holdout"], row["round"]))
+        pins = view.get("pins") or {}
+        return cls(
+            seed=view["seed"],
+            spoken=len(told) + len(pending),
+            told=told,
+            pending=pending,
+            taken=frozenset(key for key in taken if key),
+            tried_sets=frozenset(sets),
+            verified=tuple(verified),
+            baseline=pinned(space.normalise(view["baseline_config"]), pins),
+            inputs=view.get("inputs", "other_sector"),
+            finetunes=(view.get("env") or {}).get("backend", "mwpm") == "mwpm",
+            pins=pins,
+        )
+
+    def rng(self, purpose: str) -> random.Random:
+        """The same stream for the same run seed and number of rounds spoken of."""
+        return random.Random(f"{self.seed}/{self.spoken}/{purpose}")
+
+    def active(self, family: str) -> list[space.Dimension]:
+        """What may be searched of a family."""
+        return [one for one in space.active(family) if one.key not in self.pins]
+
+    def params_of(self, config: Config) -> Params | None:
+        """The family, and values of what may be searched; None where one lies outside the space."""
+        return space.params_of(config, but=self.pins.keys() - {"type"})
+
+    def build(self, params: Params) -> Config | None:
+        """The config of these values, and of the pins; None where they do not go together."""
+        try:
+            return self.held(space.build(params))
+        except ContractError:
+            return None
+
+    def held(self, config: Config) -> Config | None:
+        """The config under what the run holds: what a net reads, the pins. None for another family than is pinned."""
+        if config["type"] != self.pins.get("type", config["type"]):
+            return None
+        try:
+            return pinned(reading(config, self.inputs), self.pins)
+        except ContractError:
+            return None
+
+    def is_new(self, config: Config) -> bool:
+        """Whether nothing that was tried, or is under way, computes and learns what `config` does."""
+        if space.digest(config) in self.taken:
+            return False
+        tried = self._by_recipe.get(self._recipe(parse_dsl(config)))
+        if not tried:
+            return True
+        from autoqec.decoders.equivalence import twin
+
+        return twin(parse_dsl(config), tried, finetunes=self.finetunes) is None
+
+    def _recipe(self, dsl: PredecoderDSL) -> str:
+        return canonical_json(dsl.recipe(finetunes=self.finetunes))
+
+    @cached_property
+    def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
+        """Tried configs that are trained alike: only among these can two nets be one."""
+        found: dict[str, list[PredecoderDSL]] = defaultdict(list)
+        for row in (*self.told, *self.pending):
+            if _digest(row) in self.taken:
+                dsl = parse_dsl(row["dsl_config"])
+                found[self._recipe(dsl)].append(dsl)
+        return found
+
+    def config_of(self, fork_from: ForkFrom) -> Config | None:
+        """The config that a branch or the baseline stands for."""
+        if fork_from == "baseline":
+            return self.baseline
+        return next((row["dsl_config"] for row in self.told if row["branch"] == fork_from), None)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A proposal before it is a message."""
+
+    slug: str
+    hypothesis: str
+    config: Config
+    fork_from: ForkFrom = "baseline"
+    compose_mode: ComposeMode | None = None
+
+
+def reply(move: Move, *, source: str) -> IdeatorResponse:
+    """Through the same door as a language model's words."""
+    return parse_response(
+        IdeatorResponse,
+        canonical_json(
+            {
+                "hypothesis": move.hypothesis[:400],
+                "slug": slug(move.slug),
+                "fork_from": move.fork_from,
+                "compose_mode": move.compose_mode,
+                "proposal": move.config,
+                "source": source,
+            }
+        ),
+    )
+
+
+def slug(text: str) -> str:
+    """Lower-case words joined by dashes, at most 40 characters."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "try"
+
+
+def template(state: State) -> Move | None:
+    """The first template that was not tried yet."""
+    for one in space.TEMPLATES:
+        config = state.held(one.config)
+        if config is not None and state.is_new(config):
+            return Move(one.slug, one.hypothesis, config)
+    return None
+
+
+def fresh(state: State, draws: Callable[[State], Iterator[Params]]) -> Move:
+    """A config of the space that was never tried, forked from the baseline. InputError where pins leave none."""
+    for params in itertools.chain(itertools.islice(draws(state), TRIES), itertools.islice(draw(state), DRAWS)):
+        config = state.build(params)
+        if config is not None and state.is_new(config):
+            return Move(_name(config), _about(config), config)
+    what = f"{DRAWS} draws found no config that was not tried, under {told(state.pins) or 'no pins'}"
+    raise InputError(what, where="--pin", mend="start a run that holds fewer knobs")
+
+
+def draw(state: State) -> Iterator[Params]:
+    """Endless uniform draws."""
+    rng = state.rng("draw")
+    while True:
+        params: Params = {"type": state.pins.get("type") or space.BY_KEY["type"].draw(rng)}
+        params |= {one.key: one.draw(rng) for one in state.active(params["type"]) if one.key != "type"}
+        yield params
+
+
+def reading(config: Config, inputs: str) -> Config:
+    """The config with another choice of what the net reads."""
+    return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
+
+
+def extend(state: State) -> Move | None:
+    """One or two keys of the best verified branch moved by a step.
+
+    Where only training changed, every other such child goes on from its parent's weights.
+    """
+    rng = state.rng("extend")
+    for _ in range(TRIES if state.verified else 0):
+        parent = state.verified[min(int(rng.expovariate(1.5)), len(state.verified) - 1)]
+        steps = _steps(state, parent["dsl_config"], rng)
+        if not steps:
+            continue
+        keep_weights = all(key.startswith("training.") for key in steps) and rng.random() < 0.5
+        keep_weights &= "training.init" not in state.pins
+        flat = space.flatten(parent["dsl_config"]) | steps
+        init = {"training.init": "parent" if keep_weights else "fresh"}
+        config = space.normalise(space.unflatten(flat | init | state.pins))
+        if state.is_new(config):
+            words = ", ".join(
+                f"{key} {_say(space.get(parent['dsl_config'], key))} -> {_say(steps[key])}" for key in steps
+            )
+            why = "; ".join(space.BY_KEY[key].why for key in steps)
+            weights = "on from its weights" if keep_weights else "weights fresh"
+            text = f"Round {parent['round']} is verified; {words} ({weights}) should add to it: {why}"
+            name = "-".join(key.split(".")[-1] for key in steps)
+            return Move(f"r{parent['round']}-{name}", text, config, fork_from=parent["branch"])
+    return None
+
+
+def _steps(state: State, config: Config, rng: random.Random) -> Params:
+    dimensions = [one for one in state.active(config["type"]) if one.key != "type"]
+    chosen = rng.sample(dimensions, min(1 if rng.random() < 0.6 else 2, len(dimensions)))
+    steps = {one.key: one.step(space.get(config, one.key), rng) for one in chosen}
+    return {key: value for key, value in steps.items() if value is not None}
+
+
+def compose(state: State) -> Move | None:
+    """Two verified children of one parent that changed different keys, merged; the most promising pair first."""
+    for one, other in itertools.combinations(state.verified, 2):
+        parents = (one["branch"], other["branch"])
+        if canonical_fork(parents) in state.tried_sets or one["fork_from"] != other["fork_from"]:
+            continue
+        base = state.config_of(one["fork_from"]) if isinstance(one["fork_from"], str) else None
+        config = merged(base, one["dsl_config"], other["dsl_config"]) if base else None
+        if config is not None and state.is_new(config):
+            text = f"Rounds {one['round']} and {other['round']} are verified and changed different keys of one parent; "
+            text += "their gains should add up"
+            return Move(f"r{one['round']}-with-r{other['round']}", text, config, parents, "pure")
+    return None
+
+
+def merged(base: Config, one: Config, other: Config) -> Config | None:
+    """Both changes to `base`; None where they touch the same key, or nothing, or do not fit together."""
+    mine, theirs = space.changed(one, base), space.changed(other, base)
+    if not mine or not theirs or set(mine) & set(theirs):
+        return None
+    flat = space.flatten(base) | mine | theirs
+    try:
+        return space.normalise(space.unflatten({key: value for key, value in flat.items() if value is not None}))
+    except ContractError:
+        return None
+
+
+def _digest(row: dict[str, Any]) -> str | None:
+    return space.digest(row["dsl_config"]) if row["dsl_config"] else None
+
+
+def _size(config: Config) -> tuple[int | None, int]:
+    """Width and depth of a config, whatever its family calls them."""
+    block = config[config["type"]]
+    width = block.get("hidden") or block.get("channels")
+    return width, block.get("depth") or block.get("layers") or block.get("iterations")
+
+
+def _name(config: Config) -> str:
+    width, depth = _size(config)
+    return f"{config['type']}-h{width}-{depth}" if width else f"{config['type']}-{depth}"
+
+
+def _about(config: Config) -> str:
+    """The hypothesis of a drawn config: what sets it apart."""
+    width, depth = _size(config)
+    training = config["training"]
+    size = f"width {width}, {depth} layers" if width else f"{depth} iterations"
+    return (
+        f"A {config['type']} of {size}, head {config['head']}, trained by {training['loss']} at rate "
+        f"{_say(training['learning_rate'])} in batches of {training['batch_size']}, may reach a better trade of errors "
+        "against cost than what was tried"
+    )
+
+
+def _say(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

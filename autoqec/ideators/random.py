@@ -1,0 +1,17 @@
+"""Uniform draws from the search space: what every cleverer search is measured against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.ideators import moves
+
+
+def propose(view: dict[str, Any]) -> IdeatorResponse:
+    """The next proposal; a function of the view alone. Round 1 is the best known template."""
+    state = moves.State.read(view)
+    first = moves.template(state)
+    if first is not None:
+        return moves.reply(first, source=f"random {state.spoken}")
+    return moves.reply(moves.fresh(state, moves.draw), source=f"random {state.spoken}")

@@ -1,0 +1,112 @@
+"""Tree-structured Parzen estimators over the DSL, told from the run's history alone.
+
+Optuna's TPESampler (https://optuna.readthedocs.io), three objectives: logical error rate gained, FLOPs, parameters. The
+study is rebuilt for every proposal, so that a killed search goes on with the proposal it would have made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.ideators import moves, space
+from autoqec.ideators.moves import State
+from autoqec.ideators.space import Dimension, Params
+
+COMPOSE_SHARE = 0.5  # of the proposals that could be compositions
+EXTEND_SHARE = 0.6  # of the rest, once a branch is verified
+STARTUP = 6  # told rounds before the estimator speaks; uniform draws till then
+WORST = (-1.0, 1e12, 1e12)  # what a config that would not compile or train is told as
+
+
+def propose(view: dict[str, Any]) -> IdeatorResponse:
+    """The next proposal; a function of the view alone. Round 1 is the best known template."""
+    state = State.read(view)
+    return moves.reply(_move(state), source=f"tpe {state.spoken}")
+
+
+def _move(state: State) -> moves.Move:
+    first = moves.template(state)
+    if first is not None:
+        return first
+    rng = state.rng("move")
+    if rng.random() < COMPOSE_SHARE and (composition := moves.compose(state)) is not None:
+        return composition
+    if rng.random() < EXTEND_SHARE and (extension := moves.extend(state)) is not None:
+        return extension
+    return moves.fresh(state, asked)
+
+
+def asked(state: State) -> Iterator[Params]:
+    """Endless suggestions; one that is turned down stays pending and pushes the next one away."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.TPESampler(
+            seed=state.rng("tpe").getrandbits(32),
+            multivariate=True,
+            group=True,
+            constant_liar=True,
+            n_startup_trials=STARTUP,
+        )
+        study = optuna.create_study(directions=("maximize", "minimize", "minimize"), sampler=sampler)
+        _tell(study, state)
+    while True:
+        trial = study.ask()
+        params: Params = {"type": state.pins["type"]} if "type" in state.pins else {}
+        for dimension in space.SPACE:
+            if dimension.key in state.pins:
+                continue
+            if not dimension.families or params["type"] in dimension.families:
+                params[dimension.key] = dimension.tidy(_suggest(trial, dimension))
+        yield params
+
+
+def _tell(study: Any, state: State) -> None:
+    """Every row whose config lies in the space; a verdict's figure counts before the Runner's own."""
+    from optuna.trial import TrialState, create_trial
+
+    for row in (*state.told, *state.pending):
+        params = state.params_of(row["dsl_config"]) if row["dsl_config"] else None
+        if params is None:
+            continue
+        params = {key: value for key, value in params.items() if key not in state.pins}
+        distributions = {key: _distribution(space.BY_KEY[key]) for key in params}
+        pending = row["status"] is None
+        study.add_trial(
+            create_trial(
+                params=params,
+                distributions=distributions,
+                values=None if pending else _values(row),
+                state=TrialState.RUNNING if pending else TrialState.COMPLETE,
+            )
+        )
+
+
+def _values(row: dict[str, Any]) -> tuple[float, float, float]:
+    gain = row["delta_vs_baseline_holdout"]
+    gain = row["delta_ler"] if gain is None else gain
+    if row["status"] != "ok" or gain is None:
+        return WORST
+    return gain, float(row["flops_per_syndrome"]), float(row["n_params"])
+
+
+def _distribution(dimension: Dimension) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if dimension.choices:
+        return CategoricalDistribution(dimension.choices)
+    if isinstance(dimension.low, int):
+        return IntDistribution(dimension.low, int(dimension.high), log=True)
+    return FloatDistribution(dimension.low, dimension.high, log=True)
+
+
+def _suggest(trial: Any, dimension: Dimension) -> Any:
+    if dimension.choices:
+        return trial.suggest_categorical(dimension.key, dimension.choices)
+    suggest = trial.suggest_int if isinstance(dimension.low, int) else trial.suggest_float
+    return suggest(dimension.key, dimension.low, dimension.high, log=True)

@@ -1,0 +1,276 @@
+"""The Messages API: Anthropic's own, and any endpoint that speaks it (Ollama, llama.cpp, gateways) by `base_url`.
+
+Facts of the API as the `anthropic` package 2.x knows them: https://platform.claude.com/docs/en/api/messages.
+No temperature, no prefill, no forced tool choice: current models refuse them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+from pydantic import BaseModel, ValidationError
+
+from autoqec.llm import prices
+from autoqec.llm.anthropic_transport import Watch, count_lost, observe, watching
+from autoqec.llm.base import (
+    MAX_ANSWER_CHARS,
+    MIN_MAX_TOKENS,
+    Caller,
+    Effort,
+    Reply,
+    Request,
+    ToolCall,
+    Usage,
+    estimate_tokens,
+    parse_answer,
+)
+from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmRefusal, LmTruncated, LmUnavailable
+
+if TYPE_CHECKING:
+    import anthropic
+
+# Longer answers take minutes; an idle connection does not live that long, a stream does.
+STREAM_ABOVE = 21_000
+_RETRIED_IN_STREAM = ("overloaded_error", "api_error", "rate_limit_error", "timeout_error")
+
+
+class AnthropicLM(Caller):
+    """One model behind the Messages API. Instances may be shared by threads.
+
+    api_key: None takes ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN; with an explicit `base_url` no key of the environment
+    is sent, so that a local endpoint never sees one. extra_body: further fields of the request, for endpoints that know
+    more than the API (a local one takes `temperature`). cache_ttl: how long the stable part of the prompt stays cached.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        effort: Effort | None = None,
+        max_retries: int = 2,
+        timeout_s: float = 600.0,
+        cache_ttl: Literal["5m", "1h"] = "5m",
+        stream: bool = False,
+        max_output_tokens: int = MIN_MAX_TOKENS,
+        extra_body: dict[str, Any] | None = None,
+    ) -> None:
+        self.model, self.max_output_tokens = model, max_output_tokens
+        self._effort, self._cache_ttl, self._stream, self._extra_body = effort, cache_ttl, stream, extra_body
+        self._max_retries = max_retries
+        self._client = _client(base_url, api_key, max_retries, timeout_s)
+
+    def complete(self, request: Request) -> Reply:
+        start = time.monotonic()
+        watch = Watch()
+        token = watching.set(watch)
+        try:
+            streamed = self._stream or request.max_tokens > STREAM_ABOVE
+            message = self._streamed(request) if streamed else self._parsed(request, watch)
+            return self._reply(request, message, watch, int((time.monotonic() - start) * 1000))
+        except LmError as error:
+            error.lost_attempts = watch.lost
+            raise
+        finally:
+            watching.reset(token)
+
+    def count_tokens(self, request: Request) -> int:
+        """The provider's own count; an estimate from above where the endpoint cannot count."""
+        import anthropic
+
+        body = self._body(request)
+        body.pop("max_tokens"), body.pop("extra_body", None)
+        if request.output is not None:
+            body["output_format"] = request.output
+        try:
+            return int(self._client.messages.count_tokens(**body).input_tokens)
+        except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
+            _raise(error, self.model)
+        except (anthropic.AnthropicError, AttributeError, TypeError, ValueError):
+            return estimate_tokens(request.text())
+
+    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        return prices.worst_cost_usd(self.model, prompt_tokens, request, cache_hour=self._cache_ttl == "1h")
+
+    def _body(self, request: Request) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "max_tokens": request.max_tokens,
+            "messages": [
+                {"role": m.role, "content": m.content if isinstance(m.content, str) else list(m.content)}
+                for m in request.turns()
+            ],
+        }
+        if request.system:
+            body["system"] = self._system(request.system)
+        if request.tools:
+            body["tools"] = [tool.dump() for tool in request.tools]
+        if effort := request.effort or self._effort:
+            body["output_config"] = {"effort": effort}
+        if self._extra_body:
+            body["extra_body"] = self._extra_body
+        return body
+
+    def _system(self, blocks: tuple[str, ...]) -> list[dict[str, Any]]:
+        """Text blocks; the cache ends after the stable part: all but the last block, or the only one."""
+        system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in blocks]
+        system[max(len(system) - 2, 0)]["cache_control"] = {"type": "ephemeral", "ttl": self._cache_ttl}
+        return system
+
+    def _parsed(self, request: Request, watch: Watch) -> Any:
+        """One answer in one piece, as `messages.parse` gives it; retries are the package's."""
+        import anthropic
+
+        body = self._body(request)
+        if request.output is not None:
+            body["output_format"] = request.output
+        try:
+            return self._client.messages.parse(**body)
+        except ValidationError:
+            # A refusal, a cut answer, or one that breaks a bound: what came is still there, with its usage.
+            if watch.body is None:
+                raise
+            return anthropic.types.Message.construct(**_as_message(watch.body))
+        except anthropic.AnthropicError as error:
+            _raise(error, self.model)
+
+    def _streamed(self, request: Request) -> Any:
+        """One answer piece by piece. The package does not retry what breaks inside a stream; this does."""
+        import anthropic
+        import httpx2
+
+        body = self._body(request)
+        if request.output is not None:
+            schema = {"type": "json_schema", "schema": anthropic.transform_schema(request.output)}
+            body["output_config"] = {**body.get("output_config", {}), "format": schema}
+        for tries in range(self._max_retries + 1):
+            if tries:
+                time.sleep(min(0.5 * 2.0 ** (tries - 1), 8.0))
+            try:
+                with self._client.messages.stream(**body) as stream:
+                    message = stream.get_final_message()
+                if message.stop_reason is not None:
+                    return message
+                fault: Exception = LmUnavailable("the stream ended before the answer did")
+            except (httpx2.HTTPError, AssertionError, ValueError) as error:
+                fault = error
+            except anthropic.AnthropicError as error:
+                if getattr(error, "status_code", 0) != 200 or getattr(error, "type", "") not in _RETRIED_IN_STREAM:
+                    _raise(error, self.model)
+                fault = error
+            count_lost()
+        _raise(fault, self.model)
+
+    def _reply(self, request: Request, message: Any, watch: Watch, duration_ms: int) -> Reply:
+        usage, hour = _usage(message.usage)
+        cost = prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour)
+        text = "".join(block.text for block in message.content if block.type == "text")
+        calls = tuple(
+            ToolCall(id=block.id, name=block.name, input=_tool_input(block.input))
+            for block in message.content
+            if block.type == "tool_use"
+        )
+        try:
+            _check_end(message, text, self.model)
+            parsed = None if request.output is None or calls else _parse(request.output, message, text)
+        except LmError as error:
+            error.usage, error.cost_usd = usage, cost
+            raise
+        return Reply(
+            text=text,
+            parsed=parsed,
+            tool_calls=calls,
+            usage=usage,
+            stop_reason=message.stop_reason,
+            model=message.model or self.model,
+            cost_usd=cost,
+            duration_ms=duration_ms,
+            blocks=tuple(_plain(block) for block in message.content),
+            lost_attempts=watch.lost,
+        )
+
+
+def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout_s: float) -> anthropic.Anthropic:
+    token = None
+    if api_key is None and base_url is not None:
+        api_key = "none"
+    elif api_key is None:
+        api_key = os.environ.get("ANTHROPIC_API_KEY") or None
+        token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN") or None
+        if api_key is None and token is None:
+            raise LmAuth(
+                "no key for the Messages API",
+                where="environment variable ANTHROPIC_API_KEY",
+                mend="set it, or choose --ideator tpe, which asks no model; a local endpoint needs no key: name it by "
+                "`base_url`, or a role's by AUTOQEC_<ROLE>_BASE_URL",
+            )
+    import anthropic
+
+    return anthropic.Anthropic(
+        api_key=api_key,
+        auth_token=token,
+        base_url=base_url,
+        max_retries=max_retries,
+        timeout=anthropic.Timeout(timeout_s, connect=min(5.0, timeout_s)),
+        middleware=[observe],
+    )
+
+
+def _as_message(body: dict[str, Any]) -> dict[str, Any]:
+    defaults = {"id": "", "type": "message", "role": "assistant", "model": "", "stop_reason": None}
+    return {**defaults, **body}
+
+
+def _usage(usage: Any) -> tuple[Usage, int]:
+    """The four counters, and how many tokens were written to the cache for an hour."""
+    names = Usage.model_fields
+    counters = {name: max(int(getattr(usage, name, 0) or 0), 0) for name in names}
+    by_ttl = getattr(usage, "cache_creation", None)
+    return Usage(**counters), int(getattr(by_ttl, "ephemeral_1h_input_tokens", 0) or 0)
+
+
+def _check_end(message: Any, text: str, model: str) -> None:
+    """Typed errors for the ends that are no answers."""
+    reason = message.stop_reason
+    if reason == "refusal":
+        details = getattr(message, "stop_details", None)
+        why = getattr(details, "explanation", None) or getattr(details, "category", None) or "no reason given"
+        raise LmRefusal(f"the model declined to answer: {str(why)[:300]}", where=model)
+    if reason in ("max_tokens", "model_context_window_exceeded"):
+        raise LmTruncated(f"the answer was cut off ({reason})", where=model, mend="allow more tokens")
+    if reason not in ("end_turn", "tool_use", "stop_sequence"):
+        raise LmBadAnswer(f"the answer ended with {reason!r}", where=model)
+    if len(text) > MAX_ANSWER_CHARS:
+        raise LmBadAnswer(f"the answer has {len(text)} characters; {MAX_ANSWER_CHARS} are allowed", where=model)
+
+
+def _parse(output: type[BaseModel], message: Any, text: str) -> BaseModel:
+    done = getattr(message, "parsed_output", None)
+    return done if isinstance(done, output) else parse_answer(output, text)
+
+
+def _tool_input(value: Any) -> dict[str, Any]:
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _plain(block: Any) -> dict[str, Any]:
+    """A content block as it may be sent back."""
+    plain: dict[str, Any] = block.to_dict() if hasattr(block, "to_dict") else dict(block)
+    plain.pop("parsed_output", None)
+    return plain
+
+
+def _raise(error: Exception, model: str) -> NoReturn:
+    """The package's error as one of ours, without its traceback's request."""
+    import anthropic
+
+    said = str(getattr(error, "api_message", None) or error)[:300]
+    if isinstance(error, anthropic.AuthenticationError | anthropic.PermissionDeniedError | anthropic.CredentialsError):
+        raise LmAuth(f"the provider does not take the key: {said}", where=model, mend="check the key") from None
+    status = getattr(error, "status_code", None)
+    if isinstance(error, anthropic.APIStatusError) and status in (400, 402, 404, 413, 422):
+        raise LmBadRequest(f"the provider refuses the request ({status}): {said}", where=model) from None
+    raise LmUnavailable(f"no answer after all retries: {said}", where=model) from None

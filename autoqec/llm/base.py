@@ -1,0 +1,206 @@
+"""One protocol for every language model: a Request goes in, a Reply comes out, anything else is a typed error."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+from pydantic import BaseModel, Field, ValidationError
+
+from autoqec.contracts.base import Contract, canonical_json, first_fault, sha256_json
+from autoqec.llm.errors import LmBadAnswer
+
+# Thinking counts into max_tokens, so a small cap cuts answers off before they begin.
+MIN_MAX_TOKENS = 8192
+# One answer beyond this is no answer: the largest reply of the contracts holds eight files of 200 kB.
+MAX_ANSWER_CHARS = 2_000_000
+
+Effort = Literal["low", "medium", "high", "xhigh", "max"]
+Count = Annotated[int, Field(ge=0)]
+
+
+class Usage(Contract):
+    """Tokens of one call or of many; the four counters that the provider bills."""
+
+    input_tokens: Count = 0
+    output_tokens: Count = 0
+    cache_creation_input_tokens: Count = 0
+    cache_read_input_tokens: Count = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in type(self).model_fields})
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Everything that went in, cached or not."""
+        return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
+
+    @property
+    def total(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+class Tool(Contract):
+    """Something the model may ask for. `input_schema` is a JSON schema of type object."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
+    description: str
+    input_schema: dict[str, Any]
+
+
+class ToolCall(Contract):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+class Message(Contract):
+    """One turn. Blocks are spelled as the Messages API spells them; text is the short form of one text block."""
+
+    role: Literal["user", "assistant"]
+    content: str | tuple[dict[str, Any], ...]
+
+
+class Request(Contract):
+    """One call.
+
+    role: who asks (ideator, coder, analyst, agent …), for configuration and the ledger. system: blocks, the stable part
+    first; all but the last block, or the only one, is cached by backends that can. output: the model that the answer
+    must hold; its numeric bounds are checked here, not by the provider. max_tokens: thinking included. aside: what the
+    model reads below the first turn and another machine would say otherwise; a taped call is found without it.
+    """
+
+    role: str = "agent"
+    system: tuple[str, ...] = ()
+    messages: tuple[Message, ...] = Field(min_length=1)
+    aside: str = ""
+    output: type[BaseModel] | None = Field(default=None, exclude=True)
+    tools: tuple[Tool, ...] = ()
+    max_tokens: int = Field(default=MIN_MAX_TOKENS, ge=MIN_MAX_TOKENS, le=128_000)
+    effort: Effort | None = None
+
+    def fingerprint(self, model: str) -> str:
+        """SHA-256 of all that can change the answer, but for `aside`."""
+        schema = self.output.model_json_schema() if self.output else None
+        asked = {name: value for name, value in self.dump().items() if name != "aside"}
+        return sha256_json({"model": model, "schema": schema, **asked})
+
+    def turns(self) -> tuple[Message, ...]:
+        """The messages as a backend sends them."""
+        first, *more = self.messages
+        if not self.aside or not isinstance(first.content, str):
+            return self.messages
+        return (first.model_copy(update={"content": f"{first.content}\n{self.aside}"}), *more)
+
+    def text(self) -> str:
+        """Everything the model reads, as one string: for estimates."""
+        parts = [*self.system, *(_text_of(message.content) for message in self.turns())]
+        parts += [canonical_json(tool.dump()) for tool in self.tools]
+        if self.output:
+            parts.append(canonical_json(self.output.model_json_schema()))
+        return "\n\n".join(parts)
+
+
+class Reply(Contract):
+    """One answer. blocks: the turn as the provider spelled it, to be passed back unchanged in a tool loop.
+
+    cost_usd: null where no price is known. lost_attempts: earlier tries of this call that were cut off, cost unknown.
+    """
+
+    text: str
+    parsed: Any = Field(default=None, exclude=True, description="an instance of the request's `output`, or None")
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage
+    stop_reason: str
+    model: str
+    cost_usd: float | None = None
+    duration_ms: int = Field(ge=0)
+    blocks: tuple[dict[str, Any], ...] = ()
+    lost_attempts: int = Field(default=0, ge=0)
+
+    def turn(self) -> Message:
+        """This answer as the assistant's turn of the next request."""
+        return Message(role="assistant", content=self.blocks or self.text)
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """What a backend offers. Instances may be shared by threads. takes_tools: whether a request may carry tools."""
+
+    model: str
+    takes_tools: bool
+
+    def complete(self, request: Request) -> Reply:
+        """Answer, or raise an LmError."""
+
+    def count_tokens(self, request: Request) -> int:
+        """Prompt tokens of the request: exact where the provider counts, else an estimate from above."""
+
+    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """The most that the call can cost; None where no price is known."""
+
+    def call(self, system_prompt: str, user_prompt: str) -> str:
+        """Text in, text out."""
+
+
+class Caller:
+    """`call` in terms of `complete`, for every backend and wrapper."""
+
+    max_output_tokens: int = MIN_MAX_TOKENS
+    takes_tools: bool = True
+
+    def complete(self, request: Request) -> Reply:
+        raise NotImplementedError
+
+    def call(self, system_prompt: str, user_prompt: str) -> str:
+        system = (system_prompt,) if system_prompt else ()
+        turn = Message(role="user", content=user_prompt)
+        allowance = max(MIN_MAX_TOKENS, self.max_output_tokens)
+        return self.complete(Request(system=system, messages=(turn,), max_tokens=allowance)).text
+
+
+def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Message:
+    """The user's turn that answers tool calls: call id -> text; ids in `failed` are marked as errors."""
+    return Message(
+        role="user",
+        content=tuple(
+            {
+                "type": "tool_result",
+                "tool_use_id": key,
+                "content": text,
+                **({"is_error": True} if key in failed else {}),
+            }
+            for key, text in results.items()
+        ),
+    )
+
+
+def parse_answer(output: type[BaseModel], text: str) -> BaseModel:
+    """`text` as an instance of `output`; LmBadAnswer names the first fault.
+
+    Bounds and patterns are checked here: providers only promise the schema's shape.
+    """
+    if len(text) > MAX_ANSWER_CHARS:
+        raise LmBadAnswer(
+            f"the answer has {len(text)} characters; {MAX_ANSWER_CHARS} are allowed", where=output.__name__
+        )
+    try:
+        return output.model_validate_json(text)
+    except ValidationError as error:
+        raise LmBadAnswer(f"the answer is no {output.__name__}: {first_fault(error)}", where=output.__name__) from None
+
+
+def estimate_tokens(text: str) -> int:
+    """An estimate from above, for backends that cannot count: three bytes of UTF-8 a token."""
+    return math.ceil(len(text.encode()) / 3)
+
+
+def with_output(reply: Reply, request: Request) -> Reply:
+    """`reply` with `parsed` filled in from its text, where the request asked for an output and no tool was called."""
+    if request.output is None or reply.tool_calls:
+        return reply
+    return reply.model_copy(update={"parsed": parse_answer(request.output, reply.text)})
+
+
+def _text_of(content: str | tuple[dict[str, Any], ...]) -> str:
+    return content if isinstance(content, str) else canonical_json(list(content))

@@ -1,0 +1,143 @@
+"""Which model speaks for whom: by config, by the environment, by the model's name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from autoqec.contracts.base import Contract, first_fault
+from autoqec.errors import InputError
+from autoqec.llm import scripted
+from autoqec.llm.base import Effort, LanguageModel
+from autoqec.llm.cassette import Cassette, Tape
+from autoqec.llm.ledger import Ledger, Metered
+from autoqec.llm.prices import price_list
+
+Backend = Literal["anthropic", "claude", "codex", "scripted"]
+ROLES = ("ideator", "coder", "analyst")
+_KNOWN = (
+    "claude-* (Messages API), any name with `base_url` (an endpoint that speaks the Messages API; "
+    "AUTOQEC_<ROLE>_BASE_URL of a role), "
+    "backend `claude` or `codex` (command lines), scripted:*"
+)
+
+
+class LMConfig(Contract):
+    """One language model.
+
+    backend: None goes by the model's name. temperature is sent only where the endpoint takes one: the Messages API of
+    current models does not, so setting it there is an error. max_output_tokens: what `call` may answer; thinking counts
+    into the API's own cap, which is therefore never below 8192. max_call_usd: cap that the `claude` command line keeps.
+    """
+
+    model: str | None = Field(
+        default=None, min_length=1, description="None: the price list's default, or the program's"
+    )
+    backend: Backend | None = None
+    temperature: float = Field(default=0.2, ge=0, le=2)
+    max_output_tokens: int = Field(default=2048, ge=1, le=128_000)
+    base_url: str | None = Field(default=None, pattern=r"^https?://")
+    effort: Effort | None = None
+    timeout_s: float = Field(default=600.0, gt=0)
+    max_retries: int = Field(default=2, ge=0, le=10)
+    max_call_usd: float | None = Field(default=None, gt=0)
+
+    def resolved_backend(self) -> Backend:
+        """The backend that the model's name means; InputError lists what is known."""
+        if self.backend:
+            return self.backend
+        name = self.model or price_list().default_model
+        if name.startswith(scripted.PREFIX):
+            return "scripted"
+        if name.startswith("claude-") or self.base_url:
+            return "anthropic"
+        raise InputError(f"no backend for the model {name!r}; known: {_KNOWN}", where="lm.model")
+
+    def resolved_model(self) -> str:
+        """The name under which calls are booked, priced and taped."""
+        if self.model:
+            return self.model
+        backend = self.resolved_backend()
+        return backend if backend in ("claude", "codex") else price_list().default_model
+
+
+def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str, str] | None = None) -> LMConfig:
+    """`config` with AUTOQEC_<ROLE>_BACKEND, _MODEL and _BASE_URL on top; they win over the config."""
+    environ = os.environ if environ is None else environ
+    fields: dict[str, Any] = (config or LMConfig()).model_dump(exclude_unset=True)
+    for field in ("backend", "model", "base_url"):
+        name = f"AUTOQEC_{role.upper()}_{field.upper()}"
+        if environ.get(name):
+            fields[field] = environ[name]
+            if field == "backend" and not environ.get(f"AUTOQEC_{role.upper()}_MODEL"):
+                fields.pop("model", None)  # the config's model belongs to the config's backend
+    try:
+        return LMConfig.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(first_fault(error), where=f"AUTOQEC_{role.upper()}_*") from error
+
+
+def get_lm_client(config: LMConfig, *, tape: Tape | None = None, ledger: Ledger | None = None) -> LanguageModel:
+    """A language model for `config`, taped and metered where asked. A replay needs neither key nor program.
+
+    Raises InputError for a name without a backend, LmAuth without a key.
+    """
+    lm = _backend(config) if tape is None or tape.mode != "replay" else None
+    if tape is not None:
+        lm = Cassette(
+            tape,
+            config.resolved_model(),
+            lm,
+            takes_tools=config.resolved_backend() not in ("claude", "codex"),
+            max_output_tokens=config.max_output_tokens,
+            max_call_usd=config.max_call_usd,
+        )
+    assert lm is not None  # without a tape there is a backend
+    return Metered(lm, ledger) if ledger is not None else lm
+
+
+def role_clients(
+    config: LMConfig | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    tape: Tape | None = None,
+    ledger: Ledger | None = None,
+) -> dict[str, LanguageModel]:
+    """A model for each of the three roles."""
+    return {role: get_lm_client(role_config(role, config, environ), tape=tape, ledger=ledger) for role in ROLES}
+
+
+def _backend(config: LMConfig) -> LanguageModel:
+    backend, model = config.resolved_backend(), config.resolved_model()
+    if backend == "scripted":
+        return scripted.from_name(model, max_output_tokens=config.max_output_tokens)
+    warm = "temperature" in config.model_fields_set
+    if warm and config.base_url is None:
+        raise InputError(
+            f"backend `{backend}` takes no temperature", where="lm.temperature", mend="leave `temperature` out"
+        )
+    if backend == "anthropic":
+        from autoqec.llm.anthropic_client import AnthropicLM
+
+        return AnthropicLM(
+            model,
+            base_url=config.base_url,
+            effort=config.effort,
+            max_retries=config.max_retries,
+            timeout_s=config.timeout_s,
+            max_output_tokens=config.max_output_tokens,
+            extra_body={"temperature": config.temperature} if warm else None,
+        )
+    from autoqec.llm.cli_client import CliLM
+
+    return CliLM(
+        backend,
+        config.model,
+        effort=config.effort,
+        timeout_s=config.timeout_s,
+        max_call_usd=config.max_call_usd,
+        max_output_tokens=config.max_output_tokens,
+    )

@@ -1,0 +1,138 @@
+"""When to stop: rounds, time, a plateau, or a person."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
+from autoqec.orchestrator.attempts import Standing, is_finished, standings
+from autoqec.orchestrator.views import verified_front
+
+_KEYS = ("rounds", "hours", "compute_hours", "cpu_hours", "gpu_hours", "plateau")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Limits of a run; None: none. Counted on the run's history, but for `hours`, which is this start's clock.
+
+    rounds: finished rows in all. hours: wall-clock. compute_hours: training and measuring of all rounds together;
+    gpu_hours: of those that worked on a GPU; cpu_hours: of the others. plateau: finished rounds in a row that left
+    the verified front as it was. Rounds under way when a limit is reached are finished: with several at once, the one
+    that waits for its turn too, but where the limit is `hours`.
+    """
+
+    rounds: int | None = None
+    hours: float | None = None
+    compute_hours: float | None = None
+    cpu_hours: float | None = None
+    gpu_hours: float | None = None
+    plateau: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """`rounds=20,hours=2.5,plateau=8`. InputError names what is no limit."""
+        found: dict[str, Any] = {}
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            key, _, value = part.partition("=")
+            try:
+                number = int(value) if key in ("rounds", "plateau") else float(value)
+            except ValueError:
+                number = 0
+            if key not in _KEYS or not 0 < number < float("inf"):
+                raise InputError(f"{part!r} is no limit", where="--budget", mend=f"KEY=NUMBER of {', '.join(_KEYS)}")
+            found[key] = number
+        return cls(**found)
+
+    def spent(self, rows: Sequence[HistoryRow], elapsed_s: float, under_way: int = 0) -> str | None:
+        """Which limit forbids another round, in words; None where one may begin. under_way: rounds not recorded yet."""
+        # Nothing is added up for a limit that is not set: this is asked several times a round.
+        count = under_way + sum(map(is_finished, rows)) if self.rounds is not None else 0
+        if self.rounds is not None and count >= self.rounds:
+            return f"{count} of {self.rounds} rounds"
+        late = self.late(elapsed_s)
+        if late is not None:
+            return late
+        for kind in ("compute", "cpu", "gpu"):
+            limit = getattr(self, f"{kind}_hours")
+            used = 0.0 if limit is None else used_hours(rows, kind)
+            if limit is not None and used >= limit:
+                return f"{used:.2f} of {limit:g} {kind} hours"
+        still = unchanged_for(rows) if self.plateau is not None else 0
+        if self.plateau is not None and still >= self.plateau:
+            return f"a plateau: the front has not moved for {still} rounds"
+        return None
+
+    def late(self, elapsed_s: float) -> str | None:
+        """`hours` alone, which needs no history."""
+        if self.hours is None or elapsed_s < 3600 * self.hours:
+            return None
+        return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
+
+
+def used_hours(rows: Sequence[HistoryRow], kind: str) -> float:
+    """What the rounds' children took, in hours: of all (`compute`), or of those with or without a GPU."""
+    on_gpu = {"compute": (False, True), "cpu": (False,), "gpu": (True,)}[kind]
+    counted = [row for row in rows if bool(row.vram_peak_gb) in on_gpu]
+    return sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in counted) / 3600
+
+
+def unchanged_for(rows: Sequence[HistoryRow]) -> int:
+    """Finished rounds since the last one that is on the verified front."""
+    standing: list[Standing] = standings(rows)
+    front = {entry.round_attempt_id for entry in verified_front(standing)}
+    count = 0
+    for one in reversed(standing):
+        if one.attempt_id in front:
+            break
+        count += is_finished(one.row)
+    return count
+
+
+class Interrupts:
+    """Ctrl-C and SIGTERM: once, `asked` is set and the round under way is finished; twice, KeyboardInterrupt.
+
+    A context manager; outside the main thread no signal is taken.
+    """
+
+    def __init__(self) -> None:
+        self.asked = self._left = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left = True
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def stopped(self) -> str | None:
+        """Why a round that waits for its turn is not to be measured any more; None where it is."""
+        return "the run was told to stop" if self.asked or self._left else None
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+class Clock:
+    """Seconds since this start; a moved wall clock does not move it."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def elapsed(self) -> float:
+        return time.monotonic() - self._began

@@ -1,0 +1,112 @@
+"""Which round stands on which: a pure function of run.json and history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from autoqec.contracts.history import RunInfo
+from autoqec.contracts.pareto import ParetoEntry
+from autoqec.orchestrator.attempts import Standing, compose_parents
+
+BASELINE = "baseline"
+
+
+def text(info: RunInfo, nodes: Iterable[str], front: Sequence[ParetoEntry]) -> str:
+    """fork_graph.json: {run_id, front, nodes}; one node a line, the baseline first, then in the order of their rows.
+
+    front: ids of the verified front, best first. nodes: of `node`, as JSON.
+    """
+    head = {"run_id": info.run_id, "front": [entry.round_attempt_id for entry in front]}
+    baseline: dict[str, Any] = {
+        "id": BASELINE,
+        "commit_sha": info.baseline_sha,
+        "branch": info.baseline_ref,
+        "parents": [],
+    }
+    lines = ",\n".join([json.dumps(baseline, ensure_ascii=False), *nodes])
+    return json.dumps(head, ensure_ascii=False)[:-1] + f', "nodes": [\n{lines}\n]}}\n'
+
+
+def node(one: Standing, by_branch: Mapping[str, str]) -> dict[str, Any]:
+    """One round. `parents`: ids, in the order they were merged; one that no row names stands as its branch."""
+    row = one.row
+    parents = compose_parents(row.fork_from) or (BASELINE,)
+    return {
+        "id": one.attempt_id,
+        "round": row.round,
+        "branch": one.branch,
+        "commit_sha": row.commit_sha,
+        "parents": [by_branch.get(parent, parent) for parent in parents],
+        "fork_from_canonical": row.fork_from_canonical,
+        "compose_mode": row.compose_mode,
+        "status": "branch_manually_deleted" if one.gone else row.status,
+        "verify_verdict": row.verify_verdict,
+        "delta_ler": row.delta_ler,
+        "delta_vs_baseline_holdout": row.delta_vs_baseline_holdout,
+        "hypothesis": row.hypothesis,
+    }
+
+
+def draw(value: dict[str, Any]) -> list[tuple[str, str]]:
+    """The graph as an indented tree, a line a round, each with the verdict or status that it may be coloured by.
+
+    A composition hangs under its first parent and names the others; `*` marks the verified front.
+    """
+    nodes, front = {node["id"]: node for node in value["nodes"]}, set(value["front"])
+    children: dict[str, list[str]] = {}
+    for node in value["nodes"][1:]:
+        first = node["parents"][0]
+        children.setdefault(first if first in nodes else BASELINE, []).append(node["id"])
+    lines = [(f"{BASELINE} {nodes[BASELINE]['commit_sha'][:10]}", BASELINE)]
+    # Deep chains are common, so the tree is walked without recursion; the last in is drawn next.
+    stack = [(child, "", n == 0) for n, child in enumerate(reversed(children.get(BASELINE, [])))]
+    while stack:
+        name, indent, last = stack.pop()
+        node = nodes[name]
+        others = [_label(nodes.get(other), other) for other in node["parents"][1:]]
+        joined = f" + {', '.join(others)}" if others else ""
+        star = " *" if name in front else ""
+        branch = f"{indent}{'└─' if last else '├─'} "
+        lines.append((f"{branch}{_label(node, name)}{joined}{_outcome(node)}{star}", _kind(node)))
+        below = indent + ("   " if last else "│  ")
+        stack += [(child, below, n == 0) for n, child in enumerate(reversed(children.get(name, [])))]
+    return lines
+
+
+def dot(value: dict[str, Any]) -> str:
+    """The graph in Graphviz' language; the front is drawn bold, a composition's later parents dashed."""
+    lines = ["digraph rounds {", "  rankdir=LR;", f'  "{BASELINE}" [shape=box];']
+    for node in value["nodes"][1:]:
+        style = ", style=bold" if node["id"] in value["front"] else ""
+        label = _quoted(f"{_label(node, node['id'])}{_outcome(node)}")
+        lines.append(f"  {_quoted(node['id'])} [label={label}{style}];")
+        for number, parent in enumerate(node["parents"]):
+            dashed = " [style=dashed]" if number else ""
+            lines.append(f"  {_quoted(parent)} -> {_quoted(node['id'])}{dashed};")
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _quoted(text: str) -> str:
+    """A Graphviz string: foreign words can neither end it nor start an escape."""
+    return '"' + " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _label(node: dict[str, Any] | None, name: str) -> str:
+    if node is None or "round" not in node:
+        return name
+    return f"round {node['round']} {(node['branch'] or 'no branch').rsplit('/', 1)[-1]}"
+
+
+def _kind(node: dict[str, Any]) -> str:
+    return str(node["verify_verdict"] or node["status"])
+
+
+def _outcome(node: dict[str, Any]) -> str:
+    words = [node["status"], *([node["verify_verdict"]] if node["verify_verdict"] else [])]
+    if node["delta_vs_baseline_holdout"] is not None:
+        words.append(f"Δ {node['delta_vs_baseline_holdout']:+.2e}")
+    elif node["delta_ler"] is not None:
+        words.append(f"val Δ {node['delta_ler']:+.2e}")
+    return "".join(f" · {word}" for word in words)

@@ -1,0 +1,183 @@
+"""What of a run nobody needs any more, found and, where a person agrees, removed; safe to do many times at once.
+
+Never touched: whatever a round of the verified front or of its ancestry left, a parent whose weights a recorded round
+started from, and everything of a run that another process holds. Of a run that is not closed, weights that the judge
+has not verified are listed apart (`unverified`): a later judgement or round may want them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from autoqec.contracts.archive import ArchiveFile
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.round import ForkFrom
+from autoqec.orchestrator import round_recorder
+from autoqec.orchestrator.attempts import Standing, compose_parents
+from autoqec.orchestrator.failpoint import reach
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.publish_secret import is_closed
+from autoqec.orchestrator.recovery import inspect
+from autoqec.orchestrator.recovery.apply import recover
+from autoqec.orchestrator.recovery.plan import in_use
+from autoqec.store import atomic, jsonl
+from autoqec.store.layout import RunLayout
+from autoqec.system import run_lock
+from autoqec.system.git import RefUpdate, Repo
+
+Kind = Literal["worktree", "quarantine", "checkpoint", "unverified"]
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """One thing that may go. name: a directory, a branch, or a file below the run's directory."""
+
+    kind: Kind
+    name: str
+    why: str
+    bytes: int = 0
+    attempt_id: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        return {"kind": self.kind, "name": self.name, "why": self.why, "bytes": self.bytes}
+
+
+def find(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list[Garbage]:
+    """What may go, without touching anything. Call it of a run that nobody holds: what is unfinished is then left over.
+
+    Raises RunPaused where the run's truth is damaged.
+    """
+    memory = memory or RunMemory(layout.root)
+    state = inspect.gather(repo, layout, memory)
+    left = [path for path in state.worktrees if path not in in_use(state)]
+    found = [Garbage("worktree", str(path), "its round is over", _size(path)) for path in left]
+    standing = memory.standing()
+    stood_on = {branch for one in standing.values() for branch in compose_parents(one.row.fork_from)}
+    for one in standing.values():
+        branch = one.row.branch
+        if branch is None or not branch.startswith("quarantine/") or branch in stood_on:
+            continue
+        if branch in state.branches or one.attempt_id in state.pins:
+            why = f"round {one.row.round} was refused, {one.row.status}: nothing stands on it"
+            if one.row.status == "orphaned_branch":
+                why = f"round {one.row.round} was lost to a crash; `autoqec adopt` could still bring it back"
+            found.append(Garbage("quarantine", branch, why, attempt_id=one.attempt_id))
+    return [*found, *_weights(layout, memory)]
+
+
+def remove(layout: RunLayout, repo: Repo, agreed: Collection[Garbage]) -> list[Garbage]:
+    """Remove what was agreed to and is garbage still; returns what was removed.
+
+    The run is held meanwhile; where a worktree goes it is recovered, for that is what takes one away: edits that were
+    not committed are salvaged, and its round gets its row. Raises InputError where another process holds the run,
+    RunPaused as recovery does.
+    """
+    names = {(one.kind, one.name) for one in agreed}
+    with run_lock.hold(layout.root):
+        memory = RunMemory(layout.root)
+        doomed = [one for one in find(layout, repo, memory) if (one.kind, one.name) in names]
+        if any(one.kind == "worktree" for one in doomed):
+            recover(layout, repo, memory=memory)
+        _drop_branches(layout, repo, memory, [one for one in doomed if one.kind == "quarantine"])
+        for one in doomed:
+            if one.kind in ("checkpoint", "unverified"):
+                _unlink(layout, one)
+        return doomed
+
+
+def removed(layout: RunLayout) -> dict[str, str]:
+    """Files of the run that were removed on purpose: name below the run's directory -> SHA-256 of what it held."""
+    return {line["name"]: line["sha256"] for line in jsonl.read(layout.removed)}
+
+
+def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, doomed: list[Garbage]) -> None:
+    """The rows first: a branch that is still there is then garbage again, and none is ever missed without a row."""
+    if not doomed:
+        return
+    standing = memory.standing()
+    for one in doomed:
+        lost = standing[str(one.attempt_id)]
+        if not lost.gone:
+            memory.append_round(
+                round_recorder.deleted_row(lost.row, lost.attempt_id, why="was removed by `autoqec gc`")
+            )
+            reach("garbage_row_appended")
+    refs = repo.refs(f"refs/heads/quarantine/{layout.run_id}") | repo.refs(layout.pin_prefix)
+    names = {f"refs/heads/{one.name}" for one in doomed} | {layout.pin(str(one.attempt_id)) for one in doomed}
+    updates = [RefUpdate(ref, None, sha) for ref, sha in refs.items() if ref in names]
+    if updates:
+        repo.update_refs(updates)
+        reach("garbage_refs_dropped")
+    memory.rebuild_views()
+
+
+def _weights(layout: RunLayout, memory: RunMemory) -> Iterator[Garbage]:
+    needed, is_open = _needed(layout, memory), not is_closed(layout)
+    for one in memory.standing().values():
+        adoptable = one.row.status == "orphaned_branch" and one.branch is not None
+        if one.attempt_id in needed or adoptable:
+            continue
+        place = layout.round(one.row.round)
+        for path in [place.checkpoint, *sorted(place.train_dir.glob("*.pt"))]:
+            if path.is_file() and not path.is_symlink():
+                name = path.relative_to(layout.root).as_posix()
+                why = f"round {one.row.round} ({one.row.verify_verdict or one.row.status}) is not on the verified front"
+                wanted = is_open and one.row.status == "ok" and path == place.checkpoint
+                if wanted:
+                    why += "; the run is open, so `autoqec verify` or a later round may want it"
+                yield Garbage("unverified" if wanted else "checkpoint", name, why, _size(path))
+
+
+def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:
+    """Attempts whose weights stay. Of a run that may go on, every verified round's: it may yet be forked or joined."""
+    standing = memory.standing()
+    by_branch = {one.row.branch: one for one in standing.values()}
+
+    def parents(fork_from: ForkFrom) -> list[Standing]:
+        return [by_branch[name] for name in compose_parents(fork_from) if name in by_branch]
+
+    queue = [standing[entry.round_attempt_id] for entry in memory.front()]
+    if not is_closed(layout):
+        queue += [one for one in standing.values() if one.row.verify_verdict == "VERIFIED"]
+    # A round without a row may be a cluster's job, which has yet to read the weights that it starts from.
+    begun = [one.planned for one in memory.attempts().values() if one.planned and one.id not in standing]
+    starts = [(told.dsl_config, told.fork_from) for told in begun]
+    starts += [(one.row.dsl_config or {}, one.row.fork_from) for one in standing.values()]
+    for config, fork_from in starts:
+        if (config.get("training") or {}).get("init") == "parent":
+            queue += parents(fork_from)[:1]
+    found: set[str] = set()
+    while queue:
+        one = queue.pop()
+        if one.attempt_id not in found:
+            found.add(one.attempt_id)
+            queue += parents(one.row.fork_from)
+    return found
+
+
+def _unlink(layout: RunLayout, one: Garbage) -> None:
+    """What goes is on record first, with its hash: a file that is missing without a line here was lost, not removed."""
+    path = layout.root / one.name
+    with atomic.disk(path):
+        data = path.read_bytes()
+    line = ArchiveFile(name=one.name, bytes=len(data), sha256=sha256_bytes(data))
+    if removed(layout).get(one.name) != line.sha256:
+        jsonl.append(layout.removed, line.dump(), salvage=layout.salvage)
+        reach("garbage_recorded")
+    with atomic.disk(path):
+        path.unlink(missing_ok=True)
+    atomic.fsync_dir(path.parent)
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the files below a directory; what vanishes meanwhile counts nothing."""
+    total = 0
+    for found in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        try:
+            total += found.lstat().st_size if not found.is_dir() else 0
+        except OSError:
+            continue
+    return total

@@ -1,0 +1,219 @@
+"""Rows of history: pure functions of what is on disk, so that recovery writes the row the loop would have written."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime
+from typing import Any
+
+from autoqec.contracts.base import sha256_json
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.history import HistoryRow, Planned
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.round import RoundMetrics, canonical_fork
+from autoqec.contracts.timing import seconds_between
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import ContractError
+from autoqec.orchestrator.attempts import Attempt
+from autoqec.store.layout import path_in_run
+
+_FOLLOW_UPS = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
+_LOST = "the round was lost: the process died before it was recorded"
+
+
+def build_row(
+    attempt: Attempt,
+    metrics: RoundMetrics,
+    *,
+    pointer: Pointer | None = None,
+    report: VerifyReport | None = None,
+    config: dict[str, Any] | None = None,
+    sandbox: str | None = None,
+    unjudged: str | None = None,
+    conflicting_files: tuple[str, ...] | None = None,
+    branch: str | None = None,
+    commit_sha: str | None = None,
+    finished_at: datetime | None = None,
+) -> HistoryRow:
+    """The row of a round that came to its end.
+
+    metrics: what the Runner wrote; or, where the round ended before it (a conflict, a refused edit, a reply that was
+    none), a status and its reason. config: the round directory's config.yaml; without it the planned one counts.
+    unjudged: why the judge could say nothing of a candidate. branch, commit_sha: the pointer's, unless there is none.
+    finished_at: of a round that ended before it was measured, which no line on disk tells; else the last recorded step.
+    """
+    planned, analyst = attempt.planned, attempt.nominated.analyst if attempt.nominated else None
+    said: dict[str, Any] = {
+        "verdict": analyst.verdict if analyst else "ignore",
+        "summary_1line": analyst.summary_1line if analyst else f"{metrics.status}: {metrics.status_reason}"[:400],
+        "analysis": analyst.analysis if analyst else "",
+        "next_hypothesis_seed": analyst.next_hypothesis_seed if analyst else "",
+    }
+    placed = {
+        "branch": pointer.branch if pointer else branch,
+        "commit_sha": pointer.commit_sha if pointer else commit_sha,
+        "conflicting_files": conflicting_files,
+        "sandbox": report.sandbox if report else sandbox,
+    }
+    return HistoryRow(
+        **metrics.dump() | _paths(attempt.round, metrics),
+        **_identity(attempt),
+        **said,
+        **placed,
+        **_config(config if config is not None or planned is None else planned.dsl_config),
+        **(_judged(report) if report else {"verify_reasons": (unjudged,) if unjudged else ()}),
+        **_timing(attempt, metrics, report, finished_at),
+    )
+
+
+def lost_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str | None = None, why: str) -> HistoryRow:
+    """The row of an attempt that recovery closed: no metrics, no verdict."""
+    return HistoryRow(
+        status="orphaned_branch",
+        status_reason=why,
+        verdict="ignore",
+        branch=branch,
+        commit_sha=commit_sha,
+        summary_1line=f"orphaned_branch: {why}"[:400],
+        **_identity(attempt),
+        **_config(attempt.planned.dsl_config if attempt.planned else None),
+        **_timing(attempt),
+    )
+
+
+def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
+    """The row of a branch whose write-ahead line is gone: its pointer still tells the attempt."""
+    return HistoryRow(
+        status="orphaned_branch",
+        status_reason="the branch's pointer names an attempt that attempts.jsonl does not hold",
+        verdict="ignore",
+        round=pointer.round_idx,
+        round_attempt_id=pointer.round_attempt_id,
+        hypothesis=_LOST,
+        branch=branch,
+        commit_sha=pointer.commit_sha,
+        fork_from=pointer.fork_from,
+        fork_from_canonical=pointer.fork_from_canonical,
+        fork_from_ordered=pointer.fork_from_ordered,
+    )
+
+
+def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its commit stays pinned") -> HistoryRow:
+    """The follow-up of a round whose branch a person deleted, or had deleted."""
+    return HistoryRow(
+        status="branch_manually_deleted",
+        status_reason=f"branch {row.branch} {why}",
+        verdict="ignore",
+        round=row.round,
+        hypothesis=row.hypothesis,
+        reconcile_id=str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/deleted")),
+        refers_to_attempt=attempt_id,
+        branch=row.branch,
+        commit_sha=row.commit_sha,
+        fork_from=row.fork_from,
+        fork_from_canonical=row.fork_from_canonical,
+        fork_from_ordered=row.fork_from_ordered,
+        compose_mode=row.compose_mode,
+        summary_1line=f"branch {row.branch} was deleted",
+    )
+
+
+def adopted_row(whole: HistoryRow, attempt_id: str) -> HistoryRow:
+    """The follow-up of a quarantined round that a person had judged: a candidate by their word."""
+    follow_up = {
+        "round_attempt_id": None,
+        "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/adopted")),
+        "refers_to_attempt": attempt_id,
+        "verdict": "candidate",
+    }
+    return HistoryRow.model_validate({**whole.dump(), **follow_up})
+
+
+def judged_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
+    """The follow-up of a round that was judged after it was recorded."""
+    follow_up = {
+        "round_attempt_id": None,
+        "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/judged")),
+        "refers_to_attempt": attempt_id,
+    }
+    when = {"finished_at": report.finished_at, "verify_wallclock_s": report.judge_wallclock_s}
+    return HistoryRow.model_validate({**row.dump(), **follow_up, **_judged(report), **when, "sandbox": report.sandbox})
+
+
+def _paths(number: int, metrics: RoundMetrics) -> dict[str, Any]:
+    """metrics.json names its files absolutely; a row must outlive a move of the repository."""
+    return {name: path_in_run(number, getattr(metrics, name)) for name in ("checkpoint_path", "training_log_path")}
+
+
+def _timing(
+    attempt: Attempt,
+    metrics: RoundMetrics | None = None,
+    report: VerifyReport | None = None,
+    finished_at: datetime | None = None,
+) -> dict[str, Any]:
+    """Start, end and phases, from times on disk alone: recovery, which may come days later, finds the same ones."""
+    planned, nominated, charged = attempt.planned, attempt.nominated, attempt.charged
+    measured = metrics.measurement_finished_at if metrics else None
+    began = metrics.measurement_started_at if metrics else None
+    judged = report.finished_at if report else None
+    written = [line.at for line in (planned, nominated, charged) if line is not None]
+    steps = [attempt.at, *written, measured, judged]
+    return {
+        "started_at": attempt.at,
+        "finished_at": finished_at or max((time for time in steps if time is not None), default=None),
+        "proposal_wallclock_s": seconds_between(attempt.at, planned.at if planned else None),
+        "setup_wallclock_s": seconds_between(planned.at if planned else None, began),
+        "verify_wallclock_s": round(report.judge_wallclock_s, 3) if report else None,
+    }
+
+
+def _identity(attempt: Attempt) -> dict[str, Any]:
+    planned: Planned | None = attempt.planned
+    fork_from = planned.fork_from if planned else "baseline"
+    return {
+        "round": attempt.round,
+        "round_attempt_id": attempt.id,
+        "hypothesis": planned.ideator.hypothesis if planned else _LOST,
+        "ideator_source": planned.ideator.source if planned else "",
+        "fork_from": fork_from,
+        "fork_from_canonical": canonical_fork(fork_from),
+        "fork_from_ordered": fork_from if isinstance(fork_from, tuple) else None,
+        "compose_mode": planned.compose_mode if planned else None,
+    }
+
+
+def _config(config: dict[str, Any] | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    try:
+        digest = parse_dsl(config).sha256()
+    except ContractError:
+        digest = sha256_json(config)
+    return {"dsl_config": config, "dsl_config_sha256": digest}
+
+
+def _judged(report: VerifyReport) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "verify_verdict": report.verdict,
+        "verify_reasons": report.reasons,
+        "paired_eval_bundle_id": report.bundle_id,
+        "beats_panel": {member.name: member.beats for member in report.panel} or None,
+    }
+    if report.composition is not None:
+        found["composition_verdict"] = report.composition.verdict
+        found["composition_bundle_id"] = report.composition.bundle_id
+    if report.cost is not None:
+        found["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
+        found["judge_n_params"] = report.cost.n_params
+    if report.effect is not None:
+        effect = report.effect
+        found |= {
+            "delta_vs_baseline_holdout": effect.delta,
+            "delta_holdout_low": effect.delta_low,
+            "delta_holdout_high": effect.delta_high,
+            "relative_holdout": effect.relative,
+            "relative_holdout_low": effect.relative_low,
+            "relative_holdout_high": effect.relative_high,
+            "holdout_shots": effect.counts.shots,
+        }
+    return found

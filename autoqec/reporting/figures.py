@@ -1,0 +1,92 @@
+"""Charts as inline SVG for a page, or as files."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoqec import optional
+from autoqec.reporting.charts import COLOURS, Draw, course, front, ler_against_p
+from autoqec.reporting.run_data import RunData
+from autoqec.store import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # foreign names may hold a dollar sign
+    "svg.fonttype": "none",
+    "svg.hashsalt": "autoqec",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "axes.edgecolor": COLOURS["line"],
+    "axes.labelcolor": COLOURS["soft"],
+    "axes.titlecolor": COLOURS["ink"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": COLOURS["line"],
+    "grid.linewidth": 0.5,
+    "text.color": COLOURS["ink"],
+    "xtick.color": COLOURS["soft"],
+    "ytick.color": COLOURS["soft"],
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "savefig.facecolor": "none",
+}
+_GROUPS = r"figure|axes|text|patch|line2d|matplotlib\.axis|xtick|ytick|legend|[a-zA-Z]*Collection"
+
+FIGURES: dict[str, Draw] = {"front": front, "ler": ler_against_p, "course": course}
+
+
+def inline(name: str, runs: Sequence[RunData]) -> str:
+    """A figure as SVG for the inside of a page, colours the page's, discs leading to rounds; "" for nothing to draw."""
+    matplotlib = optional.load("matplotlib", extra="report")
+
+    with matplotlib.rc_context(STYLE):
+        figure = FIGURES[name](runs)
+        return _themed(_bytes(figure, "svg").decode(), f"{name}-{runs[0].id}") if figure is not None else ""
+
+
+def save(directory: Path, form: str, runs: Sequence[RunData]) -> list[Path]:
+    """Every figure there is something to draw for, as `<name>.<form>`; form: svg or png."""
+    matplotlib = optional.load("matplotlib", extra="report")
+
+    atomic.make_dir(directory)
+    written = []
+    with matplotlib.rc_context({**STYLE, "savefig.facecolor": "white"}):
+        for name, draw in FIGURES.items():
+            figure = draw(runs)
+            if figure is not None:
+                written.append(directory / f"{name}.{form}")
+                atomic.write_bytes(written[-1], _bytes(figure, form))
+    return written
+
+
+def _bytes(figure: Figure, form: str) -> bytes:
+    stream = io.BytesIO()
+    # No date and no version: the same run, the same bytes.
+    metadata = {"Date": None} if form == "svg" else {"Software": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a name in letters that the font lacks: the viewer has its own
+        figure.savefig(stream, format=form, dpi=160, metadata=metadata)
+    return stream.getvalue()
+
+
+def _themed(svg: str, prefix: str) -> str:
+    """As part of a page that holds others of its kind: no style of its own, ids that start with `prefix`."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
+    svg = re.sub(r'<a xlink:href="(#[^"]*?-round-(\d+)[^"]*)"[^>]*>', r'<a href="\1" aria-label="Round \2">', svg)
+    svg = re.sub(rf' id="({_GROUPS})_[^"]*"', "", svg)
+    svg = re.sub(r'( id="|href="#|url\(#)(?!run-)', rf"\1{prefix}-", svg)
+    for name, value in COLOURS.items():
+        svg = svg.replace(value, f"var(--{name})")
+    return re.sub(r">\s+<", "><", svg)

@@ -1,0 +1,76 @@
+"""What this machine has, and what the rounds of a run took on it: for whoever plans the next round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from autoqec.system import machine
+
+
+def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
+    """JSON-able. With a run (its layout or directory) also its rounds, read from history.jsonl alone.
+
+    rounds: [{round, status, train_wallclock_s, eval_wallclock_s}]; params_vs_time: [n_params, seconds] of each round
+    that was measured; predicted_round_s: median seconds of those, None before the first.
+    """
+    state: dict[str, Any] = {"machine": machine.snapshot(), "gpu": _gpu_snapshot()}
+    if run is None:
+        return state
+    return state | took(History(_layout(run)).rows())
+
+
+def took(rows: Sequence[HistoryRow]) -> dict[str, Any]:
+    """The rounds' part of `machine_state`."""
+    rows = [row for row in rows if row.refers_to_attempt is None]
+    timed = [
+        (row.n_params, _seconds(row)) for row in rows if row.n_params is not None and row.train_wallclock_s is not None
+    ]
+    return {
+        "rounds": [
+            {
+                "round": row.round,
+                "status": row.status,
+                "train_wallclock_s": row.train_wallclock_s,
+                "eval_wallclock_s": row.eval_wallclock_s,
+            }
+            for row in rows
+        ],
+        "killed_by_safety": sum(row.status == "killed_by_safety" for row in rows),
+        "params_vs_time": [list(pair) for pair in timed],
+        "predicted_round_s": statistics.median(seconds for _, seconds in timed) if timed else None,
+    }
+
+
+def _seconds(row: HistoryRow) -> float:
+    return (row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0)
+
+
+def _layout(run: RunLayout | Path | str) -> RunLayout:
+    if isinstance(run, RunLayout):
+        return run
+    directory = Path(run).resolve()
+    return RunLayout(directory.parent.parent, directory.name)
+
+
+def _gpu_snapshot() -> dict[str, Any]:
+    """The first accelerator's name and memory in bytes; {} where there is none, or whatever goes wrong on the way."""
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return {}
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "name": torch.cuda.get_device_name(),
+            "count": torch.cuda.device_count(),
+            "free_bytes": free,
+            "total_bytes": total,
+        }
+    except Exception:  # a driver may fail in ways of its own; the state of the rest still counts
+        return {}

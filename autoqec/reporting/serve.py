@@ -1,0 +1,112 @@
+"""`report --serve`: the page of a living run on this machine alone, built anew whenever the run's files change."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from autoqec.errors import AutoqecError, InputError
+from autoqec.reporting import html, run_data
+from autoqec.store.layout import RunLayout
+
+LOOPBACK = "127.0.0.1"
+_NAMES = ("127.0.0.1", "localhost")
+
+
+class Follower:
+    """The page as the files stand. A run that cannot be read is a page that says so."""
+
+    def __init__(self, layouts: Sequence[RunLayout]) -> None:
+        self.layouts = tuple(layouts)
+        self._lock = threading.Lock()
+        self._built: tuple[str, str] | None = None
+
+    def version(self) -> str:
+        """Another word whenever the page would be another."""
+        seen = [
+            (str(path), found.st_mtime_ns, found.st_size)
+            for layout in self.layouts
+            for path in _watched(layout)
+            if (found := _stat(path)) is not None
+        ]
+        living = [run_data.living(layout) for layout in self.layouts]
+        return hashlib.sha256(repr((seen, living)).encode()).hexdigest()[:16]
+
+    def page(self) -> str:
+        with self._lock:
+            version = self.version()
+            if self._built is None or self._built[0] != version:
+                self._built = version, self._build()
+            return self._built[1]
+
+    def _build(self) -> str:
+        try:
+            return html.page(run_data.load(self.layouts), following=True)
+        except AutoqecError as error:
+            return html.notice("This run cannot be shown", str(error))
+
+
+class Server(ThreadingHTTPServer):
+    """Answers `/` and `/version`, to this machine only. `serve_forever` runs it, `address` says where."""
+
+    daemon_threads = True
+
+    def __init__(self, layouts: Sequence[RunLayout], port: int = 0) -> None:
+        self.follower = Follower(layouts)
+        try:
+            super().__init__((LOOPBACK, port), _Handler)
+        except OSError as error:
+            what = f"port {port} cannot be had: {error.strerror}"
+            raise InputError(what, where="--port", mend="name another port, or 0 for any") from error
+
+    @property
+    def address(self) -> str:
+        return f"http://{LOOPBACK}:{self.server_address[1]}/"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Server
+    server_version = "autoqec"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        name, _, port = self.headers.get("Host", "").partition(":")
+        # A foreign page may have its name point here; only our own names are answered.
+        if name not in _NAMES or port not in ("", str(self.server.server_address[1])):
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "Ask for this page by 127.0.0.1.\n")
+        elif self.path == "/":
+            self._answer(HTTPStatus.OK, "text/html", self.server.follower.page())
+        elif self.path == "/version":
+            self._answer(HTTPStatus.OK, "text/plain", self.server.follower.version())
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is one page here: /\n")
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        data = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are nobody's news."""
+
+
+def _watched(layout: RunLayout) -> tuple[Path, ...]:
+    return layout.run_info, layout.history, layout.attempts, layout.pareto, layout.ledger
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None

@@ -1,0 +1,163 @@
+"""The config to try after a failure: the smallest change that takes its cause away."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import ValidationError
+
+from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
+from autoqec.contracts.env import EnvSpec
+from autoqec.errors import AutoqecError
+from autoqec.reporting import predict_cost
+from autoqec.reporting.rows import differing, flat
+
+Config = dict[str, Any]
+SIZES = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "neural_bp": "iterations"}
+DEPTHS = {"mlp": "depth", "gnn": "layers", "conv": "layers"}
+SHRINKS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+STEP = 1 / 3  # of a step size that ran away
+LEAST_BATCH = 64
+
+
+def propose(
+    cause: str, reason: str, config: Config | None, phase: str, env_yaml: str | None
+) -> tuple[dict[str, list[Any]] | None, Config | None]:
+    """({key: [old, new]}, patched config) for a cause of `diagnose`; (None, None) where no config can mend it.
+
+    phase: what the round was doing, `training` or `finetuning`. env_yaml: lets a smaller net be counted against the
+    env's bounds; without it the first smaller net is taken.
+    """
+    if config is None:
+        return None, None
+    for candidate in _candidates(cause, reason, config, phase, env_yaml):
+        try:
+            patched = PredecoderDSL.model_validate(candidate).config()
+        except ValidationError:
+            continue
+        keys = differing(patched, config)
+        if keys:
+            old, new = flat(config), flat(patched)
+            # Keys that only had their default spelled out are no change.
+            told = {key: [old.get(key), new.get(key)] for key in keys if key in old or not _default(patched, key)}
+            return told, patched
+    return None, None
+
+
+def faults(config: Config | None) -> list[str]:
+    """What is wrong with a config by the contract; [] for a valid one."""
+    if config is None:
+        return ["config.yaml is missing or no mapping"]
+    try:
+        PredecoderDSL.model_validate(config)
+    except ValidationError as error:
+        return [f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors()[:5]]
+    return []
+
+
+def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: str | None) -> Iterator[Config]:
+    training = config.get("training") or {}
+    if cause == "bad config":
+        yield _without_faults(config)
+    elif cause == "not finite":
+        key = "finetune_learning_rate" if phase == "finetuning" else "learning_rate"
+        default = TrainingConfig.model_fields[key].default
+        rate = float(training.get(key, default))
+        yield _with(config, "training", key, float(f"{rate * STEP:.2g}"))
+    elif cause == "out of memory":
+        batch = int(training.get("batch_size", 512))
+        if batch > LEAST_BATCH:
+            yield _with(config, "training", "batch_size", max(LEAST_BATCH, batch // 2))
+        yield from _smaller(config)
+    elif cause == "time limit":
+        yield from _smaller(config, start=0.5)
+    elif cause == "cost limit":
+        yield from (one for one in _smaller(config) if _fits(one, env_yaml))
+    elif cause == "does not fit" and training.get("init") == "parent":
+        yield _with(config, "training", "init", "fresh")
+    elif cause == "does harm":
+        yield from _milder(config)
+    elif cause == "no effect" and training.get("finetune_share") == 0:
+        yield _with(config, "training", "finetune_share", 1.0)
+
+
+def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
+    """The same family, narrower and narrower; at the end one layer less."""
+    family = str(config.get("type"))
+    block = config.get(family)
+    if family not in SIZES or not isinstance(block, dict):
+        return
+    defaults = PredecoderDSL.model_validate({"type": family, family: {}}).config()[family]
+    width = int(block.get(SIZES[family], defaults[SIZES[family]]))
+    depth = int(block.get(DEPTHS[family], defaults[DEPTHS[family]])) if family in DEPTHS else 1
+    for factor in SHRINKS:
+        if factor <= start and math.floor(width * factor) >= 1:
+            yield _with(config, family, SIZES[family], math.floor(width * factor))
+    if depth > 1:
+        thin = _with(config, family, SIZES[family], max(1, math.floor(width * SHRINKS[-1])))
+        yield _with(thin, family, DEPTHS[family], 1)
+
+
+def _milder(config: Config) -> Iterator[Config]:
+    """What is known to break more than it fixes, taken back."""
+    family = str(config.get("type"))
+    block = config.get(family)
+    if config.get("output_mode") == "hard_flip":
+        yield {**config, "output_mode": "soft_priors"}
+    if isinstance(block, dict) and block.get("inputs") == "all":
+        yield _with(config, family, "inputs", "other_sector")
+    training = config.get("training") or {}
+    if training.get("finetune_share", 1.0):
+        rate = float(training.get("finetune_learning_rate", 3e-4))
+        yield _with(config, "training", "finetune_learning_rate", float(f"{rate * STEP:.2g}"))
+
+
+def _fits(config: Config, env_yaml: str | None) -> bool:
+    """Whether the config keeps the env's bounds; without an env there are none to break."""
+    if env_yaml is None:
+        return True
+    from autoqec.store.files import parse_env
+
+    env: EnvSpec = parse_env(env_yaml, where="env")
+    try:
+        cost = predict_cost.predict_cost(env_yaml, PredecoderDSL.model_validate(config))
+    except (AutoqecError, ValidationError, ValueError):
+        return False
+    bounds = env.constraints
+    return cost["n_params"] <= bounds.max_params and cost["flops_per_syndrome"] <= bounds.max_flops_per_syndrome
+
+
+def _without_faults(config: Config) -> Config:
+    """The wrong keys taken out, so that their defaults count."""
+    patched = copy.deepcopy(config)
+    for _ in range(8):
+        try:
+            PredecoderDSL.model_validate(patched)
+            break
+        except ValidationError as error:
+            for fault in error.errors():
+                _drop(patched, [str(part) for part in fault["loc"]])
+    return patched
+
+
+def _drop(config: Config, path: list[str]) -> None:
+    for part in path[:-1]:
+        inner = config.get(part)
+        if not isinstance(inner, dict):
+            return
+        config = inner
+    if path:
+        config.pop(path[-1], None)
+
+
+def _with(config: Config, block: str, key: str, value: Any) -> Config:
+    return {**config, block: {**(config.get(block) or {}), key: value}}
+
+
+def _default(patched: Config, key: str) -> bool:
+    family = patched["type"]
+    plain = flat(PredecoderDSL.model_validate({"type": family, family: {}}).config())
+    return flat(patched).get(key) == plain.get(key)

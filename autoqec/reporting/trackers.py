@@ -1,0 +1,159 @@
+"""A run as the directories of experiment trackers: tensorboard's event files, and runs that wandb holds offline.
+
+Both are written by their own packages, which autoqec does not install: where one is missing, InputError says so.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from autoqec import optional
+from autoqec.errors import DiskFailed, InputError
+from autoqec.reporting import run_view
+from autoqec.reporting.rows import losses
+from autoqec.reporting.run_data import Round, rounds_of
+from autoqec.reporting.run_view import RunView
+from autoqec.reporting.text import plain
+from autoqec.store import atomic
+
+FIGURES = (
+    *("delta_ler", "ler_plain_classical", "ler_predecoder", "val_shots", "val_errors_plain", "val_errors_predecoder"),
+    *("delta_vs_baseline_holdout", "delta_holdout_low", "delta_holdout_high"),
+    *("relative_holdout", "relative_holdout_low", "relative_holdout_high", "holdout_shots"),
+    *("n_params", "flops_per_syndrome", "train_shots", "train_wallclock_s", "eval_wallclock_s"),
+)
+
+
+def to_tensorboard(view: RunView, directory: Path) -> None:
+    """`tensorboard --logdir DIRECTORY`: each round's loss by step, its config, and its figures by round."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for one in rounds_of(view):
+        with SummaryWriter(str(directory / _name(one))) as writer:
+            writer.add_text("hypothesis", plain(one.row.hypothesis), one.row.round)
+            for step, loss in enumerate(losses(view.layout.round(one.row.round).train_log)):
+                writer.add_scalar("loss", loss, step)
+            for name, value in _figures(view, one).items():
+                writer.add_scalar(f"round/{name}", value, one.row.round)
+
+
+def to_wandb(view: RunView, directory: Path) -> None:
+    """`wandb sync DIRECTORY/offline-run-*`: a run a round, grouped by the run's id; nothing is sent, no key is asked.
+
+    Config is the round's, history its loss, summary its figures and the judge's word. The machine's name, the
+    packages installed and git's remotes are left out.
+    """
+    with tempfile.TemporaryDirectory(prefix="autoqec-wandb-") as home, _kept_to(Path(home)):
+        import wandb
+
+        settings = wandb.Settings(
+            mode="offline",
+            silent=True,
+            console="off",
+            disable_git=True,
+            save_code=False,
+            x_disable_meta=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_save_requirements=False,
+            host="autoqec",
+        )
+        try:
+            for one in rounds_of(view):
+                _wandb_run(wandb, settings, Path(home), view, one)
+        except wandb.Error as error:
+            raise InputError(f"wandb refused: {plain(str(error))}", where="--format wandb") from error
+        finally:
+            wandb.teardown()
+        for made in sorted(Path(home, "wandb").glob("offline-run-*")):
+            shutil.rmtree(made / "logs", ignore_errors=True)  # of the tracker's own doings, with paths of this machine
+            shutil.move(made, directory / made.name)
+
+
+def _wandb_run(wandb: Any, settings: Any, home: Path, view: RunView, one: Round) -> None:
+    run = wandb.init(
+        project="autoqec",
+        id=f"{view.layout.run_id}-{_name(one)}",
+        name=f"{view.layout.run_id} {_name(one)}",
+        group=view.layout.run_id,
+        tags=[plain(one.outcome, 60)],
+        notes=_words(plain(one.row.hypothesis)),
+        config=_harmless(one.row.dsl_config or {}),
+        dir=str(home),
+        settings=settings,
+        reinit="create_new",
+    )
+    for step, loss in enumerate(losses(view.layout.round(one.row.round).train_log)):
+        run.log({"loss": loss}, step=step)
+    run.summary.update({"round": one.row.round, "outcome": one.outcome, "env": _words(view.info.env_name)})
+    run.summary.update(_figures(view, one))
+    run.finish()
+
+
+WRITERS: dict[str, Callable[[RunView, Path], None]] = {"tensorboard": to_tensorboard, "wandb": to_wandb}
+
+
+def write(view: RunView, form: str, directory: Path) -> Path:
+    """The directory, whole or not at all; it must not hold anything yet."""
+    optional.require(form, extra=form, where=f"--format {form}")
+    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
+        raise InputError("is not an empty directory", where=str(directory), mend="name a new one, or remove it")
+    atomic.make_dir(directory.parent)
+    try:
+        made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+        try:
+            WRITERS[form](view, made)
+            made.chmod(0o755)
+            os.replace(made, directory)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise DiskFailed(f"could not be written: {error.strerror or error}", where=str(directory)) from error
+    return directory
+
+
+def _name(one: Round) -> str:
+    """round_3; a number that stands twice gets what its place on the page has, too."""
+    return "round_" + one.anchor.rpartition("-round-")[2]
+
+
+def _figures(view: RunView, one: Round) -> dict[str, float]:
+    """The round's figures as its row has them, and the judge's counts for the gain."""
+    found = {name: getattr(one.row, name) for name in FIGURES}
+    report = run_view.report(view.layout.round(one.row.round)) if one.row.verify_verdict else None
+    if report is not None and report.effect is not None:
+        counts = report.effect.counts
+        found |= {"holdout_errors_plain": counts.errors_reference, "holdout_errors": counts.errors_candidate}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+@contextmanager
+def _kept_to(home: Path) -> Iterator[None]:
+    """wandb's files of its own below `home`, and its own error reports off."""
+    places = {f"WANDB_{name}": str(home) for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR")}
+    before = dict(os.environ)
+    os.environ.update(places, WANDB_ERROR_REPORTING="false")
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _words(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _harmless(value: Any) -> Any:
+    """The value with every string such as UTF-8 holds it."""
+    if isinstance(value, str):
+        return _words(value)
+    if isinstance(value, dict):
+        return {_words(str(key)): _harmless(part) for key, part in value.items()}
+    return [_harmless(part) for part in value] if isinstance(value, list | tuple) else value

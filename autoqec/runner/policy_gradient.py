@@ -1,0 +1,140 @@
+"""Policy gradient for predecoders that flip: the sampler acts and decodes, the algorithm follows the reward.
+
+A trajectory is one shot: the net's log-odds z set the policy, every mechanism flipped on its own with probability
+sigmoid(z / temperature). Reward: decoded rightly with the flips, minus decoded rightly without: the same shot's plain
+answer is its own baseline (a control variate; https://doi.org/10.1007/BF00992696 for the estimator). The cost of the
+flips needs no luck: its gradient is that of cost * sum of the probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from autoqec.errors import InputError
+from autoqec.qec import backends, sampling
+from autoqec.qec.problem import Problem
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.algorithms import GradientAlgo, OptInfo
+from autoqec.runner.replay_buffer import GAP, Selection
+from autoqec.runner.samplers import DRAW, NearFailureSampler, Samples, ShotSampler, TrajInfos
+
+MOST_WEIGHT = 2.0  # how much more a stale action may count for having become likelier
+
+
+class PlainSampler(ShotSampler):
+    """Shots of the circuit's own noise as they come. Figures: none."""
+
+    _draws = 0
+
+    def _draw(self) -> tuple[Samples, TrajInfos]:
+        shots = sampling.sample(self.problem, DRAW, self.train_seed(self._draws))
+        self._draws += 1
+        return Samples(sampling.unpack(shots.detectors, self.problem.n_detectors), shots.observables), {}
+
+
+class PolicySampler(ShotSampler):
+    """Acts on shots and decodes them with and without its flips.
+
+    The shots lie within `gap` nats of failure where two logical classes can be told apart, and come as they are
+    elsewhere. Figures: Return (reward minus cost), Flips, PlainFail, PredecoderFail, Detections, Residual (detection
+    events that the flips leave), and Gap where it is known. Online figures are of the policy that explores, offline
+    ones of the predecoder as it will be used: a mechanism is flipped where z > 0.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        batch_size: int,
+        seed: int,
+        *,
+        gap: float,
+        flip_cost: float,
+        temperature: float,
+        eval_shots: int = 0,
+    ) -> None:
+        super().__init__(problem, batch_size, seed, eval_shots=eval_shots)
+        self.flip_cost, self.temperature = flip_cost, temperature
+        self._plain = backends.make(problem.env.backend, problem)
+        self._flipper = backends.HardFlip(problem, self._plain)
+        try:
+            self.shots: ShotSampler = NearFailureSampler(problem, batch_size, seed, gap=gap)
+        except InputError:  # no matching graph, or more than one observable
+            self.shots = PlainSampler(problem, batch_size, seed)
+
+    def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
+        super().initialize(agent, rank=rank, world_size=world_size)
+        self.shots.initialize(agent, rank=rank, world_size=world_size)
+        self._rng = np.random.default_rng(self.train_seed("actions"))
+
+    def obtain_samples(self, itr: int) -> tuple[Samples, TrajInfos]:
+        shots, known = self.shots.obtain_samples(itr)
+        assert shots.observables is not None
+        logits = self.agent.infer(shots.detections) / self.temperature
+        chance = 1 / (1 + np.exp(-np.clip(logits, -60, 60)))
+        flips = self._rng.random(chance.shape, dtype=np.float32) < chance
+        packed = sampling.pack(shots.detections)
+        cleaned, frame = self._flipper.apply(packed, flips)
+        failed = ((self._plain.decode(cleaned) ^ frame) != shots.observables).any(axis=1)
+        plain = (self._plain.decode(packed) != shots.observables).any(axis=1)
+        reward = plain.astype(np.float32) - failed
+        count = flips.sum(1, dtype=np.int32)
+        acted = Samples(
+            shots.detections,
+            flips=flips.astype(np.uint8),
+            rewards=reward,
+            log_probs=log_probability(torch.from_numpy(logits), torch.from_numpy(flips)).numpy(),
+        )
+        return acted, {
+            "Return": reward - np.float32(self.flip_cost) * count,
+            "Flips": count,
+            "PlainFail": plain,
+            "PredecoderFail": failed,
+            "Detections": shots.detections.sum(1, dtype=np.int32),
+            "Residual": np.bitwise_count(cleaned).sum(1, dtype=np.int32),
+            **{name: values for name, values in known.items() if name == GAP},
+        }
+
+    def shutdown(self) -> None:
+        self.shots.shutdown()
+
+    def _draw(self) -> tuple[Samples, TrajInfos]:
+        raise NotImplementedError("shots come from `shots`")
+
+
+class PolicyGradient(GradientAlgo):
+    """REINFORCE with the paired reward; actions of an older policy count by min(2, how much likelier they are now).
+
+    Figures: weight (of the actions), expected_flips (a shot, under the policy).
+    """
+
+    warmup_shots = 2_000
+    samples_to_buffer = Selection(("detections", "flips", "rewards", "log_probs"), bits=("detections", "flips"))
+
+    def __init__(self, *, learning_rate: float, flip_cost: float, temperature: float) -> None:
+        super().__init__(learning_rate=learning_rate)
+        self.flip_cost, self.temperature = flip_cost, temperature
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.agent.parameters(), lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
+
+    def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
+        if samples.flips is None or samples.rewards is None or samples.log_probs is None:
+            raise ValueError("a policy learns from flips and their rewards")
+        logits = self.agent(samples.detections) / self.temperature
+        log_probs = log_probability(logits, torch.from_numpy(samples.flips).to(logits))
+        before = torch.from_numpy(samples.log_probs).to(logits)
+        weight = (log_probs.detach() - before).clamp(max=math.log(MOST_WEIGHT)).exp()
+        gained = (weight * torch.from_numpy(samples.rewards).to(logits) * log_probs).sum() / n
+        expected = torch.sigmoid(logits).sum() / n
+        figures = {"weight": float(weight.sum()) / n, "expected_flips": expected.item()}
+        return self.flip_cost * expected - gained, figures
+
+
+def log_probability(logits: Tensor, flips: Tensor) -> Tensor:
+    """[n]: how likely independent flips with these logits [n, n_faults] are to be just `flips`."""
+    return -F.binary_cross_entropy_with_logits(logits, flips.to(logits), reduction="none").sum(1)

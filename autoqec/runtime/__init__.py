@@ -1,8 +1,0 @@
-"""RunTime: an agent over a dataset of environments, measured while it learns."""
-
-from __future__ import annotations
-
-from autoqec.runtime.config import RunConfig, RunTimeConfig, load_config
-from autoqec.runtime.runtime import RunTime
-
-__all__ = ["RunConfig", "RunTime", "RunTimeConfig", "load_config"]

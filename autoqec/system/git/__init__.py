@@ -1,0 +1,144 @@
+"""The only way into git: GitPython's command layer, every call with explicit directories and a clean environment.
+
+Hooks, fsmonitor, signing, gc and global configuration are off; objects and refs are fsynced; the identity is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from autoqec.errors import InputError
+from autoqec.system.git.parsing import Commit, DiffEntry, GitFailed, MergeConflict, RefUpdate, TreeEntry, Worktree, text
+from autoqec.system.git.read import failure, reason
+from autoqec.system.git.write import Writes
+from autoqec.system.process.signals import held_back
+
+__all__ = ["Commit", "DiffEntry", "GitFailed", "MergeConflict", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
+
+_OLDEST = (2, 38)  # merge-tree --write-tree
+_CONFIG = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.fsync": "all",
+    "core.autocrlf": "false",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.quotePath": "false",
+    "commit.gpgSign": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "merge.directoryRenames": "false",
+    "protocol.ext.allow": "never",
+    "submodule.recurse": "false",
+    "worktree.useRelativePaths": "false",
+}
+_IDENTITY = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "AutoQEC"), ("EMAIL", "autoqec@localhost"))
+}
+_ENVIRONMENT = {
+    **_IDENTITY,
+    "LC_ALL": "C",
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_EDITOR": "true",
+}
+
+
+def _execute(
+    cwd: Path, arguments: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str], pass_fds: Sequence[int] = ()
+) -> tuple[int, bytes, str]:
+    """Exit status, stdout and stderr of one git. `env -i`: GitPython would hand our whole environment down."""
+    try:
+        from git.cmd import Git
+    except ImportError as error:
+        raise InputError("git is not installed", mend="install git 2.38 or newer") from error
+    keep = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
+    settings = [item for key, value in _CONFIG.items() for item in ("-c", f"{key}={value}")]
+    clean = [f"{name}={value}" for name, value in {**keep, **env}.items()]
+    # Ctrl-C is ours to answer: git finishes what it is at.
+    with tempfile.TemporaryFile() as source, held_back(signal.SIGINT, signal.SIGTERM):
+        source.write(stdin)
+        source.seek(0)
+        status, out, err = Git(str(cwd)).execute(
+            ["env", "-i", *clean, "git", "--no-pager", *settings, *arguments],
+            istream=source,
+            with_extended_output=True,
+            with_exceptions=False,
+            stdout_as_string=False,
+            strip_newline_in_stdout=False,
+            start_new_session=True,
+            pass_fds=tuple(pass_fds),
+        )
+    return status, out, err
+
+
+class Repo(Writes):
+    """A repository with a work tree. Commits are named by full SHA, refs by full name, branches by short name.
+
+    Every method raises GitFailed in git's words, DiskFailed where the disk is full or broken.
+    """
+
+    @classmethod
+    def discover(cls, cwd: Path | str) -> Repo:
+        """The repository that holds `cwd`; from a linked worktree, its main one. InputError where there is none."""
+        cwd = Path(cwd).resolve()
+        mend = "go to a git repository, or make one: `autoqec init DIR`"
+        if not cwd.is_dir():
+            raise InputError("there is no such directory", where=str(cwd), mend=mend)
+        # The user's own configuration counts here: safe.directory may stand in it.
+        env = _IDENTITY | {"LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
+        ask = ["rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir"]
+        _check_version(cwd)
+        status, out, err = _execute(cwd, [*ask, "--show-object-format"], env=env)
+        if status != 0:
+            raise InputError(reason(err, "not in a git repository"), where=str(cwd), mend=mend)
+        top, git_dir, common, objects = (Path(line) for line in text(out).splitlines())
+        if str(objects) != "sha1":
+            raise InputError(f"repositories with {objects} object names are not supported", where=str(top), mend=mend)
+        if git_dir != common:
+            top = cls(top, common)._main_worktree()
+        return cls(top, common)
+
+    @classmethod
+    def init(cls, directory: Path | str, *, branch: str = "main") -> Repo:
+        """A new, empty repository at `directory` (which exists)."""
+        directory = Path(directory).resolve()
+        _check_version(directory)
+        status, _, err = _execute(
+            directory, ["init", "-q", "--template=", f"--initial-branch={branch}", "."], env=_ENVIRONMENT
+        )
+        if status != 0:
+            raise failure(["init"], err)
+        return cls(directory, directory / ".git")
+
+    def _main_worktree(self) -> Path:
+        listed = text(self._git("worktree", "list", "--porcelain", "-z")).split("\0")
+        top = Path(listed[0].removeprefix("worktree "))
+        if "bare" in listed[: listed.index("")]:
+            raise InputError("the repository is bare", where=str(top), mend="clone it with a work tree")
+        return top
+
+    def _run(
+        self, arguments: Sequence[str], *, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None
+    ) -> tuple[int, bytes, str]:
+        git_dir = self.common if worktree is None else self._admin(worktree)
+        place = [f"--git-dir={git_dir}", f"--work-tree={worktree or self.root}"]
+        fds = () if lock is None else (lock,)
+        return _execute(worktree or self.root, [*place, *arguments], stdin=stdin, env=_ENVIRONMENT, pass_fds=fds)
+
+
+def _check_version(cwd: Path) -> None:
+    _, out, _ = _execute(cwd, ["version"], env=_ENVIRONMENT)
+    words = text(out).split()
+    numbers = tuple(int(part) for part in words[2].split(".")[:2]) if len(words) > 2 else (0, 0)
+    if numbers < _OLDEST:
+        raise InputError(f"git {'.'.join(map(str, numbers))} is too old", mend="install git 2.38 or newer")

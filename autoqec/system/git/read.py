@@ -1,0 +1,219 @@
+"""What a repository says: every question that changes nothing."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from autoqec.errors import DiskFailed, InputError
+from autoqec.system.git.parsing import (
+    Commit,
+    DiffEntry,
+    GitFailed,
+    TreeEntry,
+    Worktree,
+    parse_commit,
+    parse_diff,
+    parse_status,
+    parse_tree,
+    text,
+)
+
+MAX_EXTRACT = 64 * 2**20
+
+
+class Reads(ABC):
+    """The reading half of `host.git.Repo`."""
+
+    def __init__(self, root: Path, common: Path) -> None:
+        self.root, self.common = root, common
+
+    @abstractmethod
+    def _run(
+        self, arguments: Sequence[str], *, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None
+    ) -> tuple[int, bytes, str]:
+        """Exit status, stdout and stderr of one git; `lock` stays open in it."""
+
+    def _git(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> bytes:
+        status, out, err = self._run(arguments, worktree=worktree, stdin=stdin, lock=lock)
+        if status != 0:
+            raise failure(arguments, err)
+        return out
+
+    def _line(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> str:
+        return text(self._git(*arguments, worktree=worktree, stdin=stdin, lock=lock)).strip()
+
+    def _admin(self, worktree: Path) -> Path:
+        """git's own directory of a linked worktree, from git's records alone: its `.git` file is not believed."""
+        for found in self.worktrees():
+            if found.path == absolute(worktree):
+                return found.admin
+        raise GitFailed("is no worktree of this repository", where=str(worktree), mend="git worktree list")
+
+    def has_commits(self) -> bool:
+        return self.rev_parse("HEAD") is not None
+
+    def head_sha(self, worktree: Path | None = None) -> str:
+        """Commit that is checked out; InputError before the first one."""
+        status, out, _ = self._run(["rev-parse", "--verify", "-q", "HEAD^{commit}"], worktree=worktree)
+        if status != 0:
+            raise InputError(
+                "the repository has no commit yet", where=str(self.root), mend="git add -A && git commit -m 'Start'"
+            )
+        return text(out).strip()
+
+    def head_ref(self) -> str | None:
+        """Short name of the branch that is checked out; None when HEAD is detached."""
+        status, out, _ = self._run(["symbolic-ref", "-q", "HEAD"])
+        return text(out).strip().removeprefix("refs/heads/") if status == 0 else None
+
+    def rev_parse(self, rev: str) -> str | None:
+        """Commit that `rev` names, or None."""
+        status, out, _ = self._run(["rev-parse", "--verify", "-q", "--end-of-options", f"{rev}^{{commit}}"])
+        return text(out).strip() if status == 0 else None
+
+    def refs(self, prefix: str) -> dict[str, str]:
+        """Full ref name -> sha for every ref below `prefix` (a directory of refs, such as refs/heads/exp)."""
+        out = self._git("for-each-ref", "--format=%(objectname) %(refname)", "--", prefix.rstrip("/"))
+        pairs = (line.split(" ", 1) for line in text(out).splitlines())
+        return {ref: sha for sha, ref in pairs}
+
+    def commit_info(self, sha: str) -> Commit:
+        return parse_commit(sha, self._git("cat-file", "commit", sha))
+
+    def parents(self, sha: str) -> tuple[str, ...]:
+        return self.commit_info(sha).parents
+
+    def commit_message(self, sha: str) -> str:
+        return self.commit_info(sha).message
+
+    def commit_trailers(self, sha: str) -> dict[str, str]:
+        return self.commit_info(sha).trailers
+
+    def is_ancestor(self, older: str, newer: str) -> bool:
+        """Whether `older` is `newer` or stands below it."""
+        status, _, err = self._run(["merge-base", "--is-ancestor", older, newer])
+        if status not in (0, 1):
+            raise failure(["merge-base"], err)
+        return status == 0
+
+    def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
+        """(sha, bytes) of each object that is named, `<sha>` or `<sha>:<path>`; None where there is none.
+
+        One git however many names; no name may hold a line break.
+        """
+        out = self._git("cat-file", "--batch", stdin="".join(f"{name}\n" for name in names).encode())
+        found: list[tuple[str, bytes] | None] = []
+        at = 0
+        for _ in names:
+            end = out.index(b"\n", at)
+            head = out[at:end].split()
+            if head[-1] in (b"missing", b"ambiguous"):
+                found.append(None)
+                at = end + 1
+            else:
+                size = int(head[2])
+                found.append((head[0].decode(), out[end + 1 : end + 1 + size]))
+                at = end + size + 2
+        return found
+
+    def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
+        """Every file of a commit's tree (below `path`), symlinks and submodules included."""
+        arguments = ["ls-tree", "-r", "-l", "-z", "--full-tree", sha, *(["--", path] if path else [])]
+        return parse_tree(self._git(*arguments))
+
+    def show_file(self, sha: str, path: str, *, max_bytes: int = MAX_EXTRACT) -> bytes | None:
+        """Bytes of a regular file of a commit; None where there is none (or it is a symlink, or a directory)."""
+        for entry in self.ls_tree(sha, path):
+            if entry.path == path and entry.regular:
+                if (entry.size or 0) > max_bytes:
+                    raise GitFailed(f"{path} is larger than {max_bytes} bytes", where=sha)
+                return self._git("cat-file", "blob", entry.oid)
+        return None
+
+    def diff_entries(self, base: str, tip: str) -> list[DiffEntry]:
+        """Paths that differ between two commits, with their modes; attributes and textconv play no part."""
+        return parse_diff(self._git("diff-tree", "-r", "-z", "--raw", "--no-abbrev", "--no-renames", base, tip))
+
+    def diff_text(self, base: str, tip: str, paths: Sequence[str] = ()) -> str:
+        """Unified diff for people."""
+        plain = ["--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
+        return self._git("diff-tree", "-p", *plain, base, tip, "--", *paths).decode("utf-8", "replace")
+
+    def dirty_paths(self, pathspec: str | Sequence[str] = (), *, worktree: Path | None = None) -> list[str]:
+        """Paths that differ from HEAD or are untracked; ignored files and insides of submodules left out."""
+        paths = [pathspec] if isinstance(pathspec, str) else [*pathspec]
+        flags = ["--porcelain=v1", "-z", "--untracked-files=all", "--ignore-submodules=all", "--no-renames"]
+        return parse_status(self._git("status", *flags, "--", *paths, worktree=worktree))
+
+    def fsck(self) -> list[str]:
+        """Complaints of `git fsck`; [] for a whole repository."""
+        status, out, err = self._run(["fsck", "--no-dangling", "--no-progress"])
+        lines = [line for line in (text(out) + err).splitlines() if line and not line.startswith("notice:")]
+        return lines or ([f"git fsck left with {status}"] if status else [])
+
+    def worktrees(self) -> list[Worktree]:
+        """Linked worktrees, by git's records; also those whose directory is gone. A record that was torn names none."""
+        found = []
+        for admin in sorted(self.common.glob("worktrees/*")):
+            place, head = _read(admin / "gitdir"), _read(admin / "HEAD")
+            if Path(place).name == ".git":
+                path = absolute(Path(os.path.join(admin, place)).parent)
+                branch = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else None
+                found.append(Worktree(path, branch, admin))
+        return found
+
+    def extract(self, sha: str, subdir: str, dest: Path, *, max_bytes: int = MAX_EXTRACT) -> list[str]:
+        """Write the regular files below `subdir` of a commit into `dest` (made, or empty), bytes as committed.
+
+        Attributes, filters and executable bits play no part. Raises GitFailed for anything that is no regular file,
+        and beyond `max_bytes`; returns the paths relative to `dest`.
+        """
+        entries = self.ls_tree(sha, subdir)
+        top = PurePosixPath(subdir)
+        for entry in entries:
+            if not entry.regular:
+                raise GitFailed(f"{entry.path} is no regular file (mode {entry.mode})", where=sha)
+        if sum(entry.size or 0 for entry in entries) > max_bytes:
+            raise GitFailed(f"{subdir} is larger than {max_bytes} bytes", where=sha)
+        dest.mkdir(parents=True, exist_ok=True)
+        if any(dest.iterdir()):
+            raise GitFailed("the directory to extract to is not empty", where=str(dest))
+        names = []
+        for entry, found in zip(entries, self.objects([entry.oid for entry in entries]), strict=True):
+            name = PurePosixPath(entry.path).relative_to(top)
+            if any(part in ("", ".", "..", ".git") for part in name.parts):
+                raise GitFailed(f"{entry.path!r} is no name for a file", where=sha)
+            target = dest / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(found[1] if found else b"")
+            names.append(str(name))
+        return names
+
+
+def absolute(path: Path) -> Path:
+    """Absolute, with the parent's links resolved; the last component itself is not followed."""
+    return Path(os.path.realpath(path.parent)) / path.name
+
+
+def _read(path: Path) -> str:
+    """One of git's own small files; "" where there is none, or where a power cut left only the places of its bytes."""
+    try:
+        text = path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+    return "" if "\0" in text else text
+
+
+def reason(err: str, otherwise: str) -> str:
+    lines = [line.strip() for line in err.splitlines() if line.strip()]
+    fatal = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines
+    return fatal[0].removeprefix("fatal: ").removeprefix("error: ") if fatal else otherwise
+
+
+def failure(arguments: Sequence[str], err: str) -> GitFailed | DiskFailed:
+    if any(words in err for words in ("No space left", "Input/output error", "Disk quota", "Read-only file system")):
+        return DiskFailed(reason(err, "git could not write"), where="git", mend="free space, then start again")
+    return GitFailed(f"git {arguments[0]}: {reason(err, 'failed without a word')}")

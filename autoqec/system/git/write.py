@@ -1,0 +1,202 @@
+"""What changes a repository: worktrees, refs, commits, merges; all under one lock."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from autoqec.errors import DiskFailed
+from autoqec.system.git.lock import clear_dead_locks, locked
+from autoqec.system.git.parsing import GitFailed, MergeConflict, RefUpdate, message_with, text
+from autoqec.system.git.read import Reads, absolute, failure
+
+
+class Writes(Reads):
+    """The writing half of `host.git.Repo`."""
+
+    # ---- worktrees
+
+    def heal(self) -> None:
+        """Remove the lock files of a writer of ours that died; nothing where none did.
+
+        Whether or not its mark is there: a power cut can take the mark and leave the locks.
+        """
+        with locked(self.common):
+            clear_dead_locks(self.common)
+
+    def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
+        """Check `branch` out at `path`; made at commit `base`, or with None an existing branch."""
+        path = absolute(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self.common) as lock:
+            if base is not None:
+                self._update_refs([RefUpdate(f"refs/heads/{branch}", base, None)], lock)
+            self._git("worktree", "add", "-q", "--", str(path), branch, lock=lock)
+
+    def worktree_remove(self, path: Path) -> None:
+        """Remove the checkout and git's record of it; harmless when either is gone. The branch stays."""
+        path = absolute(path)
+        with locked(self.common):
+            for found in [entry for entry in self.worktrees() if entry.path == path]:
+                _rmtree(path)
+                _rmtree(found.admin)
+
+    def worktree_prune(
+        self, under: Path | None = None, *, prefixes: Sequence[str] = ("exp-", "quarantine-")
+    ) -> list[Path]:
+        """Drop records of worktrees whose directory is gone: those `under` a directory (default: `.worktrees`).
+
+        Also those that a killed `worktree add` left without a place, known by their name's prefix.
+        """
+        under = absolute(under or self.root / ".worktrees")
+        removed = []
+        with locked(self.common):
+            known = {entry.admin: entry.path for entry in self.worktrees()}
+            for admin in sorted(self.common.glob("worktrees/*")):
+                path = known.get(admin)
+                torn = path is None and admin.name.startswith(tuple(prefixes))
+                if torn or (path is not None and path.is_relative_to(under) and not path.exists()):
+                    _rmtree(admin)
+                    removed.append(admin)
+        return removed
+
+    def uncommitted_patch(self, worktree: Path) -> bytes:
+        """Everything in a worktree that HEAD does not hold, new files included, as a binary patch; b"" for nothing."""
+        with locked(self.common) as lock:
+            self._git("add", "-A", "-f", "--", ".", worktree=worktree, lock=lock)
+            plain = ["--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
+            return self._git("diff-index", "-p", *plain, "HEAD", "--", worktree=worktree)
+
+    # ---- refs and commits
+
+    def update_refs(self, updates: Sequence[RefUpdate]) -> None:
+        """All or none. A rename is one transaction: delete the old name, make the new one."""
+        with locked(self.common) as lock:
+            self._update_refs(updates, lock)
+
+    def rename_branch(self, old: str, new: str, sha: str) -> None:
+        """exp/… to quarantine/… and back, if `old` still stands at `sha`."""
+        self.update_refs([RefUpdate(f"refs/heads/{new}", sha, None), RefUpdate(f"refs/heads/{old}", None, sha)])
+
+    def _update_refs(self, updates: Sequence[RefUpdate], lock: int) -> None:
+        lines = ["start"]
+        for update in updates:
+            if update.new is None:
+                lines.append(f"delete {update.ref}\0{update.old or ''}")
+            elif update.old is None:
+                lines.append(f"create {update.ref}\0{update.new}")
+            else:
+                lines.append(f"update {update.ref}\0{update.new}\0{update.old}")
+        stdin = "".join(f"{line}\0" for line in [*lines, "prepare", "commit"]).encode()
+        self._git("update-ref", "--create-reflog", "-z", "--stdin", stdin=stdin, lock=lock)
+
+    def commit(
+        self, worktree: Path, paths: Sequence[str], message: str, trailers: Mapping[str, str] | None = None
+    ) -> str:
+        """Commit exactly `paths` (files or directories from the worktree's top, ignored ones too); returns the sha.
+
+        No hook runs and no index survives from before: what else lies in the worktree stays out. May be empty.
+        """
+        for path in paths:
+            if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
+                raise GitFailed(f"{path!r} is no path inside a worktree", where=str(worktree))
+        literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
+        with locked(self.common) as lock:
+            head = self.head_sha(worktree)
+            self._git("read-tree", "HEAD", worktree=worktree, lock=lock)
+            self._git("add", "-A", "-f", "--", *literal, worktree=worktree, lock=lock)
+            tree = self._line("write-tree", worktree=worktree, lock=lock)
+            return self._advance(worktree, tree, [head], message, trailers, lock)
+
+    def commit_all(self, message: str) -> str:
+        """Commit everything in the main work tree that is not ignored; returns the sha."""
+        with locked(self.common) as lock:
+            self._git("add", "-A", "--", ".", lock=lock)
+            self._git("commit", "-q", "--no-verify", "--allow-empty", "-F", "-", stdin=message.encode(), lock=lock)
+        return self.head_sha()
+
+    def _advance(
+        self,
+        worktree: Path,
+        tree: str,
+        parents: Sequence[str],
+        message: str,
+        trailers: Mapping[str, str] | None,
+        lock: int,
+    ) -> str:
+        """Commit `tree` on top of parents[0], where the worktree's branch must still stand."""
+        sha = self._commit_tree(tree, parents, message_with(message, dict(trailers or {})))
+        self._git("update-ref", "-m", "autoqec: commit", "HEAD", sha, parents[0], worktree=worktree, lock=lock)
+        return sha
+
+    def _commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
+        above = [item for parent in parents for item in ("-p", parent)]
+        return self._line("commit-tree", *above, "-F", "-", tree, stdin=message.encode("utf-8", "replace"))
+
+    def merge_tree(self, tips: Sequence[str]) -> str:
+        """Tree that merges the commits, in the order given; touches no ref and no file. Raises MergeConflict."""
+        at, merged = tips[0], self.commit_info(tips[0]).tree
+        for other in tips[1:]:
+            arguments = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", at, other]
+            status, out, err = self._run(arguments)
+            fields = text(out).split("\0")
+            if status == 1:
+                raise MergeConflict(tuple(sorted(set(filter(None, fields[1:])))))
+            if status != 0:
+                raise failure(arguments, err)
+            merged = fields[0].strip()
+            at = self._commit_tree(merged, [at, other], "merged on the way")
+        return merged
+
+    def merge(
+        self, worktree: Path, tips: Sequence[str], message: str, trailers: Mapping[str, str] | None = None
+    ) -> str:
+        """Merge commits into the worktree's branch as one commit with all parents; returns its sha.
+
+        Raises MergeConflict, and then branch and worktree are as before.
+        """
+        with locked(self.common) as lock:
+            head = self.head_sha(worktree)
+            tree = self.merge_tree([head, *tips])
+            self._git("read-tree", "-m", "-u", head, tree, worktree=worktree, lock=lock)
+            return self._advance(worktree, tree, [head, *tips], message, trailers, lock)
+
+    def bundle_create(self, path: Path, revs: Sequence[str]) -> None:
+        """A bundle of refs (`^rev` leaves history out) at `path`, whole or not at all."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            self._git("bundle", "create", "-q", str(absolute(temporary)), *revs)
+            with open(temporary, "rb") as stream:
+                os.fsync(stream.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def bundle_fetch(self, path: Path, refs: Mapping[str, str]) -> None:
+        """Take refs (full name -> sha) out of a bundle; GitFailed where it is damaged or holds something else."""
+        with locked(self.common) as lock:
+            specs = [f"{ref}:{ref}" for ref in sorted(refs)]
+            self._git("fetch", "-q", "--no-tags", "--no-write-fetch-head", str(absolute(path)), *specs, lock=lock)
+        held = self.refs("refs")
+        for ref, sha in refs.items():
+            if held.get(ref) != sha:
+                raise GitFailed(f"{ref} is not at {sha}")
+
+    def check_out(self, branch: str, sha: str) -> None:
+        """Make `branch` at a commit and check it out in the main work tree, which holds nothing yet."""
+        with locked(self.common) as lock:
+            self._git("checkout", "-q", "-B", branch, sha, lock=lock)
+
+
+def _rmtree(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+        return
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise DiskFailed(f"could not be removed: {error.strerror}", where=str(path), mend=f"rm -r {path}") from error

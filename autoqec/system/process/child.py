@@ -1,0 +1,312 @@
+"""The only starter of processes: a clean environment, limits on the whole tree, and nobody left behind.
+
+A small supervisor stands between us and the child: it adopts orphans and ends everything below it when the child
+ends, when a limit breaks, or when this process (strictly: the thread that started it) dies.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from autoqec.errors import DiskFailed, InputError
+from autoqec.system.process import procfs
+from autoqec.system.process.signals import held_back
+
+GB = 1e9
+_SUPERVISOR = Path(__file__).with_name("supervise.py")
+_INHERITED = (
+    "PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "AUTOQEC_OWNER",
+)  # fmt: skip
+DEFAULTS = {
+    "LC_ALL": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONNOUSERSITE": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a child and everything below it may use. None: not watched.
+
+    memory_gb: resident memory of the whole tree, in 1e9 bytes. disk_mb: blocks under `disk_dir`, in 1e6 bytes, and
+    the size of any one file. processes: how many at a time, the child included. nofile, core: rlimits.
+    """
+
+    wallclock_s: float
+    memory_gb: float | None = None
+    disk_mb: float | None = None
+    disk_dir: Path | None = None
+    processes: int | None = None
+    nofile: int = 4096
+    core: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a child ended. `returncode` is negative for a signal; `killed` names the limit it broke, with figures."""
+
+    returncode: int
+    wallclock_s: float
+    rss_peak_gb: float
+    cpu_s: float
+    killed: str | None
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a child sees: a short list of this process's variables (no keys, no GIT_*, no PYTHON*), then `extra`."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**inherited, **DEFAULTS, **(extra or {})}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    cwd: Path | str,
+    env: Mapping[str, str] | None = None,
+    limits: Limits,
+    stdout: Path,
+    on_tick: Callable[[float], None] | None = None,
+) -> Result:
+    """Run `argv` to its end. stdout and stderr are appended to the file `stdout`; stdin is empty.
+
+    `on_tick(seconds so far)` is called a few times a second; what it raises ends the child and goes up.
+    Raises InputError where `cwd` is no directory, DiskFailed where `stdout` cannot be opened.
+    """
+    out = _open_log(stdout)
+    try:
+        process = _spawn(argv, cwd, env, limits, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=())
+    finally:
+        os.close(out)
+    watch = _Watch(process, limits)
+    try:
+        while not watch.tick():
+            if on_tick is not None:
+                on_tick(watch.seconds)
+            watch.sleep()
+    finally:
+        watch.end()
+    return watch.result()
+
+
+class Process:
+    """A child with pipes on stdin and stdout, its limits watched by a thread. A context manager: leaving ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limits: Limits) -> None:
+        assert process.stdin is not None and process.stdout is not None
+        self.stdin: IO[bytes] = process.stdin
+        self.stdout: IO[bytes] = process.stdout
+        self.pid = process.pid
+        self._watch = _Watch(process, limits)
+        self._thread = threading.Thread(target=self._loop, name=f"watch-{process.pid}", daemon=True)
+        self._thread.start()
+
+    def _loop(self) -> None:
+        while not self._watch.tick():
+            self._watch.sleep()
+        self._watch.end()
+
+    def poll(self) -> Result | None:
+        """The result, or None while it runs."""
+        return None if self._thread.is_alive() else self._watch.result()
+
+    def wait(self, timeout: float | None = None) -> Result | None:
+        """Wait for its end; None when `timeout` seconds pass first."""
+        self._thread.join(timeout)
+        return self.poll()
+
+    def kill(self) -> Result:
+        """End it and everything below it, now."""
+        self._watch.stop()
+        self._thread.join()
+        for pipe in (self.stdin, self.stdout):
+            with suppress(OSError):  # unsent bytes of a dead reader
+                pipe.close()
+        return self._watch.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    cwd: Path | str,
+    env: Mapping[str, str] | None = None,
+    limits: Limits,
+    stderr: Path,
+    pass_fds: Sequence[int] = (),
+) -> Process:
+    """Start `argv` with pipes on stdin and stdout; stderr is appended to a file; `pass_fds` stay open in it.
+
+    The thread that calls this must outlive the child. Errors as `run`.
+    """
+    log = _open_log(stderr)
+    pipe = subprocess.PIPE
+    try:
+        process = _spawn(argv, cwd, env, limits, stdin=pipe, stdout=pipe, stderr=log, pass_fds=pass_fds)
+    finally:
+        os.close(log)
+    return Process(process, limits)
+
+
+def _open_log(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o644)
+    except OSError as error:
+        raise DiskFailed(f"the child's log cannot be opened: {error.strerror}", where=str(path)) from error
+
+
+def _spawn(
+    argv: Sequence[str],
+    cwd: Path | str,
+    env: Mapping[str, str] | None,
+    limits: Limits,
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int],
+) -> subprocess.Popen[bytes]:
+    rlimits = {"core": limits.core, "nofile": limits.nofile}
+    if limits.disk_mb is not None:
+        rlimits["fsize"] = int(limits.disk_mb * 1e6)
+    head = [sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(rlimits), str(os.getpid())]
+    try:
+        with held_back(signal.SIGINT):  # the supervisor lets it in again
+            return subprocess.Popen(
+                [*head, ",".join(map(str, pass_fds)), "--", *map(str, argv)],
+                cwd=cwd,
+                env=environment(env),
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=tuple(pass_fds),
+                start_new_session=True,
+            )
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise InputError(f"a process cannot be started: {error}", where=str(cwd)) from error
+
+
+class _Watch:
+    """Samples one supervised tree and ends it when a limit breaks."""
+
+    def __init__(self, process: subprocess.Popen[bytes], limits: Limits) -> None:
+        self._process, self._limits = process, limits
+        self._began = time.monotonic()
+        self._disk_due = 0.0
+        self._peak = 0
+        self._cpu_s = 0.0
+        self._killed: str | None = None
+        self._stopped = threading.Event()
+        self._took: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def sleep(self) -> None:
+        # Short at first: most children of a test live for a fraction of a second.
+        self._stopped.wait(min(0.2, 0.01 + self.seconds / 20))
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def tick(self) -> bool:
+        """True once the tree has ended or must end."""
+        if self._reap(os.WNOHANG):
+            return True
+        processes = procfs.tree(self._process.pid)[1:]  # the supervisor is ours
+        rss = procfs.rss_bytes(processes)
+        self._peak = max(self._peak, rss)
+        self._killed = self._broken(rss, len(processes))
+        return self._killed is not None or self._stopped.is_set()
+
+    def _broken(self, rss: int, processes: int) -> str | None:
+        limits, seconds = self._limits, self.seconds
+        if seconds > limits.wallclock_s:
+            return f"wall clock {seconds:.1f} s > {limits.wallclock_s:g} s"
+        if limits.memory_gb is not None and rss > limits.memory_gb * GB:
+            return f"memory {rss / GB:.2f} GB > {limits.memory_gb:g} GB"
+        if limits.processes is not None and processes > limits.processes:
+            return f"processes {processes} > {limits.processes}"
+        if limits.disk_mb is not None and limits.disk_dir is not None and seconds >= self._disk_due:
+            used = disk_bytes(limits.disk_dir) / 1e6
+            self._disk_due = self.seconds + max(0.1, 10 * (self.seconds - seconds))
+            if used > limits.disk_mb:
+                return f"disk {used:.0f} MB > {limits.disk_mb:g} MB"
+        return None
+
+    def end(self) -> None:
+        """End the tree and reap the supervisor; harmless when it has ended."""
+        if self._process.returncode is None:
+            # A fork bomb outruns a walk over /proc: freeze what is there, then kill, then let the supervisor sweep.
+            for sign in (signal.SIGSTOP, signal.SIGKILL):
+                for pid in procfs.tree(self._process.pid)[1:]:
+                    _signal(pid, sign)
+            _signal(self._process.pid, signal.SIGTERM)
+            deadline = time.monotonic() + 10
+            while not self._reap(os.WNOHANG):
+                if time.monotonic() > deadline:
+                    for pid in procfs.tree(self._process.pid):
+                        _signal(pid, signal.SIGKILL)
+                    self._reap(0)
+                    break
+                time.sleep(0.01)
+        if self._took is None:
+            self._took = self.seconds
+
+    def _reap(self, flags: int) -> bool:
+        if self._process.returncode is not None:
+            return True
+        pid, status, usage = os.wait4(self._process.pid, flags)
+        if pid == 0:
+            return False
+        self._process.returncode = os.waitstatus_to_exitcode(status)
+        self._cpu_s = usage.ru_utime + usage.ru_stime
+        self._peak = max(self._peak, usage.ru_maxrss * 1024)
+        return True
+
+    def result(self) -> Result:
+        assert self._process.returncode is not None and self._took is not None
+        return Result(self._process.returncode, self._took, self._peak / GB, self._cpu_s, self._killed)
+
+
+def disk_bytes(directory: Path) -> int:
+    """Bytes that the files under `directory` occupy; links are not followed."""
+    total = 0
+    for where, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(where, name)).st_blocks * 512
+            except OSError:
+                continue
+    return total
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(OSError):
+        os.kill(pid, number)

@@ -1,0 +1,207 @@
+"""One owner per run: a lock on the run directory itself (filelock), and a note that says who holds it."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import lock_descriptor
+
+from autoqec.errors import DiskFailed, InputError
+from autoqec.system.process import procfs
+
+OWNER_FILE = "owner.json"
+_MARK = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
+_REMOTE = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
+_PATIENCE_S = 10.0
+_ASKING_S = 0.05
+
+
+@dataclass(frozen=True)
+class Owner:
+    """epoch: how often the run was held, this time included. ended: leftovers of earlier owners that were killed.
+
+    warning: what may break on this file system; None on a local one.
+    """
+
+    run_root: Path
+    epoch: int
+    ended: tuple[int, ...]
+    warning: str | None
+
+
+@contextmanager
+def hold(run_root: Path | str) -> Iterator[Owner]:
+    """Own the run while the block runs; the lock is gone with this process, however it ends.
+
+    Children started inside carry the run's mark; those that an earlier, dead owner left are ended first.
+    Raises InputError naming the other owner, DiskFailed where owner.json cannot be written.
+    """
+    root = Path(run_root).resolve()
+    fd = _open(root)
+    earlier = os.environ.get(_MARK)
+    try:
+        _lock(fd, root)
+        epoch = int(read(root).get("epoch") or 0) + 1
+        ended = end_leftovers(root)
+        _write(root, _me(epoch))
+        os.environ[_MARK] = f"{root}:{epoch}"
+        yield Owner(root, epoch, ended, _warning(root))
+    finally:
+        if earlier is None:
+            os.environ.pop(_MARK, None)
+        else:
+            os.environ[_MARK] = earlier
+        os.close(fd)
+
+
+def read(run_root: Path | str) -> dict[str, Any]:
+    """Who holds the run, or held it last; {} where nobody says."""
+    try:
+        data = json.loads(Path(run_root, OWNER_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def is_held(run_root: Path | str) -> bool:
+    """Whether some process owns the run now; asks without taking anything."""
+    fd = _open(Path(run_root).resolve())
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, which filelock has not: two that ask do not collide
+    except OSError as error:
+        return error.errno in (errno.EWOULDBLOCK, errno.EACCES)
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def end_leftovers(run_root: Path) -> tuple[int, ...]:
+    """End every process that carries the run's mark and is not above us. Call only while holding the run.
+
+    A pid is pinned (pidfd) before its mark is read, so a number that was given away again is never hit.
+    """
+    mark = f"{_MARK}={run_root}:".encode()
+    spared = _ancestors()
+    ended = []
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        found = [pid for pid in procfs.pids() if pid not in spared and _end(pid, mark)]
+        ended += [pid for pid in found if pid not in ended]
+        if not found or time.monotonic() > deadline:
+            return tuple(ended)
+        time.sleep(0.02)
+
+
+def _end(pid: int, mark: bytes) -> bool:
+    """Kill `pid` if it carries the mark; True if it did."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (OSError, AttributeError):
+        return False
+    try:
+        if not any(entry.startswith(mark) for entry in procfs.environ(pid)) or procfs.start_time(pid) is None:
+            return False
+        with suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        return True
+    finally:
+        os.close(handle)
+
+
+def _ancestors() -> set[int]:
+    parents, pid, found = procfs.parents(), os.getpid(), set()
+    while pid and pid not in found:
+        found.add(pid)
+        pid = parents.get(pid, 0)
+    return found
+
+
+def _open(root: Path) -> int:
+    try:
+        return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        what = f"the run directory cannot be opened: {error.strerror}"
+        raise InputError(what, where=str(root), mend="`autoqec show` lists the runs") from error
+
+
+def _lock(fd: int, root: Path) -> None:
+    try:
+        if lock_descriptor(fd, blocking=False):
+            return
+        time.sleep(_ASKING_S)  # is_held of another process holds the lock for an instant
+        if lock_descriptor(fd, blocking=False):
+            return
+    except OSError as error:
+        raise DiskFailed(f"the run cannot be locked: {error.strerror}", where=str(root)) from error
+    other = read(root)
+    who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
+    raise InputError(
+        f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
+        where=str(root),
+        mend=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
+    )
+
+
+def _me(epoch: int) -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "start_time": procfs.start_time(os.getpid()),
+        "boot_id": procfs.boot_id(),
+        "epoch": epoch,
+    }
+
+
+def _write(root: Path, value: dict[str, Any]) -> None:
+    path, temporary = root / OWNER_FILE, root / f".{OWNER_FILE}.tmp"
+    try:
+        temporary.unlink(missing_ok=True)  # we hold the lock: it is a dead owner's
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, (json.dumps(value, indent=2) + "\n").encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        mend = f"look at its file system (`df -h {root}`, `ls -ld {root}`), then start again"
+        raise DiskFailed(f"could not be written: {error.strerror}", where=str(path), mend=mend) from error
+
+
+def _warning(root: Path) -> str | None:
+    kind = _file_system(root)
+    if kind not in _REMOTE and not kind.startswith("fuse"):
+        return None
+    return (
+        f"{root} lies on {kind}: locks may not reach other hosts and a rename may not be atomic after a crash; "
+        "keep one owner yourself, or use a local disk"
+    )
+
+
+def _file_system(path: Path) -> str:
+    """Type of the file system that holds `path`; "" where it cannot be told."""
+    best, kind = "", ""
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        _, place, this, *_ = line.split()
+        place = place.encode().decode("unicode_escape")
+        if path.is_relative_to(place) and len(place) >= len(best):
+            best, kind = place, this
+    return kind

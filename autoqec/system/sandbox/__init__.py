@@ -1,0 +1,240 @@
+"""Walls round code we did not write. Three tiers: bubblewrap, Landlock with seccomp, none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import autoqec
+from autoqec.errors import AutoqecError, InputError
+from autoqec.system.process import child
+
+Tier = Literal["bubblewrap", "landlock", "none"]
+TIERS: tuple[Tier, ...] = get_args(Tier)
+WAIVER = "AUTOQEC_NO_SANDBOX"
+_CONFINE = Path(__file__).with_name("confine.py")
+_SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/nix/store")
+_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
+_HARDWARE = "/sys/devices/system"
+# /proc/self is opened by the process it names: others stay closed.
+_LANDLOCK_EXTRA = (
+    "/dev/urandom", "/dev/random", "/dev/zero",
+    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/driver",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the code inside may do; what is not listed is closed.
+
+    read_only, writable: files and directories, which keep their paths. Python, its packages and this package are
+    readable always. scratch: an empty directory that belongs to this process alone; HOME, TMPDIR and the cache
+    directories of libraries point into it. The caller limits its size and removes it. None: the first writable
+    directory. bubblewrap uses a private /tmp of at most tmp_mb instead, which vanishes with the process. cwd: default
+    the first writable directory, else /; tier none stays where `host.child` starts it. closed: places that stay out of
+    sight even where Python's own files lie round them, as in a lab below /usr or one that is its own virtual
+    environment. gpu: NVIDIA's devices are open. network: closed unless True. loopback: sockets to programs behind the
+    same walls alone; only bubblewrap has
+    such, and elsewhere they stay closed.
+    """
+
+    read_only: tuple[Path, ...] = ()
+    writable: tuple[Path, ...] = ()
+    closed: tuple[Path, ...] = ()
+    scratch: Path | None = None
+    tmp_mb: int = 256
+    network: bool = False
+    loopback: bool = False
+    gpu: bool = False
+    cwd: Path | None = None
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def home(self) -> Path:
+        return self.cwd or next((path for path in self.writable if path.is_dir()), Path("/"))
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """Hand `argv` and `env` to `host.child`; `tier` goes on record."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    tier: Tier
+
+
+@cache
+def probe() -> Tier:
+    """The strongest tier that runs here, found by running it once."""
+    return next(tier for tier in TIERS if works(tier))
+
+
+def waived() -> bool:
+    """Whether a person said that code of a branch may run where nothing confines it."""
+    return os.environ.get(WAIVER) == "1"
+
+
+def works(tier: Tier) -> bool:
+    """Whether a program inside this tier starts, and finds files and network closed."""
+    return fault(tier) is None
+
+
+@cache
+def fault(tier: Tier) -> str | None:
+    """Why this tier does not hold here, None where it does; found by trying."""
+    if tier == "none":
+        return None
+    if sys.platform != "linux":
+        return f"it needs Linux, this is {sys.platform}"
+    if tier == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bwrap is not installed"
+    with tempfile.TemporaryDirectory() as place:
+        secret, inside, log = Path(place, "secret"), Path(place, "inside"), Path(place, "log")
+        secret.write_text("secret")
+        inside.mkdir()
+        wrapped = wrap([sys.executable, "-I", "-S", "-c", _PROBE, str(secret)], Policy(writable=(inside,)), tier=tier)
+        try:
+            result = child.run(
+                wrapped.argv, cwd=place, env=wrapped.env, limits=child.Limits(wallclock_s=30), stdout=log
+            )
+        except AutoqecError as error:
+            return error.what
+        if result.returncode == 0 and (inside / "written").exists():
+            return None
+        said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        return (said[-1] if said else f"exit status {result.returncode}")[:200]
+
+
+_PROBE = """
+import socket, sys
+open("written", "w").close()
+for attack in (lambda: open(sys.argv[1]), lambda: socket.socket()):
+    try:
+        attack()
+    except OSError:
+        continue
+    sys.exit("a door is open")
+"""
+
+
+def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wrapped:
+    """`argv` behind the walls of `tier` (default: the strongest that runs here). Starts nothing.
+
+    Network is closed in both real tiers. `none` changes only the environment: it is no wall. InputError where a closed
+    place lies within Python's own and the tier can't hide it.
+    """
+    tier = tier or probe()
+    if tier == "landlock" and (seen := _within_reach(policy)):
+        raise InputError(
+            f"{seen[0]} lies among the files that Python needs, and Landlock can't hide it there",
+            where="sandbox",
+            mend="apt-get install bubblewrap, or move the lab",
+        )
+    private = Path("/tmp") if tier == "bubblewrap" else policy.scratch or policy.home
+    env = {"USER": "sandbox", **_private_places(private), **policy.env}
+    if tier == "bubblewrap":
+        inner = _confined(argv, policy, landlock=False)
+        return Wrapped((*_bubblewrap(policy), "--", *inner), env, tier)
+    if tier == "landlock":
+        return Wrapped(_confined(argv, policy, landlock=True), env, tier)
+    return Wrapped(tuple(map(str, argv)), env, tier)
+
+
+def _private_places(directory: Path) -> dict[str, str]:
+    """Variables by which programs and libraries find a place for their files: all in one private directory."""
+    return {
+        "HOME": str(directory),
+        "TMPDIR": str(directory),
+        "XDG_CACHE_HOME": str(directory / "cache"),
+        "MPLCONFIGDIR": str(directory / "matplotlib"),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "torchinductor"),
+    }
+
+
+def readable() -> tuple[Path, ...]:
+    """What Python needs: the environment, the interpreter under it, this package; resolved and as named."""
+    places = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
+    places += [Path(autoqec.__file__).parent]
+    both = [form for place in places for form in (place, place.resolve())]
+    return tuple(dict.fromkeys(path for path in both if path != Path("/")))
+
+
+def _within_reach(policy: Policy) -> list[Path]:
+    """Closed places that the files of Python and of the system would open, outermost only, as named and resolved."""
+    opened = [form for path in (*_system(), *readable()) for form in (path, path.resolve())]
+    closed = [form for path in policy.closed if path.exists() for form in (path.absolute(), path.resolve())]
+    seen = [path for path in closed if any(path.is_relative_to(place) for place in opened)]
+    return [path for path in _by_depth(seen) if not any(outer in path.parents for outer in seen)]
+
+
+def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[str, ...]:
+    rules = {
+        "landlock": landlock,
+        "cwd": str(policy.home),
+        "network": policy.network,
+        # In a network namespace of its own there is nobody but what runs inside.
+        "loopback": policy.loopback and not landlock,
+        "gpu": policy.gpu,
+        "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
+        # Finding this package on the path means listing what lies beside it: names, no file's content.
+        "list": [str(Path(autoqec.__file__).parent.parent)],
+        "write": [str(path) for path in (*policy.writable, *filter(None, [policy.scratch]))],
+        "devices": [str(path) for path in _devices(policy)],
+    }
+    if not landlock:
+        rules |= {"read": [], "list": [], "write": [], "devices": []}
+    return (sys.executable, "-I", "-S", str(_CONFINE), json.dumps(rules), "--", *map(str, argv))
+
+
+def _system() -> list[Path]:
+    return [Path(path) for path in (*_SYSTEM, *_SYSTEM_FILES, _HARDWARE) if os.path.exists(path)]
+
+
+def _devices(policy: Policy) -> list[Path]:
+    return sorted(Path("/dev").glob("nvidia*")) if policy.gpu else []
+
+
+def _bubblewrap(policy: Policy) -> list[str]:
+    bwrap, size = shutil.which("bwrap") or "bwrap", str(policy.tmp_mb * 1_000_000)
+    out = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    out += [] if policy.network else ["--unshare-net"]
+    out += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--die-with-parent", "--new-session"]
+    out += ["--cap-drop", "ALL", "--unsetenv", "LD_PRELOAD", "--unsetenv", "AUTOQEC_OWNER"]
+    # First, so that a run's directory under one of them lies on top.
+    out += ["--proc", "/proc", "--dev", "/dev"]
+    for memory in ("/dev/shm", "/tmp"):
+        out += ["--size", size, "--tmpfs", memory]
+    for path in _system():
+        # A merged /usr: /bin and /lib are links into it.
+        out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
+    for path in _by_depth(readable()):
+        out += _bind("--ro-bind", path)
+    hidden = _within_reach(policy)
+    for path in hidden:
+        out += ["--size", size, "--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
+    for path in _by_depth(policy.read_only):
+        out += _bind("--ro-bind", path)
+    for path in _devices(policy):
+        out += _bind("--dev-bind", path)
+    for path in _by_depth(policy.writable):
+        out += _bind("--bind", path)
+    # The new root and /dev are memory without a limit: nothing may be written there.
+    shut = [Path("/dev"), *(path for path in hidden if path.is_dir()), Path("/")]
+    return [*out, *(word for path in shut for word in ("--remount-ro", str(path))), "--chdir", str(policy.home)]
+
+
+def _bind(how: str, path: Path) -> list[str]:
+    return [how, str(path), str(path)]
+
+
+def _by_depth(paths: Sequence[Path]) -> list[Path]:
+    """Outer directories first, so that an inner mount lies on top."""
+    return sorted(dict.fromkeys(path.absolute() for path in paths), key=lambda path: len(path.parts))

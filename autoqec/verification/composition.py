@@ -1,0 +1,190 @@
+"""A composition beside its parents: does the merge do more than the sum of what was merged, as much, or less?
+
+All of them, and the plain backend, decode the same shots. Those come from a bundle of their own, keyed by the hash of
+all the artifacts together, so none of the parties can have been fitted to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from autoqec.contracts.base import sha256_bytes, sha256_json
+from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict, PairedCounts
+from autoqec.errors import ContractError, InputError
+from autoqec.qec import backends
+from autoqec.qec.problem import Problem
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, paired, wrong
+from autoqec.store.layout import closed_to_branches
+from autoqec.verification import artifact
+from autoqec.verification.candidate.client import Failure
+from autoqec.verification.candidate_evaluation import Trial
+from autoqec.verification.shot_stream import Bundle
+
+if TYPE_CHECKING:
+    from autoqec.verification.verifier import VerifyRequest
+
+PURPOSE = "composition"
+Losses = list[NDArray[np.bool_]]  # bool [shots] each: plain backend, child, parents in order
+
+
+@dataclass
+class Interaction:
+    """Sums, shot by shot, of d = lost(parents) - (parents - 1) lost(plain) - lost(child).
+
+    Its mean is the child's gain over the plain backend less the sum of the parents' gains.
+    """
+
+    shots: int = 0
+    total: int = 0
+    squares: int = 0
+
+    def add(self, losses: Losses) -> None:
+        plain, child, *parents = (lost.astype(np.int64) for lost in losses)
+        each = sum(parents) - (len(parents) - 1) * plain - child
+        self.shots += len(plain)
+        self.total += int(each.sum())
+        self.squares += int((each * each).sum())
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
+        """(mean, low, high). Normal, with one shot of +1 and one of -1 added: for paired proportions that keeps the
+        coverage where few shots differ (Agresti and Min, Statist. Med. 24, 729, 2005)."""
+        n = self.shots + 2
+        middle = self.total / n
+        spread = math.sqrt(max((self.squares + 2) / n - middle * middle, 0.0) / n)
+        z = float(stats.norm.ppf((1 + confidence) / 2))
+        return self.total / self.shots, middle - z * spread, middle + z * spread
+
+
+@dataclass
+class Tally:
+    """Paired counts of everybody: the plain backend against each, each parent against the child."""
+
+    child: PairedCounts
+    parents: list[PairedCounts]
+    against: list[PairedCounts]
+    interaction: Interaction
+
+    @classmethod
+    def of(cls, parents: int) -> Tally:
+        return cls(NO_PAIRS, [NO_PAIRS] * parents, [NO_PAIRS] * parents, Interaction())
+
+    def add(self, losses: Losses) -> None:
+        plain, child, *parents = losses
+        self.child = add_pairs(self.child, count_pairs(plain, child))
+        for index, parent in enumerate(parents):
+            self.parents[index] = add_pairs(self.parents[index], count_pairs(plain, parent))
+            self.against[index] = add_pairs(self.against[index], count_pairs(parent, child))
+        self.interaction.add(losses)
+
+
+def joint_sha256(child: str, parents: Sequence[str]) -> str:
+    """What a composition's bundle is keyed by: the artifacts of all its parties."""
+    return sha256_json({"child": child, "parents": list(parents)})
+
+
+def compose(child: artifact.Frozen, request: VerifyRequest, directory: Path) -> Composition | str:
+    """Judge the frozen child and `request.parents` on one bundle; or why that could not be done.
+
+    directory: an empty place for the parents' copies. A parent that is damaged, changed or of another env, or any
+    unusable answer, ends it: the child's own verdict does not hang on it.
+    """
+    env, requests = request.env, (request, *request.parents)
+    problem = Problem.from_env(env)
+    tally = Tally.of(len(request.parents))
+    try:
+        frozen = [child, *(_freeze(parent, directory) for parent in request.parents)]
+        joint = joint_sha256(child.sha256, [one.sha256 for one in frozen[1:]])
+        bundle = Bundle(request.secret, joint, env.seed_policy.holdout, request.shelf)
+        for losses in _losses(problem, bundle, frozen, requests):
+            tally.add(losses)
+    except (ContractError, InputError) as error:
+        return f"synergy with the parents: {error.what}"
+    parents = tuple(
+        CompositionParent(
+            round=parent.round.round,
+            artifact_sha256=copy.sha256,
+            effect=paired(alone, reference=env.plain, p=problem.p),
+            against=(against := paired(beside, reference=f"round {parent.round.round}", p=problem.p)),
+            beaten=against.delta_low > 0,
+        )
+        for parent, copy, alone, beside in zip(request.parents, frozen[1:], tally.parents, tally.against, strict=True)
+    )
+    mean, low, high = tally.interaction.interval()
+    verdict, evidence = decide(low, high, parents)
+    return Composition(
+        verdict=verdict,
+        evidence=evidence,
+        bundle_id=bundle.id,
+        chunk_digests=bundle.listed(),
+        effect=paired(tally.child, reference=env.plain, p=problem.p),
+        parents=parents,
+        interaction=mean,
+        interaction_low=low,
+        interaction_high=high,
+    )
+
+
+def decide(low: float, high: float, parents: Sequence[CompositionParent]) -> tuple[CompositionVerdict, str]:
+    """From the interaction's interval and the comparison with each parent to a verdict and its reason."""
+    unbeaten = [str(parent.round) for parent in parents if not parent.beaten]
+    if high < 0:
+        return "interference", "the gain is below the sum of the parents' gains (upper bound below 0)"
+    if low <= 0:
+        return "additive", "the gain may be the sum of the parents' gains: the interval of the difference holds 0"
+    if unbeaten:
+        return "additive", f"more than the sum of the gains, but not shown to beat round {', '.join(unbeaten)}"
+    return "synergy", "the gain is above the sum of the parents' gains (lower bound above 0), and each parent is beaten"
+
+
+def _freeze(parent: VerifyRequest, directory: Path) -> artifact.Frozen:
+    """A parent's own copy; ContractError unless it is what was verified."""
+    number = parent.round.round
+    place = directory / f"parent-{number}"
+    place.mkdir()
+    closed = closed_to_branches(parent.round.dir)
+    frozen = artifact.freeze(parent.checkpoint, parent.dsl, parent.surface, place, closed)
+    env_sha256 = sha256_bytes(parent.env_text.encode())
+    artifact.admit(artifact.recorded(parent.round), env_sha256, frozen, str(parent.round.manifest))
+    if parent.expected_artifact not in (None, frozen.sha256):
+        raise ContractError(f"round {number} was verified as {parent.expected_artifact} and is now {frozen.sha256}")
+    return frozen
+
+
+def _losses(
+    problem: Problem, bundle: Bundle, frozen: Sequence[artifact.Frozen], requests: Sequence[VerifyRequest]
+) -> Iterator[Losses]:
+    """Which shots each party loses, a chunk at a time; one process a predecoder.
+
+    ContractError for an answer that cannot be used.
+    """
+    profile = requests[0].profile
+    plain = backends.make(problem.env.plain, problem)
+    with ExitStack() as stack:
+        trials = []
+        for number, (copy, request) in enumerate(zip(frozen, requests, strict=True)):
+            link = artifact.start(copy, request.env_text, request.dsl, f"{PURPOSE}-{number}", profile)
+            stack.callback(link.close)
+            trials.append(Trial(problem, bundle, link, request.dsl.output_mode))
+        for trial in trials:
+            made = trial.link.receive_made()
+            if isinstance(made, Failure):
+                raise ContractError(str(made))
+        for chunk in bundle.chunks(problem, PURPOSE, profile.judge_effect_shots):
+            for trial in trials:
+                trial.link.send(chunk.detectors)
+            losses = [wrong(plain.decode(chunk.detectors), chunk.observables)]
+            for trial in trials:
+                lost, _ = trial.candidate_wrong(trial.backend, chunk, trial.link.receive(len(trial.priors)))
+                if trial.faults:
+                    raise ContractError(f"no usable answer: {next(iter(trial.faults))}")
+                losses.append(lost)
+            yield losses

@@ -1,0 +1,93 @@
+"""The judge's shots, kept in files: for whoever can no longer draw them again.
+
+stim gives the same shots for a seed only in the same version and on the same CPU width. A file holds one chunk of
+`bundle.CHUNK` shots as its digest is taken: packed detection events (b8, row by row), then packed observables. Its
+name is that digest, so a report's `chunk_digests` name the files, and a file that was changed does not fit its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import ContractError
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import Shots, unpack
+from autoqec.verification.composition import joint_sha256
+from autoqec.verification.shot_stream import Bundle, packed
+
+
+def listed(report: VerifyReport) -> dict[str, str]:
+    """`purpose/chunk` -> digest, of every chunk that the report rests on, the composition's too."""
+    composed = report.composition.chunk_digests if report.composition else ()
+    return dict(line.rsplit(" ", 1) for line in (*report.chunk_digests, *composed))
+
+
+def file_name(digest: str) -> str:
+    return f"{digest}.b8"
+
+
+@dataclass
+class Shelf:
+    """Chunks that a report names, taken from `dir` wherever they are not drawn alike.
+
+    redrawn, kept: how many chunks came out alike, and how many had to be taken from a file.
+    """
+
+    dir: Path | None
+    wanted: Mapping[str, str] = field(default_factory=dict)
+    redrawn: int = 0
+    kept: int = 0
+
+    def choose(self, name: str, drawn: Shots, problem: Problem) -> Shots:
+        """What was drawn where it fits the report, else the file's shots where there is one, else what was drawn.
+
+        ContractError for a file that is not what its name says.
+        """
+        digest = self.wanted.get(name)
+        if digest == sha256_bytes(packed(drawn)):
+            self.redrawn += 1
+            return drawn
+        if digest is None or self.dir is None or not (path := self.dir / file_name(digest)).is_file():
+            return drawn
+        data = path.read_bytes()
+        if sha256_bytes(data) != digest:
+            what = f"holds other shots than its name says: SHA-256 {sha256_bytes(data)}"
+            raise ContractError(what, where=str(path), mend="fetch the archive again")
+        self.kept += 1
+        return _shots(data, problem, where=str(path))
+
+
+def _shots(data: bytes, problem: Problem, *, where: str) -> Shots:
+    events, labels = -(-problem.n_detectors // 8), -(-problem.n_observables // 8)
+    n, rest = divmod(len(data), events + labels)
+    if rest:
+        raise ContractError(f"{len(data)} bytes are no whole number of this env's shots", where=where)
+    raw = np.frombuffer(data, np.uint8)
+    detectors = raw[: n * events].reshape(n, events)
+    return Shots(detectors, unpack(raw[n * events :].reshape(n, labels), problem.n_observables).astype(bool))
+
+
+def draw(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator[tuple[str, bytes]]:
+    """(digest, bytes) of every chunk of a report, drawn from the run's secret; those that come out otherwise are
+    left out: then it is too late to keep them."""
+    composed: tuple[str, ...] = ()
+    bundle = joint = Bundle(secret, report.artifact_sha256, env.seed_policy.holdout)
+    if report.composition:
+        composed = report.composition.chunk_digests
+        key = joint_sha256(report.artifact_sha256, [one.artifact_sha256 for one in report.composition.parents])
+        joint = Bundle(secret, key, env.seed_policy.holdout)
+    problems = {"": Problem.from_env(env)}
+    problems |= {f"point:{p:g}": Problem.from_env(env, p) for p in env.points if p not in (None, env.target)}
+    for name, digest in listed(report).items():
+        purpose, _, index = name.rpartition("/")
+        source = joint if f"{name} {digest}" in composed else bundle
+        shots = source.chunk(problems.get(purpose, problems[""]), purpose, int(index))
+        if (data := packed(shots)) and sha256_bytes(data) == digest:
+            yield digest, data

@@ -1,0 +1,56 @@
+"""`--model` of review-log and diagnose: a model's words below the mechanical findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from autoqec.cli.common import Out
+    from autoqec.ideators.llm_reader import About
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def model_option(function: Function) -> Function:
+    text = "Have this language model say what matters in the findings; without it none is asked."
+    return click.option("--model", help=text)(function)
+
+
+def checked(model: str | None) -> None:
+    """InputError or LmAuth for a model that can't be asked, before anything is shown."""
+    if model is not None:
+        _client(model)
+
+
+def tell(model: str | None, findings: Sequence[dict[str, Any]], about: About, out: Out) -> None:
+    """The points of a model on findings that were shown already. One that gives no usable answer costs a note."""
+    if model is None or not findings:
+        return
+    from autoqec.ideators.llm_reader import LlmReader
+    from autoqec.reporting.text import plain
+
+    spent: list[dict[str, Any]] = []
+    said = LlmReader(_client(model), on_event=lambda kind, data: spent.append(data) if kind == "lm_call" else None)(
+        findings, about
+    )
+    costs = [one["cost_usd"] for one in spent]
+    cost = None if None in costs else sum(costs)
+    if said is None:
+        out.note(f"{model} gave no usable answer; the findings above stand")
+        return
+    points = [point.dump() for point in said.points]
+    out.emit({"event": "words", "model": model, "points": points, "cost_usd": cost})
+    price = "cost unknown" if cost is None else f"{cost:.4f} dollars"
+    out.say(f"\nIn the words of {model} (an opinion, {price}):")
+    for number, point in enumerate(said.points, start=1):
+        rounds = f" (rounds {', '.join(map(str, point.rounds))})" if point.rounds else ""
+        out.say(f"{number}. {plain(point.what, 600)}{rounds}\n   Change: {plain(point.change, 600)}")
+
+
+def _client(model: str) -> Any:
+    from autoqec.llm.config import LMConfig, get_lm_client, role_config
+
+    return get_lm_client(role_config("reader", LMConfig(model=model)))

@@ -1,0 +1,58 @@
+"""A lab: the least repository that rounds can live in: the search surface, one env, and what git must ignore."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import autoqec
+from autoqec.errors import InputError
+from autoqec.store import layout
+from autoqec.store.files import load_env
+from autoqec.system.git import Repo
+
+IGNORED = "/runs/\n/.worktrees/\n__pycache__/\n*.pyc\n"
+README = """# A lab for autoqec
+
+`env.yaml` says what is decoded; `{surface}/` is what the search may edit.
+
+    autoqec run env.yaml --profile smoke --rounds 2
+    autoqec show
+"""
+
+
+def make_lab(directory: Path, env_file: Path) -> str:
+    """Fill `directory` (made if missing, else empty) and commit; returns the commit.
+
+    Raises InputError where the directory holds anything, and then changes nothing.
+    """
+    load_env(env_file)
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError("is not an empty directory", where=str(directory), mend="autoqec init NEW_DIR")
+    made = not directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return _fill(directory, env_file)
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror}", where=str(directory), mend="choose a directory you may write to"
+        ) from error
+    except BaseException:
+        _empty(directory, remove=made)
+        raise
+
+
+def _fill(directory: Path, env_file: Path) -> str:
+    surface = Path(autoqec.__file__).parent / layout.SURFACE.removeprefix("autoqec/")
+    shutil.copytree(surface, directory / layout.SURFACE, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(env_file, directory / "env.yaml")
+    (directory / ".gitignore").write_text(IGNORED, encoding="utf-8")
+    (directory / "README.md").write_text(README.format(surface=layout.SURFACE), encoding="utf-8")
+    return str(Repo.init(directory).commit_all("A lab for autoqec"))
+
+
+def _empty(directory: Path, *, remove: bool) -> None:
+    for entry in directory.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    if remove:
+        directory.rmdir()

@@ -1,0 +1,115 @@
+"""`bench-ideators` with a policy, with language models, and with trained agents against their memoryless twins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import call
+from autoqec.continual.runtime.main import evaluate
+from autoqec.ideators.bench_table import Table, pack
+from autoqec.store import jsonl
+from tests.support.messages_server import MessagesServer, fail, say_json
+from tests.unit.continual.runtime.test_checkpoint_agents import config
+from tests.unit.ideators.test_bench import planted
+
+MLP = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1}, "training": {"learning_rate": 0.0006}}
+ANSWER = {"hypothesis": "small steps", "slug": "small", "fork_from": [], "proposal": MLP}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(planted(60), tmp_path_factory.mktemp("table") / "table.jsonl")
+
+
+def written(table: Table, path: Path) -> Path:
+    """A table as its builder leaves it."""
+    shots = {"env": "smoke", "shots": int(table.plain.size)}
+    jsonl.append(path, shots | {"kind": "reference", "name": "mwpm", "plain": "mwpm", "failures": pack(table.plain)})
+    for cell in table.cells:
+        differs = None if cell.differs is None else pack(np.isin(np.arange(table.plain.size), cell.differs))
+        line = {"kind": "cell", "config": cell.config, "fidelity": "full", "seed": 0, "status": cell.status}
+        line |= {"reason": cell.reason, "n_params": cell.n_params, "flops_per_syndrome": cell.flops}
+        jsonl.append(path, shots | line | {"seconds": cell.seconds, "differs": differs})
+    return path
+
+
+def bench(file: Path, capsys: pytest.CaptureFixture[str], *more: str, rounds: int = 6) -> dict[str, dict[str, Any]]:
+    argv = ["bench-ideators", "--table", str(file), "--seeds", "2", "--rounds", str(rounds), "--json", *more]
+    assert call(group, argv) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    return {line["strategy"]: line for line in lines}
+
+
+def test_the_policy_joins_and_repeats_itself(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = bench(file, capsys, "--strategies", "policy")
+    assert set(first) == {"random", "policy"} and first == bench(file, capsys, "--strategies", "policy")
+    assert first["policy"]["dollars"] == 0.0 and first["policy"]["final"] > 0
+
+
+def test_a_model_behind_the_api_joins_and_is_paid(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MessagesServer() as server:
+        monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+        server.answer = lambda body: say_json(ANSWER)
+        server.script(fail(500))
+        found = bench(file, capsys, "--strategies", "llm,hybrid:llm", "--model", "claude-opus-5-5", rounds=4)
+        assert server.requests and {"random", "llm", "hybrid:llm"} == set(found)
+    assert (
+        found["llm"]["dollars"] > 0 == found["random"]["dollars"]
+        and found["llm"]["dollars"] > found["hybrid:llm"]["dollars"]
+    )
+
+
+def test_a_trained_agent_is_held_against_its_memoryless_twin(
+    file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    checkpoint = evaluate(config(tmp_path)).results_dir / "c/latest"
+    rules = [
+        {"when": "F: .*Proposal 2 of", "say": '{"type": "mlp", "mlp.depth": 1, "training.learning_rate": 0.0005}'},
+        {"when": "F: .*Proposal 1 of", "say": '{"type": "mlp", "mlp.depth": 2, "training.learning_rate": 0.0005}'},
+    ]
+    (tmp_path / "says.jsonl").write_text("".join(json.dumps(rule) + "\n" for rule in rules), encoding="utf-8")
+    more = ("--strategies", "memory", "--reference", "memoryless", "--ideator-memory", str(checkpoint))
+    score = tmp_path / "scores.md"
+    found = bench(
+        file,
+        capsys,
+        *more,
+        "--model",
+        f"scripted:{tmp_path / 'says.jsonl'}",
+        "--write",
+        str(score),
+        "--note",
+        "Half built.",
+    )
+    gain = found["memory"]
+    assert set(found) == {"memory", "memoryless"} and found["memoryless"]["gap"] == 0.0
+    assert gain["gap"] != 0.0 and gain["gap_low"] <= gain["gap"] <= gain["gap_high"]
+    text = score.read_text(encoding="utf-8")
+    assert text.rstrip().endswith("Half built.")
+    assert "minus memoryless [95%]" in text and "rounds were left to the search" in text
+
+
+@pytest.mark.parametrize(
+    "more, words",
+    [
+        (("--model", "claude-opus-5-5"), "no strategy asks a language model"),
+        (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
+        (("--strategies", "oracle"), "unknown strategy"),
+        (("--budget", "rounds=3"), "no run is made here"),
+        (("--strategies", "llm", "--model", "gpt-unheard-of"), "no backend"),
+    ],
+)
+def test_wrong_choices_are_told(
+    file: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], words: str
+) -> None:
+    assert call(group, ["bench-ideators", "--table", str(file), *more]) == 2
+    assert words in capsys.readouterr().err

@@ -1,0 +1,349 @@
+"""Designing predecoders: drafts, clauses, routines, and the text face."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import re
+import threading
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from autoqec.continual.environments import HallOfFame, ParallelEnvironments, SerialEnvironments
+from autoqec.continual.environments.datasets import build_dataset, parse_dataset_config
+from autoqec.continual.environments.design import (
+    Clause,
+    ClauseLibrary,
+    ClauseStepper,
+    DesignEnv,
+    ExplicitObserver,
+    Facts,
+    FlatTensorizer,
+    PredecoderDraft,
+    constants,
+    values,
+)
+from autoqec.continual.environments.design_text import DesignTextEnv
+from autoqec.continual.environments.routines import (
+    ScreenRoutine,
+    TabularRoutine,
+    Tabulation,
+    loss_of,
+    score_of_loss,
+    thin,
+)
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import Constraints
+from autoqec.errors import ContractError, InputError
+from autoqec.ideators import space
+from autoqec.store import files
+from tests.suites import environment_suite
+from tests.support.envs import surface
+
+ENV = surface(3, 0.01)
+FACTS = Facts.of(ENV)
+LIBRARY = ClauseLibrary(
+    [
+        Clause("type", "mlp"),
+        Clause("type", "gnn"),
+        Clause("mlp.hidden", 8),
+        Clause("mlp.hidden", 16),
+        Clause("gnn.layers", 2),
+        Clause("training.batch_size", 256),
+    ]
+)
+
+
+def index(text):
+    return [str(clause) for clause in LIBRARY.clauses].index(text)
+
+
+def draft(**choices):
+    return PredecoderDraft(FACTS, {key.replace("__", "."): value for key, value in choices.items()})
+
+
+def row(hidden, fixed, broken, **more):
+    config = parse_dsl({"type": "mlp", "mlp": {"hidden": hidden}, "training": {"batch_size": 256}}).config()
+    counts = {"val_shots": 10_000, "val_errors_plain": 600, "val_errors_predecoder": 600 - fixed + broken}
+    counts |= {"val_fixed": fixed, "val_broken": broken}
+    return {"dsl_config": config, "status": "ok", "n_params": 1000, "flops_per_syndrome": 2000, **counts, **more}
+
+
+def table(tmp_path, *rows):
+    path = tmp_path / "table.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rows or (row(8, 200, 100), row(16, 300, 100))))
+    return path
+
+
+def test_the_type_comes_first_and_keys_of_other_families_never():
+    one, stepper = draft(), ClauseStepper(LIBRARY)
+    assert [str(c) for c, ok in zip(LIBRARY.clauses, LIBRARY.valid(one), strict=True) if ok] == [
+        "type = mlp",
+        "type = gnn",
+    ]
+    stepper.step(one, index("type = mlp"))
+    for text in ("gnn.layers = 2", "type = gnn"):
+        with pytest.raises(InputError, match="can't come next"):
+            stepper.step(one, index(text))
+    stepper.step(one, index("mlp.hidden = 16"))
+    with pytest.raises(InputError, match=r"mlp\.hidden = 8"):
+        stepper.step(one, index("mlp.hidden = 8"))
+    with pytest.raises(InputError, match="99"):
+        stepper.step(one, 99)
+    stepper.step(one, index("stop"))
+    assert not any(LIBRARY.valid(one)) and one.config()["mlp"]["hidden"] == 16
+
+
+def test_a_signature_is_the_config_not_the_way_to_it():
+    assert draft(type="mlp").signature == draft(type="mlp", mlp__hidden=256).signature
+    assert draft(type="mlp", mlp__hidden=8).signature != draft(type="mlp").signature
+    assert draft(type="gnn", mlp__hidden=8).signature == draft(type="gnn").signature
+    assert draft().signature != draft(training__batch_size=256).signature
+    with pytest.raises(ContractError, match="no `type`"):
+        draft().config()
+
+
+def test_every_choice_of_the_standard_library_builds():
+    library = ClauseLibrary.standard(grid=2)
+    for family in space.SPACE[0].choices:
+        for clause in library.clauses[:-1]:
+            one = PredecoderDraft(FACTS, {"type": family})
+            if library.valid(one)[library.clauses.index(clause)]:
+                one.choices[clause.key] = clause.value
+                assert space.get(one.config(), clause.key) == clause.value
+    assert values(space.BY_KEY["mlp.hidden"], 2) == (64, 768)
+    with pytest.raises(InputError, match="twice"):
+        ClauseLibrary([Clause("type", "mlp"), Clause("type", "mlp")])
+
+
+def test_an_environment_is_done_at_stop_at_its_budget_and_when_all_is_decided():
+    stepper = ClauseStepper(LIBRARY)
+    env = DesignEnv(draft(), max_clauses=2)
+    start = env.reset()
+    assert env.step(index("type = mlp"), stepper, raw_action=0.5) == (start, False)
+    assert env.step(index("mlp.hidden = 8"), stepper) == (start, True)
+    assert (env.get_action(0), env.get_raw_action(0), env.get_raw_action(1)) == (index("type = mlp"), 0.5, None)
+    with pytest.raises(InputError, match="finished"):
+        env.step(index("stop"), stepper)
+    assert env.reset().choices == {} and start.choices != {} and not env.done
+    env.step(index("type = gnn"), stepper)
+    assert env.step(index("stop"), stepper)[1]
+    wide = DesignEnv(draft(), max_clauses=99)
+    wide.reset()
+    steps = [
+        wide.step(index(text), stepper)[1] for text in ("type = gnn", "gnn.layers = 2", "training.batch_size = 256")
+    ]
+    assert steps == [False, False, True]
+    with pytest.raises(InputError, match="max_clauses"):
+        DesignEnv(draft(), max_clauses=0)
+
+
+def test_observations_hold_clauses_and_facts():
+    env = DesignEnv(draft())
+    env.reset()
+    observer, tensorizer = ExplicitObserver(LIBRARY), FlatTensorizer()
+    empty = tensorizer.tensorize(observer.observe(env.state))
+    env.step(index("type = mlp"), ClauseStepper(LIBRARY))
+    after = tensorizer.tensorize(observer.observe(env.state))
+    assert empty.dtype == torch.float32 and empty.shape == after.shape == (len(LIBRARY) + 1 + len(FACTS.vector()),)
+    assert after[index("type = mlp")] == 1.0 and empty[index("type = mlp")] == 0.0
+    other = Facts.of(surface(5, 0.01))
+    assert other.vector() != FACTS.vector() and other.n_detectors == 120
+
+
+def test_clones_and_renders():
+    env = DesignEnv(draft(type="mlp"))
+    env.state.last_task_info = {"curve": [3.0, 2.0]}
+    twin = env.clone()
+    twin.state.choices["mlp.hidden"] = 8
+    assert env.state.choices == {"type": "mlp"}
+    before = plt.get_fignums()
+    figure = env.render({"task": "transients"})
+    assert len(figure.axes) == 2 and plt.get_fignums() == before
+
+
+def test_tabular_finds_what_the_table_holds(tmp_path):
+    routine = TabularRoutine.read(table(tmp_path), ENV)
+    template = PredecoderDraft(FACTS, constants(routine.configs))
+    library = ClauseLibrary.of_configs(routine.configs)
+    assert [str(clause) for clause in library.clauses] == ["type = mlp", "mlp.hidden = 16", "mlp.hidden = 8", "stop"]
+    found = {}
+    for hidden in (8, 16, 32):
+        one = PredecoderDraft(FACTS, {**template.choices, "type": "mlp", "mlp.hidden": hidden})
+        found[hidden], info = routine(one)
+        assert one.last_task_info is info and info["fidelity"] == "tabular"
+    assert found[16] < found[8] < 0 and found[32] == math.inf
+    assert routine.best() == found[16]
+    assert -found[16] < 200 / 600, "the lower bound lies below the measured gain"
+
+
+def test_a_table_that_can_not_be_used_is_refused(tmp_path):
+    with pytest.raises(InputError, match="not there"):
+        TabularRoutine.read(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="no row"):
+        TabularRoutine.read(table(tmp_path, {"dsl_config": {"type": "nope"}}, {"dsl_config": None}))
+
+
+@pytest.mark.parametrize(
+    ("info", "loss"),
+    [
+        ({"status": "ok", "relative_low": 0.2, "n_params": 10, "flops_per_syndrome": 10}, -0.2),
+        ({"status": "ok", "relative_low": -0.1, "n_params": 10, "flops_per_syndrome": 10}, 0.1),
+        ({"status": "ok", "relative_low": 0.2, "n_params": 1000, "flops_per_syndrome": 10}, 0.8),
+        ({"status": "compile_error"}, math.inf),
+        ({"status": "ok", "relative_low": None}, math.inf),
+    ],
+)
+def test_losses_are_lower_bounds_with_penalties(info, loss):
+    env = ENV.model_copy(update={"constraints": Constraints(max_params=100, max_flops_per_syndrome=100)})
+    assert loss_of(info, env) == pytest.approx(loss)
+
+
+def test_scores_are_losses_turned_over():
+    assert [score_of_loss(loss) for loss in (-0.3, 0.1, -2.0, math.inf, math.nan)] == [0.3, 0.0, 1.0, 0.0, 0.0]
+    assert thin([1.0, 3.0, 5.0], 2) == [2.0, 5.0]
+
+
+SCREEN = {"train_shots": 2048, "finetune_shots": 0, "val_shots": 2000}
+
+
+def screen(tmp_path=None, **changes):
+    text = files.dump_config(ENV.dump())
+    return ScreenRoutine(text, cache_dir=str(tmp_path) if tmp_path else None, **{**SCREEN, **changes})
+
+
+def test_screen_trains_measures_and_remembers(tmp_path, monkeypatch):
+    routine = screen(tmp_path)
+    one = draft(type="mlp", mlp__hidden=8, mlp__depth=1, training__batch_size=256)
+    loss, info = routine(one)
+    assert info["status"] == "ok" and 2048 <= info["train_shots"] < 4096 and info["val_shots"] == 2000
+    assert loss == loss_of(info, ENV) and math.isfinite(loss) and one.last_task_info == info
+    monkeypatch.setattr("autoqec.continual.environments.routines._screen", lambda *args: pytest.fail("trained again"))
+    assert routine(draft(**{key.replace(".", "__"): value for key, value in one.choices.items()})) == (loss, info)
+    with pytest.raises(pytest.fail.Exception):
+        screen(tmp_path, seed=1)(one)
+
+
+def test_screen_says_what_went_wrong():
+    tight = ENV.model_copy(update={"name": "tight"})
+    routine = ScreenRoutine(files.dump_config(tight.dump()), **SCREEN)
+    info = routine.measure({"type": "mlp", "mlp": {"hidden": 8}, "training": {"init": "parent"}})
+    assert info["status"] == "ok", "a screen starts afresh, whatever `init` says"
+
+
+def test_one_training_at_a_time(monkeypatch):
+    inside, most = [0], [0]
+
+    def slow(*args):
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        threading.Event().wait(0.01)
+        inside[0] -= 1
+        return {"relative_low": 0.1, "n_params": 1, "flops_per_syndrome": 1}
+
+    monkeypatch.setattr("autoqec.continual.environments.routines._screen", slow)
+    threads = [threading.Thread(target=screen(), args=(draft(type="mlp"),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most[0] == 1
+
+
+def test_tabulation_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "autoqec.continual.environments.routines._screen",
+        lambda *args: {"relative_low": 0.1, "n_params": 1, "flops_per_syndrome": 1, "curve": [1.0]},
+    )
+    configs = [{"type": "mlp", "mlp": {"hidden": hidden}} for hidden in (8, 16, 32)]
+    path = tmp_path / "t.jsonl"
+    assert Tabulation(screen(), path).add(configs[:2]) == 2
+    assert Tabulation(screen(), path).add(configs) == 1
+    assert len(TabularRoutine.read(path).rows) == 3
+
+
+def test_designs_in_batches_with_a_hall_of_fame(tmp_path):
+    """The whole of it: a batch is built clause by clause, judged, and the best are kept once each."""
+    routine = TabularRoutine.read(table(tmp_path), ENV)
+    library = ClauseLibrary.of_configs(routine.configs)
+    stepper = ClauseStepper(library)
+    template = PredecoderDraft(FACTS, constants(routine.configs))
+    envs = [DesignEnv(template, max_clauses=2) for _ in range(3)]
+    batch = SerialEnvironments(envs, 5)
+    batch.reset()
+    batch.step([0, 0, 0], stepper)
+    outputs = batch.step([1, 2, 1], stepper)
+    assert [done for _, done in outputs] == [True] * 3
+    losses = batch.get_reward(routine)
+    assert losses[0] == losses[2] < losses[1]
+    assert isinstance(batch.hall_of_fame, HallOfFame)
+    assert [env.state.choices["mlp.hidden"] for env in batch.hall_of_fame] == [16, 8]
+    assert batch.observe(ExplicitObserver(library), FlatTensorizer()).shape[0] == 3
+    assert pickle.loads(pickle.dumps((routine, envs[0].state)))[1].signature == envs[0].signature
+    with ParallelEnvironments(envs, 0, n_workers=2) as parallel:
+        assert parallel.get_reward(routine) == losses
+
+
+def text_env(tmp_path, n=3):
+    routine = TabularRoutine.read(table(tmp_path), ENV)
+    template = PredecoderDraft(FACTS, constants(routine.configs))
+    library = ClauseLibrary.of_configs(routine.configs)
+    return DesignTextEnv(template, library, routine, n_proposals=n, best=routine.best())
+
+
+def test_p01_p08_the_text_face_conforms(tmp_path):
+    actions = ['I say {"type": "mlp", "mlp.hidden": 8}', "nothing", '{"type": "mlp", "mlp.hidden": 16}']
+    environment_suite.check(lambda: text_env(tmp_path), actions)
+
+
+def test_p07_designing_takes_several_turns_and_each_is_scored(tmp_path):
+    env = text_env(tmp_path)
+    assert "- mlp.hidden: 16, 8" in env.reset()
+    obs, feedback, done, info = env.step('{"type": "mlp", "mlp.hidden": 16}')
+    assert feedback["correct"] and feedback["score"] == float(feedback["extra"]["relative_low"])
+    assert feedback["target"] == f"{feedback['score']:.4f}" and not done
+    assert '1. {"mlp.hidden": 16, "type": "mlp"}: relative gain +0.3333' in obs
+    assert info["fidelity"] == "tabular"
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("no object", "no JSON object"),
+        ('{"type": "mlp", "mlp.hidden": 8', "no JSON object"),
+        ('{"type": }', "no JSON"),
+        ('{"type": "mlp", "mlp.hidden": 9}', r"one of \[16, 8\]"),
+        ('{"type": "mlp", "mlp.hidden": true}', "not offered"),
+        ('{"type": "mlp", "../../etc": 1}', "keys: type, mlp.hidden"),
+        ('{"mlp.hidden": 8}', "no `type`"),
+        ("{}", "no `type`"),
+    ],
+)
+def test_a_bad_proposal_costs_itself_only(tmp_path, action, said):
+    env = text_env(tmp_path)
+    env.reset()
+    obs, feedback, done, _ = env.step(action)
+    assert feedback["score"] == 0.0 and not feedback["correct"] and not done and obs
+    assert re.search(said, feedback["message"])
+
+
+def test_a_key_of_another_family_is_refused(tmp_path):
+    env = DesignTextEnv(draft(), LIBRARY, TabularRoutine.read(table(tmp_path), ENV))
+    assert "means nothing under type 'mlp'" in env.evaluate('{"type": "mlp", "gnn.layers": 2}')["message"]
+
+
+def test_the_dataset_resolves_paths_and_needs_tables(tmp_path):
+    (tmp_path / "env.yaml").write_text(files.dump_config(ENV.dump()))
+    table(tmp_path)
+    data = {"kind": "design", "tasks": [{"env": "env.yaml", "table": "table.jsonl", "id": "one"}]}
+    config = parse_dataset_config(data).resolved(tmp_path)
+    (env,) = build_dataset(config).get_dataset()
+    assert env.env_id == "one" and env.env_type == "design"
+    with pytest.raises(InputError, match="needs a `table`"):
+        parse_dataset_config({"kind": "design", "tasks": [{"env": "env.yaml"}]})
+    live = parse_dataset_config({"kind": "design", "routine": "screen", "tasks": [{"env": "env.yaml"}]})
+    (env,) = build_dataset(live.resolved(tmp_path)).get_dataset()
+    assert "- gnn.layers: " in env.reset()

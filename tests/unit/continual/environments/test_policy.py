@@ -1,0 +1,178 @@
+"""The policy over designs, its rivals, and the ideator made of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+
+from autoqec.continual.environments import HallOfFame, SerialEnvironments
+from autoqec.continual.environments.design import Clause, ClauseLibrary, DesignEnv, Facts, PredecoderDraft
+from autoqec.continual.environments.policy import PolicyLearner, input_size
+from autoqec.continual.environments.policy_ideator import propose, rewritten
+from autoqec.continual.environments.strategies import STRATEGIES, compare, interval
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.ideators import space
+from tests.support.envs import surface
+
+ENV = surface(3, 0.01)
+FACTS = Facts.of(ENV)
+LIBRARY = ClauseLibrary(
+    [
+        Clause("type", "mlp"),
+        Clause("type", "gnn"),
+        *(Clause("mlp.hidden", hidden) for hidden in (8, 16, 32, 64)),
+        *(Clause("mlp.depth", depth) for depth in (1, 2, 3)),
+        *(Clause("gnn.layers", layers) for layers in (2, 3)),
+    ]
+)
+
+
+def worth(draft):
+    """A landscape with one best design: mlp, hidden 32, depth 3."""
+    choices = draft.choices
+    loss = 1.0 - 0.4 * (choices["type"] == "mlp")
+    loss -= 0.3 * (choices.get("mlp.hidden") == 32) + 0.3 * (choices.get("mlp.depth") == 3)
+    return loss, {}
+
+
+def template():
+    return DesignEnv(PredecoderDraft(FACTS), max_clauses=4)
+
+
+def learner(seed=0):
+    return PolicyLearner(LIBRARY, input_size(template(), LIBRARY), seed=seed)
+
+
+def batch(size=8, fame=2):
+    return SerialEnvironments([template() for _ in range(size)], fame)
+
+
+def test_designs_are_whole_and_legal():
+    envs = [template() for _ in range(32)]
+    learner().design(envs)
+    assert all(env.done and env.state.config() for env in envs)
+    assert {env.state.choices["type"] for env in envs} == {"mlp", "gnn"}
+
+
+def test_it_learns_what_is_good():
+    one, envs = learner(), batch()
+    first = statistics.fmean(envs.get_reward(worth)) if one.design(envs.envs) is None else 0.0
+    one.train(envs, worth, 60)
+    last = statistics.fmean(envs.get_reward(worth))
+    assert last < first - 0.3
+    assert envs.hall_of_fame is not None and envs.hall_of_fame.losses[0] == pytest.approx(0.0)
+
+
+def test_the_same_seed_gives_the_same_designs():
+    def run(seed):
+        one, envs = learner(seed), batch()
+        one.train(envs, worth, 3)
+        return [env.actions for env in envs.envs]
+
+    torch.manual_seed(1)
+    first = run(5)
+    torch.manual_seed(2)
+    assert run(5) == first != run(6)
+
+
+def test_failures_teach_nothing_and_break_nothing():
+    one, envs = learner(), [template() for _ in range(3)]
+    one.design(envs)
+    before = [weight.clone() for weight in one.net.parameters()]
+    assert one.learn(envs, [math.inf, math.nan, math.inf]) == math.inf
+    assert all(torch.equal(old, new) for old, new in zip(before, one.net.parameters(), strict=True))
+    assert one.learn(envs, [math.inf, 0.5, math.inf]) == 0.5
+    assert all(weight.isfinite().all() for weight in one.net.parameters())
+
+
+def test_the_hall_of_fame_is_imitated():
+    one, envs, fame = learner(), [template() for _ in range(4)], HallOfFame(1)
+    one.design(envs)
+    fame.add(envs[0], 0.0)
+    before = one.score(one.read([envs[0]]))[0].item()
+    for _ in range(20):
+        one.learn(envs[1:], [1.0, 1.0, 1.0], fame)
+    assert one.score(one.read([envs[0]]))[0].item() > before
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("budget", [1, 13, 30])
+def test_strategies_spend_their_budget_exactly_and_repeatably(name, budget):
+    count = [0]
+
+    def counted(draft):
+        count[0] += 1
+        return worth(draft)
+
+    losses = STRATEGIES[name](LIBRARY, template(), counted, budget, 3)
+    assert len(losses) == budget == count[0]
+    assert STRATEGIES[name](LIBRARY, template(), worth, budget, 3) == losses
+
+
+def test_the_comparison_has_intervals():
+    table = compare(LIBRARY, template(), worth, budget=20, seeds=range(4))
+    assert set(table) == {"random", "evolution", "policy"}
+    assert all(row["low"] <= row["mean"] <= row["high"] and row["n"] == 4 for row in table.values())
+    assert interval([0.5]) == {"mean": 0.5, "n": 1}
+
+
+def row(number, config, delta, status="ok"):
+    empty = dict.fromkeys(("delta_vs_baseline_holdout", "compose_mode", "branch", "verify_verdict"))
+    config = parse_dsl(config).config()
+    return {
+        **empty,
+        "round": number,
+        "status": status,
+        "dsl_config": config,
+        "delta_ler": delta,
+        "fork_from": "baseline",
+        "fork_from_canonical": "baseline",
+        "forkable": False,
+        "flops_per_syndrome": 1,
+        "n_params": 1,
+    }
+
+
+def view(*rows, seed=1):
+    baseline = {"type": "mlp", "mlp": {}}
+    return {"seed": seed, "env": ENV.dump(), "history": list(rows), "pending": [], "baseline_config": baseline}
+
+
+def test_the_ideator_is_a_function_of_the_view():
+    assert propose(view()).proposal == space.TEMPLATES[0].config
+    rows = [row(1, space.TEMPLATES[0].config, 0.01), row(2, {"type": "gnn", "gnn": {}}, None, "train_error")]
+    one = propose(view(*rows))
+    assert one == propose(view(*rows)) != propose(view(*rows, seed=2))
+    assert space.digest(one.proposal) not in {space.digest(each["dsl_config"]) for each in rows}
+    assert one.source == "policy 2"
+
+
+def test_the_ideator_reads_what_there_is_to_read():
+    """A code without another sector: nets read all detectors."""
+    first = propose(view() | {"inputs": "all"}).proposal
+    second = propose(view(row(1, first, 0.01)) | {"inputs": "all"}).proposal
+    assert first["mlp"]["inputs"] == second[second["type"]]["inputs"] == "all"
+
+
+def test_the_ideator_follows_what_won():
+    """Thirty rounds in which only deep mlps gained: most of its proposals are deep mlps."""
+    rows = [row(1, space.TEMPLATES[0].config, -0.01)]
+    for number in range(2, 32):
+        kind, deep = ("mlp", "gnn")[number % 2], number % 3 == 0
+        block = {"hidden": 64 + number, "depth": 4 if deep else 1} if kind == "mlp" else {"hidden": 8 + number}
+        gain = 0.02 if kind == "mlp" and deep else -0.02
+        rows.append(row(number, {"type": kind, kind: block}, gain))
+    found = [propose(view(*rows, seed=seed)).proposal for seed in range(4)]
+    assert sum(one["type"] == "mlp" for one in found) >= 3
+
+
+def test_designs_off_the_grid_are_read_as_their_neighbours():
+    library = ClauseLibrary.standard()
+    env = DesignEnv(PredecoderDraft(FACTS), max_clauses=len(library))
+    config = parse_dsl({"type": "mlp", "mlp": {"hidden": 70, "depth": 2}}).config()
+    again = rewritten(config, library, env)
+    assert again.done and again.state.choices["mlp.hidden"] == 64
+    assert again.state.choices["mlp.depth"] == 2 and "gnn.hidden" not in again.state.choices

@@ -1,0 +1,90 @@
+"""The round fidelity: only what the screen promotes is run, once, and worth what the judge verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.cli.design_rounds import LabRounds
+from autoqec.continual.environments import HallOfFame
+from autoqec.continual.environments.datasets import build_dataset, parse_dataset_config
+from autoqec.continual.environments.design import Facts, PredecoderDraft
+from autoqec.continual.environments.rounds import RoundRoutine, judged
+from autoqec.continual.environments.routines import loss_of
+from autoqec.errors import InputError
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.conftest import Lab
+from tests.support import rounds
+from tests.support.envs import surface
+
+ENV = surface(3, 0.01)
+SMALL = {"type": "mlp", "mlp.hidden": 64, "mlp.depth": 1, "training.finetune_share": 0.0, "training.batch_size": 2048}
+
+
+def draft(hidden: int) -> PredecoderDraft:
+    return PredecoderDraft(Facts.of(ENV), {"type": "mlp", "mlp.hidden": hidden})
+
+
+def row(number: int, **more: Any) -> dict[str, Any]:
+    val = {"val_shots": 4000, "val_errors_plain": 120, "val_errors_predecoder": 60, "val_fixed": 70, "val_broken": 10}
+    return rounds.row(number, **val, **more).dump()
+
+
+def test_only_the_best_so_far_are_promoted_and_each_once() -> None:
+    losses, ran = {64: -0.1, 96: -0.05, 128: -0.3, 192: float("inf")}, list[dict[str, Any]]()
+
+    def cheap(one: PredecoderDraft) -> tuple[float, dict[str, Any]]:
+        return losses[one.choices["mlp.hidden"]], {"fidelity": "screen"}
+
+    def real(config: dict[str, Any]) -> dict[str, Any]:
+        ran.append(config)
+        return row(1, verify_verdict="VERIFIED", relative_holdout=0.2, relative_holdout_low=0.1)
+
+    routine = RoundRoutine(ENV, cheap, real, HallOfFame(1))
+    found = [routine(draft(hidden)) for hidden in (64, 96, 128, 192, 128)]
+    assert [config["mlp"]["hidden"] for config in ran] == [64, 128]
+    assert [info["fidelity"] for _, info in found] == ["round", "screen", "round", "screen", "round"]
+    assert found[0][0] == found[4][0] == pytest.approx(-0.1), "the judge's lower bound, not the screen's"
+
+
+@pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
+def test_what_was_not_verified_is_no_gain(verdict: str | None) -> None:
+    info = judged(row(1, verify_verdict=verdict))
+    assert info["relative"] > 0.4 and loss_of(info) == 0.0
+
+
+def test_a_round_that_failed_is_a_failure() -> None:
+    failed = rounds.row(1, status="train_error", status_reason="NaN").dump()
+    assert loss_of(judged(failed)) == float("inf")
+
+
+def test_without_a_repository_it_is_refused(tmp_path: Path) -> None:
+    text = "autoqec/envs/builtin/smoke.yaml"
+    config = parse_dataset_config({"kind": "design", "routine": "round", "tasks": [{"env": text}]})
+    with pytest.raises(InputError, match=r"autoqec init lab"):
+        build_dataset(config)
+
+
+def test_a_promoted_design_becomes_a_real_round(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Screen, branch, worktree, Runner, judge: the row is in the run's history, and the environment tells it."""
+    monkeypatch.chdir(lab.root)
+    screen = {"train_shots": 2048, "finetune_shots": 0, "val_shots": 2000}
+    data = {"kind": "design", "routine": "round", "screen": screen, "n_proposals": 1, "tasks": [{"env": "env.yaml"}]}
+    told: list[str] = []
+    with LabRounds(told.append) as real:
+        (env,) = build_dataset(parse_dataset_config(data).resolved(lab.root), rounds=real).get_dataset()
+        env.reset()
+        _, feedback, done, info = env.step(json.dumps(SMALL))
+    (place,) = (lab.root / "runs").iterdir()
+    (found,) = History(RunLayout(lab.root, place.name)).rows()
+    assert done and info["fidelity"] == "round" and found.status == "ok" and told[0].endswith(place.name)
+    assert found.dsl_config is not None and found.dsl_config["mlp"]["hidden"] == 64
+    assert feedback["correct"] == (found.verify_verdict == "VERIFIED")
+    assert lab.git("rev-parse", "--verify", str(found.branch))
+    candidates = json.loads((place / "candidate_pareto.json").read_text(encoding="utf-8"))
+    unverified = found.verdict == "candidate" and found.verify_verdict != "VERIFIED"
+    assert [one["round"] for one in candidates] == ([1] if unverified else [])

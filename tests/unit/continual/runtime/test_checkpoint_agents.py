@@ -1,0 +1,132 @@
+"""Trained agents in live runs, and what their memory is worth."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from autoqec.continual.runtime.ablation import evaluate_twins, gain
+from autoqec.continual.runtime.checkpoint_agents import analyst, ideator, load_agent
+from autoqec.continual.runtime.main import evaluate
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.errors import ContractError, InputError
+from tests.support import rounds
+from tests.support.envs import surface
+from tests.support.models import FunctionModel
+from tests.unit.continual.environments.test_policy import row, view
+
+
+def config(folder, **changes):
+    rows = [{"question": f"q{n}", "answer": "a"} for n in range(3)]
+    data = {
+        "runtime": {"verbose": False, "num_trials": 2, "checkpoint_dir": "c", "checkpoint_every_episodes": 1},
+        "dataset": {"items": rows},
+        "lm": {"model": "scripted:model.jsonl"},
+        "memory": {"_type": "history_list", "max_length": 5},
+        "agent": {"type": "memory_agent"},
+        "output": {"results_dir": "results"},
+        **changes,
+    }
+    (folder / "model.jsonl").write_text('{"when": "A: ", "say": "a"}\n{"say": "no idea"}\n')
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return evaluate(config(tmp_path)).results_dir / "c/latest"
+
+
+def test_an_agent_comes_back_with_its_memory(checkpoint):
+    agent = load_agent(checkpoint, FunctionModel(lambda system, user: "x"))
+    assert len(agent.memory.recall()) == 5 and agent.memory.config.max_length == 5 and not agent.training
+
+
+def test_a_trained_agent_proposes_in_a_live_run(checkpoint):
+    lm = FunctionModel(lambda system, user: 'Wider: {"type": "mlp", "mlp.depth": 2}')
+    propose = ideator(checkpoint, lm)
+    answer = propose(
+        view(row(1, {"type": "gnn", "gnn": {}}, 0.004), row(2, {"type": "gnn", "gnn": {}}, None, "train_error"))
+    )
+    assert parse_dsl(answer.proposal) == parse_dsl({"type": "mlp", "mlp": {"depth": 2}})
+    prompt = lm.calls[0][1]
+    assert prompt.count("F: ") == 5, "its memory is in the prompt"
+    assert f"Design a neural predecoder for {surface(3, 0.01).name}" in prompt
+    assert "the error rate fell by +0.004 a shot" in prompt and "failed: train_error" in prompt
+    assert prompt.endswith("Proposal 3 of 3:")
+
+
+def test_what_can_not_be_read_is_for_the_caller(checkpoint):
+    with pytest.raises(InputError, match="no JSON object"):
+        ideator(checkpoint, FunctionModel(lambda system, user: "let me think"))(view())
+
+
+def test_a_damaged_checkpoint_is_refused(checkpoint):
+    path = checkpoint / "agent.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "state": {"x": 1}}))
+    with pytest.raises(ContractError, match=r"agent\.json"):
+        load_agent(checkpoint, FunctionModel(lambda system, user: "x"))
+
+
+def test_the_gain_of_a_memory_is_paired_and_has_an_interval(tmp_path):
+    twins = evaluate_twins(config(tmp_path))
+    assert twins.stateful.metrics["mean_score"] == pytest.approx(5 / 6)
+    assert twins.memoryless.metrics["mean_score"] == 0.0
+    assert twins.gain.mean == pytest.approx(5 / 6) and twins.gain.n == 6
+    assert twins.gain.low < twins.gain.mean < twins.gain.high and twins.exit_code == 0
+    agent = json.loads(json.dumps(yaml.safe_load((twins.memoryless.results_dir / "config.yaml").read_text())))["agent"]
+    assert agent["type"] == "memoryless_agent" and agent["system_prompt"].startswith("You are a helpful QA assistant")
+
+
+def episodes(*scores):
+    return {"episodes": [[{"feedback": {"score": score}}] for score in scores]}
+
+
+def test_intervals_of_known_differences():
+    found = gain(episodes(0.5, 0.7, 0.9), episodes(0.4, 0.5, 0.6))
+    assert (found.mean, found.n) == (pytest.approx(0.2), 3)
+    assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-5)
+    assert gain(episodes(1.0), episodes(0.0)).low is None
+    with pytest.raises(InputError, match="nothing to pair"):
+        gain(episodes(1.0, 1.0), episodes(0.0))
+
+
+def test_an_agent_without_a_memory_has_no_twin(tmp_path):
+    with pytest.raises(InputError, match="no memory"):
+        evaluate_twins(config(tmp_path, agent={"type": "memoryless_agent"}))
+
+
+def measured(folder, **more):
+    """A round as the Analyst finds it."""
+    counts = {
+        "val_shots": 4000,
+        "val_errors_plain": 120,
+        "val_errors_predecoder": 60,
+        "val_fixed": 70,
+        "val_broken": 10,
+    }
+    metrics = rounds.metrics(1, **{**counts, **more})
+    (folder / "metrics.json").write_text(json.dumps(metrics.dump()))
+    (folder / "config.yaml").write_text("type: mlp\nmlp: {depth: 2}\n")
+    return {"metrics_path": str(folder / "metrics.json"), "hypothesis": "h", "round_dir": str(folder)}
+
+
+@pytest.mark.parametrize("reply, verdict", [("A", "candidate"), ("The answer is (B)", "ignore"), ("FAILED", "ignore")])
+def test_a_trained_agent_nominates_what_it_expects_the_judge_to_verify(checkpoint, tmp_path, reply, verdict):
+    lm = FunctionModel(lambda system, user: reply)
+    said = analyst(checkpoint, lm)(measured(tmp_path))
+    assert said.verdict == verdict and "MemoryAgent expects" in said.summary_1line and "120" in said.analysis
+    prompt = lm.calls[0][1]
+    assert prompt.count("F: ") == 5 and "On 4000 validation shots plain matching erred 120 times" in prompt
+    assert "A. VERIFIED" in prompt and '"depth": 2' in prompt
+
+
+def test_a_trained_analyst_that_says_nothing_is_for_the_caller_and_a_failed_round_for_nobody(checkpoint, tmp_path):
+    lm = FunctionModel(lambda system, user: "hard to tell")
+    with pytest.raises(InputError, match="no verdict"):
+        analyst(checkpoint, lm)(measured(tmp_path))
+    failed = measured(tmp_path, status="train_error", status_reason="NaN")
+    assert analyst(checkpoint, lm)(failed).verdict == "ignore" and len(lm.calls) == 1

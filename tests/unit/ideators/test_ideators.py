@@ -1,0 +1,198 @@
+"""Evolution, hybrid and replay: functions of the view, nothing twice, the model only where seed and round say so."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.round import canonical_fork
+from autoqec.errors import InputError
+from autoqec.ideators import evolve, space, tpe
+from autoqec.ideators.hybrid import Hybrid
+from autoqec.ideators.moves import State
+from autoqec.ideators.replay import Replay
+from tests.support import rounds
+
+BASELINE = space.TEMPLATES[0].config
+
+
+def view(history: list[dict[str, Any]], seed: int = 1, pending: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"seed": seed, "history": history, "pending": list(pending), "baseline_config": BASELINE}
+
+
+def told(number: int, reply: IdeatorResponse, gain: float | None, **more: Any) -> dict[str, Any]:
+    base = {
+        "round": number,
+        "status": "ok" if gain is not None else "train_error",
+        "fork_from": reply.fork_from,
+        "fork_from_canonical": canonical_fork(reply.fork_from),
+        "compose_mode": reply.compose_mode,
+        "branch": f"exp/r/{number:02d}-x",
+        "forkable": gain is not None,
+        "dsl_config": reply.proposal,
+        "delta_ler": gain,
+        "flops_per_syndrome": 1000,
+        "n_params": 100,
+        "verify_verdict": None,
+        "delta_vs_baseline_holdout": None,
+    }
+    return base | more
+
+
+def searched(propose: Any, rounds: int, gain: Any, seed: int = 1) -> list[dict[str, Any]]:
+    history: list[dict[str, Any]] = []
+    for number in range(1, rounds + 1):
+        reply = propose(view(history, seed))
+        history.append(told(number, reply, gain(reply.proposal)))
+    return history
+
+
+def small_rates_pay(config: dict[str, Any]) -> float:
+    return -float(config["training"]["learning_rate"])
+
+
+def test_evolution_repeats_itself_from_history_alone_and_repeats_no_config() -> None:
+    history = searched(evolve.propose, 40, small_rates_pay)
+    digests = [parse_dsl(row["dsl_config"]).sha256() for row in history]
+    assert len(set(digests)) == 40 and history[0]["dsl_config"] == BASELINE
+    copy = json.loads(json.dumps(history[:30]))
+    assert evolve.propose(view(copy)).proposal == history[30]["dsl_config"]
+
+
+def test_children_stand_on_their_parents_branch_and_differ_in_a_key_or_two() -> None:
+    history = searched(evolve.propose, 30, small_rates_pay)
+    by_branch = {row["branch"]: row for row in history}
+    children = [row for row in history if row["fork_from"] != "baseline"]
+    assert len(children) > 15
+    for child in children:
+        parent = by_branch[child["fork_from"]]["dsl_config"]
+        if child["dsl_config"]["type"] == parent["type"]:
+            assert 1 <= len(space.changed(child["dsl_config"], parent)) <= 2
+
+
+def test_evolution_learns_what_pays() -> None:
+    late = [
+        row["dsl_config"]["training"]["learning_rate"]
+        for seed in range(3)
+        for row in searched(evolve.propose, 60, small_rates_pay, seed)[-15:]
+    ]
+    assert sorted(late)[len(late) // 2] < 1.5e-3  # the middle of uniform draws is 2.2e-3
+
+
+def test_a_population_of_failures_ends_in_fresh_draws() -> None:
+    history = searched(evolve.propose, 15, lambda config: None)
+    assert all(row["fork_from"] == "baseline" for row in history)
+
+
+def test_the_parent_is_the_one_that_no_rival_dominates() -> None:
+    reply = tpe.propose(view([]))
+    cheap = told(1, reply, 0.001, flops_per_syndrome=10)
+    good = told(2, reply, 0.004)
+    beaten = told(3, reply, 0.002)
+    assert evolve.best([beaten, cheap, good]) is good
+    assert evolve.best([beaten, cheap, told(4, reply, 0.0, flops_per_syndrome=9000)]) is beaten
+
+
+def test_a_new_family_draws_its_own_keys_and_keeps_its_training() -> None:
+    params = space.params_of(BASELINE)
+    assert params is not None
+    for seed in range(200):
+        child = evolve.mutant(params, random.Random(seed))
+        if child["type"] != "mlp":
+            assert set(child) == {one.key for one in space.active(child["type"])}
+            assert sum(child[key] != params[key] for key in params if key.startswith("training.")) <= 1
+            break
+    else:
+        pytest.fail("no mutant changed its family")
+
+
+def useless(view: dict[str, Any]) -> None:
+    return None
+
+
+def test_hybrid_without_an_answer_is_its_search() -> None:
+    hybrid = Hybrid(useless)
+    history = searched(hybrid, 15, small_rates_pay)
+    assert [row["dsl_config"] for row in history] == [
+        row["dsl_config"] for row in searched(tpe.propose, 15, small_rates_pay)
+    ]
+
+
+def test_the_model_speaks_on_about_three_rounds_in_ten_and_always_on_the_same() -> None:
+    reply = tpe.propose(view([]))
+    speaks = []
+    for seed in range(10):
+        history: list[dict[str, Any]] = []
+        for number in range(1, 41):
+            speaks.append(Hybrid(useless).model_speaks(State.read(view(history, seed))))
+            history.append(told(number, reply, 0.0))
+    assert 0.22 < sum(speaks) / len(speaks) < 0.38
+    assert not any(speaks[::40]), "round 1 is the template"
+    assert len({tuple(speaks[at : at + 40]) for at in range(0, 400, 40)}) == 10
+
+
+def test_the_model_is_shown_what_the_search_knows() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def model(view: dict[str, Any]) -> IdeatorResponse:
+        seen.append(view)
+        return tpe.propose(view)
+
+    hybrid = Hybrid(model, share=1.0)
+    history = searched(hybrid, 12, small_rates_pay)
+    state = seen[-1]["sampler"]
+    best = max(history[:-1], key=lambda row: row["delta_ler"])
+    assert state["measured"] == 11 and best["round"] in state["good rounds"]
+    assert state["its own next proposal"] and "training.learning_rate" in state["their ranges"]
+    assert hybrid(view(history)).source.startswith("hybrid tpe")
+    json.dumps(state)
+
+
+def older() -> list[Any]:
+    wide = {**BASELINE, "mlp": {**BASELINE["mlp"], "hidden": 99}}
+    tuned = {**wide, "training": {**wide["training"], "init": "parent", "learning_rate": 0.002}}
+    return [
+        rounds.row(1, dsl_config=BASELINE),
+        rounds.row(2, status="orphaned_branch", status_reason="lost", verify_verdict=None),
+        rounds.row(3, dsl_config=wide, branch=rounds.branch(3, "wide"), fork_from=rounds.branch(1),
+                   fork_from_canonical=rounds.branch(1)),
+        rounds.row(4, dsl_config=tuned, fork_from=rounds.branch(3, "wide"),
+                   fork_from_canonical=rounds.branch(3, "wide")),
+    ]  # fmt: skip
+
+
+def test_replay_makes_the_old_proposals_in_order_on_the_new_branches() -> None:
+    replay, history = Replay(older()), []
+    for number in (1, 2, 3):
+        history.append(told(number, replay(view(history)), 0.001))
+    assert [row["dsl_config"] for row in history] == [row.dsl_config for row in older() if row.status == "ok"]
+    assert [row["fork_from"] for row in history] == ["baseline", "exp/r/01-x", "exp/r/02-x"]
+    with pytest.raises(InputError, match="3 proposals"):
+        replay(view(history))
+
+
+def test_replay_starts_afresh_where_the_parent_left_no_branch() -> None:
+    replay, history = Replay(older()), []
+    history.append(told(1, replay(view(history)), 0.001))
+    history.append(told(2, replay(view(history)), None))
+    reply = replay(view(history))
+    assert reply.fork_from == "baseline" and reply.proposal["training"]["init"] == "fresh"
+    lost = told(3, reply, None, status="orphaned_branch")
+    assert replay(view([*history, lost])).proposal == reply.proposal, "a lost round is asked for again"
+
+
+def test_replayed_slugs_are_the_old_ones() -> None:
+    replay = Replay(older())
+    first = replay(view([]))
+    assert first.slug == "try" and replay(view([told(1, first, 0.0)])).slug == "wide"
+
+
+def test_children_read_what_the_env_lets_them_read() -> None:
+    history = searched(evolve.propose, 20, small_rates_pay)
+    child = evolve.propose(view(history) | {"inputs": "all"}).proposal
+    assert child[child["type"]]["inputs"] == "all"

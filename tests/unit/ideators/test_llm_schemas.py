@@ -1,0 +1,22 @@
+"""What a model is shown of the contracts it answers by."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autoqec.contracts.base import Contract
+from autoqec.ideators.llm_roles import CoderAnswer, IdeatorAnswer
+
+
+@pytest.mark.parametrize("kind", [IdeatorAnswer, CoderAnswer])
+def test_a_model_chooses_what_is_learnt_but_not_how_many_processes_learn_it(kind: type[Contract]) -> None:
+    schema = kind.model_json_schema()
+    training = schema["$defs"]["TrainingConfig"]
+    assert {"sync", "replay"}.isdisjoint(training["properties"]) and "policy_gradient" in training["properties"]
+    assert training["properties"]["loop"]["enum"] == ["minibatch", "minibatch_eval"]
+    text = json.dumps(schema)
+    assert '"title":' not in text and "SyncConfig" not in text and "ReplayConfig" not in text
+    referred = {part.split('"')[0] for part in text.split("#/$defs/")[1:]}
+    assert referred <= set(schema["$defs"]), "every reference leads somewhere"

@@ -1,0 +1,208 @@
+"""Searches: every suggestion is a config, the next one is a function of seed and history, nothing is tried twice."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.round import canonical_fork
+from autoqec.ideators import moves, space, tpe
+from autoqec.ideators import random as uniform
+
+BASELINE = space.TEMPLATES[0].config
+SEARCHES = [pytest.param(tpe.propose, id="tpe"), pytest.param(uniform.propose, id="random")]
+
+
+def view(history: list[dict[str, Any]], seed: int = 1, pending: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"seed": seed, "history": history, "pending": list(pending), "baseline_config": BASELINE}
+
+
+def row(number: int, config: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
+    base = {
+        "round": number,
+        "status": "ok",
+        "fork_from": "baseline",
+        "compose_mode": None,
+        "branch": f"exp/r/{number:02d}-x",
+        "forkable": True,
+        "dsl_config": config,
+        "delta_ler": 0.001 * number,
+        "flops_per_syndrome": 1000 * number,
+        "n_params": 100 * number,
+        "verify_verdict": None,
+        "delta_vs_baseline_holdout": None,
+    }
+    base |= more
+    base["fork_from_canonical"] = canonical_fork(base["fork_from"])
+    return base
+
+
+def verified(number: int, config: dict[str, Any], delta: float, **more: Any) -> dict[str, Any]:
+    return row(number, config, verify_verdict="VERIFIED", delta_vs_baseline_holdout=delta, **more)
+
+
+def with_keys(config: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    flat = space.flatten(config) | {key.replace("__", "."): value for key, value in keys.items()}
+    return space.normalise(space.unflatten(flat))
+
+
+def as_row(number: int, reply: IdeatorResponse, **more: Any) -> dict[str, Any]:
+    more = {"fork_from": reply.fork_from, "compose_mode": reply.compose_mode} | more
+    return row(number, reply.proposal, **more)
+
+
+@pytest.mark.parametrize("propose", SEARCHES)
+def test_round_one_is_the_template(propose: Any) -> None:
+    reply = propose(view([]))
+    assert reply.proposal == BASELINE
+    assert reply.fork_from == "baseline"
+
+
+@pytest.mark.parametrize("propose", SEARCHES)
+def test_every_suggestion_is_a_config_and_none_comes_twice(propose: Any) -> None:
+    history: list[dict[str, Any]] = []
+    seen = set()
+    for number in range(1, 26):
+        reply = propose(view(history))
+        digest = parse_dsl(reply.proposal).sha256()
+        assert digest not in seen
+        seen.add(digest)
+        verdict = {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 0.001} if number % 3 == 1 else {}
+        history.append(as_row(number, reply, **verdict))
+
+
+@pytest.mark.parametrize("propose", SEARCHES)
+def test_the_same_seed_and_history_give_the_same_words(propose: Any) -> None:
+    history = [verified(1, BASELINE, 0.002), row(2, with_keys(BASELINE, mlp__hidden=300))]
+    copy = json.loads(json.dumps(history))
+    assert propose(view(history)) == propose(view(copy))
+    assert len({propose(view(history, seed=seed)).proposal.__repr__() for seed in range(6)}) > 1
+
+
+def test_a_round_lost_to_a_crash_is_asked_for_again_but_not_for_ever() -> None:
+    history = [verified(1, BASELINE, 0.002)]
+    wanted = tpe.propose(view(history))
+    lost = [as_row(number, wanted, status="orphaned_branch", delta_ler=None) for number in (2, 3)]
+    assert tpe.propose(view(history + lost[:1])) == wanted
+    assert tpe.propose(view(history + lost)).proposal != wanted.proposal
+
+
+def test_pending_proposals_are_known() -> None:
+    history = [row(1, BASELINE)]
+    first = tpe.propose(view(history))
+    pending = as_row(2, first, status=None)
+    assert tpe.propose(view(history, pending=(pending,))).proposal != first.proposal
+
+
+def test_another_name_for_a_tried_function_is_not_new() -> None:
+    """Fine-tuning that is left out has no learning rate; a mutant of it was a round spent on nothing."""
+    tried = with_keys(BASELINE, training__finetune_share=0.0)
+    same = with_keys(tried, training__finetune_learning_rate=1e-3, training__loop="minibatch_eval")
+    for state in (moves.State.read(view([row(1, tried)])), moves.State.read(view([], pending=(row(1, tried),)))):
+        assert not state.is_new(tried) and not state.is_new(same)
+        assert state.is_new(with_keys(same, training__finetune_share=0.5))
+    conv = space.normalise({"type": "conv", "conv": {"layers": 1}})
+    known = moves.State.read(view([row(1, conv)]))
+    assert not known.is_new(with_keys(conv, conv__residual=False)) and known.is_new(with_keys(conv, conv__kernel=5))
+
+
+def test_failed_and_foreign_rows_are_digested() -> None:
+    history = [
+        row(1, BASELINE, status="compile_error", delta_ler=None, flops_per_syndrome=None, n_params=None),
+        row(2, None, status="compile_error", delta_ler=None),
+        row(3, with_keys(BASELINE, mlp__inputs="all")),
+        row(4, with_keys(BASELINE, mlp__hidden=4)),
+    ]
+    history += [row(number, space.build(next(moves.draw(_state(number))))) for number in range(5, 14)]
+    assert parse_dsl(tpe.propose(view(history)).proposal)
+
+
+def _state(seed: int) -> moves.State:
+    return moves.State.read(view([], seed=seed))
+
+
+def test_the_estimator_learns_what_pays() -> None:
+    """Told that only small learning rates gain, it asks for small ones."""
+    history = []
+    for number, params in enumerate(itertools.islice(moves.draw(_state(3)), 60), start=1):
+        gain = -params["training.learning_rate"]
+        history.append(row(number, space.build(params), delta_ler=gain, flops_per_syndrome=1, n_params=1))
+    rates = [next(tpe.asked(moves.State.read(view(history, seed=s))))["training.learning_rate"] for s in range(12)]
+    assert sorted(rates)[len(rates) // 2] < 1.5e-3  # the middle of uniform draws is 2.2e-3
+
+
+def test_extension_moves_one_or_two_keys_of_a_verified_branch() -> None:
+    for seed in range(40):
+        state = moves.State.read(view([verified(1, BASELINE, 0.002)], seed=seed))
+        move = moves.extend(state)
+        assert move is not None and move.fork_from == "exp/r/01-x"
+        keys = set(space.changed(move.config, BASELINE)) - {"training.init"}
+        assert 1 <= len(keys) <= 2
+        if move.config["training"]["init"] == "parent":
+            assert all(key.startswith("training.") for key in keys), "weights fit only where the architecture stays"
+
+
+def test_only_verified_branches_that_still_stand_are_extended() -> None:
+    gone = verified(1, BASELINE, 0.002, forkable=False)
+    assert moves.extend(moves.State.read(view([gone, row(2, with_keys(BASELINE, mlp__hidden=300))]))) is None
+
+
+def test_composition_joins_verified_children_that_changed_different_keys() -> None:
+    parent = verified(1, BASELINE, 0.001)
+    left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
+    right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
+    move = moves.compose(moves.State.read(view([parent, left, right])))
+    assert move is not None and move.compose_mode == "pure"
+    assert move.fork_from == ("exp/r/03-x", "exp/r/02-x"), "the better one leads"
+    assert move.config == with_keys(BASELINE, mlp__hidden=384, training__loss="focal")
+    rival = verified(3, with_keys(BASELINE, mlp__hidden=512), 0.003, fork_from="exp/r/01-x")
+    assert moves.compose(moves.State.read(view([parent, left, rival]))) is None
+    stranger = verified(3, right["dsl_config"], 0.003)
+    assert moves.compose(moves.State.read(view([parent, left, stranger]))) is None, "children of different parents"
+
+
+def test_a_failed_parent_set_is_never_tried_again_in_any_order() -> None:
+    parent = verified(1, BASELINE, 0.001)
+    left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
+    right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
+    tried = row(4, None, fork_from=("exp/r/02-x", "exp/r/03-x"), compose_mode="pure", status="compose_conflict")
+    assert moves.compose(moves.State.read(view([parent, left, right, tried]))) is None
+
+
+def test_the_default_search_extends_and_composes_by_itself() -> None:
+    parent = verified(1, BASELINE, 0.001)
+    left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
+    right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
+    forks = {type(tpe.propose(view([parent, left, right], seed=seed)).fork_from) for seed in range(12)}
+    sources = {tpe.propose(view([parent, left, right], seed=seed)).fork_from for seed in range(12)}
+    assert tuple in forks and "baseline" in sources and len(sources) > 2
+
+
+@pytest.mark.parametrize("dimension", space.SPACE, ids=lambda dimension: dimension.key)
+def test_every_dimension_names_a_key_and_its_values_are_allowed(dimension: space.Dimension) -> None:
+    rng = random.Random(0)
+    for _ in range(20):
+        params = {"type": dimension.families[0] if dimension.families else "mlp"}
+        params |= {one.key: one.draw(rng) for one in space.active(params["type"]) if one.key != "type"}
+        config = space.build(params)
+        assert space.params_of(config) == params
+        step = dimension.step(space.get(config, dimension.key), rng)
+        assert step is not None and step != space.get(config, dimension.key) and dimension.holds(step)
+
+
+def test_slugs_are_always_slugs() -> None:
+    for text in ("", "修正", "--", "A" * 99, "r1-finetune_share-batch_size-and-more-words-here"):
+        assert IdeatorResponse.model_validate({"hypothesis": "x", "slug": moves.slug(text), "proposal": {}}), text
+
+
+@pytest.mark.parametrize("propose", SEARCHES)
+def test_a_code_with_no_other_sector_is_read_whole(propose: Any) -> None:
+    first = propose(view([]) | {"inputs": "all"})
+    second = propose(view([as_row(1, first)]) | {"inputs": "all"})
+    assert {reply.proposal[reply.proposal["type"]]["inputs"] for reply in (first, second)} == {"all"}

@@ -1,0 +1,30 @@
+"""The loopback server lives in tests/support; no test of this room sees a real key or reaches the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from autoqec.llm.redact import KEY_NAMES
+from tests.support.messages_server import MessagesServer
+
+
+@pytest.fixture(autouse=True)
+def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (
+        *KEY_NAMES,
+        "ANTHROPIC_BASE_URL",
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+    ):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def server() -> Iterator[MessagesServer]:
+    with MessagesServer() as running:
+        yield running

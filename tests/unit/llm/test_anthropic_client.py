@@ -1,0 +1,325 @@
+"""The Messages API through the real package, against a loopback server."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from pydantic import BaseModel, Field
+
+from autoqec.llm.anthropic_client import AnthropicLM
+from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage, tool_results
+from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmRefusal, LmTruncated, LmUnavailable
+from tests.support.messages_server import (
+    MessagesServer,
+    cut,
+    fail,
+    malformed,
+    overloaded_midway,
+    rate_limited,
+    refuse,
+    say,
+    say_json,
+    slow,
+    tokens,
+    truncate,
+    use_tool,
+)
+
+MODEL = "claude-opus-5-5"
+
+
+class Guess(BaseModel):
+    what: str
+    score: int = Field(ge=0, le=10)
+
+
+def lm(server: MessagesServer, **options: object) -> AnthropicLM:
+    return AnthropicLM(MODEL, base_url=server.url, api_key=server.key, **options)  # type: ignore[arg-type]
+
+
+def request(text: str = "go", **fields: object) -> Request:
+    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "stream"])
+def stream(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def test_is_a_language_model(server: MessagesServer) -> None:
+    assert isinstance(lm(server), LanguageModel)
+
+
+def test_text(server: MessagesServer, stream: bool) -> None:
+    server.script(say("hello, Δ"))
+    reply = lm(server, stream=stream).complete(request())
+    assert (reply.text, reply.stop_reason, reply.model, reply.parsed) == ("hello, Δ", "end_turn", MODEL, None)
+    assert server.requests[0].get("stream", False) is stream
+
+
+def test_long_answers_are_streamed(server: MessagesServer) -> None:
+    lm(server).complete(request(max_tokens=64_000))
+    assert server.requests[0]["stream"] is True
+
+
+def test_structured_answer(server: MessagesServer, stream: bool) -> None:
+    server.script(say_json({"what": "gnn", "score": 7}))
+    reply = lm(server, stream=stream).complete(request(output=Guess))
+    assert reply.parsed == Guess(what="gnn", score=7)
+    assert server.requests[0]["output_config"]["format"]["type"] == "json_schema"
+
+
+def test_effort_stands_beside_the_schema(server: MessagesServer, stream: bool) -> None:
+    server.script(say_json({"what": "gnn", "score": 7}))
+    lm(server, stream=stream, effort="low").complete(request(output=Guess, effort="high"))
+    config = server.requests[0]["output_config"]
+    assert config["effort"] == "high" and "format" in config
+
+
+def test_bounds_are_checked_here_and_usage_survives(server: MessagesServer, stream: bool) -> None:
+    server.script(say_json({"what": "gnn", "score": 99}))
+    with pytest.raises(LmBadAnswer, match="score") as caught:
+        lm(server, stream=stream).complete(request(output=Guess))
+    assert caught.value.usage is not None and caught.value.usage.output_tokens == server.billed["output"]
+    assert caught.value.cost_usd is not None and caught.value.cost_usd > 0
+
+
+@pytest.mark.parametrize("text", ["I think a GNN would do.", "", '{"what": "gnn"', "[]", "null"])
+def test_prose_is_a_bad_answer(server: MessagesServer, stream: bool, text: str) -> None:
+    server.script(say(text))
+    with pytest.raises(LmBadAnswer) as caught:
+        lm(server, stream=stream).complete(request(output=Guess))
+    assert caught.value.usage is not None
+
+
+def test_refusal(server: MessagesServer, stream: bool) -> None:
+    server.script(refuse("we do not do that"))
+    with pytest.raises(LmRefusal, match="we do not do that") as caught:
+        lm(server, stream=stream).complete(request(output=Guess))
+    assert caught.value.usage is not None and caught.value.usage.total == sum(server.billed.values())
+
+
+def test_truncated(server: MessagesServer, stream: bool) -> None:
+    server.script(truncate())
+    with pytest.raises(LmTruncated) as caught:
+        lm(server, stream=stream).complete(request(output=Guess))
+    assert caught.value.usage is not None and caught.value.usage.output_tokens > 0
+
+
+def test_tools_there_and_back(server: MessagesServer, stream: bool) -> None:
+    tool = Tool(name="query_history", description="rows", input_schema={"type": "object", "properties": {}})
+    server.script(use_tool("query_history", {"last": 3}, text="Let me look."), say_json({"what": "mlp", "score": 1}))
+    model = lm(server, stream=stream)
+    first = request(output=Guess, tools=(tool,))
+    reply = model.complete(first)
+    assert reply.stop_reason == "tool_use" and reply.parsed is None
+    (call,) = reply.tool_calls
+    assert (call.name, call.input) == ("query_history", {"last": 3})
+    turns = (*first.messages, reply.turn(), tool_results({call.id: "[]"}))
+    assert model.complete(first.model_copy(update={"messages": turns})).parsed == Guess(what="mlp", score=1)
+
+
+def test_the_stable_part_is_cached_and_all_counters_are_kept(server: MessagesServer, stream: bool) -> None:
+    system = ("you design predecoders " * 40, "the knowledge page " * 40, "this round")
+    model = lm(server, stream=stream)
+    first, second = model.complete(request("a", system=system)), model.complete(request("b", system=system))
+    assert [("cache_control" in block) for block in server.requests[0]["system"]] == [False, True, False]
+    assert first.usage.cache_creation_input_tokens > 300 and first.usage.cache_read_input_tokens == 0
+    assert second.usage.cache_creation_input_tokens == 0
+    assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
+    assert second.usage.input_tokens == tokens("b") + tokens({"type": "text", "text": "this round"})
+    total = first.usage + second.usage
+    assert (total.input_tokens, total.output_tokens) == (server.billed["input"], server.billed["output"])
+    assert total.total == sum(server.billed.values())
+
+
+def test_cost_follows_the_price_list(server: MessagesServer) -> None:
+    server.script(say("x" * 400))
+    reply = lm(server).complete(request(system=("s" * 4000,)))
+    usage = reply.usage
+    expected = (usage.input_tokens * 4 + usage.cache_creation_input_tokens * 4 * 1.25 + usage.output_tokens * 20) / 1e6
+    assert reply.cost_usd == pytest.approx(expected)
+
+
+def test_an_hour_of_cache_costs_more(server: MessagesServer) -> None:
+    cheap = lm(server).complete(request(system=("s" * 4000,)))
+    dear = lm(server, cache_ttl="1h").complete(request(system=("s" * 4000,)))
+    assert server.requests[1]["system"][0]["cache_control"]["ttl"] == "1h"
+    assert cheap.cost_usd is not None and dear.cost_usd is not None
+    assert dear.cost_usd > 1.4 * cheap.cost_usd
+
+
+def test_unknown_price_is_null() -> None:
+    with MessagesServer(models=("qwen3:8b",)) as server:
+        reply = AnthropicLM("qwen3:8b", base_url=server.url, api_key=server.key).complete(request())
+    assert reply.cost_usd is None and reply.usage.total > 0
+
+
+def test_what_is_said_aside_stands_below_the_first_turn(server: MessagesServer, stream: bool) -> None:
+    server.script(say("ok"), say("ok"))
+    asked = request("go", aside="two cores")
+    lm(server, stream=stream).complete(asked)
+    later = (*asked.messages, Message(role="assistant", content="well"), Message(role="user", content="and?"))
+    lm(server, stream=stream).complete(asked.model_copy(update={"messages": later}))
+    for body in server.requests:
+        assert "go\ntwo cores" in json.dumps(body["messages"][0], ensure_ascii=False).replace("\\n", "\n")
+    assert "two cores" not in json.dumps(server.requests[1]["messages"][1:])
+
+
+def test_counting_is_the_providers(server: MessagesServer) -> None:
+    server.script(say_json({"what": "gnn", "score": 7}))
+    model, asked = lm(server), request("a" * 1000, system=("b" * 1000,), output=Guess)
+    counted = model.count_tokens(asked)
+    assert counted == model.complete(asked).usage.prompt_tokens
+    assert len(server.counted) == 1
+
+
+def test_endpoints_that_cannot_count_are_estimated_from_above(server: MessagesServer) -> None:
+    server.can_count = False
+    server.script(say_json({"what": "gnn", "score": 7}))
+    asked = request("a" * 1000, system=("b" * 1000,), output=Guess)
+    assert lm(server).count_tokens(asked) >= lm(server).complete(asked).usage.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    "fault", [rate_limited(), fail(500), fail(529), malformed(), malformed(b"<html>"), malformed(b"[]")]
+)
+def test_passing_faults_are_retried(server: MessagesServer, fault: object) -> None:
+    server.script(fault, say("there"))  # type: ignore[arg-type]
+    assert lm(server).complete(request()).text == "there"
+    assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("fault", [rate_limited(), fail(500), fail(529)])
+def test_passing_faults_before_a_stream_are_retried(server: MessagesServer, fault: object) -> None:
+    server.script(fault, say("there"))  # type: ignore[arg-type]
+    assert lm(server, stream=True).complete(request()).text == "there"
+
+
+def test_a_cut_answer_is_asked_again_and_counted_as_lost(server: MessagesServer) -> None:
+    server.script(cut(say("x" * 500)), say("there"))
+    reply = lm(server).complete(request())
+    assert (reply.text, reply.lost_attempts) == ("there", 1)
+
+
+@pytest.mark.parametrize(
+    "fault", [cut(say("x" * 500), 900), overloaded_midway(say("x" * 500))], ids=["cut", "overloaded"]
+)
+def test_a_stream_that_breaks_is_asked_again(server: MessagesServer, fault: object) -> None:
+    server.script(fault, say_json({"what": "there", "score": 0}))  # type: ignore[arg-type]
+    reply = lm(server, stream=True).complete(request(output=Guess))
+    assert (reply.parsed, reply.lost_attempts) == (Guess(what="there", score=0), 1)
+
+
+def test_a_slow_answer_is_given_up(server: MessagesServer) -> None:
+    server.script(slow(say("late"), 1.5))
+    with pytest.raises(LmUnavailable) as caught:
+        lm(server, timeout_s=0.2, max_retries=0).complete(request())
+    assert caught.value.lost_attempts == 1
+
+
+@pytest.mark.parametrize("fault", [rate_limited(), fail(500), fail(529), malformed(), cut(say("x" * 500))])
+def test_lasting_faults_end_typed(server: MessagesServer, fault: object) -> None:
+    server.answer = lambda body: fault  # type: ignore[assignment, return-value]
+    with pytest.raises(LmUnavailable):
+        lm(server, max_retries=1).complete(request())
+    assert len(server.requests) == 2
+
+
+def test_a_lasting_fault_inside_streams_ends_typed(server: MessagesServer) -> None:
+    server.answer = lambda body: cut(say("x" * 500), 900)
+    with pytest.raises(LmUnavailable) as caught:
+        lm(server, stream=True, max_retries=1).complete(request())
+    assert caught.value.lost_attempts == 2
+
+
+def test_an_endless_pause_is_not_waited_for(server: MessagesServer, stream: bool) -> None:
+    server.script(rate_limited(retry_after_ms=None, retry_after_s=86_400))
+    with pytest.raises(LmUnavailable, match="86400 s"):
+        lm(server, stream=stream).complete(request())
+
+
+def test_nobody_listens() -> None:
+    with pytest.raises(LmUnavailable) as caught:
+        AnthropicLM(MODEL, base_url="http://127.0.0.1:9", max_retries=0).complete(request())
+    assert caught.value.lost_attempts == 0
+
+
+def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LmAuth, match="ANTHROPIC_API_KEY"):
+        AnthropicLM(MODEL)
+
+
+def test_wrong_key(server: MessagesServer, stream: bool) -> None:
+    model = AnthropicLM(MODEL, base_url=server.url, api_key="sk-ant-wrong-0123456789", stream=stream)
+    with pytest.raises(LmAuth):
+        model.complete(request())
+    with pytest.raises(LmAuth):
+        model.count_tokens(request())
+
+
+def test_key_of_the_environment(server: MessagesServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+    assert AnthropicLM(MODEL).complete(request()).text == "ok"
+
+
+def test_a_named_endpoint_never_sees_the_environments_key(
+    server: MessagesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", server.key)
+    with pytest.raises(LmAuth):
+        AnthropicLM(MODEL, base_url=server.url).complete(request())
+
+
+def test_unknown_model(server: MessagesServer) -> None:
+    with pytest.raises(LmBadRequest, match="claude-nonesuch"):
+        AnthropicLM("claude-nonesuch", base_url=server.url, api_key=server.key).complete(request())
+
+
+def test_two_megabytes_are_a_bad_answer(server: MessagesServer, stream: bool) -> None:
+    server.script(say("x" * 2_000_001))
+    with pytest.raises(LmBadAnswer, match="2000001 characters"):
+        lm(server, stream=stream).complete(request())
+
+
+def test_call_leaves_room_for_thinking(server: MessagesServer) -> None:
+    assert lm(server, max_output_tokens=2048).call("be brief", "hello") == "ok"
+    assert server.requests[0]["max_tokens"] == 8192
+    assert "temperature" not in server.requests[0]
+
+
+def test_no_key_in_errors_or_logs(server: MessagesServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.script(fail(400, f"you sent {server.key}, it is wrong"))
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(LmError) as caught:
+        lm(server).complete(request())
+    lm(server).complete(request())
+    assert server.key not in str(caught.value) and server.key not in repr(caught.value.__dict__)
+    assert server.key not in caplog.text
+
+
+def test_usage_is_never_invented() -> None:
+    assert Usage() + Usage(input_tokens=1) == Usage(input_tokens=1)
+    with pytest.raises(ValueError):
+        Usage(input_tokens=-1)
+
+
+def test_the_server_refuses_what_the_api_refuses(server: MessagesServer) -> None:
+    import anthropic
+
+    client = anthropic.Anthropic(api_key=server.key, base_url=server.url, max_retries=0)
+    user = {"role": "user", "content": "go"}
+    bad = [
+        {"extra_body": {"temperature": 0.2}, "messages": [user]},
+        {"messages": [user, {"role": "assistant", "content": "{"}]},
+        {"messages": [user], "tool_choice": {"type": "any"}},
+        {"messages": [user], "output_config": {"format": {"type": "json_schema", "schema": Guess.model_json_schema()}}},
+    ]
+    for fields in bad:
+        with pytest.raises(anthropic.BadRequestError):
+            client.messages.create(model=MODEL, max_tokens=100, **fields)
+    assert json.dumps(server.statuses) == "[400, 400, 400, 400]"

@@ -1,0 +1,174 @@
+"""Recorded against a server, replayed without one; nothing secret on the tape."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from autoqec.errors import InputError
+from autoqec.llm.base import Message, Reply, Request, ToolCall
+from autoqec.llm.cassette import Cassette, Tape
+from autoqec.llm.config import LMConfig, get_lm_client
+from autoqec.llm.errors import BudgetExceeded, LmCassetteMiss, LmError, LmRefusal, LmTruncated
+from autoqec.llm.ledger import Ledger
+from autoqec.llm.scripted import ScriptedLM
+from autoqec.store import jsonl
+from tests.support.messages_server import MessagesServer, fail, refuse, say, say_json, truncate, use_tool
+
+
+class Sum(BaseModel):
+    value: int
+
+
+CONFIG = LMConfig(model="claude-opus-5-5")
+
+
+def request(text: str, **fields: object) -> Request:
+    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
+
+
+def outcome(lm: object, asked: Request) -> object:
+    try:
+        reply: Reply = lm.complete(asked)  # type: ignore[attr-defined]
+    except LmError as error:
+        return type(error), str(error), error.usage
+    return reply.dump(), reply.parsed
+
+
+ASKED = (
+    request("a", system=("stable", "moving")),
+    request("sum", output=Sum),
+    request("sum", output=Sum),
+    request("no", output=Sum),
+    request("long"),
+    request("tool"),
+    request("bad", output=Sum),
+)
+SCRIPT = (
+    say("hello Δ"),
+    say_json({"value": 1}),
+    fail(500),
+    say_json({"value": 2}),
+    refuse(),
+    truncate(),
+    use_tool("t", {}),
+    say("x"),
+)
+
+
+def test_a_replay_needs_no_key_and_says_the_same(
+    server: MessagesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cassette.jsonl"
+    monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+    server.script(*SCRIPT)
+    recorder = get_lm_client(CONFIG, tape=Tape(path, "record"))
+    recorded = [outcome(recorder, asked) for asked in ASKED]
+    monkeypatch.delenv("ANTHROPIC_API_KEY")
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
+    player = get_lm_client(CONFIG, tape=Tape(path, "replay"))
+    assert [outcome(player, asked) for asked in ASKED] == recorded
+    assert recorded[3][0] is LmRefusal and recorded[4][0] is LmTruncated  # type: ignore[index]
+    assert len(server.requests) == len(SCRIPT)
+    assert all(server.key not in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
+
+
+def test_order_of_different_calls_does_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    recorder = Cassette(Tape(path, "record"), "m", ScriptedLM(["1", "2", "3"]))
+    for text in ("a", "b", "a"):
+        recorder.complete(request(text))
+    player = Cassette(Tape(path, "replay"), "m")
+    assert [player.complete(request(text)).text for text in ("a", "a", "b")] == ["1", "3", "2"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        request("other"),
+        request("a", system=("s",)),
+        request("a", output=Sum),
+        request("a", effort="low"),
+        request("a", max_tokens=9000),
+    ],
+)
+def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
+    path = tmp_path / "tape.jsonl"
+    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    player = Cassette(Tape(path, "replay"), "m")
+    with pytest.raises(LmCassetteMiss, match="role agent"):
+        player.complete(changed)
+    assert player.complete(request("a")).text == "1"
+    with pytest.raises(LmCassetteMiss, match="2. time"):
+        player.complete(request("a"))
+
+
+def test_another_machines_words_are_no_miss(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    here, there = request("a", aside="2 cores"), request("a", aside="64 cores")
+    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(here)
+    assert "2 cores" in path.read_text(encoding="utf-8"), "what was read is on the tape"
+    assert Cassette(Tape(path, "replay"), "m").complete(there).text == "1"
+    assert here.fingerprint("m") == request("a").fingerprint("m"), "older tapes play on"
+
+
+def test_another_model_is_a_miss(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    with pytest.raises(LmCassetteMiss):
+        Cassette(Tape(path, "replay"), "n").complete(request("a"))
+
+
+def test_no_key_on_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "not-shaped-like-a-key-7781")
+    monkeypatch.setenv("OPENAI_API_KEY", 'quo"ted-\\key-9912')
+    path = tmp_path / "tape.jsonl"
+    leaky = ToolCall(id="1", name="t", input={"env": "sk-ant-REDACTED-shape-0123456789"})
+    recorder = Cassette(Tape(path, "record"), "m", ScriptedLM(["it is not-shaped-like-a-key-7781", leaky]))
+    recorder.complete(request('quo"ted-\\key-9912', system=("not-shaped-like-a-key-7781",)))
+    recorder.complete(request("task-force-and-risk-assessment-of-it"))
+    text = path.read_text()
+    for secret in ("7781", "9912", "sk-ant"):
+        assert secret not in text
+    assert "task-force-and-risk-assessment-of-it" in text
+    assert len(jsonl.read(path)) == 2
+
+
+def test_a_live_tape_writes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "tape.jsonl"
+    Cassette(Tape(path, "live"), "m", ScriptedLM(["1"])).complete(request("a"))
+    assert not path.exists()
+
+
+def test_a_budget_is_met_at_the_same_call(
+    server: MessagesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tape.jsonl"
+    monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
+
+    def calls(tape: Tape) -> tuple[int, dict[str, object]]:
+        ledger = Ledger(max_tokens=9_000)
+        lm = get_lm_client(CONFIG, tape=tape, ledger=ledger)
+        done = 0
+        with pytest.raises(BudgetExceeded):
+            for number in range(50):
+                lm.complete(request("x" * 400 + str(number)))
+                done += 1
+        return done, ledger.spent.to_json()
+
+    recorded = calls(Tape(path, "record"))
+    assert recorded[0] > 1
+    asked = len(server.requests)
+    assert calls(Tape(path, "replay")) == recorded
+    assert len(server.requests) == asked
+
+
+def test_no_cassette(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="record one"):
+        Tape(tmp_path / "gone.jsonl", "replay")
+    with pytest.raises(InputError, match="needs a model"):
+        Cassette(Tape(tmp_path / "new.jsonl", "record"), "m")

@@ -1,0 +1,206 @@
+"""`claude` and `codex` as real executables on PATH that speak their flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from pydantic import BaseModel, Field
+
+from autoqec.errors import InputError
+from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage
+from autoqec.llm.cli_client import CliLM
+from autoqec.llm.config import LMConfig, get_lm_client, role_config
+from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmRefusal, LmTruncated, LmUnavailable
+
+STANDINS = Path(__file__).resolve().parents[2] / "support" / "standins"
+
+
+class Part(BaseModel):
+    name: str = "x"
+
+
+class Guess(BaseModel):
+    what: str
+    score: int = Field(default=1, ge=0, le=10)
+    part: Part | None = None
+
+
+class Bin(Protocol):
+    def __call__(self, program: str, *behaviours: dict[str, Any]) -> Path: ...
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bin:
+    """Put stand-ins on PATH, each with its script; returns where `seen.jsonl` will be."""
+
+    def put(program: str, *behaviours: dict[str, Any]) -> Path:
+        home = tmp_path / program
+        home.mkdir()
+        shutil.copy(STANDINS / program, home / program)
+        (home / program).chmod(0o755)
+        (home / "script.jsonl").write_text("".join(json.dumps(line) + "\n" for line in behaviours))
+        monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
+        return home / "seen.jsonl"
+
+    return put
+
+
+def seen(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def request(text: str = "go", **fields: object) -> Request:
+    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
+
+
+def test_claude_answers_with_usage_and_cost(install: Bin) -> None:
+    notes = install("claude", {"text": "hello Δ"})
+    lm = CliLM("claude", "claude-opus-5-5", effort="high", max_call_usd=0.5)
+    assert isinstance(lm, LanguageModel)
+    reply = lm.complete(request("say Δ", system=("stable", "moving")))
+    assert (reply.text, reply.model, reply.cost_usd) == ("hello Δ", "claude-opus-5-5", 0.0123)
+    assert reply.usage == Usage(
+        input_tokens=11, output_tokens=7, cache_creation_input_tokens=5, cache_read_input_tokens=3
+    )
+    (call,) = seen(notes)
+    assert (call["prompt"], call["system"], call["cwd"]) == ("say Δ", "stable\n\nmoving", [])
+    argv = call["argv"]
+    assert argv[argv.index("--tools") + 1] == "" and argv[argv.index("--max-budget-usd") + 1] == "0.5"
+    assert argv[argv.index("--effort") + 1] == "high"
+
+
+def test_claude_structured(install: Bin) -> None:
+    install("claude", {"structured": {"what": "gnn"}}, {"text": '{"what": "mlp"}'}, {"structured": {"score": 3}})
+    lm = CliLM("claude")
+    assert lm.complete(request(output=Guess)).parsed == Guess(what="gnn")
+    assert lm.complete(request(output=Guess)).parsed == Guess(what="mlp")
+    with pytest.raises(LmBadAnswer, match="what") as caught:
+        lm.complete(request(output=Guess))
+    assert caught.value.cost_usd == 0.0123
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        ({"text": "no", "stop_reason": "refusal"}, LmRefusal),
+        ({"text": "half", "stop_reason": "max_tokens"}, LmTruncated),
+        ({"subtype": "error_max_budget_usd", "is_error": True}, LmTruncated),
+        ({"subtype": "error_max_structured_output_retries", "is_error": True}, LmBadAnswer),
+        ({"text": "x" * 2_000_001}, LmBadAnswer),
+    ],
+)
+def test_claude_ends_typed_with_usage(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
+    install("claude", behaviour)
+    with pytest.raises(kind) as caught:
+        CliLM("claude").complete(request())
+    assert caught.value.usage.total == 26  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        ({"text": "Invalid API key · Please run /login", "is_error": True}, LmAuth),
+        ({"text": "API Error: 529 overloaded", "is_error": True}, LmUnavailable),
+        ({"raw": "Segmentation fault\n", "exit": 139}, LmUnavailable),
+        ({"raw": "", "stderr": "Not logged in", "exit": 1}, LmAuth),
+        ({"raw": '{"type": "result", '}, LmUnavailable),
+    ],
+)
+def test_claude_failures_are_told_apart(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
+    install("claude", behaviour)
+    with pytest.raises(kind):
+        CliLM("claude").complete(request())
+
+
+def test_codex_answers_with_usage(install: Bin) -> None:
+    notes = install("codex", {"text": '{"what": "gnn", "score": 2, "part": null}'})
+    reply = CliLM("codex", "gpt-6", effort="max").complete(request(system=("be brief",), output=Guess))
+    assert reply.parsed == Guess(what="gnn", score=2)
+    assert reply.usage == Usage(input_tokens=60, output_tokens=9, cache_read_input_tokens=40)
+    assert reply.cost_usd is None  # no price known: null, never 0
+    (call,) = seen(notes)
+    assert call["prompt"] == "be brief\n\ngo" and call["cwd"] == []
+    assert "read-only" in call["argv"] and 'model_reasoning_effort="xhigh"' in call["argv"]
+    assert call["schema"]["required"] == ["what", "score", "part"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "kind"),
+    [
+        ({"fail": "You've hit your usage limit"}, LmUnavailable),
+        ({"fail": "401 Unauthorized"}, LmAuth),
+        ({"raw": "thread panicked\n", "exit": 101}, LmUnavailable),
+        ({"text": "prose"}, LmBadAnswer),
+    ],
+)
+def test_codex_failures_are_told_apart(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
+    install("codex", behaviour)
+    with pytest.raises(kind):
+        CliLM("codex").complete(request(output=Guess))
+
+
+@pytest.mark.parametrize("program", ["claude", "codex"])
+def test_a_program_sees_its_own_key_and_no_other(install: Bin, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test-anthropic-000")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-test-openai-000000000")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other-secret-000")
+    monkeypatch.setenv("GIT_DIR", "/nonesuch")
+    notes = install(program, {"text": "ok"})
+    CliLM(program).complete(request())  # type: ignore[arg-type]
+    env = seen(notes)[0]["env"]
+    own, other = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")[:: 1 if program == "claude" else -1]
+    assert own in env and other not in env
+    assert "AWS_SECRET_ACCESS_KEY" not in env and "GIT_DIR" not in env
+    argv = json.dumps(seen(notes)[0]["argv"])
+    assert "sk-" not in argv
+
+
+@pytest.mark.parametrize("program", ["claude", "codex"])
+def test_a_program_that_hangs_is_ended(install: Bin, program: str) -> None:
+    install(program, {"text": "late", "sleep": 30})
+    with pytest.raises(LmUnavailable, match="wall clock") as caught:
+        CliLM(program, timeout_s=0.5).complete(request())  # type: ignore[arg-type]
+    assert caught.value.lost_attempts == 1
+
+
+def test_a_long_prompt_arrives_whole(install: Bin) -> None:
+    notes = install("claude", {"text": "ok"})
+    CliLM("claude").complete(request("x" * 1_000_000, system=("y" * 300_000,)))
+    (call,) = seen(notes)
+    assert (len(call["prompt"]), len(call["system"])) == (1_000_000, 300_000)
+
+
+def test_a_program_that_never_reads_is_no_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "claude").write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / "claude").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(LmUnavailable, match="exit 3"):
+        CliLM("claude").complete(request("x" * 1_000_000))
+
+
+def test_tools_are_refused(install: Bin) -> None:
+    install("claude")
+    tool = Tool(name="t", description="", input_schema={"type": "object"})
+    lm = CliLM("claude")
+    assert not lm.takes_tools
+    with pytest.raises(LmBadRequest, match="no tools"):
+        lm.complete(request(tools=(tool,)))
+
+
+def test_a_missing_program_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match="not on PATH"):
+        get_lm_client(LMConfig(backend="codex"))
+
+
+def test_chosen_by_environment(install: Bin) -> None:
+    notes = install("claude", {"text": "ok"})
+    config = role_config("coder", None, {"AUTOQEC_CODER_BACKEND": "claude", "AUTOQEC_CODER_MODEL": "claude-haiku-5-5"})
+    assert get_lm_client(config).call("", "go") == "ok"
+    argv = seen(notes)[0]["argv"]
+    assert argv[argv.index("--model") + 1] == "claude-haiku-5-5"

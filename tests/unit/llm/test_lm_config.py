@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.llm.anthropic_client import AnthropicLM
+from autoqec.llm.config import LMConfig, get_lm_client, role_clients, role_config
+from autoqec.llm.errors import LmAuth
+from autoqec.llm.prices import price_list
+from autoqec.llm.scripted import ScriptedLM
+from tests.support.messages_server import MessagesServer
+
+
+def test_defaults_are_the_seeds() -> None:
+    config = LMConfig(model="claude-opus-5-5")
+    assert (config.temperature, config.max_output_tokens) == (0.2, 2048)
+
+
+def test_roles_choose_by_environment_over_config() -> None:
+    config = LMConfig(model="claude-sonnet-5-5")
+    environ = {"AUTOQEC_CODER_MODEL": "claude-fable-5-2", "AUTOQEC_ANALYST_BACKEND": "codex"}
+    assert role_config("ideator", config, environ) == config
+    assert role_config("coder", config, environ).resolved_model() == "claude-fable-5-2"
+    analyst = role_config("analyst", config, environ)
+    assert (analyst.resolved_backend(), analyst.model, analyst.resolved_model()) == ("codex", None, "codex")
+
+
+def test_a_roles_local_endpoint_answers_without_a_key() -> None:
+    with MessagesServer(key="none", models=("qwen3",)) as server:
+        config = role_config("coder", LMConfig(model="qwen3"), {"AUTOQEC_CODER_BASE_URL": server.url})
+        assert get_lm_client(config).call("", "go") == "ok"
+    with pytest.raises(InputError, match="AUTOQEC_CODER"):
+        role_config("coder", None, {"AUTOQEC_CODER_BASE_URL": "localhost:11434"})
+
+
+def test_no_model_means_the_price_lists_default() -> None:
+    assert role_config("ideator", None, {}).resolved_model() == price_list().default_model
+    assert price_list().default_model in price_list().models
+
+
+def test_a_wrong_backend_names_the_variable() -> None:
+    with pytest.raises(InputError, match="AUTOQEC_IDEATOR"):
+        role_config("ideator", None, {"AUTOQEC_IDEATOR_BACKEND": "telepathy"})
+
+
+@pytest.mark.parametrize("model", ["gemini-3-pro", "gpt-6", "o1", "llama"])
+def test_unknown_names_list_the_known(model: str) -> None:
+    with pytest.raises(InputError, match=r"claude-\*.*base_url.*scripted"):
+        get_lm_client(LMConfig(model=model))
+
+
+def test_names_choose_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "dummy-key")
+    assert isinstance(get_lm_client(LMConfig(model="scripted:echo")), ScriptedLM)
+    assert isinstance(get_lm_client(LMConfig(model="claude-opus-5-5")), AnthropicLM)
+    assert isinstance(get_lm_client(LMConfig(model="qwen3", base_url="http://127.0.0.1:9")), AnthropicLM)
+
+
+def test_no_key_is_said_before_anything_is_asked() -> None:
+    with pytest.raises(LmAuth, match="ANTHROPIC_API_KEY"):
+        get_lm_client(LMConfig(model="claude-opus-5-5"))
+
+
+def test_temperature_only_where_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "dummy-key")
+    with pytest.raises(InputError, match="temperature"):
+        get_lm_client(LMConfig(model="claude-opus-5-5", temperature=0.2))
+    get_lm_client(LMConfig(model="scripted:echo", temperature=0.2))
+    with MessagesServer(key="none", models=("qwen3",)) as server:
+        lm = get_lm_client(LMConfig(model="qwen3", base_url=server.url, temperature=0.7, max_retries=0))
+        with pytest.raises(Exception, match="temperature"):  # the loopback server is as strict as the API
+            lm.call("", "go")
+        assert server.requests[0]["temperature"] == 0.7
+
+
+def test_three_roles_share_one_ledger() -> None:
+    clients = role_clients(LMConfig(model="scripted:echo"), environ={})
+    assert sorted(clients) == ["analyst", "coder", "ideator"]
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, autoqec.llm.config, autoqec.llm.anthropic_client, autoqec.llm.scripted;"
+        "print(sorted({'anthropic', 'torch', 'stim', 'httpx2'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from autoqec.errors import InputError
+from autoqec.llm import scripted
+from autoqec.llm.base import LanguageModel, Message, Request, ToolCall
+from autoqec.llm.errors import LmBadAnswer, LmRefusal
+from autoqec.llm.scripted import ScriptedLM, from_name
+
+
+class Sum(BaseModel):
+    value: int
+
+
+def request(text: str, **fields: object) -> Request:
+    return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
+
+
+def test_a_list_one_a_call() -> None:
+    lm = ScriptedLM(["a", {"value": 3}, ToolCall(id="1", name="look", input={}), LmRefusal("no")])
+    assert isinstance(lm, LanguageModel)
+    assert lm.complete(request("x")).text == "a"
+    assert lm.complete(request("x", output=Sum)).parsed == Sum(value=3)
+    assert lm.complete(request("x", output=Sum)).tool_calls[0].name == "look"
+    with pytest.raises(LmRefusal):
+        lm.complete(request("x"))
+    with pytest.raises(LmBadAnswer, match="no answer after 4"):
+        lm.complete(request("x"))
+    assert len(lm.requests) == 5
+
+
+def test_threads_are_served_side_by_side() -> None:
+    together = threading.Barrier(8, timeout=30)
+
+    def script(asked: Request) -> str:
+        together.wait()  # breaks unless eight calls are inside at once
+        return "ok"
+
+    lm = ScriptedLM(script)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda number: lm.call("", str(number)), range(16))) == ["ok"] * 16
+
+
+def test_wrong_shape_is_a_bad_answer_with_usage() -> None:
+    with pytest.raises(LmBadAnswer) as caught:
+        ScriptedLM(["prose"]).complete(request("x", output=Sum))
+    assert caught.value.usage is not None and caught.value.usage.total > 0
+
+
+def test_same_calls_cost_the_same() -> None:
+    one, other = (ScriptedLM(lambda asked: "ok").complete(request("Δ" * 30)) for _ in range(2))
+    assert one == other and one.cost_usd == 0.0
+
+
+def test_rules_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rules.jsonl"
+    path.write_text('{"when": "2 ?\\\\+ ?2", "say": "4"}\n{"when": "shape", "say": {"value": 5}}\n{"say": "dunno"}\n')
+    lm = from_name(f"scripted:{path}")
+    assert [lm.call("", text) for text in ("what is 2+2?", "2 + 2", "else")] == ["4", "4", "dunno"]
+    assert lm.complete(request("shape", output=Sum)).parsed == Sum(value=5)
+
+
+def test_echo_and_registered_names() -> None:
+    assert from_name("scripted:echo").call("", "hello") == "hello"
+    scripted.register("shout", lambda asked: scripted.last_turn(asked).upper())
+    assert from_name("scripted:shout").call("", "hello") == "HELLO"
+
+
+@pytest.mark.parametrize("rules", ['{"when": "x"}\n', '{"when": "(", "say": "x"}\n'])
+def test_bad_rules_name_the_line(tmp_path: Path, rules: str) -> None:
+    path = tmp_path / "rules.jsonl"
+    path.write_text(rules)
+    with pytest.raises(InputError, match=r"rules\.jsonl:1"):
+        from_name(f"scripted:{path}")
+
+
+def test_unknown_names_list_the_known() -> None:
+    with pytest.raises(InputError, match="scripted:echo"):
+        from_name("scripted:nonesuch")
+    with pytest.raises(InputError, match=r"gone\.jsonl"):
+        from_name("scripted:gone.jsonl")

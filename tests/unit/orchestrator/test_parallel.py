@@ -1,0 +1,248 @@
+"""Several rounds at once: real runs in git, with a Runner and a judge that answer when they are told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.cli.workspace import make_lab
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.orchestrator import loop as loop_module
+from autoqec.orchestrator import rounds as rounds_module
+from autoqec.orchestrator.attempts import standings
+from autoqec.orchestrator.budget import Budget
+from autoqec.orchestrator.executors.local import Executor, NotBegun, Parallel, Serial
+from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
+from autoqec.orchestrator.recovery import inspect
+from autoqec.orchestrator.recovery.plan import plan
+from autoqec.orchestrator.views import verified_front
+from tests.crash import canned
+from tests.crash.starts import ENV
+from tests.support import rounds
+
+COUNT, PATIENCE_S = 4, 30
+TIMES = ("started_at", "finished_at", "proposal_wallclock_s", "setup_wallclock_s")
+LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path", *TIMES)
+
+
+@pytest.fixture(autouse=True)
+def known_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds 1 and 3 are verified; the front is what follows."""
+    monkeypatch.setattr(rounds_module, "judge", judged)
+
+
+def judged(layout: Any, info: Any, candidate: Any, secret: bytes, on_event: Any) -> VerifyReport:
+    verdict = "VERIFIED" if candidate.number % 2 else "SUSPICIOUS"
+    named = {"run_id": info.run_id, "round_attempt_id": candidate.attempt_id}
+    more = {"branch": candidate.branch, "commit_sha": candidate.commit_sha, "panel": ()}
+    return rounds.report(candidate.number, verdict, **named, **more)
+
+
+class Turns:
+    """A Runner whose rounds end in pairs, the later one first: only two that run at once ever end."""
+
+    def __init__(self) -> None:
+        self.ended = {number: threading.Event() for number in range(1, COUNT + 1)}
+        self.order: list[int] = []
+        self.threads: list[int] = []
+
+    def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        number = config.round_idx
+        if number % 2:
+            assert self.ended[number + 1].wait(PATIENCE_S), f"round {number + 1} was never begun"
+        self.threads.append(config.threads)
+        metrics = canned.run_round(config, on_event=on_event)
+        self.order.append(number)
+        self.ended[number].set()
+        return metrics
+
+
+def proposing(seen: list[dict[str, Any]]) -> Callable[[dict[str, Any]], IdeatorResponse]:
+    """An ideator that keeps every view it was shown in `seen`."""
+
+    def propose(view: dict[str, Any]) -> IdeatorResponse:
+        seen.append(view)
+        number = len(view["history"]) + len(view["pending"]) + 1
+        config = {"type": "mlp", "mlp": {"hidden": 4 + number}}
+        return IdeatorResponse(hypothesis=f"net {number}", slug="net", proposal=config)
+
+    return propose
+
+
+def ran(place: Path, executor: Executor, seen: list[dict[str, Any]], **more: Any) -> tuple[Run, list[HistoryRow]]:
+    make_lab(place, ENV)
+    roles = Roles(proposing(seen), analyst=canned.analyse)
+    with start_run(place / "env.yaml", place, "smoke", 1, "tpe", roles=roles, **more) as run:
+        run_rounds(run, COUNT, executor=executor)
+        return run, run.memory.history.rows()
+
+
+def loosely(rows: list[HistoryRow]) -> list[dict[str, Any]]:
+    """Rows without what names their run."""
+    return [{key: value for key, value in row.dump().items() if key not in LOOSE} for row in rows]
+
+
+def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> None:
+    turns, seen, alone = Turns(), list[dict[str, Any]](), list[dict[str, Any]]()
+    _, together = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
+    assert turns.order == [2, 1, 4, 3], "they did run at once"
+    assert [row.round for row in together] == [1, 2, 3, 4], "rows are in the order in which rounds began"
+    _, serial = ran(tmp_path / "one", Serial(lambda config, tell: canned.run_round(config)), alone)
+    assert loosely(together) == loosely(serial)
+    fronts = [verified_front(standings(rows)) for rows in (together, serial)]
+    assert [entry.flops_per_syndrome for entry in fronts[0]] == [entry.flops_per_syndrome for entry in fronts[1]] != []
+    assert [len(view["pending"]) for view in alone] == [0] * COUNT
+
+
+def test_a_proposal_knows_what_is_under_way(tmp_path: Path) -> None:
+    turns, seen = Turns(), list[dict[str, Any]]()
+    run, _ = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
+    assert [len(view["pending"]) for view in seen][:2] == [0, 1]
+    assert seen[1]["pending"][0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
+
+
+class Waits:
+    """A Runner whose first round ends after the third has begun. most: rounds it measured at once."""
+
+    def __init__(self) -> None:
+        self.began = {number: threading.Event() for number in range(1, COUNT + 1)}
+        self.now, self.most, self.lock = 0, 0, threading.Lock()
+
+    def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+        self.began[config.round_idx].set()
+        if config.round_idx == 1:
+            assert self.began[3].wait(PATIENCE_S), "a place stood empty, and a round was ready"
+        metrics = canned.run_round(config, on_event=on_event)
+        with self.lock:
+            self.now -= 1
+        return metrics
+
+
+def test_the_next_round_takes_the_first_place_that_is_free(tmp_path: Path) -> None:
+    waits, seen = Waits(), list[dict[str, Any]]()
+    _, rows = ran(tmp_path / "two", Parallel(2, waits.measure), seen)
+    assert waits.most == 2 and [row.round for row in rows] == [1, 2, 3, 4]
+    known = [(len(view["history"]), len(view["pending"])) for view in seen]
+    assert known == [(0, 0), (0, 1), (0, 2), (1, 2)], "by the order of rounds alone, whichever of them ended first"
+
+
+class ToldToStop:
+    """A Runner whose rounds end once the run was told to stop; the first of them tells it."""
+
+    def __init__(self) -> None:
+        self.measured: list[int] = []
+        self.waiting = threading.Event()
+
+    def parallel(self, slots: int, *, stopped: Callable[[], str | None]) -> Parallel:
+        self.stopped = stopped
+        return Parallel(slots, self.measure, stopped)
+
+    def listen(self, kind: str, payload: dict[str, Any]) -> None:
+        if (kind, payload.get("phase")) == ("waiting", "queued"):
+            self.waiting.set()
+
+    def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        self.measured.append(config.round_idx)
+        assert self.waiting.wait(PATIENCE_S)
+        if config.round_idx == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        end = time.monotonic() + PATIENCE_S
+        while self.stopped() is None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        return canned.run_round(config, on_event=on_event)
+
+
+def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ToldToStop()
+    monkeypatch.setattr(loop_module, "Parallel", runner.parallel)
+    make_lab(tmp_path, ENV)
+    roles = Roles(proposing([]), analyst=canned.analyse)
+    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
+        outcome = run_rounds(run, COUNT, runner.listen, parallel=2)
+        assert outcome.interrupted and sorted(runner.measured) == [1, 2]
+        ends = [(row.round, row.status) for row in run.memory.history.rows()]
+        assert ends == [(1, "ok"), (2, "ok"), (3, "orphaned_branch")]
+        aside = outcome.rows[-1]
+        assert "told to stop" in str(aside.status_reason) and str(aside.branch).startswith("quarantine/")
+        assert plan(inspect.gather(run.repo, run.layout)) == [], "recovery has nothing left to do"
+        monkeypatch.undo()
+        monkeypatch.setattr(rounds_module, "judge", judged)
+        outcome = run_rounds(run, 3, executor=Serial(lambda config, tell: canned.run_round(config)))
+        assert [(row.round, row.status) for row in outcome.rows] == [(4, "ok")], "its number is not used again"
+
+
+class Clock:
+    """As the loop's; it stands until it is moved."""
+
+    def __init__(self) -> None:
+        self.hours = 0.0
+
+    def elapsed(self) -> float:
+        return 3600 * self.hours
+
+
+def test_a_round_that_waits_when_the_hours_are_over_is_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waiting = Clock(), threading.Event()
+    measured: list[int] = []
+
+    def listen(kind: str, payload: dict[str, Any]) -> None:
+        if kind == "waiting":
+            clock.hours = 2.0
+            waiting.set()
+
+    def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        measured.append(config.round_idx)
+        assert waiting.wait(PATIENCE_S)
+        return canned.run_round(config, on_event=on_event)
+
+    monkeypatch.setattr(loop_module, "Clock", lambda: clock)
+    monkeypatch.setattr(loop_module, "Parallel", lambda slots, stopped: Parallel(slots, measure, stopped))
+    make_lab(tmp_path, ENV)
+    roles = Roles(proposing([]), analyst=canned.analyse)
+    with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
+        outcome = run_rounds(run, COUNT, listen, parallel=2, budget=Budget(hours=1))
+    assert sorted(measured) == [1, 2] and outcome.stopped == "2.00 of 1 hours"
+    assert [row.status for row in outcome.rows] == ["ok", "ok", "orphaned_branch"]
+    assert "2.00 of 1 hours" in str(outcome.rows[-1].status_reason)
+
+
+def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
+    """One that was proposed while a person said stop, and has a place, is measured as it would be alone."""
+    asked, go_on = list[int](), threading.Event()
+
+    def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
+        assert go_on.wait(PATIENCE_S)
+        return RoundMetrics(status="train_error", status_reason=f"round {config.round_idx}")
+
+    def stopped() -> str | None:
+        asked.append(1)
+        return "0.10 of 0.1 hours"
+
+    executor, tells = Parallel(1, measure, stopped), list[str]()
+    config = RunnerConfig(env_yaml="", predecoder_config={}, round_dir="")
+    first = executor.submit(config, lambda kind, told: tells.append(kind))
+    second = executor.submit(config, lambda kind, told: (tells.append(kind), go_on.set()))
+    assert first.result().status_reason == "round 1"
+    with pytest.raises(NotBegun, match="0.1 hours"):
+        second.result()
+    assert (len(asked), tells) == (1, ["waiting"])
+    go_on.set()
+    assert executor.submit(config, lambda kind, told: None).result().status_reason == "round 1", "the place is free"

@@ -1,0 +1,130 @@
+"""What was judged before, by the order of attempts: a round's number says when it began, not when it was charged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.history import Charged
+from autoqec.contracts.profiles import PROFILES
+from autoqec.errors import InputError
+from autoqec.orchestrator import verify_round
+from autoqec.orchestrator.attempts import standings
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.orchestrator.verify_round import _as_first_judged, _before
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from autoqec.verification.verifier import VerifyRequest
+from tests.support import rounds
+from tests.unit.system.test_run_lock import another
+
+ONE, TWO = "1" * 64, "2" * 64
+
+
+def charged(attempt_id: str, number: int, artifact: str, index: int) -> Charged:
+    return Charged(round_attempt_id=attempt_id, round=number, artifact_sha256=artifact, attempt_index=index)
+
+
+# Round 5 came first; round 2 was asked for later, by a person, with the same weights.
+LINES = [charged("five", 5, ONE, 1), charged("three", 3, TWO, 2), charged("two", 2, ONE, 3)]
+
+
+def test_a_replay_sees_what_its_own_attempt_saw() -> None:
+    assert _before(LINES, "five", judged=True) == {}
+    assert _before(LINES, "three", judged=True) == {ONE: 5}
+    assert _before(LINES, "two", judged=True) == {ONE: 5, TWO: 3}
+
+
+def test_the_next_attempt_sees_all() -> None:
+    assert _before(LINES, "six", judged=False) == {ONE: 5, TWO: 3}  # the first draw of an artifact is the one named
+
+
+def test_an_attempt_that_was_cut_off_is_no_draw_of_its_own() -> None:
+    again = [*LINES, charged("three", 3, TWO, 4)]
+    assert _before(LINES, "three", judged=False) == {ONE: 5}
+    assert _before(again, "three", judged=True) == {ONE: 5}
+    assert _before(again, "six", judged=False) == {ONE: 5, TWO: 3}
+
+
+def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None:
+    """Later rounds were charged and verified since: they change neither level nor first draws of an earlier one."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    history = History(layout)
+    layout.root.mkdir(parents=True)
+    for number, artifact, verdict in ((1, TWO, "VERIFIED"), (2, ONE, "SUSPICIOUS"), (3, ONE, "VERIFIED")):
+        layout.round(number).dir.mkdir()
+        history.append_attempt(charged(f"attempt-{number}", number, artifact, number))
+        history.append_row(rounds.row(number, verify_verdict=verdict))
+    dsl: dict[str, Any] = {}
+    today = VerifyRequest(
+        "", layout.round(2), tmp_path, dsl, b"", PROFILES["smoke"], rounds.RUN_ID, True,
+        attempt_index=4, discoveries_before=2, judged_before={ONE: 3, TWO: 1},
+    )  # fmt: skip
+    then = _as_first_judged(RunMemory(layout.root), standings(history.rows())[1], today)
+    assert (then.attempt_index, then.discoveries_before, then.judged_before) == (2, 1, {TWO: 1})
+
+
+@pytest.mark.parametrize("meanwhile", ["judged", "closed"])
+def test_who_asked_before_another_was_done_judges_nothing(
+    meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two people verify one round: the second read it as unjudged, and waited no longer than it took to be judged."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).dir.mkdir(parents=True)
+    layout.secret.write_bytes(b"x" * 32)
+    history = History(layout)
+    history.write_info(rounds.info())
+    history.append_attempt(rounds.begun(1))
+    history.append_row(rounds.row(1, verify_verdict=None))
+    (unjudged,) = standings(history.rows())
+
+    @contextmanager
+    def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
+        yield rounds.info(), unjudged, None, b""
+
+    monkeypatch.setattr(verify_round, "_asked", asked)
+    monkeypatch.setattr(verify_round, "judge", lambda *_: pytest.fail("it was judged a second time"))
+    if meanwhile == "judged":
+        follow_up = {"round_attempt_id": None, "reconcile_id": "one", "refers_to_attempt": "attempt-1"}
+        history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS", **follow_up))
+    else:
+        layout.published.write_text("")
+    before = layout.history.read_bytes()
+    with pytest.raises(InputError, match="meanwhile.*autoqec verify"):
+        verify_round.judge_again(layout, None, 1, lambda *_: None)  # type: ignore[arg-type]
+    assert layout.history.read_bytes() == before
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_lost_report_is_written_anew_only_by_whoever_holds_the_run(
+    stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To compare with a report that stands changes nothing: it goes while rounds are made."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).dir.mkdir(parents=True)
+    history = History(layout)
+    history.write_info(rounds.info())
+    history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS"))
+    (judged,) = standings(history.rows())
+    if stands:
+        layout.round(1).report_json.write_text("{}")
+
+    @contextmanager
+    def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
+        yield rounds.info(), judged, None, b""
+
+    @contextmanager
+    def requested(*_: Any) -> Iterator[None]:
+        yield None
+
+    for name, fake in (("_asked", asked), ("_requested", requested), ("_as_first_judged", lambda *_: None)):
+        monkeypatch.setattr(verify_round, name, fake)
+    monkeypatch.setattr("autoqec.verification.verifier.verify", lambda *_, **__: "replayed")
+    refused = nullcontext() if stands else pytest.raises(InputError, match="held by process")
+    with another(layout.root), refused:
+        assert verify_round.judge_again(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
+    assert verify_round.judge_again(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]

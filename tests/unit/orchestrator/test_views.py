@@ -1,0 +1,266 @@
+"""Views: functions of run.json and history, complete, and true."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.orchestrator import fork_graph, views
+from autoqec.orchestrator.attempts import is_finished, standings
+from autoqec.orchestrator.memory import RunMemory, Told
+from autoqec.orchestrator.round_recorder import deleted_row
+from autoqec.store.files import load_env
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.support import rounds
+
+ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
+
+
+def memory(tmp_path: Path, *rows: HistoryRow) -> RunMemory:
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.root.mkdir(parents=True)
+    history = History(layout)
+    history.write_info(rounds.info())
+    for row in rows:
+        layout.round(row.round).dir.mkdir(exist_ok=True)
+        history.append_row(row)
+    return RunMemory(layout.root)
+
+
+def figures(number: int, delta: float, flops: int, size: int, **more: Any) -> HistoryRow:
+    return rounds.row(
+        number, delta_vs_baseline_holdout=delta, judge_flops_per_syndrome=flops, judge_n_params=size, **more
+    )
+
+
+def ids(path: Path) -> list[str]:
+    return [entry["round_attempt_id"] for entry in json.loads(path.read_bytes())]
+
+
+def test_the_front_is_complete_and_its_preview_is_its_top(tmp_path: Path) -> None:
+    rows = [figures(n, 0.001 * n, 1000 * n, 100) for n in range(1, 9)]
+    rows.append(figures(9, 0.001, 5000, 100))  # dominated by round 1
+    found = memory(tmp_path, *rows)
+    assert [entry.round_attempt_id for entry in found.update_pareto()] == [f"attempt-{n}" for n in range(8, 0, -1)]
+    assert ids(found.layout.pareto) == [f"attempt-{n}" for n in range(8, 0, -1)]
+    assert ids(found.layout.preview) == ids(found.layout.pareto)[:5]
+
+
+def test_the_front_is_the_same_in_any_order() -> None:
+    rows = [figures(1, 0.002, 10, 10), figures(2, 0.003, 20, 10), figures(3, 0.001, 5, 10), figures(4, 0.001, 30, 30)]
+    fronts = {
+        tuple(entry.round_attempt_id for entry in views.verified_front(standings(order)))
+        for order in itertools.permutations(rows)
+    }
+    assert fronts == {("attempt-2", "attempt-1", "attempt-3")}
+
+
+def test_the_front_takes_the_judges_figures() -> None:
+    (entry,) = views.verified_front(standings([figures(1, 0.002, 77, 88)]))
+    assert (entry.delta_vs_baseline_holdout, entry.flops_per_syndrome, entry.n_params) == (0.002, 77, 88)
+
+
+@pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
+def test_only_verified_rounds_enter(verdict: str | None) -> None:
+    assert views.verified_front(standings([rounds.row(1, verify_verdict=verdict)])) == []
+
+
+def test_candidates_stand_apart_and_no_role_reads_them(tmp_path: Path) -> None:
+    found = memory(tmp_path, rounds.row(1, verify_verdict="SUSPICIOUS"), rounds.row(2))
+    env, _ = load_env(ENV)
+    before = found.l2_for_ideator(env, rounds.CONFIG)
+    RunMemory(found.layout.root, pareto_filename="candidate_pareto.json").update_pareto()
+    assert [entry["round"] for entry in json.loads(found.layout.candidates.read_bytes())] == [1]
+    found.layout.candidates.write_text("[1, 2, 3]")
+    assert found.l2_for_ideator(env, rounds.CONFIG) == before
+    assert [entry["round_attempt_id"] for entry in before["pareto"]] == ["attempt-2"]
+
+
+def test_views_come_back_byte_for_byte(tmp_path: Path) -> None:
+    found = memory(tmp_path, rounds.row(1), rounds.row(2, verify_verdict="FAILED"))
+    written = found.rebuild_views()
+    assert len(written) == 5 and found.rebuild_views() == [] and found.stale_views() == []
+    before = {path: path.read_bytes() for path in written}
+    for path in written:
+        path.unlink()
+    found.rebuild_views()
+    assert {path: path.read_bytes() for path in written} == before
+
+
+def test_a_deleted_branch_stays_on_the_front_but_cannot_be_forked(tmp_path: Path) -> None:
+    row = rounds.row(1)
+    found = memory(tmp_path, row, deleted_row(row, "attempt-1"))
+    env, _ = load_env(ENV)
+    (seen,) = found.l2_for_ideator(env, rounds.CONFIG)["history"]
+    assert seen["forkable"] is False
+    assert len(found.update_pareto()) == 1
+
+
+def test_the_ideator_knows_what_is_under_way(tmp_path: Path) -> None:
+    found = memory(tmp_path, rounds.row(1))
+    for line in (rounds.begun(1), rounds.planned(1), rounds.begun(2), rounds.planned(2)):
+        found.history.append_attempt(line)
+    env, _ = load_env(ENV)
+    assert [one["round"] for one in found.l2_for_ideator(env, rounds.CONFIG)["pending"]] == [2]
+
+
+def test_the_analyst_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = memory(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    view = found.l3_for_analyst("runs/x/round_1")
+    assert view["metrics_path"] == str(tmp_path / "runs/x/round_1/metrics.json")
+
+
+def test_the_log_says_what_happened(tmp_path: Path) -> None:
+    judged = {
+        "delta_holdout_low": 0.0005, "delta_holdout_high": 0.002, "relative_holdout": 0.3, "relative_holdout_low": 0.2,
+        "relative_holdout_high": 0.4, "holdout_shots": 10_000, "beats_panel": {"mwpm_correlated": False},
+    }  # fmt: skip
+    conflict = {
+        "status": "compose_conflict", "status_reason": "merge conflict", "branch": None, "commit_sha": None,
+        "verify_verdict": None, "verdict": "ignore", "conflicting_files": ("a/predecoder.yaml",),
+        "fork_from": ("exp/a", "exp/b"), "fork_from_canonical": "exp/a|exp/b", "compose_mode": "pure",
+    }  # fmt: skip
+    found = memory(tmp_path, rounds.row(1, **judged), rounds.row(2, **conflict), rounds.row(3, hypothesis="a\n## fake"))
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert text.count("\n## ") == 3, "a hypothesis cannot open a section"
+    assert text.index("**Summary.**") < text.index("\n## ") and "| 1 | `exp/" in text[: text.index("\n## ")]
+    for part in (
+        "3 rounds ended, 2 nominated; of these 2 VERIFIED",
+        "1 compose_conflict",
+        "Best verified: round 3",
+        "Δ_LER +1.00e-03 [+5.00e-04, +2.00e-03] a shot",
+        "30.0% [20.0, 40.0]",
+        "on 10000 fresh shots",
+        "not shown to be better than mwpm_correlated",
+        "both sides changed a/predecoder.yaml",
+    ):
+        assert part in text, text
+
+
+def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_path: Path) -> None:
+    beats = {"mwpm": True, "mwpm_correlated": False}
+    found = memory(tmp_path, figures(1, 0.002, 10, 10, beats_panel=beats, composition_verdict="interference"))
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert "holds on shots that nobody could have seen. Over mwpm_correlated none was shown." in text
+    assert "beside its parents on one more draw: interference." in text
+    head = text.partition("## Round")[0]
+    assert "| mwpm | 10 | 10 |" in head and "their figures prove nothing" in head
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [("compile_error", "can be built"), ("train_error", "nothing was learned")]
+)
+def test_the_log_claims_no_more_of_a_failure_than_is_known(tmp_path: Path, status: str, words: str) -> None:
+    row = rounds.row(1, status=status, status_reason="SLURM: PREEMPTED", verify_verdict=None)
+    found = memory(tmp_path, row)
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert words in text and "not tried again" not in text
+
+
+def test_a_weak_gain_with_evidence_is_not_called_nothing(tmp_path: Path) -> None:
+    """The sequential test may have found a gain whose size then was not shown to be enough."""
+    found = memory(tmp_path, figures(1, 0.002, 10, 10, verify_verdict="SUSPICIOUS", delta_holdout_low=-0.001))
+    found.append_log()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert "What the judge needs for a claim was not there" in text and "nor harm was shown" not in text
+
+
+def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"other\.json"):
+        RunMemory(tmp_path, pareto_filename="other.json")
+
+
+# ---- attempts and graph
+
+
+def test_numbers_are_never_used_again(tmp_path: Path) -> None:
+    found = memory(tmp_path)
+    assert found.next_round() == 1
+    for number in (1, 2):
+        found.history.append_attempt(rounds.begun(number))
+    assert found.next_round() == 3
+    found.layout.round(7).dir.mkdir()
+    found.history.append_row(rounds.row(7))
+    assert found.next_round() == 8
+
+
+def test_lost_rounds_do_not_count_as_finished() -> None:
+    lost = rounds.row(1, status="orphaned_branch", status_reason="x", verify_verdict=None)
+    assert not is_finished(lost) and is_finished(rounds.row(1))
+    assert not is_finished(deleted_row(rounds.row(1), "attempt-1"))
+
+
+def graph() -> dict[str, Any]:
+    one, two = rounds.branch(1), rounds.branch(2)
+    rows = [
+        rounds.row(1),
+        rounds.row(2, fork_from=one, fork_from_canonical=one, verify_verdict="FAILED"),
+        rounds.row(3, fork_from=(two, one), fork_from_canonical=f"{one}|{two}", compose_mode="pure"),
+    ]
+    return graph_of(rows)
+
+
+def graph_of(rows: list[HistoryRow]) -> dict[str, Any]:
+    told = Told()
+    for row in rows:
+        told.take(row)
+    value: dict[str, Any] = json.loads(fork_graph.text(rounds.info(), told.nodes.values(), told.tally.front()))
+    return value
+
+
+def test_the_graph_knows_parents_in_their_order() -> None:
+    value = graph()
+    parents = [(node["id"], node["parents"]) for node in value["nodes"]]
+    assert parents == [
+        ("baseline", []),
+        ("attempt-1", ["baseline"]),
+        ("attempt-2", ["attempt-1"]),
+        ("attempt-3", ["attempt-2", "attempt-1"]),
+    ]
+    assert value["front"] == ["attempt-3", "attempt-1"]
+
+
+def test_the_graph_is_drawn_as_a_tree() -> None:
+    drawn = fork_graph.draw(graph())
+    lines = [line for line, _ in drawn]
+    assert lines[0].startswith("baseline ")
+    assert [len(line) - len(line.lstrip(" │")) for line in lines[1:]] == [0, 3, 6]
+    assert "+ round 1" in lines[3] and lines[3].rstrip().endswith("*")
+    assert "ok · FAILED · Δ +2.00e-03" in lines[2]
+    assert [kind for _, kind in drawn] == ["baseline", "VERIFIED", "FAILED", "VERIFIED"]
+
+
+def test_the_graph_for_graphviz_cannot_be_broken_out_of() -> None:
+    value = graph()
+    assert fork_graph.dot(value).count("->") == 4 and fork_graph.dot(value).count("dashed") == 1
+    value["nodes"][1]["branch"] = 'exp/x/01-a"];\n  evil -> "'
+    text = fork_graph.dot(value)
+    assert text.count("\n") == fork_graph.dot(graph()).count("\n")
+    assert '01-a\\"]; evil -> \\"' in text
+
+
+def test_a_chain_of_thousands_is_drawn() -> None:
+    rows = [
+        rounds.row(n, fork_from=rounds.branch(n - 1) if n > 1 else "baseline",
+                   fork_from_canonical=rounds.branch(n - 1) if n > 1 else "baseline")
+        for n in range(1, 1500)
+    ]  # fmt: skip
+    assert len(fork_graph.draw(graph_of(rows))) == 1500
+
+
+def test_log_says_when_a_round_ran(tmp_path: Path) -> None:
+    times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z"}
+    found = memory(tmp_path, rounds.row(1), rounds.row(2, **times))
+    text = found.views()[found.layout.log]
+    assert "**When.** 2026-01-02 03:04:05 UTC, 90.0 s: training 2.0 s, evaluation 1.0 s." in text
+    assert text.count("**When.**") == 1, "rows without times say nothing of them"

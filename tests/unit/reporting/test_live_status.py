@@ -1,0 +1,78 @@
+"""live.json: what a run's process says to other terminals, and what becomes of it when words or disks are odd."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.reporting import live_status
+from autoqec.reporting.live_status import LiveFile, Plan
+from autoqec.store.layout import RunLayout
+
+COUNTS = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    found = RunLayout(tmp_path, "20250102-030405")
+    found.root.mkdir(parents=True)
+    return found
+
+
+def test_it_says_the_plan_and_each_round_and_is_gone_at_the_end(layout: RunLayout) -> None:
+    plan = Plan(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
+    with LiveFile(layout, plan, clock=iter(range(100)).__next__) as told:
+        assert live_status.read(layout).plan == plan
+        told("judge_test", {"round": 2, **COUNTS, "budget": 100_000, "secret": "no figure"})
+        told("lm_call", {"role": "ideator"})
+        told("training", {"round": 3, "phase": "training", "step": 4, "steps": 9, "loss": float("nan")})
+        said = live_status.read(layout).rounds
+        assert said[2] == {"kind": "judge_test", "phase": "judging", **COUNTS, "budget": 100_000}
+        assert said[3]["step"] == 4 and "no figure" not in layout.live.read_text(encoding="utf-8")
+        told("round_recorded", {"round": 2, "row": {}})
+        assert set(live_status.read(layout).rounds) == {3}
+    assert not layout.live.exists()
+
+
+def test_at_most_one_write_a_second(layout: RunLayout) -> None:
+    times = iter([0.0, 0.1, 0.2, 1.5, 1.6])
+    with LiveFile(layout, Plan(), clock=lambda: next(times)) as told:
+        seen = []
+        for step in (1, 2, 3):
+            told("training", {"round": 1, "step": step})
+            seen.append(live_status.read(layout).rounds.get(1, {}).get("step"))
+    assert seen == [None, None, 3]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"plan": 1}', '{"plan": {}, "rounds": {"x": {}}}', '{"plan": {}, "rounds": {"1": 2}}'],
+)
+def test_what_cannot_be_read_says_nothing(layout: RunLayout, text: str) -> None:
+    layout.live.write_text(text, encoding="utf-8")
+    assert live_status.read(layout) == live_status.Told(Plan(), {})
+
+
+def test_odd_words_in_the_plan_are_left_out(layout: RunLayout) -> None:
+    plan: dict[str, Any] = {"rounds": "many", "hours": True, "usd": 2.0, "sandbox": 7, "unknown": 1}
+    layout.live.write_text(json.dumps({"plan": plan, "rounds": {}}), encoding="utf-8")
+    assert live_status.read(layout).plan == Plan(usd=2.0)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into any directory")
+def test_a_directory_that_takes_no_file_costs_the_view_only(layout: RunLayout) -> None:
+    layout.root.chmod(0o500)
+    with LiveFile(layout, Plan()) as told:
+        told("training", {"round": 1, "step": 1})
+    layout.root.chmod(0o700)
+
+
+def test_a_file_that_cannot_be_replaced_costs_the_view_only(layout: RunLayout) -> None:
+    layout.live.mkdir()
+    with LiveFile(layout, Plan()) as told:
+        told("training", {"round": 1, "step": 1})
+    assert live_status.read(layout).rounds == {}

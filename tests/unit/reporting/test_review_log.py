@@ -1,0 +1,156 @@
+"""Findings of `review-log`: each kind on a run that shows it, none on one that does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.history import HistoryRow
+from autoqec.errors import InputError
+from autoqec.llm.base import Message, Request
+from autoqec.llm.ledger import Ledger, Metered
+from autoqec.llm.scripted import ScriptedLM
+from autoqec.orchestrator.memory import RunMemory
+from autoqec.reporting.review_log import Finding, review
+from autoqec.store import atomic
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.support import rounds
+
+Made = Callable[..., RunLayout]
+COUNTS = {"val_errors_plain": 120, "val_errors_predecoder": 118, "val_fixed": 20, "val_broken": 18}
+
+
+def config(**mlp: Any) -> dict[str, Any]:
+    return PredecoderDSL.model_validate({"type": "mlp", "mlp": mlp}).config()
+
+
+def unlike(number: int) -> dict[str, Any]:
+    """Configs of one family that differ from each other in at least three keys."""
+    training = {"learning_rate": 0.001 * number, "weight_decay": 0.001 * number, "finetune_gap": 3.0 + number}
+    made = {"type": "gnn", "gnn": {"hidden": 8 + number}, "training": training}
+    return PredecoderDSL.model_validate(made).config()
+
+
+def row(number: int, made: dict[str, Any] | None = None, **more: Any) -> HistoryRow:
+    made = unlike(number) if made is None else made
+    digest = PredecoderDSL.model_validate(made).sha256()
+    return rounds.row(number, **({"dsl_config": made, "dsl_config_sha256": digest, "verify_verdict": None,
+                                  "delta_vs_baseline_holdout": None} | more))  # fmt: skip
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    def make(*rows: HistoryRow, info: dict[str, Any] | None = None, logs: dict[int, str] | None = None) -> RunLayout:
+        layout = RunLayout(tmp_path, rounds.RUN_ID)
+        layout.root.mkdir(parents=True)
+        history = History(layout)
+        history.write_info(rounds.info(**(info or {})))
+        for one in rows:
+            layout.round(one.round).dir.mkdir(exist_ok=True)
+            history.append_row(one)
+        for number, text in (logs or {}).items():
+            layout.round(number).train_log.write_text(text, encoding="utf-8")
+        RunMemory(layout.root).rebuild_views()
+        return layout
+
+    return make
+
+
+def kinds(layout: RunLayout) -> dict[str, Finding]:
+    return {finding.kind: finding for finding in review(layout)}
+
+
+def test_a_run_without_faults_tells_its_budget_and_nothing_else(made: Made) -> None:
+    found = kinds(made(row(1), row(2)))
+    assert set(found) == {"budget"}
+    assert "6 s of training and judging" in found["budget"].what and "not nominated 100%" in found["budget"].what
+
+
+def test_no_such_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        review(RunLayout(tmp_path, rounds.RUN_ID))
+
+
+def test_repeats_are_named_and_lost_rounds_are_none(made: Made) -> None:
+    lost = row(4, unlike(3), status="orphaned_branch", status_reason="it died", delta_ler=None, checkpoint_path=None)
+    found = kinds(made(row(1), row(2, unlike(1)), row(3), lost))
+    assert found["repeat"].rounds == (1, 2) and found["repeat"].weight == "warning"
+    assert found["lost"].rounds == (4,)
+
+
+def test_a_stuck_neighbourhood_is_close_and_brings_nothing(made: Made) -> None:
+    near = [row(number, config(hidden=100 + number), delta_ler=0.001) for number in range(2, 8)]
+    found = kinds(made(row(1, config(hidden=100), delta_ler=0.005), *near))
+    assert found["stuck"].rounds == (2, 3, 4, 5, 6, 7) and "round 1" in found["stuck"].what
+
+
+def test_far_moves_or_progress_are_not_stuck(made: Made) -> None:
+    far = [row(number, delta_ler=0.001) for number in range(2, 8)]
+    assert "stuck" not in kinds(made(row(1, config(), delta_ler=0.005), *far))
+
+
+def test_progress_is_not_stuck(made: Made) -> None:
+    assert "stuck" not in kinds(made(*(row(number, config(hidden=100 + number)) for number in range(1, 8))))
+
+
+def test_failures_are_grouped_by_reason_whatever_the_figures(made: Made) -> None:
+    def failed(number: int, reason: str) -> HistoryRow:
+        return row(number, status="compile_error", status_reason=reason, delta_ler=None, checkpoint_path=None)
+
+    layout = made(row(1), failed(2, "n_params = 300 exceeds 200"), failed(3, "n_params = 901 exceeds 200"))
+    finding = kinds(layout)["failure"]
+    assert finding.rounds == (2, 3) and finding.weight == "warning"
+    assert finding.see == (f"runs/{rounds.RUN_ID}/round_2/metrics.json", f"runs/{rounds.RUN_ID}/round_3/metrics.json")
+
+
+FALLING = "".join(f"{step}\t{1 - step / 200}\n" for step in range(100))
+FLAT = "".join(f"{step}\t1.0\n" for step in range(100))
+
+
+def test_a_loss_that_falls_without_effect(made: Made) -> None:
+    rows = [row(number, **COUNTS) for number in (1, 2, 3)]
+    better = row(4, **COUNTS | {"val_errors_predecoder": 60, "val_fixed": 62, "val_broken": 2})
+    finding = kinds(made(*rows, better, logs={1: FALLING, 2: FALLING, 3: FLAT, 4: FALLING}))["loss-without-effect"]
+    assert finding.rounds == (1, 2) and "4000 val shots" in finding.what
+
+
+def test_val_gains_that_fresh_shots_deny(made: Made) -> None:
+    judged = {"verify_verdict": "SUSPICIOUS", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
+    found = kinds(made(row(1, delta_ler=0.004, **judged), row(2, delta_ler=0.004, **judged), row(3)))
+    assert found["overfit-val"].rounds == (1, 2) and "keep 10% of it" in found["overfit-val"].what
+    assert found["undecided"].rounds == (1, 2)
+
+
+def test_verified_branches_that_nobody_built_on(made: Made) -> None:
+    verified = {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 0.001}
+    used = row(2, **verified)
+    child = row(3, fork_from=used.branch, fork_from_canonical=used.branch)
+    found = kinds(made(row(1, **verified), used, child, row(4), row(5)))
+    assert found["idle-branch"].rounds == (1,)
+
+
+def test_rounds_that_a_silent_model_left_to_the_search(made: Made) -> None:
+    rows = (row(1, ideator_source="llm some-model"), row(2, ideator_source="tpe 1"))
+    assert kinds(made(*rows, info={"ideator": "llm"}))["silent-model"].rounds == (2,)
+
+
+def test_a_log_that_misses_rounds(made: Made) -> None:
+    layout = made(row(1), row(2))
+    text = layout.log.read_text(encoding="utf-8")
+    layout.log.write_text(text[: text.index("## Round 2")], encoding="utf-8")
+    assert kinds(layout)["stale-log"].rounds == (2,)
+
+
+def test_the_budget_names_judge_and_model(made: Made) -> None:
+    layout = made(row(1), row(2, verify_verdict="SUSPICIOUS"))
+    atomic.write_text(layout.round(2).report_json, json.dumps({"judge_wallclock_s": 12.0}))
+    lm = Metered(ScriptedLM(["hello"]), Ledger(layout.ledger))
+    lm.complete(Request(messages=(Message(role="user", content="hi"),)))
+    what = kinds(layout)["budget"].what
+    assert "18 s" in what and "the judge 67%" in what and "1 model calls (0 failed)" in what and "$0.0000" in what

@@ -1,0 +1,105 @@
+"""Training over ranks: real processes and gloo, on one machine."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+from typing import Any
+
+import pytest
+
+from autoqec.errors import InputError, RoundFailed
+from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
+from autoqec.runner.logger import TrainLogger
+from autoqec.store.layout import RoundLayout
+
+from .loops_support import Make, difference
+
+
+def rows(layout: RoundLayout) -> list[dict[str, str]]:
+    with layout.progress.open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def loop_of(kind: type, make: Make, layout: RoundLayout, **more: Any) -> Any:
+    agent, sampler, algo = make()
+    settings: dict[str, Any] = {"n_steps": 512, "log_interval_steps": 128, "logger": TrainLogger(layout), **more}
+    if kind is not MinibatchRl:
+        settings = {"build": make, "world_size": 2, **settings}
+    return kind(agent=agent, sampler=sampler, algo=algo, **settings)
+
+
+def test_two_ranks_are_one_rank_with_a_double_batch(layout: RoundLayout, tmp_path: Any) -> None:
+    pair = loop_of(SyncRl, Make("fixed", batch_size=32), layout)
+    pair.train()
+    (tmp_path / "alone").mkdir()
+    alone_layout = RoundLayout(tmp_path / "alone", 1)
+    alone = loop_of(MinibatchRl, Make("fixed", batch_size=64), alone_layout)
+    start = alone.agent.state_dict()
+    alone.train()
+    assert difference(start, alone.agent.state_dict()) > 1e-3, "something was learnt"
+    assert difference(pair.agent.state_dict(), alone.agent.state_dict()) < 1e-6
+    assert pair.logger.losses == pytest.approx(alone.logger.losses, rel=1e-5), "the effective batch's loss"
+    last, same = rows(layout)[-1], rows(alone_layout)[-1]
+    assert pair.sampler.batch_size == 32 and last["EffectiveBatchSize"] == "64", "never adjusted, only counted"
+    assert last["LearningRate"] == same["LearningRate"] == "0.05"
+    assert (last["Ranks"], last["CumCompletedTrajs"], last["CumSteps"]) == ("2", "512", "512")
+    assert last["Cores"].isdigit()
+    for name in ("DetectionsAverage", "StepsInTrajWindow"):
+        assert float(last[name]) == pytest.approx(float(same[name])), "both ranks' trajectories reach the diagnostics"
+    assert not multiprocessing.active_children()
+
+
+def test_only_the_first_rank_evaluates_and_more_ranks_than_cores_are_allowed(layout: RoundLayout) -> None:
+    """The others' sampler would raise if it were asked: see Troubled.evaluate_agent."""
+    make = Make("edges")
+    trio = loop_of(SyncRlEval, make, layout, world_size=3, n_steps=96 * 3, log_interval_steps=96)
+    trio.train()
+    table = rows(layout)
+    assert [row["Iteration"] for row in table] == ["0", "1", "2", "3"]
+    assert all(row["TrajsInEval"] == "100" and row["Ranks"] == "3" for row in table)
+    assert table[-1]["CumCompletedTrajs"] == str(96 * 3) and table[-1]["EffectiveBatchSize"] == "96"
+
+
+def test_a_killed_rank_ends_the_others_and_is_named(layout: RoundLayout) -> None:
+    pair = loop_of(SyncRl, Make("edges", settings={"trouble": "die"}), layout)
+    with pytest.raises(RoundFailed, match=r"rank 1 \(process \d+\) was ended by signal 9") as failure:
+        pair.train()
+    assert failure.value.status == "train_error" and not multiprocessing.active_children()
+    assert 0 < len(pair.logger.losses) <= 4, "it fell at the fourth batch"
+
+
+def test_nccl_without_a_gpu_is_refused_before_anything_starts(layout: RoundLayout) -> None:
+    with pytest.raises(InputError, match="nccl backend needs a GPU for rank 0, and torch sees 0.*backend: gloo"):
+        loop_of(SyncRl, Make("edges"), layout, backend="nccl")
+
+
+def test_start_up_comes_before_any_process(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Stop(Exception):
+        pass
+
+    def stop(self: Any, name: str, *args: Any) -> None:
+        calls.append(f"start {name}")
+        raise Stop
+
+    pair = loop_of(SyncRl, Make("edges"), layout)
+    for owner, name in (
+        (pair.sampler, "initialize"), (pair.agent, "to_device"), (pair.agent, "data_parallel"),
+        (pair.algo, "initialize"),
+    ):  # fmt: skip
+        original = getattr(owner, name)
+
+        def called(*args: Any, _do: Any = original, _name: str = f"{type(owner).__name__}.{name}", **named: Any) -> Any:
+            calls.append(_name)
+            return _do(*args, **named)
+
+        monkeypatch.setattr(owner, name, called)
+    monkeypatch.setattr("autoqec.runner.process_group.Team.start", stop)
+    with pytest.raises(Stop):
+        pair.train()
+    assert calls == [
+        "Troubled.initialize", "PredecoderAgent.to_device", "PredecoderAgent.data_parallel",
+        "SupervisedEdges.initialize", "start rank 1",
+    ]  # fmt: skip

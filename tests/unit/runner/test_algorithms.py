@@ -1,0 +1,146 @@
+"""Losses by hand, the schedule, passes of bounded memory, and that training through the matching learns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from autoqec.qec import sampling
+from autoqec.qec.logical_classes import TwoClassMatcher
+from autoqec.qec.problem import Problem
+from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.algorithms import GradientAlgo, SupervisedEdges, ThroughMatching
+from autoqec.runner.samplers import Samples
+
+from .conftest import make_agent
+
+
+def labelled(problem: Problem, n: int, seed: int = 1) -> Samples:
+    drawn = sampling.LabelledSampler(problem, seed).draw(n)
+    return Samples(drawn.detections, drawn.observables, drawn.edges)
+
+
+def stirred(problem: Problem, seed: int = 2, by: float = 0.1) -> PredecoderAgent:
+    """An agent whose outputs are not just the priors."""
+    agent = make_agent(problem)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for value in agent.parameters():
+            value.data += by * torch.randn_like(value)
+    return agent
+
+
+def ready(algo: GradientAlgo, agent: PredecoderAgent, n_itr: int = 100, batch_size: int = 64) -> Any:
+    algo.initialize(agent, n_itr=n_itr, batch_size=batch_size)
+    return algo
+
+
+@pytest.mark.parametrize("variant", ["bce", "focal", "weighted_bce"])
+def test_supervised_losses_by_hand(problem: Problem, variant: str) -> None:
+    agent, samples = stirred(problem), labelled(problem, 64)
+    algo = ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0, loss=variant), agent)
+    chance = 1 / (1 + np.exp(-agent.infer(samples.detections).astype(float)))
+    assert samples.edges is not None
+    of_truth = np.where(samples.edges == 1, chance, 1 - chance)
+    weight = {
+        "bce": np.ones_like(chance),
+        "focal": (1 - of_truth) ** 2,
+        "weighted_bce": np.where(samples.edges == 1, 2.0, 1.0),
+    }[variant]
+    by_hand = -(weight * np.log(of_truth)).sum() / 64
+    assert algo.optimize_agent(0, samples)["loss"] == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_through_matching_by_hand(problem: Problem) -> None:
+    agent, samples = stirred(problem), labelled(problem, 64)
+    algo = ready(ThroughMatching(problem, learning_rate=1e-3), agent)
+    z = agent.infer(samples.detections)
+    calm, flipped = TwoClassMatcher(problem).solutions(samples.detections, z)
+    logit = (-z * (calm.astype(float) - flipped)).sum(1)  # weight(calm) - weight(flipped)
+    truth = samples.observables[:, 0]
+    by_hand = np.logaddexp(0, np.where(truth, -logit, logit)).mean()
+    found = algo.optimize_agent(0, samples)
+    assert found["loss"] == pytest.approx(by_hand, rel=1e-4)
+    assert found["alpha"] == pytest.approx(1.0)
+    assert found["wrong"] == pytest.approx(((logit > 0) != truth).mean())
+    assert algo.log_alpha.item() != 0, "the scale is learned"
+
+
+@pytest.mark.parametrize("kind", ["supervised", "matching"])
+def test_passes_of_bounded_memory_add_up_to_the_whole_batch(problem: Problem, kind: str) -> None:
+    samples = labelled(problem, 48)
+    results = []
+    for per_pass in (48, 7):
+        agent = stirred(problem)
+        agent.shots_per_pass = per_pass
+        algo = (
+            SupervisedEdges(learning_rate=1e-3, weight_decay=0.0)
+            if kind == "supervised"
+            else ThroughMatching(problem, learning_rate=1e-3)
+        )
+        info = ready(algo, agent, batch_size=48).optimize_agent(0, samples)
+        results.append((info, torch.cat([value.grad.flatten() for value in agent.parameters()])))
+    assert results[0][0] == pytest.approx(results[1][0], rel=1e-4)
+    assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
+
+
+def test_no_pass_is_larger_than_the_cost_allows(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = PredecoderAgent.__call__
+
+    def watch(self: PredecoderAgent, detections: np.ndarray) -> torch.Tensor:
+        sizes.append(len(detections))
+        return original(self, detections)
+
+    monkeypatch.setattr(PredecoderAgent, "__call__", watch)
+    model = make_agent(problem).model
+    agent = PredecoderAgent(model, flops_per_syndrome=2_000_000)
+    whole = labelled(problem, 500)
+    agent.infer(whole.detections)
+    ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0), agent).optimize_agent(0, whole)
+    assert max(sizes) <= 50 and sum(sizes) == 1000
+
+
+def test_a_pass_has_shots_enough_to_share_its_weights_and_operations_among(problem: Problem) -> None:
+    wide = make_agent(problem, config={"type": "mlp", "mlp": {"hidden": 2048, "depth": 3}})
+    weights = sum(value.numel() for value in wide.parameters())
+    assert 200 <= wide.shots_per_pass <= 256 < 512, "two flops a weight and shot, 512 of them"
+    assert PredecoderAgent(wide.model, 2 * weights).shots_per_pass == 256
+    assert PredecoderAgent(make_agent(problem).model, 10**10).shots_per_pass == 8
+
+
+def test_the_schedule_warms_up_by_shots_and_falls_along_a_cosine(agent: PredecoderAgent) -> None:
+    algo = ready(SupervisedEdges(learning_rate=1e-2, weight_decay=0.0), agent, n_itr=10_000, batch_size=100)
+    factors = [algo.schedule(itr) for itr in range(10_000)]
+    assert factors[0] == pytest.approx(0.02, rel=0.01)
+    assert factors[250] == pytest.approx(0.52, rel=0.01), "half of 50 000 shots"
+    assert max(factors) == pytest.approx(1.0, abs=0.01)
+    assert factors[5000] == pytest.approx(0.503) and 0 < factors[-1] < 0.0031
+    short = ready(SupervisedEdges(learning_rate=1e-2, weight_decay=0.0), agent, n_itr=100, batch_size=10)
+    assert max(short.schedule(itr) for itr in range(100)) > 0.9, "a short training does not drown in warm-up"
+
+
+def test_training_through_the_matching_lowers_its_loss_on_shots_it_has_not_seen(problem: Problem) -> None:
+    agent = stirred(problem, by=0.2)
+    algo = ready(ThroughMatching(problem, learning_rate=3e-3), agent, n_itr=40)
+    unseen = labelled(problem, 512, seed=9)
+
+    def held_out() -> float:
+        with torch.no_grad():
+            return float(algo.loss(unseen, len(unseen))[0])
+
+    before = held_out()
+    stream = labelled(problem, 40 * 64)
+    for itr in range(40):
+        algo.optimize_agent(itr, stream[slice(itr * 64, itr * 64 + 64)])
+    assert held_out() < 0.96 * before
+
+
+def test_supervised_training_needs_edge_labels(problem: Problem, agent: PredecoderAgent) -> None:
+    algo = ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0), agent)
+    with pytest.raises(ValueError, match="edge labels"):
+        algo.optimize_agent(0, replace(labelled(problem, 8), edges=None))

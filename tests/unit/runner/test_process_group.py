@@ -1,0 +1,131 @@
+"""Processes that live and die together. Members here are light: they load no torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoqec.errors import RoundFailed
+from autoqec.runner.process_group import Team
+from autoqec.runner.shared_memory import Mutex, SharedArray, Tokens
+
+ROOT = Path(__file__).parents[3]
+LEADER = """
+import sys, time
+from tests.unit.runner.test_process_group import start_sleepers
+if __name__ == "__main__":
+    team = start_sleepers()
+    print(*team.pids.values(), flush=True)
+    time.sleep(60)
+"""
+
+
+def sleeper(member: Any, trouble: str = "") -> None:
+    member.ready()
+    if trouble == "raise":
+        raise RoundFailed("killed_by_safety", "the loss is not finite at step 3")
+    if trouble == "leave":
+        os._exit(0)
+    time.sleep(60)
+
+
+def start_sleepers(*troubles: str) -> Team:
+    team = Team()
+    for number, trouble in enumerate(troubles or ("", "")):
+        team.start(f"sampler {number}", sleeper, trouble)
+    return team
+
+
+def add_up(member: Any, numbers: SharedArray, lock: Mutex, go: Tokens, done: Tokens) -> None:
+    member.ready()
+    go.get()
+    for _ in range(200):
+        with lock:
+            held = numbers.array[1]
+            time.sleep(0)
+            numbers.array[1] = held + 1
+    done.put(7)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 30
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(alive, pids))
+
+
+def test_arrays_tokens_and_mutexes_are_shared_and_leave_no_file() -> None:
+    before = set(os.listdir("/dev/shm"))
+    numbers, lock, go, done = SharedArray((3,), np.int64), Mutex(), Tokens(), Tokens()
+    team = Team()
+    for number in range(2):
+        team.start(f"adder {number}", add_up, numbers, lock, go, done)
+    team.await_ready()
+    go.put()
+    go.put()
+    team.join()
+    assert (done.get(), done.get(), done.get(timeout=0.01)) == (7, 7, None)
+    assert list(numbers.array) == [0, 400, 0], "no sum was lost"
+    team.close()
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_member_that_fails_gives_its_reason_and_the_others_are_ended() -> None:
+    team = start_sleepers("", "raise")
+    with pytest.raises(RoundFailed, match="sampler 1: the loss is not finite at step 3") as failure:
+        team.join()
+    assert failure.value.status == "killed_by_safety"
+    team.close()
+    assert not any(map(alive, team.pids.values()))
+
+
+def test_a_member_that_is_killed_is_named_with_its_signal() -> None:
+    team = start_sleepers()
+    team.await_ready()
+    victim = team.pids["sampler 0"]
+    os.kill(victim, signal.SIGKILL)
+    cause = team.blame(RuntimeError("connection closed by peer"))
+    assert str(cause) == f"sampler 0 (process {victim}) was ended by signal 9."
+    team.close()
+    assert not any(map(alive, team.pids.values()))
+    own = RoundFailed("train_error", "mine")
+    assert team.blame(own) is own
+
+
+def test_a_member_that_leaves_in_good_order_before_its_work_is_done_is_named() -> None:
+    team = start_sleepers("", "leave")
+    with pytest.raises(RoundFailed, match=r"sampler 1 \(process \d+\) was ended by status 0"):
+        team.join()
+    team.close()
+    assert not any(map(alive, team.pids.values()))
+
+
+def test_nobody_outlives_a_leader_that_is_killed() -> None:
+    leader = subprocess.Popen([sys.executable, "-c", LEADER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert leader.stdout is not None
+    pids = [int(pid) for pid in leader.stdout.readline().split()]
+    assert len(pids) == 2 and all(map(alive, pids))
+    leader.kill()
+    leader.wait()
+    leader.stdout.close()
+    assert gone(pids)
+
+
+def test_shared_memory_that_is_not_to_be_had_is_said_in_one_sentence() -> None:
+    with pytest.raises(RoundFailed, match=r"shared memory are not to be had .*Mend: lower `training.replay.shots`"):
+        SharedArray((2**60,), np.uint8)

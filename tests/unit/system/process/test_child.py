@@ -1,0 +1,264 @@
+"""Children: what they see, what they may use, and that nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from autoqec.errors import DiskFailed, InputError, Interrupted
+from autoqec.system.process import child, procfs
+from autoqec.system.process.child import Limits, Result
+
+
+def run(code: str, directory: Path, limits: Limits | None = None, **more: object) -> Result:
+    argv = [sys.executable, "-I", "-S", "-c", textwrap.dedent(code)]
+    limits = limits or Limits(wallclock_s=60)
+    return child.run(argv, cwd=directory, limits=limits, stdout=directory / "log", **more)  # type: ignore[arg-type]
+
+
+def gone(pid: int) -> bool:
+    return procfs.start_time(pid) is None
+
+
+def wait_for(condition: object, seconds: float = 20) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.02)
+    return False
+
+
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.closerange(0, 3)
+        with open("daemon.tmp", "w") as out:
+            out.write(str(os.getpid()))
+        os.rename("daemon.tmp", "daemon")
+        time.sleep(600)
+    os._exit(0)
+while not os.path.exists("daemon"):
+    time.sleep(0.01)
+"""
+
+
+def daemon(directory: Path) -> int:
+    return int((directory / "daemon").read_text())
+
+
+# ---- ends
+
+
+def test_output_and_status_come_back(tmp_path: Path) -> None:
+    result = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)", tmp_path)
+    assert (result.returncode, result.killed) == (7, None)
+    assert sorted((tmp_path / "log").read_text().split()) == ["err", "out"]
+    assert result.cpu_s > 0 and result.rss_peak_gb > 0
+
+
+def test_a_second_run_adds_to_the_log(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        run(f"print({word!r})", tmp_path)
+    assert (tmp_path / "log").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signal_is_told_apart_from_a_status(tmp_path: Path, number: int) -> None:
+    assert run(f"import os; os.kill(os.getpid(), {int(number)})", tmp_path).returncode == -number
+
+
+def test_what_cannot_be_started(tmp_path: Path) -> None:
+    result = child.run(["no-such-program"], cwd=tmp_path, limits=Limits(60), stdout=tmp_path / "log")
+    assert result.returncode == 127 and "no-such-program" in (tmp_path / "log").read_text()
+    with pytest.raises(InputError):
+        child.run(["true"], cwd=tmp_path / "nowhere", limits=Limits(60), stdout=tmp_path / "log")
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    with pytest.raises(DiskFailed):
+        child.run(["true"], cwd=tmp_path, limits=Limits(60), stdout=tmp_path / "link")
+
+
+# ---- limits
+
+
+def test_wall_clock(tmp_path: Path) -> None:
+    result = run("import time; time.sleep(600)", tmp_path, Limits(wallclock_s=0.5))
+    assert result.returncode == -9 and result.killed is not None and result.killed.startswith("wall clock")
+    assert "> 0.5 s" in result.killed
+
+
+def test_memory_of_the_whole_tree(tmp_path: Path) -> None:
+    code = """
+    import os, time
+    for _ in range(3):
+        if os.fork() == 0:
+            held = bytearray(b"x" * 80_000_000)
+            time.sleep(600)
+    time.sleep(600)
+    """
+    result = run(code, tmp_path, Limits(wallclock_s=60, memory_gb=0.2))
+    assert result.killed is not None and result.killed.startswith("memory") and "> 0.2 GB" in result.killed
+    assert result.rss_peak_gb > 0.2
+
+
+def test_processes(tmp_path: Path) -> None:
+    code = "import os, time\nfor _ in range(6):\n    os.fork() or time.sleep(600)\ntime.sleep(600)"
+    result = run(code, tmp_path, Limits(wallclock_s=60, processes=4))
+    assert result.killed is not None and result.killed.endswith("> 4")
+
+
+def test_a_fork_bomb_is_put_out(tmp_path: Path) -> None:
+    code = """
+    import os, time
+    open("pids", "a").write(f"{os.getpid()}\\n")
+    while True:
+        try:
+            if os.fork() == 0:
+                open("pids", "a").write(f"{os.getpid()}\\n")
+        except OSError:
+            pass
+        time.sleep(0.05)
+    """
+    result = run(code, tmp_path, Limits(wallclock_s=60, processes=40))
+    assert result.killed is not None and result.killed.startswith("processes")
+    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+
+
+def test_disk_of_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    code = """
+    import os, time
+    for n in range(10):
+        with open(f"out/{n}", "wb") as out:
+            out.write(os.urandom(900_000))
+    time.sleep(600)
+    """
+    result = run(code, tmp_path, Limits(wallclock_s=60, disk_mb=4, disk_dir=tmp_path / "out"))
+    assert result.killed is not None and result.killed.startswith("disk") and result.killed.endswith("> 4 MB")
+
+
+def test_one_file_cannot_outgrow_the_disk_limit(tmp_path: Path) -> None:
+    code = "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nopen('big', 'wb').write(bytes(3_000_000))"
+    assert run(code, tmp_path, Limits(wallclock_s=60, disk_mb=1)).returncode == 1
+    assert (tmp_path / "big").stat().st_size <= 1_000_000
+
+
+def test_core_dumps_and_descriptors(tmp_path: Path) -> None:
+    code = "import resource as r; print(r.getrlimit(r.RLIMIT_CORE), r.getrlimit(r.RLIMIT_NOFILE))"
+    run(code, tmp_path, Limits(wallclock_s=60, nofile=64))
+    assert (tmp_path / "log").read_text().strip() == "(0, 0) (64, 64)"
+
+
+# ---- nobody is left behind
+
+
+def test_a_daemon_ends_with_the_child_that_started_it(tmp_path: Path) -> None:
+    assert run(DAEMON, tmp_path).returncode == 0
+    assert gone(daemon(tmp_path))
+
+
+def test_a_daemon_ends_when_a_limit_breaks(tmp_path: Path) -> None:
+    result = run(DAEMON + "\ntime.sleep(600)", tmp_path, Limits(wallclock_s=1))
+    assert result.killed is not None and gone(daemon(tmp_path))
+
+
+def test_everything_ends_when_this_process_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from autoqec.system import child
+here = Path({str(tmp_path)!r})
+argv = [sys.executable, "-I", "-S", "-c", {DAEMON + "time.sleep(600)"!r}]
+child.run(argv, cwd=here, limits=child.Limits(600), stdout=here / "log")
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    assert wait_for((tmp_path / "daemon").exists)
+    below = procfs.tree(parent.pid)[1:] + [daemon(tmp_path)]
+    assert len(below) >= 3
+    parent.kill()
+    parent.wait()
+    assert wait_for(lambda: all(gone(pid) for pid in below))
+
+
+def test_an_exception_from_on_tick_ends_the_child(tmp_path: Path) -> None:
+    def stop(seconds: float) -> None:
+        if (tmp_path / "daemon").exists():
+            raise Interrupted("Ctrl-C")
+
+    with pytest.raises(Interrupted):
+        run(DAEMON + "\ntime.sleep(600)", tmp_path, on_tick=stop)
+    assert gone(daemon(tmp_path))
+
+
+# ---- what it sees
+
+
+def test_the_environment_is_a_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "GIT_DIR", "PYTHONPATH", "PYTHONSTARTUP", "WHATEVER"):
+        monkeypatch.setenv(name, "leaked")
+    run("import os\nfor name in sorted(os.environ): print(name, os.environ[name])", tmp_path, env={"MINE": "yes"})
+    seen = dict(line.split(" ", 1) for line in (tmp_path / "log").read_text().splitlines())
+    assert "leaked" not in seen.values()
+    assert seen["MINE"] == "yes" and seen["OMP_NUM_THREADS"] == "1" and seen["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert seen["PATH"] == os.environ["PATH"]
+
+
+def test_the_environment_asked_for_wins(tmp_path: Path) -> None:
+    run("import os; print(os.environ['OMP_NUM_THREADS'])", tmp_path, env={"OMP_NUM_THREADS": "4"})
+    assert (tmp_path / "log").read_text() == "4\n"
+
+
+def test_no_descriptor_of_ours_is_open_in_it(tmp_path: Path) -> None:
+    with open(tmp_path / "secret", "w") as secret:
+        os.set_inheritable(secret.fileno(), True)
+        run("import os; print(os.listdir('/proc/self/fd'))", tmp_path)
+    assert len(eval((tmp_path / "log").read_text())) == 4  # 0, 1, 2 and the listing's own
+
+
+# ---- pipes
+
+
+def test_a_started_child_speaks_through_pipes(tmp_path: Path) -> None:
+    with child.start(["cat"], cwd=tmp_path, limits=Limits(60), stderr=tmp_path / "err") as process:
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"hello\n"
+        assert process.poll() is None
+        process.stdin.close()
+        assert process.stdout.read() == b""
+        result = process.wait(30)
+    assert result is not None and result.returncode == 0
+
+
+def test_pass_fds_reach_the_child_and_close_with_it(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    argv = [sys.executable, "-I", "-S", "-c", f"import os; os.write({writing}, b'hi')"]
+    with child.start(argv, cwd=tmp_path, limits=Limits(60), stderr=tmp_path / "err", pass_fds=[writing]) as process:
+        os.close(writing)
+        with os.fdopen(reading, "rb") as stream:
+            assert stream.read() == b"hi"  # ends: nobody else keeps the other end open
+        process.wait(30)
+
+
+def test_limits_hold_while_we_wait_on_a_pipe(tmp_path: Path) -> None:
+    with child.start(["sleep", "600"], cwd=tmp_path, limits=Limits(0.3), stderr=tmp_path / "err") as process:
+        assert process.stdout.read() == b""
+        result = process.wait(30)
+    assert result is not None and result.killed is not None and result.returncode == -9
+
+
+def test_leaving_the_block_ends_the_child(tmp_path: Path) -> None:
+    argv = [sys.executable, "-I", "-S", "-c", DAEMON + "\nprint('up', flush=True)\ntime.sleep(600)"]
+    with child.start(argv, cwd=tmp_path, limits=Limits(600), stderr=tmp_path / "err") as process:
+        assert process.stdout.readline() == b"up\n"
+    assert gone(process.pid) and gone(daemon(tmp_path))
+    assert process.kill().returncode == -9

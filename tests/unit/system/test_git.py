@@ -1,0 +1,479 @@
+"""git through one door: real repositories, hostile settings, rival writers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoqec.errors import DiskFailed, InputError
+from autoqec.system.git import GitFailed, MergeConflict, RefUpdate, Repo
+from autoqec.system.git.lock import locked
+
+BRANCH = "exp/20260101-000000/01-wider"
+
+
+def git(root: Path, *arguments: str) -> str:
+    """The user's own git, with an identity."""
+    who = ["-c", "user.name=u", "-c", "user.email=u@x", "-c", "protocol.file.allow=always"]
+    return subprocess.run(["git", *who, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+
+
+def grow(repo: Repo, number: int, **files: str) -> tuple[Path, str]:
+    """A worktree on a new branch of HEAD with one commit; its path and sha."""
+    path = repo.root / ".worktrees" / f"exp-r-{number:02d}"
+    repo.worktree_add(path, f"exp/r/{number:02d}-x", repo.head_sha())
+    for name, text in files.items():
+        (path / f"{name}.txt").write_text(text)
+    return path, repo.commit(path, [f"{name}.txt" for name in files], f"round {number}")
+
+
+# ---- discovery
+
+
+def test_discover_finds_the_main_work_tree_from_anywhere(repo: Repo) -> None:
+    worktree, _ = grow(repo, 1, base="x")
+    for place in (repo.root, repo.root / "surface", worktree, worktree / "surface"):
+        found = Repo.discover(place)
+        assert (found.root, found.common) == (repo.root, repo.common)
+
+
+def test_discover_says_what_is_missing(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(InputError, match="autoqec init"):
+            Repo.discover(place)
+    git(tmp_path, "init", "-q", "--bare", "bare.git")
+    with pytest.raises(InputError):
+        Repo.discover(tmp_path / "bare.git")
+    git(tmp_path, "init", "-q", "--object-format=sha256", "long")
+    with pytest.raises(InputError, match="sha256"):
+        Repo.discover(tmp_path / "long")
+
+
+def test_discover_believes_no_variables_of_ours(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q", "other")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
+    found = Repo.discover(repo.root)
+    assert found.root == repo.root and found.head_sha() == repo.head_sha()
+
+
+def test_an_empty_repository(tmp_path: Path) -> None:
+    repo = Repo.init(tmp_path)
+    assert not repo.has_commits() and repo.head_ref() == "main"
+    with pytest.raises(InputError, match="no commit"):
+        repo.head_sha()
+
+
+def test_works_without_any_identity(repo: Repo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("EMAIL", raising=False)
+    _, sha = grow(repo, 1, base="x")
+    assert git(repo.root, "show", "-s", "--format=%an <%ae> %cn", sha).strip() == "AutoQEC <autoqec@localhost> AutoQEC"
+
+
+# ---- reading
+
+
+def test_heads_and_revisions(repo: Repo) -> None:
+    sha = repo.head_sha()
+    assert repo.head_ref() == "main" and repo.rev_parse("main") == sha
+    assert repo.rev_parse("nothing") is None and repo.rev_parse("--all") is None
+    git(repo.root, "checkout", "-q", "--detach")
+    assert repo.head_ref() is None and repo.head_sha() == sha
+
+
+def test_refs_below_a_prefix(repo: Repo) -> None:
+    _, sha = grow(repo, 1, base="x")
+    assert repo.refs("refs/heads/exp") == {"refs/heads/exp/r/01-x": sha}
+    assert repo.refs("refs/heads/exp/r/") == {"refs/heads/exp/r/01-x": sha}
+    assert repo.refs("refs/heads/ex") == {}
+
+
+def test_files_of_a_commit(repo: Repo) -> None:
+    (repo.root / "link").symlink_to("base.txt")
+    sha = repo.commit_all("A link")
+    assert repo.show_file(sha, "surface/a.py") == b"a = 1\n"
+    assert repo.show_file(sha, "surface") is None
+    assert repo.show_file(sha, "nothing") is None
+    assert repo.show_file(sha, "link") is None
+    assert {entry.path: entry.mode for entry in repo.ls_tree(sha)}["link"] == "120000"
+    with pytest.raises(GitFailed, match="larger"):
+        repo.show_file(sha, "base.txt", max_bytes=3)
+
+
+def test_diff_shows_every_kind_of_change(repo: Repo) -> None:
+    base = repo.head_sha()
+    root = repo.root
+    (root / "base.txt").rename(root / "moved ü.txt")
+    (root / "surface" / "a.py").unlink()
+    (root / "surface" / "a.py").symlink_to("/etc/passwd")
+    (root / "run.sh").write_text("x")
+    (root / "run.sh").chmod(0o755)
+    git(root, "init", "-q", "inner")
+    git(root / "inner", "commit", "-q", "--allow-empty", "-m", "x")
+    tip = repo.commit_all("Everything")
+    found = {entry.path: (entry.status, entry.new_mode) for entry in repo.diff_entries(base, tip)}
+    assert found == {
+        "base.txt": ("D", "000000"),
+        "moved ü.txt": ("A", "100644"),
+        "surface/a.py": ("T", "120000"),
+        "run.sh": ("A", "100755"),
+        "inner": ("A", "160000"),
+    }
+
+
+def test_dirty_paths(repo: Repo) -> None:
+    assert repo.dirty_paths() == []
+    (repo.root / "base.txt").write_text("x")
+    (repo.root / "surface" / "new.py").write_text("x")
+    (repo.root / "surface" / "ignored.json").write_text("x")
+    assert repo.dirty_paths() == ["base.txt", "surface/new.py"]
+    assert repo.dirty_paths("surface") == ["surface/new.py"]
+    assert repo.dirty_paths(["surface", "base.txt"]) == ["base.txt", "surface/new.py"]
+
+
+# ---- commits
+
+
+def test_a_commit_holds_exactly_the_named_paths(repo: Repo) -> None:
+    worktree = repo.root / ".worktrees" / "exp-r-01"
+    repo.worktree_add(worktree, BRANCH, repo.head_sha())
+    (worktree / "surface" / "a.py").write_text("a = 2\n")
+    (worktree / "surface" / "ignored.json").write_text("{}")
+    (worktree / "base.txt").write_text("left out")
+    (worktree / "stray.txt").write_text("left out")
+    git(worktree, "add", "stray.txt")
+    base, sha = repo.head_sha(), repo.commit(worktree, ["surface"], "Wider", {"Attempt": "id-1"})
+    assert [entry.path for entry in repo.diff_entries(base, sha)] == ["surface/a.py", "surface/ignored.json"]
+    assert repo.refs("refs/heads/exp")[f"refs/heads/{BRANCH}"] == sha
+    assert repo.parents(sha) == (base,)
+    assert repo.commit_trailers(sha) == {"Attempt": "id-1"}
+    assert repo.dirty_paths(worktree=worktree) == ["base.txt", "stray.txt"]
+    assert repo.head_sha() == base and repo.dirty_paths() == []
+
+
+def test_a_deleted_file_is_committed_as_such(repo: Repo) -> None:
+    worktree = repo.root / ".worktrees" / "exp-r-01"
+    repo.worktree_add(worktree, BRANCH, repo.head_sha())
+    (worktree / "surface" / "a.py").unlink()
+    sha = repo.commit(worktree, ["surface"], "Gone")
+    assert [(entry.status, entry.path) for entry in repo.diff_entries(repo.head_sha(), sha)] == [("D", "surface/a.py")]
+
+
+def test_text_of_a_model_cannot_forge_a_trailer(repo: Repo) -> None:
+    worktree, _ = grow(repo, 1, base="x")
+    sha = repo.commit(worktree, ["base.txt"], "Fine\n\nAttempt: forged", {"Attempt": "true\nOther: forged"})
+    assert repo.commit_trailers(sha) == {"Attempt": "true Other: forged"}
+    assert repo.commit_trailers(repo.commit(worktree, ["base.txt"], "-m\0\n#x")) == {}
+
+
+def test_paths_are_no_patterns(repo: Repo) -> None:
+    worktree, _ = grow(repo, 1, base="x")
+    (worktree / "*.txt").write_text("star")
+    (worktree / "other.txt").write_text("other")
+    sha = repo.commit(worktree, ["*.txt"], "Star")
+    assert [entry.path for entry in repo.diff_entries(repo.parents(sha)[0], sha)] == ["*.txt"]
+    for path in ("../../base.txt", "no such file", str(worktree / "base.txt"), ".git/config"):
+        with pytest.raises(GitFailed):
+            repo.commit(worktree, [path], "x")
+
+
+# ---- refs
+
+
+def test_refs_change_together_or_not_at_all(repo: Repo) -> None:
+    sha = repo.head_sha()
+    good = RefUpdate("refs/heads/exp/r/01-x", sha, None)
+    with pytest.raises(GitFailed):
+        repo.update_refs([good, RefUpdate("refs/heads/main", sha, "1" * 40)])
+    assert repo.refs("refs/heads/exp") == {}
+    repo.update_refs([good, RefUpdate("refs/autoqec/pin/r/id", sha, None)])
+    with pytest.raises(GitFailed):
+        repo.update_refs([good])
+    with pytest.raises(GitFailed):
+        repo.update_refs([RefUpdate(good.ref, None, "1" * 40)])
+    repo.update_refs([RefUpdate(good.ref, None, sha)])
+    assert repo.refs("refs/autoqec") == {"refs/autoqec/pin/r/id": sha} and repo.refs("refs/heads/exp") == {}
+
+
+def test_a_rename_keeps_the_commit_and_no_old_name(repo: Repo) -> None:
+    worktree, sha = grow(repo, 1, base="x")
+    repo.worktree_remove(worktree)
+    with pytest.raises(GitFailed):
+        repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", repo.head_sha())
+    repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", sha)
+    assert repo.refs("refs/heads") == {"refs/heads/main": repo.head_sha(), "refs/heads/quarantine/r/01-x": sha}
+
+
+# ---- worktrees
+
+
+def test_worktrees_come_and_go(repo: Repo) -> None:
+    worktree, sha = grow(repo, 1, base="x")
+    (found,) = repo.worktrees()
+    assert (found.path, found.branch) == (worktree, "exp/r/01-x")
+    git(repo.root, "worktree", "lock", str(worktree))
+    for _ in range(2):
+        repo.worktree_remove(worktree)
+    assert repo.worktrees() == [] and not worktree.exists()
+    assert repo.rev_parse("exp/r/01-x") == sha
+    repo.worktree_add(worktree, "exp/r/01-x", None)
+    assert repo.head_sha(worktree) == sha
+
+
+def test_a_branch_in_use_is_refused_and_nothing_is_left(repo: Repo) -> None:
+    grow(repo, 1, base="x")
+    with pytest.raises(GitFailed):
+        repo.worktree_add(repo.root / ".worktrees" / "two", "exp/r/01-x", None)
+    with pytest.raises(GitFailed):
+        repo.worktree_add(repo.root / ".worktrees" / "two", "exp/r/01-x", repo.head_sha())
+    assert len(repo.worktrees()) == 1
+
+
+def test_prune_takes_ours_and_leaves_the_users(repo: Repo, tmp_path: Path) -> None:
+    worktree, _ = grow(repo, 1, base="x")
+    git(repo.root, "worktree", "add", "-q", str(tmp_path / "users"))
+    (repo.common / "worktrees" / "exp-r-09").mkdir()
+    (repo.common / "worktrees" / "users-half").mkdir()
+    (repo.common / "worktrees" / "exp-r-08").mkdir()
+    (repo.common / "worktrees" / "exp-r-08" / "gitdir").write_text(f"{worktree.parent}/ex")  # torn by a power cut
+    for path in (worktree, tmp_path / "users"):
+        subprocess.run(["rm", "-r", str(path)], check=True)
+    removed = {path.name for path in repo.worktree_prune()}
+    assert removed == {"exp-r-01", "exp-r-08", "exp-r-09"}
+    assert (repo.common / "worktrees" / "users").is_dir()
+
+
+def test_a_repointed_git_file_leads_nowhere(repo: Repo, tmp_path: Path) -> None:
+    worktree, sha = grow(repo, 1, base="x")
+    victim = Repo.init(tmp_path)
+    (tmp_path / "f").write_text("")
+    before = victim.commit_all("victim")
+    (worktree / ".git").write_text(f"gitdir: {tmp_path / '.git'}\n")
+    (worktree / "base.txt").write_text("y")
+    later = repo.commit(worktree, ["base.txt"], "Still here")
+    assert repo.parents(later) == (sha,) and victim.head_sha() == before
+    repo.worktree_remove(worktree)
+    assert not worktree.exists()
+
+
+def test_removing_a_worktree_that_became_a_link_spares_its_target(repo: Repo, tmp_path: Path) -> None:
+    worktree, _ = grow(repo, 1, base="x")
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "f").write_text("")
+    worktree.rename(tmp_path / "moved")
+    worktree.symlink_to(tmp_path / "precious")
+    repo.worktree_remove(worktree)
+    assert (tmp_path / "precious" / "f").exists() and not worktree.is_symlink()
+
+
+def test_what_was_not_committed_can_be_saved_as_a_patch(repo: Repo) -> None:
+    worktree, sha = grow(repo, 1, base="x")
+    assert repo.uncommitted_patch(worktree) == b""
+    (worktree / "base.txt").write_text("edited\n")
+    (worktree / "new.json").write_bytes(b"\0\1")
+    patch = repo.uncommitted_patch(worktree)
+    git(repo.root, "checkout", "-q", sha)
+    subprocess.run(["git", "apply"], cwd=repo.root, input=patch, check=True)
+    assert (repo.root / "base.txt").read_text() == "edited\n" and (repo.root / "new.json").read_bytes() == b"\0\1"
+
+
+# ---- merges
+
+
+def test_a_merge_is_one_commit_with_all_parents(repo: Repo) -> None:
+    one, first = grow(repo, 1, base="X\n\n2\n\n3\n")
+    _, second = grow(repo, 2, base="1\n\nY\n\n3\n")
+    _, third = grow(repo, 3, base="1\n\n2\n\nZ\n", more="m")
+    sha = repo.merge(one, [second, third], "Compose", {"Attempt": "id"})
+    assert repo.parents(sha) == (first, second, third)
+    assert (one / "base.txt").read_text() == "X\n\nY\n\nZ\n" and (one / "more.txt").read_text() == "m"
+    assert repo.dirty_paths(worktree=one) == [] and repo.rev_parse("exp/r/01-x") == sha
+    assert repo.is_ancestor(third, sha) and not repo.is_ancestor(sha, third)
+
+
+def test_a_conflict_names_the_files_and_leaves_nothing(repo: Repo) -> None:
+    one, first = grow(repo, 1, base="X\n\n2\n\n3\n", other="a")
+    _, second = grow(repo, 2, base="Y\n\n2\n\n3\n", other="b")
+    with pytest.raises(MergeConflict) as caught:
+        repo.merge(one, [second], "Compose")
+    assert caught.value.files == ("base.txt", "other.txt")
+    assert repo.head_sha(one) == first and repo.dirty_paths(worktree=one) == []
+
+
+# ---- extraction, bundles
+
+
+def test_extract_gives_the_bytes_as_committed(repo: Repo, tmp_path: Path) -> None:
+    (repo.root / ".gitattributes").write_text("*.py export-ignore\nsub.txt export-subst eol=crlf\n")
+    (repo.root / "surface" / "deep").mkdir()
+    (repo.root / "surface" / "deep" / "sub.txt").write_text("$Format:%H$\n")
+    sha = repo.commit_all("Attributes")
+    assert repo.extract(sha, "surface", tmp_path / "out") == ["a.py", "deep/sub.txt"]
+    assert (tmp_path / "out" / "a.py").read_text() == "a = 1\n"
+    assert (tmp_path / "out" / "deep" / "sub.txt").read_bytes() == b"$Format:%H$\n"
+    with pytest.raises(GitFailed, match="not empty"):
+        repo.extract(sha, "surface", tmp_path / "out")
+    with pytest.raises(GitFailed, match="larger"):
+        repo.extract(sha, "surface", tmp_path / "small", max_bytes=5)
+
+
+def test_extract_refuses_links(repo: Repo, tmp_path: Path) -> None:
+    (repo.root / "surface" / "l").symlink_to("/etc/passwd")
+    sha = repo.commit_all("Link")
+    with pytest.raises(GitFailed, match="regular"):
+        repo.extract(sha, "surface", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
+    _, sha = grow(repo, 1, base="x")
+    repo.bundle_create(tmp_path / "b.bundle", ["refs/heads/main", "refs/heads/exp/r/01-x"])
+    git(tmp_path, "clone", "-q", "-b", "exp/r/01-x", "b.bundle", "clone")
+    assert git(tmp_path / "clone", "rev-parse", "HEAD").strip() == sha
+    with pytest.raises(GitFailed):
+        repo.bundle_create(tmp_path / "c.bundle", ["refs/heads/none"])
+    assert sorted(path.name for path in tmp_path.glob("*bundle*")) == ["b.bundle"]
+
+
+# ---- hostile settings
+
+
+def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
+    trap, sprung = tmp_path / "trap.sh", tmp_path / "sprung"
+    trap.write_text(f"#!/bin/sh\necho \"$0 $*\" >> '{sprung}'\ncat\n")
+    trap.chmod(0o755)
+    (repo.common / "hooks").mkdir(exist_ok=True)
+    for hook in ("pre-commit", "post-commit", "post-checkout", "reference-transaction", "post-index-change"):
+        (repo.common / "hooks" / hook).symlink_to(trap)
+    settings = {"core.fsmonitor": trap, "gpg.program": trap, "commit.gpgSign": "true", "diff.external": trap,
+                "core.hooksPath": repo.common / "hooks", "core.pager": trap, "core.editor": trap,
+                "gc.auto": "1", "gc.recentObjectsHook": trap}  # fmt: skip
+    for name, value in settings.items():
+        git(repo.root, "config", name, str(value))
+    inner = repo.root / "surface" / "inner"
+    git(repo.root, "init", "-q", str(inner))
+    (inner / "f").write_text("x")
+    git(inner, "add", "f")
+    git(inner, "commit", "-q", "-m", "x")
+    git(inner, "config", "core.fsmonitor", str(trap))
+    sprung.unlink(missing_ok=True)
+    worktree, sha = grow(repo, 1, base="x\n\n2\n\n3\n")
+    other, second = grow(repo, 2, base="1\n\n2\n\ny\n")
+    repo.merge(worktree, [second], "m")
+    repo.commit(other, ["surface"], "again")
+    repo.dirty_paths()
+    repo.commit_all("all")
+    repo.dirty_paths()
+    repo.diff_text(repo.head_sha(), sha)
+    repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", repo.head_sha(worktree))
+    repo.worktree_remove(worktree)
+    assert not sprung.exists(), sprung.read_text()
+
+
+def test_the_environment_does_not_reach_git(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, fake = tmp_path / "seen", tmp_path / "bin"
+    fake.mkdir()
+    real = subprocess.run(["sh", "-c", "command -v git"], capture_output=True, text=True, check=True).stdout.strip()
+    (fake / "git").write_text(f"#!/bin/sh\nenv > '{seen}'\nexec {real} \"$@\"\n")
+    (fake / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake}:{os.environ['PATH']}")
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "key")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere")
+    repo.head_sha()
+    names = {line.split("=")[0] for line in seen.read_text().splitlines()}
+    assert "PATH" in names and not names & {"ANTHROPIC_API_KEY", "GIT_INDEX_FILE", "HOME"}
+
+
+def test_a_full_disk_is_called_that(repo: Repo) -> None:
+    # Files no larger than 40 bytes: git's own writes fail.
+    code = (
+        "import resource, signal, sys\n"
+        "from autoqec.system.git import Repo\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "repo = Repo.discover(sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))\n"
+        "repo.commit_all('x')\n"
+    )
+    (repo.root / "big").write_bytes(os.urandom(100_000))
+    ended = subprocess.run([sys.executable, "-c", code, str(repo.root)], capture_output=True, text=True)
+    assert ended.returncode == 1 and ("GitFailed" in ended.stderr or "DiskFailed" in ended.stderr)
+    assert repo.fsck() == [] and issubclass(DiskFailed, Exception)
+
+
+# ---- crashes and rivals
+
+
+def test_locks_of_a_killed_git_are_cleared_by_the_next_writer(repo: Repo) -> None:
+    worktree, sha = grow(repo, 1, base="x")
+    places = ["packed-refs.lock", "refs/heads/exp/r/01-x.lock", "worktrees/exp-r-01/index.lock"]
+    for place in places:
+        (repo.common / place).write_text("")
+    (repo.common / "index.lock").write_text("the user's")
+    (repo.common / "autoqec.lock").write_text("a writer died")
+    (worktree / "base.txt").write_text("y")
+    repo.commit(worktree, ["base.txt"], "again")
+    repo.update_refs([RefUpdate("refs/heads/exp/r/09-x", sha, None)])
+    assert [place for place in places if (repo.common / place).exists()] == []
+    assert (repo.common / "index.lock").exists()
+    assert (repo.common / "autoqec.lock").read_bytes() == b""
+
+
+def test_locks_are_left_alone_when_nobody_died_or_someone_holds_them(repo: Repo) -> None:
+    lock = repo.common / "packed-refs.lock"
+    lock.write_text("a running git's")
+    repo.worktree_prune()
+    assert lock.exists()
+    with open(lock):
+        (repo.common / "autoqec.lock").write_text("a writer died")
+        repo.worktree_prune()
+        assert lock.exists()
+
+
+def test_a_failed_call_leaves_no_mark_of_death_behind_for_long(repo: Repo) -> None:
+    with pytest.raises(GitFailed):
+        repo.update_refs([RefUpdate("refs/heads/main", None, "1" * 40)])
+    repo.worktree_prune()
+    assert (repo.common / "autoqec.lock").read_bytes() == b""
+
+
+def test_one_writer_at_a_time(repo: Repo) -> None:
+    with locked(repo.common), pytest.raises(GitFailed, match="holds"), locked(repo.common, patience_s=0.05):
+        pass
+    with locked(repo.common, patience_s=0.05):
+        pass
+
+
+def test_a_git_that_outlives_us_keeps_the_lock(repo: Repo) -> None:
+    with locked(repo.common) as lock:
+        left = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+    try:
+        with pytest.raises(GitFailed), locked(repo.common, patience_s=0.05):
+            pass
+    finally:
+        left.kill()
+        left.wait()
+    repo.worktree_prune()
+
+
+RIVAL = """
+import sys
+from autoqec.system.git import RefUpdate, Repo
+repo = Repo.discover(sys.argv[1])
+sha = repo.head_sha()
+for n in range(12):
+    path = repo.root / ".worktrees" / f"exp-{sys.argv[2]}-{n}"
+    repo.worktree_add(path, f"exp/{sys.argv[2]}/{n}", sha)
+    repo.commit(path, ["base.txt"], "x")
+    repo.worktree_remove(path)
+"""
+
+
+def test_two_processes_write_side_by_side(repo: Repo) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", RIVAL, str(repo.root), who]) for who in "ab"]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert len(repo.refs("refs/heads/exp")) == 24 and repo.worktrees() == [] and repo.fsck() == []

@@ -1,0 +1,358 @@
+"""Every attack behind every wall that runs here; and what must work inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.system import sandbox
+from autoqec.system.process import child
+from autoqec.system.process.child import Limits, Result
+from autoqec.system.sandbox import Policy, Tier
+from tests.suites.sandbox_attacks import ATTACKS
+
+KEY = "sk-very-secret"
+TMP_MB = 8
+
+
+@pytest.fixture
+def tier(sandbox_backend: Tier) -> Tier:
+    return sandbox_backend
+
+
+class World:
+    """Everything that must stay out of reach, and whether it was reached."""
+
+    def __init__(self, root: Path) -> None:
+        self.outside, self.inside = root / "outside", root / "inside"
+        self.outside.mkdir()
+        self.inside.mkdir()
+        self.secret, self.readable = self.outside / "secret", root / "readable"
+        self.secret.write_text("secret")
+        self.readable.write_text("readable")
+        self.reached: list[str] = []
+        self.tcp = self._listen(socket.socket(), ("127.0.0.1", 0))
+        self.udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.udp.bind(("127.0.0.1", 0))
+        self.udp.setblocking(False)
+        self.unix = self._listen(socket.socket(socket.AF_UNIX), str(root / "s"))
+        self.abstract = f"autoqec-test-{os.getpid()}-{root.name}"
+        self.victim = subprocess.Popen(["sleep", "600"], env=os.environ | {"ANTHROPIC_API_KEY": KEY})
+        self.named = self._listen(socket.socket(socket.AF_UNIX), "\0" + self.abstract)
+
+    def _listen(self, listener: socket.socket, address: Any) -> socket.socket:
+        listener.bind(address)
+        listener.listen()
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            while True:
+                listener.accept()
+                self.reached.append("a listener")
+        except OSError:
+            return
+
+    def close(self) -> None:
+        for one in (self.tcp, self.unix, self.named, self.udp):
+            one.close()
+        self.victim.kill()
+        self.victim.wait()
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "secret": str(self.secret),
+            "outside": str(self.outside),
+            "readable": str(self.readable),
+            "tcp": self.tcp.getsockname(),
+            "udp": self.udp.getsockname(),
+            "unix": str(self.outside.parent / "s"),
+            "abstract": self.abstract,
+            "key": KEY,
+            "victim": self.victim.pid,
+            "tmp": TMP_MB * 1_000_000,
+        }
+
+    def fallen(self) -> list[str]:
+        """What an attack gained."""
+        found = list(self.reached)
+        if (self.inside / "won").exists():
+            found.append("the attack says so")
+        if not self.secret.exists() or self.secret.read_text() != "secret" or len(os.listdir(self.outside)) != 1:
+            found.append("outside has changed")
+        if self.readable.read_text() != "readable":
+            found.append("a readable file has changed")
+        try:
+            self.udp.recv(10)
+        except BlockingIOError:
+            return found
+        return [*found, "a datagram arrived"]
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def run(code: str, tier: Tier, policy: Policy, log: Path, *, seconds: float = 60) -> Result:
+    wrapped = sandbox.wrap([sys.executable, "-c", code], policy, tier=tier)
+    assert wrapped.tier == tier
+    return child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=Limits(seconds, memory_gb=4), stdout=log)
+
+
+def source(attack: str, world: World) -> str:
+    return f"import json\nworld = json.loads({json.dumps(world.facts())!r})\n{ATTACKS[attack]}"
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
+def test_attacks_gain_nothing(attack: str, tier: Tier, world: World, tmp_path: Path) -> None:
+    code = f"open('ran', 'w').close()\n{source(attack, world)}"
+    policy = Policy(read_only=(world.readable,), writable=(world.inside,), tmp_mb=TMP_MB)
+    run(code, tier, policy, tmp_path / "log")
+    assert (world.inside / "ran").exists(), (tmp_path / "log").read_text()
+    assert world.fallen() == [], (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    "attack", ["read a secret file", "write outside", "connect over TCP", "send over UDP", "see another's environment"]
+)
+def test_the_attacks_are_real(attack: str, world: World, tmp_path: Path) -> None:
+    """Without walls they succeed, so their failure above says something."""
+    wrapped = sandbox.wrap([sys.executable, "-c", source(attack, world)], Policy(writable=(world.inside,)), tier="none")
+    child.run(wrapped.argv, cwd=world.inside, env=wrapped.env, limits=Limits(60), stdout=tmp_path / "log")
+    assert world.fallen() != []
+
+
+def test_reading_and_writing_where_allowed(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = f"""
+import os, tempfile
+assert open({str(world.readable)!r}).read() == "readable"
+os.makedirs("deep/er")
+open("deep/er/a", "w").write("x")
+os.rename("deep/er/a", "b")
+open("b", "a").write("y")
+os.remove("b")
+open("kept", "w").write(os.getcwd())
+with tempfile.NamedTemporaryFile() as out:
+    out.write(b"x")
+open("/dev/null", "w").write("x")
+assert len(os.urandom(8)) == 8
+"""
+    policy = Policy(read_only=(world.readable,), writable=(world.inside,))
+    assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+    assert (world.inside / "kept").read_text() == str(world.inside)
+    assert os.listdir(world.inside) in (["kept", "deep"], ["deep", "kept"])
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm is not writable; install: mount a tmpfs there")
+def test_a_lab_in_memory_is_open_and_its_neighbour_is_not(tier: Tier, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        given, inside, other = (Path(memory, name) for name in ("given", "inside", "other"))
+        given.write_text("given")
+        inside.mkdir()
+        other.write_text("other")
+        code = f"""
+import os
+assert open({str(given)!r}).read() == "given"
+open("kept", "w").close()
+try: open({str(other)!r})
+except OSError: raise SystemExit(0)
+raise SystemExit("the neighbour is open")
+"""
+        policy = Policy(read_only=(given,), writable=(inside,))
+        assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+        assert os.listdir(inside) == ["kept"]
+
+
+def test_nothing_is_writable_when_nothing_is_listed(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = """
+import os
+for place in (".", "/", "/dev", "/proc/self", "/usr", "/etc"):
+    try: open(os.path.join(place, "planted"), "w")
+    except OSError: continue
+    raise SystemExit(place)
+"""
+    policy = Policy(read_only=(world.inside,), cwd=world.inside)
+    assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+
+
+SCRATCH_NAMES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
+
+
+def test_scratch_is_writable_and_the_only_writable_place(tier: Tier, tmp_path: Path) -> None:
+    scratch, artifact = tmp_path / "scratch", tmp_path / "artifact"
+    for directory in (scratch, artifact):
+        directory.mkdir()
+    code = f"""
+import os, pathlib, tempfile
+for name in {SCRATCH_NAMES!r}:
+    place = pathlib.Path(os.environ[name])
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "file").write_text(name)
+with tempfile.NamedTemporaryFile() as out:
+    assert out.name.startswith(os.environ["TMPDIR"])
+try: open("planted", "w")
+except OSError: raise SystemExit(0)
+raise SystemExit("the artifact is writable")
+"""
+    policy = Policy(read_only=(artifact,), scratch=scratch, cwd=artifact)
+    assert run(code, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+    assert not os.listdir(artifact)
+
+
+def test_scratch_of_another_process_is_out_of_reach(tier: Tier, tmp_path: Path) -> None:
+    own, other = tmp_path / "own", tmp_path / "other"
+    for directory in (own, other):
+        directory.mkdir()
+    (other / "note").write_text("note")
+    code = f"""
+import os
+for attempt in (lambda: open({str(other / "note")!r}), lambda: os.listdir({str(other)!r}),
+                lambda: os.listdir({str(tmp_path)!r}), lambda: open({str(other / "more")!r}, "w")):
+    try: found = attempt()
+    except OSError: continue
+    assert isinstance(found, list) and not {{"note", "other"}} & set(found), found
+"""
+    assert run(code, tier, Policy(scratch=own), tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()
+    assert os.listdir(other) == ["note"]
+
+
+def test_a_process_may_limit_itself(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); os.sched_setaffinity(0, {0})"
+    code += "; assert resource.getrlimit(resource.RLIMIT_NOFILE) == (99, 99)"
+    result = run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log")
+    assert result.returncode == 0, (tmp_path / "log").read_text()
+
+
+def test_torch_trains_and_the_package_imports_inside(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = """
+import autoqec.contracts.env, stim, pymatching, torch
+net = torch.nn.Linear(8, 8)
+optimizer = torch.optim.Adam(net.parameters())
+for _ in range(3):
+    optimizer.zero_grad()
+    net(torch.randn(16, 8)).square().mean().backward()
+    optimizer.step()
+torch.save(net.state_dict(), "net.pt")
+"""
+    policy = Policy(writable=(world.inside,))
+    assert run(code, tier, policy, tmp_path / "log", seconds=120).returncode == 0, (tmp_path / "log").read_text()
+    assert (world.inside / "net.pt").stat().st_size > 0
+
+
+def test_limits_reach_inside_and_nobody_survives(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    while True:
+        open("alive", "w").write(str(time.monotonic()))
+        time.sleep(0.01)
+time.sleep(600)
+"""
+    result = run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log", seconds=1.5)
+    assert result.killed is not None and result.killed.startswith("wall clock")
+    last = (world.inside / "alive").read_text()
+    threading.Event().wait(0.2)
+    assert (world.inside / "alive").read_text() == last
+
+
+def test_memory_inside_is_counted(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = "held = bytearray(b'x') * 400_000_000\nimport time\ntime.sleep(600)"
+    wrapped = sandbox.wrap([sys.executable, "-c", code], Policy(writable=(world.inside,)), tier=tier)
+    limits = Limits(60, memory_gb=0.2)
+    result = child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=limits, stdout=tmp_path / "log")
+    assert result.killed is not None and result.killed.startswith("memory")
+
+
+def test_status_and_output_come_through(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = "print('hi'); raise SystemExit(9)"
+    assert run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log").returncode == 9
+    assert (tmp_path / "log").read_text() == "hi\n"
+
+
+LOOPBACK = """
+import socket, sys
+mine = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(mine.getsockname(), 5).sendall(b"x")
+assert mine.accept()[0].recv(1) == b"x"
+for attack in (lambda: socket.create_connection(tuple(OUTSIDE), 2), lambda: socket.socket(socket.AF_UNIX),
+               lambda: socket.socket(40, socket.SOCK_STREAM)):
+    try:
+        attack()
+    except OSError:
+        continue
+    sys.exit("a door is open")
+"""
+
+
+def test_loopback_reaches_those_inside_alone(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = LOOPBACK.replace("OUTSIDE", repr(world.tcp.getsockname()))
+    policy = Policy(writable=(world.inside,), loopback=True)
+    returncode = run(code, tier, policy, tmp_path / "log").returncode
+    if tier == "bubblewrap":
+        assert returncode == 0, (tmp_path / "log").read_text()
+    else:
+        assert "Operation not permitted" in (tmp_path / "log").read_text(), "no namespace of its own: no socket"
+    assert not world.reached
+
+
+def test_network_opens_only_when_asked(tier: Tier, world: World, tmp_path: Path) -> None:
+    code = f"import socket; socket.create_connection({world.tcp.getsockname()!r}, 5)"
+    assert run(code, tier, Policy(writable=(world.inside,), network=True), tmp_path / "log").returncode == 0
+    assert run(code, tier, Policy(writable=(world.inside,)), tmp_path / "log").returncode != 0
+
+
+def test_probe_names_the_strongest_tier_that_runs() -> None:
+    assert sandbox.probe() == next(tier for tier in sandbox.TIERS if sandbox.works(tier))
+
+
+def test_a_tier_that_does_not_run_is_no_tier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, script in (("bwrap", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'), ("bwrap", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        assert sandbox.fault.__wrapped__("bubblewrap"), script
+
+
+def test_a_tier_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
+    assert sandbox.fault.__wrapped__("bubblewrap") == "bwrap is not installed"
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    assert "needs Linux, this is darwin" in str(sandbox.fault.__wrapped__("landlock"))
+
+
+def test_a_lab_among_python_s_own_files_stays_closed(tier: Tier, world: World, tmp_path: Path) -> None:
+    """The lab is its own virtual environment, or lies below /usr: what every tier opens would hold the secret."""
+    policy = Policy(writable=(world.inside,), closed=(world.outside, world.outside / "deep", world.secret))
+    with pytest.MonkeyPatch.context() as patch:
+        python_s = (*sandbox.readable(), world.outside.parent)
+        patch.setattr(sandbox, "readable", lambda: python_s)
+        look = f"import os; print(os.listdir({str(world.outside)!r})); open({str(world.secret)!r})"
+        open_policy = Policy(writable=(world.inside,))
+        assert run(look, tier, open_policy, tmp_path / "log").returncode == 0  # without `closed` it is in sight
+        if tier == "landlock":
+            with pytest.raises(InputError, match=f"{world.outside} lies among"):
+                sandbox.wrap(["true"], policy, tier=tier)
+            return
+        for attack in ("read a secret file", "list the run directory", "write outside", "read it through a hard link"):
+            run(source(attack, world), tier, policy, tmp_path / "log")
+            assert world.fallen() == ["the attack says so"] * (attack == "list the run directory"), attack
+            (world.inside / "won").unlink(missing_ok=True)  # an empty directory may be listed
+        gone = f"import os; assert os.listdir({str(world.outside)!r}) == []; open({str(world.readable)!r})"
+        assert run(gone, tier, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()

@@ -1,0 +1,168 @@
+"""What SLURM is asked, and what its answers are taken for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.system import slurm
+from tests.support.clusters import Cluster, stand_in
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    found = stand_in(tmp_path)
+    for name, value in found.env.items():
+        monkeypatch.setenv(name, value)
+    yield found
+    found.change(down=False)
+    for number, state in found.jobs().items():
+        if state == "PENDING":
+            found.ask("scancel", number)
+
+
+def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: str = "None") -> None:
+    """A job that never ran."""
+    assert cluster.conf is not None
+    place = cluster.conf.parent / f"job_{number}"
+    place.mkdir(exist_ok=True)
+    job = {"id": number, "name": name, "state": state, "why": why, "code": "1:0", "options": {"time": "7"}}
+    (place / "job.json").write_text(json.dumps(job))
+
+
+def test_options_are_keys_and_values() -> None:
+    assert slurm.parse(["time=01:30:00", "mem=8G", "partition=gpu,cpu"]) == {
+        "time": "01:30:00",
+        "mem": "8G",
+        "partition": "gpu,cpu",
+    }
+
+
+@pytest.mark.parametrize("text", ["time", "speed=9", "time=soon", "time=0", "time=30:00", "cpus=-1", "mem=8", "qos="])
+def test_what_is_no_option_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(InputError) as found:
+        slurm.parse([text])
+    assert found.value.where is not None and found.value.where.startswith("--slurm") and found.value.mend
+
+
+@pytest.mark.parametrize(("text", "whole"), [("90", 90), ("01:30:00", 90), ("1-00:00:30", 1441), ("00:00:01", 1)])
+def test_time_is_whole_minutes(text: str, whole: int) -> None:
+    assert slurm.minutes(text) == whole
+
+
+@pytest.mark.parametrize(
+    ("state", "life"),
+    [
+        ("PENDING", "alive"),
+        ("COMPLETING", "alive"),
+        ("COMPLETED", "ended"),
+        ("NODE_FAIL", "ended"),
+        ("TIMEOUT", "ended"),
+    ],
+)
+def test_the_queue_says_whether_a_job_lives(cluster: Cluster, state: str, life: str) -> None:
+    put(cluster, "3", state, why="Resources")
+    found = slurm.look("3")
+    assert (found.life, found.state) == (life, state) and "Resources" in found.why
+    assert life == "alive" or "exit code 1:0" in found.why
+
+
+def test_a_job_out_of_the_queue_is_looked_up_in_the_accounting(cluster: Cluster) -> None:
+    put(cluster, "3", "CANCELLED")
+    cluster.change(forgets=True, accounting=True)
+    assert slurm.look("3") == ("ended", "CANCELLED", "exit code 1:0, 00:00:01 long")
+    cluster.change(accounting=False)
+    assert slurm.look("3") == ("gone", "", "Slurm accounting storage is disabled")
+
+
+def test_accounting_that_believes_a_job_alive_is_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*argv: str) -> tuple[int, str]:
+        return (1, "slurm_load_jobs error: Invalid job id specified") if argv[0] == "squeue" else (0, "RUNNING|0:0|1")
+
+    monkeypatch.setattr(slurm, "_ask", ask)
+    assert slurm.look("3").life == "gone"
+
+
+def test_silence_says_nothing_of_a_job(cluster: Cluster) -> None:
+    put(cluster, "3", "RUNNING")
+    cluster.change(down=True)
+    assert slurm.look("3").life == "unreachable"
+    with pytest.raises(ConnectionError):
+        slurm.find("a-round")
+
+
+def test_a_job_is_found_by_its_name(cluster: Cluster) -> None:
+    put(cluster, "3", "RUNNING", "another")
+    assert slurm.find("a-round") is None
+    put(cluster, "12", "PENDING")
+    put(cluster, "9", "COMPLETED")
+    assert slurm.find("a-round") == "9", "the first that was asked for"
+
+
+def test_a_check_queues_nothing(cluster: Cluster) -> None:
+    slurm.check({"time": "5", "mem": "1G", "cpus": "1"})
+    assert cluster.jobs() == {}
+    for options, says in (({"partition": "nope"}, "partition"), ({"cpus": "900"}, "configuration")):
+        with pytest.raises(InputError, match=says):
+            slurm.check(options)
+    cluster.change(down=True)
+    with pytest.raises(InputError, match="contact"):
+        slurm.check({})
+
+
+def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(InputError, match="`sbatch` is not on the PATH"):
+        slurm.check({})
+
+
+def queued(cluster: Cluster, place: Path, **options: str) -> str:
+    """The number of a job that does nothing."""
+    cluster.change(hold=True)
+    folder = place / "job"
+    return slurm.submit(print, folder=folder, name="a-round", options={"time": "5", **options}, package=place)
+
+
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Instead of waiting: how long it would have been."""
+    waited: list[float] = []
+    monkeypatch.setattr(slurm.time, "sleep", waited.append)
+    return waited
+
+
+def test_a_controller_that_is_restarting_is_asked_again(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = waits(monkeypatch)
+    cluster.change(busy=2)
+    assert queued(cluster, tmp_path) == "1" and cluster.jobs() == {"1": "PENDING"}
+    assert waited == [0.0, *slurm.WAITS_S[:2]]
+
+
+def test_a_job_that_was_taken_though_nobody_said_so_is_one_job(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits(monkeypatch)
+    cluster.change(busy=1, late=True)
+    assert queued(cluster, tmp_path) == "1" and len(cluster.jobs()) == 1
+
+
+def test_a_controller_that_stays_away_is_given_up_in_a_sentence(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = waits(monkeypatch)
+    cluster.change(down=True)
+    with pytest.raises(InputError, match="no job in 5 tries in 52 s: .*Unable to contact slurm controller.*--resume"):
+        queued(cluster, tmp_path)
+    assert waited == [0.0, *slurm.WAITS_S]
+
+
+def test_what_is_refused_is_asked_once(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = waits(monkeypatch)
+    with pytest.raises(InputError, match="refuses the job.*partition"):
+        queued(cluster, tmp_path, partition="nowhere")
+    assert waited == [0.0]

@@ -1,0 +1,178 @@
+"""The pipe to a candidate, against small programs that do what they should not."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoqec.system.process import child
+from autoqec.verification.candidate.client import Failure, Link
+from autoqec.verification.session import built
+
+HEAD = """
+import struct, sys, time
+def receive():
+    tag, length = struct.unpack("<4sQ", sys.stdin.buffer.read(12))
+    return tag, sys.stdin.buffer.read(length)
+def send(tag, payload):
+    sys.stdout.buffer.write(struct.pack("<4sQ", tag, len(payload)) + payload)
+    sys.stdout.buffer.flush()
+"""
+Start = Callable[..., Link]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    links: list[Link] = []
+
+    def launch(body: str, *, answer_s: float = 20.0, total_s: float = 20.0, **limits: float) -> Link:
+        process = child.start(
+            [sys.executable, "-c", HEAD + body],
+            cwd=tmp_path,
+            limits=child.Limits(wallclock_s=60, **limits),  # type: ignore[arg-type]
+            stderr=tmp_path / "err",
+        )
+        links.append(Link(process, answer_s=answer_s, total_s=total_s))
+        return links[-1]
+
+    yield launch
+    for link in links:
+        link.close()
+
+
+def shots(n: int, width: int = 8) -> np.ndarray:
+    return np.arange(n * width, dtype=np.uint8).reshape(n, width)
+
+
+ECHO = """
+while True:
+    _, data = receive()
+    n = len(data) // 8
+    send(b"ODDS", struct.pack("<f", float(data[0])) * (n * 300))
+"""
+
+
+def test_answers_come_back_in_order(start: Start) -> None:
+    link = start(ECHO)
+    for first in (3, 4):
+        link.send(np.full((5, 8), first, np.uint8))
+    for first in (3, 4):
+        answer = link.receive(300)
+        assert isinstance(answer, np.ndarray) and answer.shape == (5, 300) and (answer == first).all()
+
+
+def test_large_frames_both_ways_do_not_deadlock(start: Start) -> None:
+    """Both pipes full at once: 6 MB of answer waits while the next 400 kB request is on its way."""
+    link = start(ECHO)
+    for _ in range(3):
+        link.send(np.zeros((5_000, 80), np.uint8).reshape(-1, 8)[:50_000])
+        assert link.outstanding
+    for _ in range(3):
+        assert isinstance(link.receive(300), np.ndarray)
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ("receive(); sys.exit(3)", "closed"),
+        ("receive(); send(b'EVIL', b'x' * 10)", "protocol"),
+        ("receive(); sys.stdout.buffer.write(struct.pack('<4sQ', b'ODDS', 2**60)); sys.exit()", "protocol"),
+        ("receive(); print('x' * 5000, flush=True); time.sleep(60)", "protocol"),
+        ("receive(); send(b'ODDS', b'')", "shape"),
+        ("receive(); send(b'FAIL', b'no json')", "protocol"),
+        ("receive(); send(b'FAIL', b'[1]')", "protocol"),
+        ("receive(); send(b'FAIL', b'[' * 60_000)", "protocol"),
+    ],
+)
+def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
+    link = start(body)
+    link.send(shots(4))
+    answer = link.receive(2)
+    assert isinstance(answer, Failure) and answer.error == error
+
+
+def test_told_failures_are_cut_to_size_and_the_next_answer_counts(start: Start) -> None:
+    link = start(
+        """
+receive(); send(b"FAIL", b'{"error": "ValueError", "what": "' + b"y" * 3000 + b'"}')
+receive(); send(b"ODDS", bytes(16))
+time.sleep(60)
+"""
+    )
+    link.send(shots(2))
+    link.send(shots(2))
+    answer = link.receive(2)
+    assert isinstance(answer, Failure) and answer.error == "ValueError" and len(answer.what) == 500
+    assert isinstance(link.receive(2), np.ndarray)
+
+
+def test_a_candidate_that_never_reads_or_answers_is_ended(start: Start) -> None:
+    link = start("time.sleep(600)", answer_s=0.3)
+    link.send(np.zeros((100_000, 8), np.uint8))
+    link.send(shots(1))
+    assert link.receive(2) == Failure("timeout", "no answer in time")
+    assert isinstance(link.receive(2), Failure)  # at once: the process is gone
+    assert link.close().returncode != 0
+
+
+def test_a_broken_limit_is_named(start: Start) -> None:
+    link = start("receive(); x = bytearray(400_000_000); time.sleep(60)", memory_gb=0.2)
+    link.send(shots(1))
+    answer = link.receive(2)
+    assert isinstance(answer, Failure) and answer.error in ("limit", "closed") and "memory" in str(answer)
+
+
+def test_words_of_a_candidate_can_be_written_down(start: Start) -> None:
+    """Half a surrogate pair would be no text to any file, a line break or an escape code more than one line."""
+    link = start('receive(); send(b\'FAIL\', b\'{"error": "E\\\\ud800", "what": "a\\\\nb\\\\u001b[2J"}\')')
+    link.send(shots(1))
+    assert link.receive(2) == Failure("E ", "a b [2J")
+
+
+@pytest.mark.parametrize("made", ["b'[1]'", "b'[' * 60_000", "b'\\xff'"])
+def test_what_was_built_must_be_an_object(start: Start, made: str) -> None:
+    link = start(f"receive(); send(b'MADE', {made}); time.sleep(60)")
+    link.send_spec({"checkpoint": "x"})
+    assert isinstance(link.receive_made(), Failure)
+
+
+HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"n_params": 1, "flops_per_syndrome": -1},
+        {"n_params": True, "flops_per_syndrome": 1},
+        {"n_params": 1, "flops_per_syndrome": 1e3},
+        {"n_params": 1, "flops_per_syndrome": 10**400},
+        {"n_params": 1, "flops_per_syndrome": 1, "circuit_sha256": "obey me"},
+        {"n_params": 1},
+    ],
+)
+def test_a_forged_account_of_what_was_built_is_none(start: Start, made: dict[str, object]) -> None:
+    """Minus one FLOP would lead every front; a number beyond all floats would end the judge."""
+    link = start(f"receive(); send(b'MADE', {json.dumps(HASHES | made).encode()!r}); time.sleep(60)")
+    link.send_spec({"checkpoint": "x"})
+    assert built(link) == Failure("protocol", "the candidate does not say what it built")
+
+
+def test_only_waiting_uses_up_the_time(start: Start) -> None:
+    link = start(ECHO, total_s=3.0)
+    link.send(shots(1))
+    assert isinstance(link.receive(300), np.ndarray)
+    left = link._left_s
+    time.sleep(0.5)  # the judge decodes
+    link.send(shots(1))
+    assert isinstance(link.receive(300), np.ndarray)
+    assert left - link._left_s < 0.4
+    link._left_s = 0.0
+    link.send(shots(1))
+    answer = link.receive(300)
+    assert isinstance(answer, Failure) and answer.error == "timeout"

@@ -1,0 +1,192 @@
+"""Compositions beside their parents: the rule, its interval's coverage, and a real child with real parents."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.verdict import Composition, CompositionParent, PairedCounts, VerifyReport
+from autoqec.decoders import checkpoint
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.qec.problem import Problem
+from autoqec.qec.stats import paired
+from autoqec.store.layout import RoundLayout
+from autoqec.verification import artifact, verifier
+from autoqec.verification.composition import Interaction, Tally, compose, decide
+from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
+from tests.support import judging
+from tests.support.envs import surface
+
+ENV = surface(5, 0.01, rounds=3)
+
+
+def parent(number: int, beaten: bool) -> CompositionParent:
+    counts = PairedCounts(shots=1_000, errors_reference=100, errors_candidate=90, fixed=20, broken=10)
+    effect = paired(counts)
+    return CompositionParent(round=number, artifact_sha256="0" * 64, effect=effect, against=effect, beaten=beaten)
+
+
+def test_the_rule() -> None:
+    both, one = (parent(1, True), parent(2, True)), (parent(1, True), parent(2, False))
+    assert decide(0.001, 0.003, both)[0] == "synergy"
+    unbeaten = decide(0.001, 0.003, one)
+    assert unbeaten[0] == "additive" and "round 2" in unbeaten[1]
+    assert decide(-0.001, 0.003, both)[0] == "additive"
+    assert decide(-0.003, -0.001, both)[0] == "interference"
+    assert decide(0.0, 0.0, both)[0] == "additive"
+
+
+def test_interaction_is_the_gain_less_the_sum_of_gains() -> None:
+    rng = np.random.default_rng(1)
+    losses = [rng.random(5_000) < rate for rate in (0.05, 0.03, 0.04, 0.045)]
+    tally = Tally.of(2)
+    for part in np.split(np.arange(5_000), 5):
+        tally.add([lost[part] for lost in losses])
+    gains = [paired(counts).delta for counts in (tally.child, *tally.parents)]
+    mean, low, high = tally.interaction.interval()
+    assert mean == pytest.approx(gains[0] - gains[1] - gains[2]) and low < mean < high
+    assert [counts.errors_reference for counts in tally.against] == [int(lost.sum()) for lost in losses[2:]]
+    assert all(counts.errors_candidate == int(losses[1].sum()) for counts in tally.against)
+
+
+def test_nobody_differs_is_no_verdict_for_either_side() -> None:
+    same = Interaction()
+    same.add([np.zeros(100, bool)] * 4)
+    mean, low, high = same.interval()
+    assert mean == 0 and low < 0 < high
+
+
+@pytest.mark.parametrize("rate", [0.0005, 0.005, 0.05])
+def test_coverage_of_the_interval(rate: float) -> None:
+    """Truly additive parents and child on 10,000 shots: the interval misses the sum about 1 time in 20 at most."""
+    rng = np.random.default_rng(7)
+    shots, trials, missed = 10_000, 2_000, 0
+    # Shot kinds as (plain, child, parent 1, parent 2), each parent and the child fixing and breaking some of their own.
+    kinds = np.array(
+        [[1, 1, 1, 1], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]]
+    )
+    share = np.array([0.5, 0.2, 0.2, 0.1, 0.05, 0.05, 0.0]) * rate
+    each = kinds[:, 2] + kinds[:, 3] - kinds[:, 0] - kinds[:, 1]
+    truth = float(share @ each[:-1])
+    for counts in rng.multinomial(shots, [*share, 1 - share.sum()], size=trials):
+        one = Interaction(shots, int(counts @ each), int(counts @ (each * each)))
+        _, low, high = one.interval()
+        missed += not low <= truth <= high
+    assert missed / trials < 0.06
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> VerifyRequest:
+    """A trained net, as round 3; its parents decode as the backend alone does, under other names."""
+    place = tmp_path_factory.mktemp("composition")
+    problem, dsl = Problem.from_env(ENV), parse_dsl(judging.CONFIG)
+    judging.train(place / "child.pt", problem, steps=500)
+    for number in (1, 2):
+        checkpoint.save(place / f"{number}.pt", compile_predecoder(dsl, problem, seed=number), dsl)
+    request = judging.request(place / "round_3", ENV, place / "child.pt", profile=judging.profile(20_000, 15_000))
+    request = replace(request, round=RoundLayout(place / "round_3", 3))
+    return replace(request, parents=tuple(known(request, place / f"{number}.pt", number) for number in (1, 2)))
+
+
+def known(request: VerifyRequest, weights: Path, number: int) -> VerifyRequest:
+    """A parent that was judged as `weights`."""
+    place = RoundLayout(weights.parent / f"round_{number}", number)
+    one = replace(request, round=place, checkpoint=weights, parents=())
+    return replace(one, expected_artifact=artifact_sha256(one))
+
+
+@pytest.mark.long
+def test_a_child_with_parents_that_gain_nothing_is_synergy(child: VerifyRequest) -> None:
+    report = verify(child)
+    found = report.composition
+    assert found is not None and found.verdict == "synergy", report.not_tested
+    parents = sum(one.effect.delta for one in found.parents)
+    assert found.interaction == pytest.approx(found.effect.delta - parents) and found.interaction_low > 0
+    assert [one.round for one in found.parents] == [1, 2] and all(one.beaten for one in found.parents)
+    # Untrained nets answer the priors: only where two matchings weigh the same may they take the other.
+    assert all(
+        one.effect.counts.fixed + one.effect.counts.broken < found.effect.counts.fixed / 20 for one in found.parents
+    )
+    assert len(found.chunk_digests) == 3 and all(line.startswith("composition/") for line in found.chunk_digests)
+    assert not {line.split()[1] for line in found.chunk_digests} & {line.split()[1] for line in report.chunk_digests}
+    text = child.round.report_md.read_text()
+    assert "## Composition: synergy" in text and "parent: round 2" in text
+
+    again = replay(report, child)
+    assert again.agrees, again.differences
+    assert again.report.composition == found
+    values = json.loads(child.round.report_json.read_bytes())
+    values["composition"]["parents"][0]["effect"]["counts"]["fixed"] = 3
+    told_otherwise = type(report).model_validate(values)
+    assert verifier._differences(told_otherwise, again.report)[0].startswith("composition counts were")
+
+
+def composed(request: VerifyRequest, directory: Path) -> Composition | str:
+    """The comparison alone."""
+    return compose(artifact.freeze(request.checkpoint, request.dsl, None, directory), request, directory)
+
+
+def test_what_one_parent_does_already_is_interference(child: VerifyRequest, tmp_path: Path) -> None:
+    """Both parents are the child's own weights: the sum would be twice the gain."""
+    twins = tuple(known(child, child.checkpoint, number) for number in (1, 2))
+    found = composed(replace(child, parents=twins), tmp_path)
+    assert isinstance(found, Composition) and found.verdict == "interference"
+    assert found.interaction == pytest.approx(-found.effect.delta)
+    assert not any(one.beaten or one.against.counts.fixed or one.against.counts.broken for one in found.parents)
+
+
+@pytest.mark.long
+def test_verified_parents_and_their_child_on_one_bundle(tmp_path: Path) -> None:
+    """Three trained nets, each judged for what it is; all learned the same thing."""
+    problem = Problem.from_env(ENV)
+    judged: list[tuple[VerifyRequest, VerifyReport]] = []
+    for number, steps in ((1, 800), (2, 800), (3, 1_200)):
+        weights, profile = tmp_path / f"{number}.pt", judging.profile(60_000, 40_000)
+        judging.train(weights, problem, steps=steps, seed=number)
+        request = replace(
+            judging.request(tmp_path / f"round_{number}", ENV, weights, profile=profile),
+            round=RoundLayout(tmp_path / f"round_{number}", number),
+            attempt_index=number,
+            discoveries_before=len(judged),
+        )
+        if number == 3:
+            assert [report.verdict for _, report in judged] == ["VERIFIED", "VERIFIED"]
+            known = tuple(replace(one, expected_artifact=report.artifact_sha256) for one, report in judged)
+            request = replace(request, parents=known)
+        judged.append((request, verify(request)))
+    request, report = judged.pop()
+    found = report.composition
+    assert report.verdict == "VERIFIED" and found is not None, report.reasons
+    assert [one.artifact_sha256 for one in found.parents] == [parent.artifact_sha256 for _, parent in judged]
+    everybody = [found.effect, *(one.effect for one in found.parents)]
+    assert {effect.counts.shots for effect in everybody} == {40_000}
+    assert len({effect.counts.errors_reference for effect in everybody}) == 1  # one bundle: the same plain errors
+    assert all(effect.delta_low > 0 for effect in everybody)
+    # Each removes errors that the others remove too, so the sum of the parents' gains is out of reach.
+    assert found.verdict == "interference" and found.interaction_high < 0
+    assert replay(report, request).agrees
+
+
+@pytest.mark.parametrize("damage", ["other", "gone", "link"])
+def test_a_parent_that_is_not_what_was_verified(damage: str, child: VerifyRequest, tmp_path: Path) -> None:
+    one, two = child.parents
+    weights = tmp_path / "weights.pt"
+    if damage == "other":
+        weights.write_bytes(one.checkpoint.read_bytes() + b"\0")
+    elif damage == "link":
+        weights.symlink_to(one.checkpoint)
+    found = composed(replace(child, parents=(replace(one, checkpoint=weights), two)), tmp_path)
+    why = f"was verified as {one.expected_artifact} and is now" if damage == "other" else "can't be read"
+    assert isinstance(found, str) and why in found
+
+
+def test_what_keeps_the_comparison_from_being_made_is_said(child: VerifyRequest) -> None:
+    small = replace(child, parents=(), uncompared="parent b is not VERIFIED", profile=judging.profile(5_000, 5_000))
+    report = verifier.judge(small)
+    assert report.composition is None and report.verdict in ("VERIFIED", "SUSPICIOUS")
+    assert "synergy with the parents: parent b is not VERIFIED" in report.not_tested

@@ -1,0 +1,204 @@
+"""Every guard holds for the honest and breaks for what it is there for."""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import autoqec
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import Constraints
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import Cost, PairedCounts
+from autoqec.decoders import checkpoint
+from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.qec.stats import paired
+from autoqec.verification import artifact, guards
+from tests.support.envs import problem, surface
+
+
+def pairs(shots: int, plain: int, fixed: int, broken: int) -> PairedCounts:
+    return PairedCounts(
+        shots=shots, errors_reference=plain, errors_candidate=plain - fixed + broken, fixed=fixed, broken=broken
+    )
+
+
+def test_seed_bands() -> None:
+    env = surface()
+    assert guards.seed_bands(env, [2**32, 2**62]).passed
+    assert not guards.seed_bands(env, [2**32, 2**32 - 1]).passed
+    assert not guards.seed_bands(env, [2**40, 2**40]).passed
+
+
+def test_same_circuit() -> None:
+    mine = problem().circuit_sha256
+    assert guards.same_circuit(problem(), mine, None).passed
+    assert guards.same_circuit(problem(), mine, mine).passed
+    for built, recorded in ((mine, "0" * 64), ("0" * 64, mine)):
+        guard = guards.same_circuit(problem(), built, recorded)
+        assert not guard.passed and "0" * 64 in guard.evidence
+
+
+def test_baseline_interval() -> None:
+    assert guards.baseline_interval(pairs(10_000, 105, 0, 0), 2_000, 200_000).passed
+    assert guards.baseline_interval(pairs(10_000, 0, 0, 0), 0, 200_000).passed
+    assert not guards.baseline_interval(pairs(10_000, 200, 0, 0), 2_000, 200_000).passed  # a sabotaged baseline
+    assert not guards.baseline_interval(pairs(10_000, 30, 0, 0), 2_000, 200_000).passed
+
+
+def test_batch_independence() -> None:
+    one = np.random.default_rng(0).normal(size=(5_000, 3)).astype(np.float32) * 5
+    assert guards.batch_independence(one, one + np.float32(1e-6), 1).passed
+    assert not guards.batch_independence(one, one, 2).passed
+    moved = one.copy()
+    moved[77, 1] += 1e-2
+    assert not guards.batch_independence(one, moved, 0).passed
+    moved[77, 1] = np.nan
+    assert not guards.batch_independence(one, moved, 0).passed
+    assert not guards.batch_independence(one, None, None).passed
+
+
+def test_repeatable() -> None:
+    one = np.ones((4, 3), np.float32)
+    assert guards.repeatable(one, one.copy()).passed
+    assert not guards.repeatable(one, one + np.float32(1e-6)).passed
+    assert not guards.repeatable(one, None).passed
+
+
+def test_complete() -> None:
+    assert guards.complete({}, 100).passed
+    guard = guards.complete({"not finite": 3}, 100)
+    assert not guard.passed and "3 shots: not finite" in guard.evidence
+    assert "never answered (closed)" in guards.complete({"closed": 0}, 0).evidence
+
+
+def test_ablation() -> None:
+    nothing = pairs(5_000, 300, 0, 0)
+    worse, against_own = pairs(5_000, 300, 30, 130), pairs(5_000, 250, 10, 160)
+    assert guards.ablation(nothing, worse, against_own).passed
+    kept = pairs(5_000, 300, 120, 20)
+    assert not guards.ablation(nothing, kept, pairs(5_000, 200, 0, 0)).passed  # the shot never mattered
+    assert guards.ablation(nothing, kept, pairs(5_000, 100, 5, 105)).passed  # part of the gain is static, part is not
+    assert not guards.ablation(kept, worse, against_own).passed  # priors alone must not gain
+
+
+def test_canary() -> None:
+    assert guards.canary(2_530, 5_000).passed
+    assert guards.canary(2_300, 5_000).passed
+    assert not guards.canary(2_900, 5_000).passed
+
+
+def test_other_points() -> None:
+    good = paired(pairs(20_000, 200, 60, 30), p=0.003)
+    assert guards.other_points((good, paired(pairs(20_000, 200, 30, 40), p=0.01))).passed
+    assert not guards.other_points((good, paired(pairs(20_000, 200, 30, 90), p=0.01))).passed
+    assert guards.other_points(()).passed
+
+
+def cost(**more: float | int | None) -> Cost:
+    values = {
+        "n_params": 1_000,
+        "flops_per_syndrome": 2_000,
+        "claimed_n_params": 1_000,
+        "claimed_flops_per_syndrome": 2_000,
+        "candidate_us_per_shot": 5.0,
+    }
+    return Cost.model_validate({**values, "counted_by": "candidate sandbox", **more})
+
+
+@pytest.mark.parametrize(
+    ("counted", "held"),
+    [
+        (cost(), True),
+        (cost(claimed_n_params=None, claimed_flops_per_syndrome=None), True),
+        (cost(claimed_flops_per_syndrome=3_000), True),
+        (cost(claimed_flops_per_syndrome=1_999), False),
+        (cost(claimed_n_params=1), False),
+        (cost(n_params=10_001), False),
+        (cost(candidate_us_per_shot=1_000.0), False),
+        (cost(n_params=999, claimed_n_params=999), False),  # 4,000 bytes of weights can't be 999 numbers
+        (None, False),
+    ],
+)
+def test_cost(counted: Cost | None, held: bool) -> None:
+    env = surface().model_copy(update={"constraints": Constraints(max_params=10_000)})
+    assert guards.cost(counted, env, stored_bytes=4_000, code_bytes=4_000, shots=50_000).passed is held
+
+
+def test_weights_written_into_code_are_seen(tmp_path: Path) -> None:
+    """A rewritten module passes; one that carries 60 kB of numbers does not, as text, in a comment or in a new file."""
+    env, own = surface(), Path(autoqec.__file__).parent / "decoders" / "modules"
+    blob = base64.b85encode(np.random.default_rng(1).bytes(60_000)).decode()
+    weights, dsl = tmp_path / "w.pt", parse_dsl({"type": "mlp", "mlp": {}})
+    checkpoint.save(weights, compile_predecoder(dsl, problem(), seed=0), dsl)
+    for name, text, held in (
+        ("mlp.py", (own / "mlp.py").read_text(), True),
+        ("mlp.py", (own / "gnn.py").read_text() + (own / "conv.py").read_text(), True),
+        ("mlp.py", f"WEIGHTS = {blob!r}\n", False),
+        ("more.py", f"# {blob}\n", False),
+        ("more.yaml", blob, False),
+    ):
+        surface_dir = tmp_path / str(len(list(tmp_path.iterdir())))
+        shutil.copytree(own, surface_dir)
+        (surface_dir / name).write_text(text)
+        size = artifact.untold_bytes(artifact.Frozen(tmp_path, weights, surface_dir, "", "none"))
+        assert (size > guards.MOST_CODE) is not held
+        assert guards.cost(cost(), env, stored_bytes=4_000, code_bytes=size, shots=50_000).passed is held
+
+
+def test_weights_beside_the_tensors_are_seen(tmp_path: Path) -> None:
+    """In another member of the archive, in its comment, before it, among the names; whole honest checkpoints pass."""
+    own, weights = Path(autoqec.__file__).parent / "decoders" / "modules", tmp_path / "w.pt"
+    for kind in ("mlp", "gnn", "conv", "neural_bp"):
+        dsl = parse_dsl({"type": kind, kind: {}})
+        checkpoint.save(weights, compile_predecoder(dsl, problem(), seed=0), dsl)
+        assert artifact.untold_bytes(artifact.Frozen(tmp_path, weights, own, "", "none")) < 1_000
+    blob, whole = np.random.default_rng(1).bytes(60_000), weights.read_bytes()
+    for how in ("member", "tensors that are none", "comment", "before", "name"):
+        weights.write_bytes((blob if how == "before" else b"") + whole)
+        with zipfile.ZipFile(weights, "a") as archive:
+            if how == "member":
+                archive.writestr("archive/more", blob)
+            elif how == "tensors that are none":
+                archive.writestr("archive/data/zeros", bytes(10**6), compress_type=zipfile.ZIP_DEFLATED)
+                archive.writestr("archive/more", blob)
+            elif how == "comment":
+                archive.comment = blob
+            elif how == "name":
+                archive.writestr("archive/" + blob.hex()[:60_000], b"")
+        assert artifact.untold_bytes(artifact.Frozen(tmp_path, weights, own, "", "none")) > guards.MOST_CODE, how
+    for how in ("empty tensor", "huge tensor", "no archive"):
+        weights.write_bytes(blob if how == "no archive" else whole)
+        if how != "no archive":
+            with zipfile.ZipFile(weights, "a") as archive:
+                archive.writestr("archive/data/lie", blob)
+                archive.writestr("archive/more", blob)
+                one = archive.getinfo("archive/data/lie")
+                one.file_size, one.compress_size = (0, len(blob)) if how == "empty tensor" else (0, 10**9)
+        lied = artifact.untold_bytes(artifact.Frozen(tmp_path, weights, own, "", "none"))
+        least = len(blob) if how == "no archive" else 1.9 * len(blob)
+        assert artifact.stored_bytes(weights) < len(whole) and lied >= least, how
+
+
+def claim(**more: int) -> RoundMetrics:
+    values = {"val_shots": 4_000, "val_fixed": 40, "val_broken": 20, **more}
+    return RoundMetrics.model_validate({"status": "ok", "delta_ler": 0.1, "checkpoint_path": "x", **values})
+
+
+def test_claimed_gain() -> None:
+    effect = paired(pairs(10_000, 600, 90, 60))
+    assert guards.claimed_gain(claim(), effect).passed
+    assert guards.claimed_gain(claim(val_fixed=0, val_broken=200), effect).passed  # modesty is no cheat
+    assert not guards.claimed_gain(claim(val_fixed=240, val_broken=0), effect).passed
+    assert guards.claimed_gain(None, effect).passed and guards.claimed_gain(claim(), None).passed
+
+
+def test_first_draw() -> None:
+    assert guards.first_draw("a" * 64, {"b" * 64: 1}).passed
+    guard = guards.first_draw("a" * 64, {"a" * 64: 3})
+    assert not guard.passed and "round 3" in guard.evidence

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from autoqec.contracts.verdict import PairedCounts
+from autoqec.verification.sequential import MIXTURE, Monitor, e_lond_level, gamma, log_e_value
+
+
+def counts(fixed: int, broken: int, shots: int = 1_000) -> PairedCounts:
+    return PairedCounts(shots=shots, errors_reference=fixed, errors_candidate=broken, fixed=fixed, broken=broken)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (0, 1), (30, 10), (10, 30), (300, 200), (40, 400)])
+def test_closed_form_is_the_mixture(wins: int, losses: int) -> None:
+    prior = stats.beta(*MIXTURE)
+
+    def integrand(q: float) -> float:
+        return math.exp(wins * math.log(2 * q) + losses * math.log(2 - 2 * q)) * float(prior.pdf(q)) if q < 1 else 0.0
+
+    value, _ = integrate.quad(integrand, 0.5, 1.0, limit=200)
+    assert log_e_value(wins, losses) == pytest.approx(math.log(value / float(prior.sf(0.5))), rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("q", [0.5, 0.45, 0.2])
+def test_expectation_is_at_most_one_under_the_null(q: float) -> None:
+    for n in (1, 7, 60):
+        mean = sum(float(stats.binom.pmf(k, n, q)) * math.exp(log_e_value(k, n - k)) for k in range(n + 1))
+        assert mean <= 1 + 1e-9
+        if q == 0.5:
+            assert mean == pytest.approx(1)
+
+
+def test_finite_far_out() -> None:
+    for wins, losses in [(0, 10**6), (10**6, 0), (5 * 10**5, 6 * 10**5)]:
+        assert math.isfinite(log_e_value(wins, losses))
+    assert log_e_value(0, 10**6) < log_e_value(0, 10**5) < 0
+
+
+def test_e_lond_levels_spend_alpha_exactly() -> None:
+    assert sum(gamma(t) for t in range(1, 100_000)) == pytest.approx(1, abs=2e-5)
+    assert e_lond_level(0.05, 1, 0) == pytest.approx(0.025)
+    assert e_lond_level(0.05, 20, 4) == pytest.approx(5 * e_lond_level(0.05, 20, 0))
+    with pytest.raises(ValueError):
+        e_lond_level(0.05, 2, 2)
+    with pytest.raises(ValueError):
+        gamma(0)
+
+
+def test_stops_for_each_reason() -> None:
+    def monitor(budget: int = 100_000) -> Monitor:
+        return Monitor(alpha=0.05, attempt_index=1, discoveries_before=0, budget=budget)
+
+    assert monitor().add(counts(60, 10)) == "evidence"
+    assert monitor().add(counts(10, 60)) == "harm"
+    assert monitor().add(counts(2, 2)) is None
+    assert monitor(budget=1_000).add(counts(2, 2)) == "budget"
+    assert monitor(budget=2_000).add(counts(60, 75)) == "futility"
+
+
+def test_nothing_discordant_is_never_evidence() -> None:
+    monitor = Monitor(alpha=0.05, attempt_index=1, discoveries_before=0, budget=10_000)
+    assert [monitor.add(counts(0, 0)) for _ in range(10)] == [None] * 9 + ["budget"]
+    assert monitor.result("budget").e_value == pytest.approx(1)
+
+
+def run(
+    gain: float, *, rng: np.random.Generator, ler: float, discordance: float, attempt: int, budget: int
+) -> tuple[str, int]:
+    """One candidate through the real monitor; only the discordant counts are drawn."""
+    monitor = Monitor(alpha=0.05, attempt_index=attempt, discoveries_before=0, budget=budget)
+    chunk = 5_000
+    while True:
+        fixed = int(rng.poisson(chunk * ler * (discordance + gain) / 2))
+        broken = int(rng.poisson(chunk * ler * (discordance - gain) / 2))
+        reason = monitor.add(counts(fixed, broken, chunk))
+        if reason:
+            return reason, monitor.counts.shots
+
+
+def test_streams_of_nulls_are_left_alone() -> None:
+    """200 streams of 20 candidates no better than the reference: at most 5% with any evidence, and chance allowed."""
+    rng = np.random.default_rng(11)
+    false = 0
+    for _ in range(200):
+        reasons = [
+            run(0.0, rng=rng, ler=1e-2, discordance=rng.uniform(1, 2), attempt=t, budget=100_000)[0]
+            for t in range(1, 21)
+        ]
+        false += "evidence" in reasons
+    assert stats.beta.ppf(0.025, false, 200 - false + 1) <= 0.05 if false else True
+    assert false <= 20
+
+
+def test_honest_ten_per_cent_is_found_within_the_prod_budget() -> None:
+    rng = np.random.default_rng(12)
+    outcomes = [run(0.10, rng=rng, ler=1e-2, discordance=1.5, attempt=1 + i % 20, budget=2_000_000) for i in range(60)]
+    assert sum(reason == "evidence" for reason, _ in outcomes) >= 57
+    assert np.median([shots for _, shots in outcomes]) < 600_000
+
+
+def test_harm_is_the_mirror_of_evidence() -> None:
+    one, other = Monitor(0.05, 1, 0, 10**6), Monitor(0.05, 1, 0, 10**6)
+    one.add(counts(40, 25))
+    other.add(counts(25, 40))
+    assert one.result("budget").e_value == pytest.approx(other.result("budget").e_value_harm)

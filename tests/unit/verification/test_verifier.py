@@ -1,0 +1,195 @@
+"""The whole judge: an honest candidate on a small code, its report, its replay, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autoqec.contracts.env import CircuitDepolarizing
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import ContractError
+from autoqec.qec.problem import Problem
+from autoqec.verification import report as report_files
+from autoqec.verification import verifier
+from autoqec.verification.candidate_evaluation import Trial, derangement, same_edges
+from autoqec.verification.sequential import Monitor
+from autoqec.verification.shot_stream import CHUNK, Bundle
+from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
+from tests.support import judging
+from tests.support.envs import problem as small_problem
+from tests.support.envs import surface
+
+ENV = surface(5, 0.01, rounds=3).model_copy(update={"noise": CircuitDepolarizing(p=(0.006, 0.01), target_p=0.01)})
+
+
+@dataclass(frozen=True)
+class Judged:
+    request: VerifyRequest
+    report: VerifyReport
+    events: list[tuple[str, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+    place = tmp_path_factory.mktemp("honest")
+    judging.train(place / "checkpoint.pt", Problem.from_env(ENV), steps=1_000)
+    request = judging.request(
+        place / "round_1",
+        ENV,
+        place / "checkpoint.pt",
+        profile=judging.profile(60_000, 30_000),
+        branch="exp/20250101-000000/01-mlp",
+        commit_sha="a" * 40,
+    )
+    events: list[tuple[str, dict[str, Any]]] = []
+    return Judged(request, verify(request, on_event=lambda kind, payload: events.append((kind, payload))), events)
+
+
+def test_an_honest_gain_is_verified(honest: Judged) -> None:
+    report = honest.report
+    assert report.verdict == "VERIFIED", report.reasons
+    assert report.test is not None and report.test.stopped_by == "evidence"
+    assert report.test.e_value >= report.test.threshold == pytest.approx(40)
+    assert report.effect is not None and report.effect.relative_low is not None
+    assert report.effect.relative_low >= 0.02
+    assert {guard.name for guard in report.guards} == {
+        "seed_bands", "same_circuit", "complete", "cost", "first_draw", "baseline_interval", "canary", "other_points",
+        "repeatable", "batch_independence", "ablation", "claimed_gain",
+    }  # fmt: skip
+    assert {member.name for member in report.panel} == {"mwpm", "mwpm_correlated"}
+    assert [(point.p, point.reference) for point in report.points] == [(0.006, member.name) for member in report.panel]
+    assert (report.points[0].relative or 0) > 0 and report.points[0].reference == report.backend
+    assert len({point.counts.errors_candidate for point in report.points}) == 1  # all on the same shots
+    assert report.cost is not None and report.cost.n_params > 1_000 and report.cost.flops_per_syndrome > 1_000
+
+
+def test_effect_and_test_are_drawn_apart(honest: Judged) -> None:
+    purposes = [line.split("/")[0] for line in honest.report.chunk_digests]
+    digests = [line.split()[1] for line in honest.report.chunk_digests]
+    assert purposes.count("effect") == 6 and purposes.count("point:0.006") == 1 and purposes.count("guards") == 1
+    assert len(set(digests)) == len(digests)
+    assert honest.report.effect is not None and honest.report.effect.counts.shots == 30_000
+
+
+def test_events_tell_of_progress(honest: Judged) -> None:
+    kinds = [kind for kind, _ in honest.events]
+    assert kinds[0] == "judge_test" and kinds[-1] == "judge_verdict"
+    json.dumps([payload for _, payload in honest.events], allow_nan=False)
+
+
+def test_files_are_whole_and_say_it_in_words(honest: Judged) -> None:
+    layout = honest.request.round
+    assert report_files.read(layout) == honest.report
+    text = layout.report_md.read_text()
+    assert text.startswith("# VERIFIED: round 1") and honest.report.claim in text
+    for word in ("mwpm_correlated", "canary", "Not tested", "autoqec verify", honest.report.artifact_sha256):
+        assert word in text
+    assert {path.name for path in layout.dir.iterdir()} == {"verification_report.md", "verification_report.json"}
+    assert judging.SECRET.hex() not in text + layout.report_json.read_text()
+
+
+def test_verify_again_replays_and_writes_nothing(honest: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = honest.request.round
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()}
+    later = replace(honest.request, attempt_index=7)
+    assert verify(later) == honest.report
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()} == before
+
+    told_otherwise = honest.report.model_copy(update={"verdict": "SUSPICIOUS"})
+    monkeypatch.setattr(verifier, "judge", lambda request, on_event=None: told_otherwise)
+    with pytest.raises(ContractError, match="verdict was VERIFIED, is SUSPICIOUS"):
+        verify(later)
+    other_shots = honest.report.model_copy(update={"chunk_digests": ("test/0 00", *honest.report.chunk_digests[1:])})
+    monkeypatch.setattr(verifier, "judge", lambda request, on_event=None: other_shots)
+    assert "not redrawn alike" in replay(honest.report, later).differences[0]
+
+
+def test_other_artifact_or_secret_is_refused(honest: Judged, tmp_path: Path) -> None:
+    changed = tmp_path / "other.pt"
+    changed.write_bytes(honest.request.checkpoint.read_bytes() + b"\0")
+    with pytest.raises(ContractError, match=f"{honest.report.artifact_sha256}.*is now"):
+        verify(replace(honest.request, checkpoint=changed))
+    fresh = judging.request(tmp_path / "round", ENV, changed, expected_artifact=artifact_sha256(honest.request))
+    with pytest.raises(ContractError, match="restore the round's files"):
+        verify(fresh)
+    assert list((tmp_path / "round").iterdir()) == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "truncated", "link"])
+def test_bad_checkpoints_are_refused(damage: str, honest: Judged, tmp_path: Path) -> None:
+    weights = tmp_path / "checkpoint.pt"
+    if damage == "truncated":
+        weights.write_bytes(honest.request.checkpoint.read_bytes()[:2_000])
+    elif damage == "link":
+        weights.symlink_to(honest.request.checkpoint)
+    with pytest.raises(ContractError):
+        verify(judging.request(tmp_path / "round", ENV, weights))
+    assert list((tmp_path / "round").iterdir()) == []
+
+
+def test_config_of_another_round_is_refused(honest: Judged, tmp_path: Path) -> None:
+    config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 3}}
+    with pytest.raises(ContractError, match="checkpoint holds config"):
+        verify(judging.request(tmp_path / "round", ENV, honest.request.checkpoint, dsl_config=config))
+
+
+class StubLink:
+    """Answers public priors at once: memory is the subject here, not the candidate."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.n_edges, self.waiting = problem.graph.n_edges, 0
+        self.row = problem.graph.log_odds.astype(np.float32)
+
+    outstanding = property(lambda self: self.waiting)
+
+    def send(self, detectors: np.ndarray) -> None:
+        self.waiting += 1
+
+    def receive(self, n_edges: int) -> np.ndarray:
+        self.waiting -= 1
+        return np.tile(self.row, (CHUNK, 1))
+
+
+def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = small_problem(3, 0.01)
+
+    def peak(chunks: int) -> int:
+        trial = Trial(problem, Bundle(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
+        monkeypatch.setattr(trial.backend, "decode_soft", lambda detectors, odds: trial.backend.decode(detectors))
+        tracemalloc.start()
+        monitor = Monitor(0.05, 1, 0, chunks * CHUNK)
+        assert trial.test(monitor, lambda monitor: None) == "budget"
+        assert monitor.counts.shots == chunks * CHUNK and trial.judged == chunks * CHUNK
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    peak(2)
+    few, many = peak(4), peak(40)
+    assert many < 1.3 * few
+
+
+def test_unusable_answers_count_as_errors() -> None:
+    problem = small_problem(3, 0.01)
+    trial = Trial(problem, Bundle(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
+    shots = trial.bundle.chunk(problem, "test", 0)
+    odds = np.tile(problem.graph.log_odds.astype(np.float32), (CHUNK, 1))
+    honest_lost, predictions = trial.candidate_wrong(trial.backend, shots, odds)
+    assert predictions is not None and not trial.faults and honest_lost.sum() < CHUNK / 5
+    odds[::2, 0] = np.inf
+    lost, predictions = trial.candidate_wrong(trial.backend, shots, odds)
+    assert predictions is None and lost[::2].all() and (lost[1::2] == honest_lost[1::2]).all()
+    assert trial.faults == {"not finite": CHUNK // 2}
+
+
+def test_helpers() -> None:
+    order = derangement(100, np.random.default_rng(0))
+    assert sorted(order) == list(range(100)) and not (order == np.arange(100)).any()
+    assert same_edges(small_problem(3, 0.01), small_problem(3, 0.02))
+    assert not same_edges(small_problem(3, 0.01), small_problem(5, 0.01))
