@@ -32,7 +32,7 @@ PACKAGES = (
     "anthropic",
 )
 # The packages whose code can change a figure or a verdict; everything else shows, proposes or stores.
-RESULT_PACKAGES = ("contracts", "qec", "decoders", "runner", "eval")
+RESULT_PACKAGES = ("contracts", "qec", "decoders", "runner", "verification")
 _PACKAGE = Path(autoqec.__file__).resolve().parent
 _SURFACE = _PACKAGE / "decoders" / "modules"
 

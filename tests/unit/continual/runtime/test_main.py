@@ -34,7 +34,7 @@ from autoqec.llm.config import LMConfig, get_lm_client
 from tests.support.models import FunctionModel
 from tests.support.text_envs import meeting
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 QUESTIONS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(1, 5)]
 
 
@@ -110,7 +110,8 @@ def test_c19_two_runs_in_one_second_share_nothing(tmp_path):
 
 def test_c20_the_effective_config_is_there_from_the_start_and_loads_to_the_same(tmp_path):
     """Killed in its first episode, the run has left its config."""
-    path = write(tmp_path, dataset={"dataset_path": "rows.jsonl", "env_class": "tests.unit.continual.runtime.test_main.Slow"})
+    slow = "tests.unit.continual.runtime.test_main.Slow"
+    path = write(tmp_path, dataset={"dataset_path": "rows.jsonl", "env_class": slow})
     code = "import sys; from autoqec.continual.runtime.main import evaluate; evaluate(sys.argv[1])"
     env = {**os.environ, "SLOW_RESULTS": str(tmp_path / "results")}
     process = subprocess.Popen([sys.executable, "-c", code, str(path)], cwd=ROOT, env=env)
@@ -285,7 +286,8 @@ def test_p29_the_model_name_chooses_and_an_unknown_one_raises():
     assert LMConfig(model="scripted:echo").resolved_backend() == "scripted"
     with pytest.raises(InputError, match="known: claude"):
         get_lm_client(LMConfig(model="nobody-knows-1"))
-    code = "import sys, autoqec.continual.runtime.main; sys.exit(any(m in sys.modules for m in ('anthropic', 'torch', 'stim')))"
+    heavy = ("anthropic", "torch", "stim")
+    code = f"import sys, autoqec.continual.runtime.main; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
