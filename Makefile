@@ -21,14 +21,14 @@ STAMP := $(VENV)/.installed
 # One thread a process: results repeat, and the tests' two processes do not fight.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test test-all test-crash test-slurm bench pictures prove-judge setup-sandbox setup-browser setup-slurm ci-tools lint docs
+.PHONY: help install run test test-all test-crash test-slurm bench pictures prove-judge test-sandbox setup-browser setup-slurm ci-tools lint docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
 	@echo "make test           lint, types, layers, and the tests that are quick"
 	@echo "make test-all       every test; make test-crash: the crash sweeps; make test-slurm: on SLURM itself"
 	@echo "make bench          figures as ratios into benchmarks/; make prove-judge: the judge itself on trial"
-	@echo "make setup-sandbox  bubblewrap, where one is root; make lint; make docs"
+	@echo "make test-sandbox   sandbox and cheating checkpoints in every sandbox backend; make lint; make docs"
 
 install: $(STAMP)
 
@@ -57,6 +57,11 @@ test-all: lint
 test-crash: install
 	$(BIN)/python -m pytest -m 'not slurm' -n 2 --dist worksteal tests/crash $(ARGS)
 
+# AUTOQEC_SANDBOX=landlock (or bubblewrap) runs them in that backend alone.
+test-sandbox: install
+	$(BIN)/python -m pytest -m 'not long and not slurm' -n 2 --dist loadfile \
+		tests/unit/host/test_sandbox.py tests/cheaters tests/suites/test_hostile.py $(ARGS)
+
 # A cluster of this machine alone, on its own ports and in a temporary directory, ended with the tests.
 test-slurm: install setup-slurm
 	$(BIN)/python -m pytest -m slurm tests/crash/test_slurm.py $(ARGS)
@@ -76,12 +81,11 @@ prove-judge: install
 docs: install
 	$(BIN)/python -m docs.generate
 
-# Without bubblewrap and Chromium their tests skip and say so. A CI machine gets both; a developer's is left alone.
+# Tests that need Chromium are skipped without it, with a hint. Only a CI machine gets it installed.
 ifdef CI
 test test-all: ci-tools
 endif
 ci-tools: install
-	-@$(MAKE) --no-print-directory setup-sandbox
 	-@$(MAKE) --no-print-directory setup-browser
 
 setup-browser:
@@ -93,8 +97,3 @@ setup-slurm:
 	@if command -v /usr/sbin/slurmctld >/dev/null && command -v /usr/sbin/munged >/dev/null; then /usr/sbin/slurmctld -V; \
 	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; \
 	else echo "SLURM is missing and you are not root. Mend: sudo apt-get install slurm-wlm munge" >&2; exit 2; fi
-
-setup-sandbox:
-	@if command -v bwrap >/dev/null; then bwrap --version; \
-	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends bubblewrap >/dev/null; \
-	else echo "bubblewrap is missing and you are not root. Mend: sudo apt-get install bubblewrap" >&2; exit 2; fi

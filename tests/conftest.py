@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,30 @@ import pytest
 from autoqec.system import sandbox
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail a skipped test whose reason does not say what to install."""
+    report = yield
+    if report.skipped and not hasattr(report, "wasxfail") and "install" not in skip_reason(report):
+        report.outcome = "failed"
+        report.longrepr = f"the reason of a skip says what to install; this one is: {skip_reason(report)}"
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List what was skipped, one line for each reason."""
+    groups = Counter(skip_reason(report) for report in terminalreporter.getreports("skipped"))
+    if groups:
+        terminalreporter.section("skipped")
+    for reason, count in sorted(groups.items()):
+        terminalreporter.write_line(f"{count} skipped: {reason}")
+
+
+def skip_reason(report: Any) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    return reason.removeprefix("Skipped: ")
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
@@ -81,7 +107,7 @@ def made_lab(place: Path) -> Lab:
     """As `autoqec init` makes it, smoke env inside."""
     home = place / "home"
     home.mkdir()
-    names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS")
+    names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS", sandbox.CHOICE)
     kept = {name: os.environ[name] for name in names if name in os.environ}
     env = {**kept, "HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
     shown = Lab(place, env).autoqec("init", "lab")

@@ -134,7 +134,7 @@ def confined(surface: Path) -> None:
     """RoundFailed for code of a branch where nothing would confine it and nobody said that it may run so."""
     if sandbox.probe() == "none" and not worktree.is_config_only(surface) and not sandbox.waived():
         what = "the branch changes code, and no sandbox runs here"
-        mend = f"apt-get install bubblewrap (or {sandbox.WAIVER}=1: it runs with all your rights and is never VERIFIED)"
+        mend = f"{sandbox.INSTALL} (or {sandbox.WAIVER}=1 to run it with all your rights, never to be VERIFIED)"
         raise RoundFailed("killed_by_safety", f"{what}. Mend: {mend}")
 
 

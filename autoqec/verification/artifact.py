@@ -63,7 +63,7 @@ def freeze(
         raise InputError(
             "a branch's own code is not judged without a sandbox, and none runs here",
             where="sandbox",
-            mend="apt-get install bubblewrap (a branch that changes predecoder.yaml alone can be judged without)",
+            mend=f"{sandbox.INSTALL} (a branch that changes predecoder.yaml alone can be judged without)",
         )
     return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), tier, closed)
 

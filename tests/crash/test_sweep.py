@@ -16,7 +16,7 @@ from tests.crash.invariants import Before, run_ids
 from tests.crash.starts import ENV, recovered
 from tests.crash.sweep import Zygote, has_compiler
 
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="needs Linux and a C compiler")
+pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler; install: apt-get install gcc (on Linux)")
 
 LIVES = {"ok": (), "failed": ("bad",), "compose": ("compose",), "conflict": ("conflict",)}
 FAULTS = [

@@ -40,7 +40,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, str]:
 def told(lab: Lab, *argv: str, **env: str) -> str:
     """sinter's own program in the lab. -P: what lies there is no code of ours."""
     if not PROGRAM.exists():
-        pytest.skip("the command `sinter` is not installed beside this Python")
+        pytest.skip("the command `sinter` is missing beside this Python; install: pip install sinter")
     argv = (sys.executable, str(PROGRAM), *argv)
     done = subprocess.run(argv, cwd=lab.root, env={**lab.env, **env}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -77,8 +77,7 @@ def test_sinter_plots_what_the_judge_counted(ran: tuple[Lab, str], tmp_path: Pat
     csv, picture = tmp_path / "judged.csv", tmp_path / "judged.png"
     shown = lab.autoqec("export", run, "--format", "sinter-csv", "--out", str(csv))
     assert shown.code == 0, shown.err
-    if not any(one.shots for one in sinter.read_stats_from_csv_files(csv)):
-        pytest.skip("the round was not nominated, so the judge counted nothing")
+    assert any(one.shots for one in sinter.read_stats_from_csv_files(csv)), "the round was not nominated"
     told(lab, "plot", "--in", str(csv), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
     assert picture.stat().st_size > 5000
 

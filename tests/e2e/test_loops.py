@@ -50,7 +50,7 @@ def progress(run: Path) -> list[dict[str, str]]:
 )
 def test_a_run_trains_by_the_loop_that_is_pinned(lab: Lab, loop: str, more: tuple[str, ...]) -> None:
     if loop.startswith("sync") and not sandbox.works("bubblewrap"):
-        pytest.skip("loopback behind walls needs bubblewrap")
+        pytest.skip(f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}")
     pins = [f"--pin={pin}" for pin in (f"training.loop={loop}", *more)]
     shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
     assert shown.code == 0, shown.err + shown.out
@@ -85,7 +85,7 @@ def test_a_killed_process_of_a_round_is_a_failed_row_that_says_why(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, loop: str, victim: Callable[[], int], words: str
 ) -> None:
     if loop == "sync" and not sandbox.works("bubblewrap"):
-        pytest.skip("loopback behind walls needs bubblewrap")
+        pytest.skip(f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}")
     endless = {"train_shots": 10**7, "train_gflops": 10**6, "round_wallclock_s": 900}
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=endless))
     killed: list[int] = []

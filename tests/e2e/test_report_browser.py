@@ -17,7 +17,7 @@ from tests.support import runs
 from tests.support.browser import NAMES, Browser, found
 
 pytestmark = pytest.mark.skipif(
-    found() is None, reason=f"no Chromium on PATH (looked for {', '.join(NAMES)}); apt-get install chromium"
+    found() is None, reason=f"no Chromium on PATH (looked for {', '.join(NAMES)}); install: apt-get install chromium"
 )
 
 LOOKS = [

