@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from autoqec import __version__
 from autoqec.cli.common import Out, call, options
 
 # name -> (module, one line of help): `--help` needs no command's module.
@@ -61,7 +62,7 @@ class LazyGroup(click.Group):
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="autoqec", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="autoqec", message="%(prog)s %(version)s")
 def group() -> None:
     """Discovers neural predecoders for quantum error-correcting codes, unattended, and proves what it found.
 

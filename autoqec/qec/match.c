@@ -6,8 +6,17 @@
  * search, cut off by a dual bound. Exact in double precision. A cluster that needs more than BUDGET steps is left to
  * the caller. Negative weights: take the edge, toggle its ends, and let its weight be positive.
  *
- * Plain C without Python's headers; loaded by exact.py.
+ * exact.py calls autoqec_match_1 through ctypes, so nothing here depends on a version of Python. With Python's headers the
+ * library is also an (empty) extension module under the stable ABI, which is what a wheel for every Python needs; a
+ * machine that has a compiler but no headers still builds it.
  */
+#if defined(__has_include)
+#if __has_include(<Python.h>)
+#define HAVE_PYTHON_H
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+#endif
+#endif
 #include <float.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -251,3 +260,10 @@ int autoqec_match_1(int64_t shots, int64_t copies, int32_t nodes, int32_t edges,
     free(reals), free(ints), free(pairing);
     return 0;
 }
+
+#ifdef HAVE_PYTHON_H
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, .m_name = "_match", .m_doc = "Weighted matching in C; called by autoqec.qec.exact."};
+
+PyMODINIT_FUNC PyInit__match(void) { return PyModuleDef_Init(&module); }
+#endif

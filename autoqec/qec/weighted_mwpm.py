@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ import pymatching
 import scipy.sparse as sp
 
 MAX_LOG_ODDS = 30.0  # nats; PyMatching scales its integer weights by the largest, so extremes would blur the rest
-_LIBRARY = Path(__file__).with_name("_match" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+_NAMES = [Path(__file__).with_name(f"_match{suffix}") for suffix in reversed(EXTENSION_SUFFIXES)]
+# The stable ABI's name before the one of this Python alone, which an older build may have left.
+_LIBRARY = next((path for path in _NAMES if path.exists()), _NAMES[-1])
 _FUNCTION = "autoqec_match_1"  # renamed with its arguments: a library of another version is not called
 
 

@@ -7,10 +7,10 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import sysconfig
 import tempfile
 from collections.abc import Iterable
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +76,8 @@ def code_sha256() -> str:
     Every .py and .c file of RESULT_PACKAGES except the editable modules, and whether the matching in C is built, since
     PyMatching in its place may choose another of two equal minima.
     """
-    suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
-    matcher = "C" if (_PACKAGE / "qec" / f"_match{suffix}").exists() else "Python"
+    built = any((_PACKAGE / "qec" / f"_match{suffix}").exists() for suffix in EXTENSION_SUFFIXES)
+    matcher = "C" if built else "Python"
     files = _code_files([_PACKAGE / name for name in RESULT_PACKAGES], ("py", "c"))
     return hashlib.sha256(f"{_sha256_of(files)}  matching in {matcher}\n".encode()).hexdigest()
 

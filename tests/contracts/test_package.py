@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import autoqec
 from autoqec import optional
+from autoqec.cli.autoqec import COMMANDS
 from autoqec.errors import InputError
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +27,9 @@ LOADED_BY_NAME = {
     "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard
     "tesseract_decoder": "autoqec/qec/external_decoders.py",  # by the name in the env
 }
-PROGRAMS = {"check-jsonschema", "import-linter", "mypy", "pytest-cov", "pytest-timeout", "pytest-xdist", "ruff"}
+PROGRAMS = {
+    "check-jsonschema", "import-linter", "mypy", "pytest-cov", "pytest-timeout", "pytest-xdist", "ruff", "setuptools",
+}  # fmt: skip
 # What an installed package does not have: targets of the Makefile, folders of the repository.
 CHECKOUT_ONLY = re.compile(
     r"make (-B )?(install|test|run|lint|docs|bench|setup|prove|pictures)|python -m (benchmarks|docs|cli)"
@@ -154,3 +158,25 @@ def test_no_message_names_what_only_a_checkout_has() -> None:
             and CHECKOUT_ONLY.search(node.value)
         ]
     assert not wrong
+
+
+def test_the_version_has_one_source() -> None:
+    assert "version" in PROJECT["project"]["dynamic"]
+    shown = subprocess.run(
+        [sys.executable, "-P", "-m", "autoqec.cli", "--version"], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == f"autoqec {autoqec.__version__}\n"
+
+
+def test_importing_the_package_loads_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import autoqec; print(*(set(sys.modules) - before))"
+    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["autoqec"]
+
+
+def test_the_long_description_stands_on_its_own() -> None:
+    """A package index shows no files of the repository: no image or link may be relative."""
+    text = (ROOT / PROJECT["project"]["readme"]).read_text(encoding="utf-8")
+    assert text.startswith("# AutoQEC") and not re.findall(r"\]\((?!https://)", text)
+    commands = set(re.findall(r"^\| `autoqec ([a-z-]+)|, `autoqec ([a-z-]+)", text, re.MULTILINE))
+    assert {one or other for one, other in commands} <= set(COMMANDS)

@@ -1,0 +1,90 @@
+"""A wheel, built from a copy of the sources and used outside of the repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import autoqec
+from autoqec.system import machine
+
+ROOT = Path(__file__).parents[2]
+LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.so")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sources = tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "LICENSE", "docs/pypi.md"):
+        (sources / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / name, sources / name)
+    for name in ("autoqec", "cli"):
+        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=LEFT_OUT)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index", "-w"]
+    subprocess.run([*command, sources / "dist", sources], check=True)
+    (made,) = (sources / "dist").glob("*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("installed")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(target)
+    return target
+
+
+def run(installed: Path, directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    """`autoqec …` from the wheel: its path entry comes before the one of the repository."""
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-P", "-m", "autoqec.cli", *argv]
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+
+
+def test_one_top_level_package_and_every_file_once(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert len(names) == len(set(names))
+    assert {name.split("/")[0] for name in names} == {"autoqec", f"autoqec-{autoqec.__version__}.dist-info"}
+    tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cli").rglob("*.py")}
+    assert {f"autoqec/{name}" for name in tracked} <= set(names)
+    data = ("py.typed", "data/qecbench_tab.jsonl", "data/configs/toy_inmemory.yaml", "lm/prices.yaml", "qec/match.c")
+    assert {f"autoqec/{name}" for name in data} <= set(names)
+
+
+def test_one_wheel_serves_every_python(wheel: Path) -> None:
+    assert "-cp311-abi3-" in wheel.name
+    libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert libraries in ([], ["autoqec/qec/_match.abi3.so"]), "none where there is no compiler"
+
+
+def test_the_folder_cli_cannot_be_imported_by_its_own_name(installed: Path, tmp_path: Path) -> None:
+    code = f"import sys; sys.path.append({str(installed)!r}); import autoqec; import cli"
+    shown = subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "No module named 'cli'" in shown.stderr
+
+
+def test_it_works_in_an_empty_directory(installed: Path, tmp_path: Path) -> None:
+    assert run(installed, tmp_path, "--version").stdout == f"autoqec {autoqec.__version__}\n"
+    made = run(installed, tmp_path, "init", "workspace")
+    assert made.returncode == 0, made.stderr
+    planned = run(installed, tmp_path / "workspace", "run", "env.yaml", "--profile", "smoke", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    scored = run(installed, tmp_path, "bench-ideators", "--strategies", "random", "--seeds", "2", "--rounds", "2")
+    assert scored.returncode == 0 and "surface_d3_depol" in scored.stdout, scored.stderr
+
+
+def test_it_has_the_code_hash_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    code = "from autoqec.system import machine; print(machine.__file__, machine.code_sha256())"
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    command = [sys.executable, "-P", "-c", code]
+    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    place, digest = shown.stdout.split()
+    assert Path(place).is_relative_to(installed)
+    if (installed / "autoqec/qec/_match.abi3.so").exists() == bool(list((ROOT / "autoqec/qec").glob("_match*.so"))):
+        assert digest == machine.code_sha256()
