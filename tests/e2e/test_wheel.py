@@ -53,7 +53,7 @@ def test_one_top_level_package_and_every_file_once(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == {"autoqec", f"autoqec-{autoqec.__version__}.dist-info"}
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cli").rglob("*.py")}
     assert {f"autoqec/{name}" for name in tracked} <= set(names)
-    data = ("py.typed", "data/qecbench_tab.jsonl", "data/configs/toy_inmemory.yaml", "lm/prices.yaml", "qec/match.c")
+    data = ("py.typed", "data/qecbench_tab.jsonl", "data/configs/toy_inmemory.yaml", "llm/prices.yaml", "qec/match.c")
     assert {f"autoqec/{name}" for name in data} <= set(names)
 
 

@@ -101,7 +101,7 @@ def test_built_matching_changes_the_code_hash(package: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["report/charts.py", "report/templates/run.html.j2", "store/jsonl.py", "eval/report.md.j2"]
+    "name", ["report/charts.py", "report/templates/run.html.j2", "store/jsonl.py", "verification/report.md.j2"]
 )
 def test_change_elsewhere_changes_the_package_hash_alone(package: Path, name: str) -> None:
     code, whole = hashes()
