@@ -21,7 +21,7 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RunnerConfig
 from autoqec.contracts.verdict import PairedEffect
 from autoqec.decoders import checkpoint
-from autoqec.qec import backends, external_decoders, sampling
+from autoqec.qec import backends, decoder_trust, sampling
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, paired, wrong
 from autoqec.runner.agents import PredecoderAgent
@@ -149,9 +149,9 @@ def measure(aim: Aim, directory: Path) -> Iterator[Row]:
 
 
 def installed(guest: str) -> bool:
-    if util.find_spec(external_decoders.GUESTS[guest].module) is not None:
+    if util.find_spec(decoder_trust.KNOWN[guest].module) is not None:
         return True
-    print(f"{guest} is not installed. Mend: {external_decoders.GUESTS[guest].mend}")
+    print(f"{guest} is not installed. Mend: {decoder_trust.KNOWN[guest].hint}")
     return False
 
 

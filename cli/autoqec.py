@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from autoqec import __version__
-from autoqec.cli.common import Out, call, options
+from autoqec.cli.common import Out, call, options, trust_option
 
 # name -> (module, one line of help): `--help` needs no command's module.
 COMMANDS = {
@@ -137,6 +137,7 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
     "training and measuring), plateau (rounds that leave the front as it is), usd, tokens (of models).",
 )
 @click.option("--dry-run", is_flag=True, help="Check everything, show the plan, write nothing.")
+@trust_option()
 @options
 @click.pass_context
 def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any) -> None:

@@ -67,6 +67,28 @@ def options(function: Function) -> Function:
     return wrapped  # type: ignore[return-value]
 
 
+def trust_option(*, registered: bool = True) -> Callable[[Function], Function]:
+    """Add --trust-decoder to a command that may load external decoders.
+
+    Args:
+        registered: Whether decoders that installed packages register need no such option.
+    """
+
+    def set_trust(context: click.Context, parameter: click.Parameter, functions: tuple[str, ...]) -> None:
+        from autoqec.qec.decoder_trust import trust_decoders
+
+        trust_decoders(functions, registered=registered)
+
+    return click.option(
+        "--trust-decoder",
+        metavar="MODULE:FUNCTION",
+        multiple=True,
+        expose_value=False,
+        callback=set_trust,
+        help="Load this external decoder where the env names it; it runs in the sandbox.",
+    )
+
+
 def call(group: click.Group, argv: Sequence[str]) -> int:
     """Run one command line; the exit code. No fault of the input ends in a traceback."""
     for stream in (sys.stdout, sys.stderr):

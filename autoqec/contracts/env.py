@@ -12,7 +12,7 @@ from autoqec.contracts.base import Contract
 SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
-SINTER_DECODER = re.compile(r"^sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)$")
+SINTER_DECODER = re.compile(r"sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)", re.ASCII)
 BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "tesseract", "relay_bp")
 
 
@@ -215,7 +215,7 @@ class EnvSpec(Contract):
     @classmethod
     def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         for name in names:
-            if name not in BASELINES and not SINTER_DECODER.match(name):
+            if name not in BASELINES and not SINTER_DECODER.fullmatch(name):
                 known = f"{', '.join(BASELINES)}, and sinter:<module>:<function>:<decoder>"
                 raise ValueError(f"unknown baseline {name!r}; known: {known}")
         return names

@@ -12,7 +12,8 @@ import scipy.sparse as sp
 from autoqec.contracts.dsl import OutputMode
 from autoqec.errors import InputError
 from autoqec.qec.bp import BpDecoder, Stage
-from autoqec.qec.external_decoders import SinterDecoder, guest
+from autoqec.qec.decoder_trust import external_decoder
+from autoqec.qec.external_decoders import ExternalDecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
 from autoqec.qec.weighted_mwpm import ExactMatcher
@@ -117,8 +118,8 @@ BACKENDS: dict[str, Callable[[Problem], Backend]] = {
 
 def make(name: str, problem: Problem) -> Backend:
     """A backend by its name in an env; InputError lists the known ones."""
-    if (asked := guest(name)) is not None:
-        return SinterDecoder(problem, name, asked)
+    if (spec := external_decoder(name)) is not None:
+        return ExternalDecoder(problem, name, spec)
     if name not in BACKENDS:
         raise InputError(
             f"unknown backend {name!r}", where="env field `backend`", mend=f"choose one of {', '.join(BACKENDS)}"

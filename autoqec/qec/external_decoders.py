@@ -1,95 +1,142 @@
-"""Other people's decoders in the panel: any `sinter.Decoder`, by the function that lists it, or by a short name."""
+"""External decoders (`sinter.Decoder`) among an env's baselines, each run in a sandboxed process."""
 
 from __future__ import annotations
 
-import importlib
-from dataclasses import dataclass
-from typing import Any
+import json
+import struct
+import sys
+import threading
+import weakref
+from contextlib import ExitStack
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import numpy as np
 import stim
 
-from autoqec.contracts.env import SINTER_DECODER, EnvSpec
+import autoqec
+from autoqec.contracts.env import EnvSpec
 from autoqec.errors import InputError
+from autoqec.qec.decoder_trust import ExternalDecoderSpec, external_decoder, locate
+from autoqec.qec.external_process import FAILED, HEADER
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
+from autoqec.system import sandbox
+from autoqec.system.process import child
+from autoqec.system.scratch import scratch
+
+ANSWER_S = 3600.0  # the longest wait for one batch
+LIFETIME_S = 14 * 24 * 3600.0
+MEMORY_GB, DISK_MB, PROCESSES = 16.0, 256.0, 64
+MAX_MESSAGE = 2**16
 
 
-@dataclass(frozen=True)
-class Guest:
-    """Where a decoder is listed, and how its package is had. whole: it takes mechanisms that are not split by `^`."""
+class ExternalDecoder:
+    """An external decoder, compiled for one problem.
 
-    module: str
-    function: str
-    decoder: str
-    mend: str
-    whole: bool = False
+    Raises:
+        InputError: The decoder is not trusted, not installed, cannot be loaded, does not take the problem, or fails.
+    """
 
-
-GUESTS = {
-    # https://github.com/quantumlib/tesseract-decoder
-    "tesseract": Guest(
-        *("tesseract_decoder", "make_tesseract_sinter_decoders_dict", "tesseract"),
-        mend="pip install tesseract-decoder",
-        whole=True,
-    ),
-    # https://github.com/trmue/relay
-    "relay_bp": Guest(
-        "relay_bp.stim", "sinter_decoders", "relay-bp", mend="pip install 'relay-bp[stim]' (it needs Rust)", whole=True
-    ),
-}
-
-
-def guest(name: str) -> Guest | None:
-    """The guest that a baseline's name means: a short name, or sinter:<module>:<function>:<decoder>; else None."""
-    if match := SINTER_DECODER.match(name):
-        mend = f"pip install the package of {match['module']}, or leave the decoder out"
-        return Guest(match["module"], match["function"], match["decoder"], mend)
-    return GUESTS.get(name)
-
-
-class SinterDecoder:
-    """A guest, compiled for one problem. InputError where it is not installed, or does not take the problem."""
-
-    def __init__(self, problem: Problem, name: str, asked: Guest) -> None:
+    def __init__(self, problem: Problem, name: str, spec: ExternalDecoderSpec) -> None:
         self.name = name
         self._n_observables = problem.n_observables
-        dem = whole(problem.dem) if asked.whole else problem.dem
-        listed = _listed(problem.env, name, asked)
-        try:
-            self._compiled = listed.compile_decoder_for_dem(dem=dem)
-        except Exception as error:  # other people's code may raise anything
-            raise InputError(
-                f"decoder {name!r} does not take this problem ({type(error).__name__}: {str(error)[:200]})",
-                where=f"env `{problem.env.name}`, field `baselines`",
-                mend="leave the decoder out",
-            ) from error
+        dem = problem.dem if spec.split else without_separators(problem.dem)
+        self._process = _DecoderProcess(problem.env, name, spec, dem)
 
     def decode(self, detectors: np.ndarray) -> np.ndarray:
-        packed = self._compiled.decode_shots_bit_packed(bit_packed_detection_event_data=np.ascontiguousarray(detectors))
-        return unpack(np.asarray(packed), self._n_observables).astype(bool)
+        """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables]."""
+        shape = (len(detectors), -(-self._n_observables // 8))
+        packed = self._process.ask(np.ascontiguousarray(detectors).tobytes(), shape[0] * shape[1])
+        return unpack(np.frombuffer(packed, np.uint8).reshape(shape), self._n_observables).astype(bool)
 
 
 def require(env: EnvSpec) -> None:
-    """InputError, with the command that installs it, where a guest among the env's baselines is not to be had."""
+    """Check that each external decoder among the env's baselines can be loaded.
+
+    Raises:
+        InputError: One is not trusted, not installed or cannot be loaded.
+    """
     for name in env.baselines:
-        if (asked := guest(name)) is not None:
-            _listed(env, name, asked)
+        if (spec := external_decoder(name)) is not None:
+            _DecoderProcess(env, name, spec, None).close()
 
 
-def _listed(env: EnvSpec, name: str, asked: Guest) -> Any:
-    try:
-        return getattr(importlib.import_module(asked.module), asked.function)()[asked.decoder]
-    except (ImportError, AttributeError, KeyError) as error:
-        raise InputError(
-            f"decoder {name!r} is not to be had here ({type(error).__name__}: {error})",
-            where=f"env `{env.name}`, field `baselines`",
-            mend=asked.mend,
-        ) from error
+class _DecoderProcess:
+    """A sandboxed process that holds one decoder, compiled for `dem`; None: only found and loaded."""
+
+    def __init__(self, env: EnvSpec, name: str, spec: ExternalDecoderSpec, dem: stim.DetectorErrorModel | None) -> None:
+        self._where = f"env `{env.name}`, field `baselines`"
+        self._name, self._hint = name, spec.hint
+        module = locate(name, spec, where=self._where)
+        resources = ExitStack()
+        self.close = weakref.finalize(self, resources.close)
+        directory = resources.enter_context(scratch("decoder"))
+        self._log = directory / "log"
+        self._process = resources.enter_context(_start(module, directory))
+        request = {
+            "module": spec.module,
+            "function": spec.function,
+            "decoder": spec.decoder,
+            "origin": module.origin,
+            "locations": module.submodule_search_locations,
+            "dem": None if dem is None else str(dem),
+        }
+        self.ask(json.dumps(request).encode(), 0)
+
+    def ask(self, payload: bytes, size: int) -> bytes:
+        """Send one request; return its answer of `size` bytes."""
+        watchdog = threading.Timer(ANSWER_S, self._process.kill)
+        watchdog.start()
+        try:
+            self._process.stdin.write(HEADER.pack(0, len(payload)) + payload)
+            self._process.stdin.flush()
+            tag, length = HEADER.unpack(self._process.stdout.read(HEADER.size))
+            if length > MAX_MESSAGE if tag == FAILED else length != size:
+                raise self._error(f"answered {length} bytes, {size} were expected")
+            answer = self._process.stdout.read(length)
+        except (OSError, ValueError, struct.error) as error:
+            raise self._error(f"its process ended: {self._end()}") from error
+        finally:
+            watchdog.cancel()
+        if len(answer) != length:
+            raise self._error(f"its process ended: {self._end()}")
+        if tag == FAILED:
+            raise self._error(answer.decode(errors="replace"))
+        return answer
+
+    def _error(self, what: str) -> InputError:
+        """The message of other people's code, one line of printable characters."""
+        text = "".join(char if char.isprintable() else " " for char in what)[:500]
+        return InputError(f"decoder {self._name!r}: {text}", where=self._where, mend=self._hint)
+
+    def _end(self) -> str:
+        result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known
+        lines = self._log.read_text(errors="replace")[-2000:].split("\n") if self._log.exists() else []
+        said = next((line for line in reversed(lines) if line.strip()), "")
+        return f"{result.killed or f'exit status {result.returncode}'} {said}".strip()
 
 
-def whole(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
-    """The model without `^`: each mechanism as the set of detectors and observables that it flips."""
+def _start(module: ModuleSpec, directory: Path) -> child.Process:
+    """Start the process: it may read Python's own files and the decoder's package, and write to a scratch directory."""
+    private = directory / "scratch"
+    private.mkdir()
+    places = module.submodule_search_locations or [str(module.origin)]
+    policy = sandbox.Policy(
+        read_only=tuple(map(Path, places)),
+        scratch=private,
+        tmp_mb=int(DISK_MB),
+        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},
+    )
+    wrapped = sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.qec.external_process"], policy)
+    limits = child.Limits(
+        wallclock_s=LIFETIME_S, memory_gb=MEMORY_GB, disk_mb=DISK_MB, disk_dir=private, processes=PROCESSES
+    )
+    return child.start(wrapped.argv, cwd=private, env=wrapped.env, limits=limits, stderr=directory / "log")
+
+
+def without_separators(dem: stim.DetectorErrorModel) -> stim.DetectorErrorModel:
+    """Return the model without `^`: each error mechanism as the set of detectors and observables that it flips."""
     out = stim.DetectorErrorModel()
     for instruction in dem.flattened():
         if instruction.type == "error":

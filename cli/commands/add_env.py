@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Out, options, trust_option
 from autoqec.errors import InputError
 from autoqec.reporting.text import counted
 
@@ -40,6 +40,7 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # of the check, where no number is named
 @click.option("--shots", type=click.IntRange(1), help=f"Of the check; default: {SHOTS}, {SLOW_SHOTS} without a graph.")
 @click.option("--out", "target_file", type=click.Path(path_type=Path), help="Default: NAME.yaml.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
+@trust_option()
 @options
 def command(name: str | None, target_file: Path | None, force: bool, shots: int | None, out: Out, **asked: Any) -> None:
     """Write an env file for NAME after building it and decoding shots of it.

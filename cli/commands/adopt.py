@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Out, options, trust_option
 
 
 @click.command("adopt")
 @click.argument("run")
 @click.argument("number", metavar="ROUND", type=click.IntRange(1))
+@trust_option()
 @options
 def command(run: str, number: int, out: Out) -> None:
     """Have the judge decide about the quarantined ROUND of RUN, and put its branch back."""

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Out, options, trust_option
 
 
 @click.command("replay")
 @click.argument("archive", type=click.Path(path_type=Path))
 @click.option("--into", type=click.Path(path_type=Path), help="Where to restore it; a new directory here by default.")
+@trust_option(registered=False)
 @options
 def command(archive: Path, into: Path | None, out: Out) -> None:
     """Restore ARCHIVE into a new repository and verify it again: files, branches, views and, of a closed run, verdicts.

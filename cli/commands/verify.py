@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Out, options, trust_option
 
 
 @click.command("verify")
 @click.argument("round_dir", type=click.Path(path_type=Path))
 @click.option("--replay", is_flag=True, help="Only make the standing judgement again, and compare.")
+@trust_option()
 @options
 def command(round_dir: Path, replay: bool, out: Out) -> None:
     """Judge the round in ROUND_DIR on shots that nobody has seen; a judgement that stands is replayed and compared.

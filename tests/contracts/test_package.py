@@ -27,7 +27,7 @@ IMPORTED_AS = {
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
     "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard
-    "tesseract_decoder": "autoqec/qec/external_decoders.py",  # by the name in the env
+    "tesseract_decoder": "autoqec/qec/decoder_trust.py",  # by the name in the env
 }
 PROGRAMS = {
     "check-jsonschema", "import-linter", "mypy", "pytest-cov", "pytest-timeout", "pytest-xdist", "ruff", "setuptools",

@@ -150,13 +150,3 @@ class TestHardFlip:
             make_soft(problem(3), "hard_flip").decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))
 
 
-def test_any_sinter_decoder_stands_in_the_panel() -> None:
-    prob = problem(3)
-    detectors = sample(prob, 500, 1).detectors
-    guest = make("sinter:autoqec.sinter:decoders:mwpm_correlated", prob)
-    assert np.array_equal(guest.decode(detectors), make("mwpm_correlated", prob).decode(detectors))
-
-
-def test_a_sinter_decoder_that_is_not_installed_is_named() -> None:
-    with pytest.raises(InputError, match="pip install the package of no_such_package"):
-        make("sinter:no_such_package:decoders:best", problem(3))

@@ -1,33 +1,100 @@
-"""Other people's decoders in the panel: real where their package is installed, refused in one sentence where not."""
+"""External decoders: which are loaded, and that they decode in a process of their own."""
 
 from __future__ import annotations
 
+import os
 import sys
-from types import ModuleType
+from pathlib import Path
 
 import numpy as np
 import pytest
-import sinter
 import stim
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import InputError
 from autoqec.qec.backends import make
-from autoqec.qec.external_decoders import GUESTS, require, whole
+from autoqec.qec.decoder_trust import KNOWN, registered_functions, trust_decoders
+from autoqec.qec.external_decoders import require, without_separators
 from autoqec.qec.problem import Problem, incidence, read_mechanisms
 from autoqec.qec.sampling import sample
-from autoqec.sinter import Correlated
 from tests.support.envs import problem, surface
 
+CORRELATED = "sinter:standin.listing:decoders:correlated"
+SOURCE = "standin.listing:decoders"
+LISTING = """
+import os
+import sinter
+from pathlib import Path
+from autoqec.sinter import Correlated
 
-def with_guest(name: str) -> EnvSpec:
+class Broken(sinter.Decoder):
+    def compile_decoder_for_dem(self, *, dem):
+        raise RuntimeError("three detectors at most")
+
+class Dies(sinter.Decoder):
+    def compile_decoder_for_dem(self, *, dem):
+        return self
+    def decode_shots_bit_packed(self, *, bit_packed_detection_event_data):
+        os._exit(7)
+
+class Short(Dies):
+    def decode_shots_bit_packed(self, *, bit_packed_detection_event_data):
+        return bit_packed_detection_event_data[:1, :1]
+
+class Reads(Dies):
+    def decode_shots_bit_packed(self, *, bit_packed_detection_event_data):
+        raise ValueError(Path(__file__).with_name("beside.txt").parents[2].joinpath("private").read_text())
+
+class Split(Correlated):
+    def compile_decoder_for_dem(self, *, dem):
+        if "^" in str(dem):
+            raise ValueError("mechanisms are split")
+        raise ValueError("mechanisms are whole")
+
+def decoders():
+    print("output of a package")
+    return {"correlated": Correlated(), "broken": Broken(), "dies": Dies(), "short": Short(), "reads": Reads(),
+            "relay-bp": Split()}
+
+sinter_decoders = decoders
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_trust() -> None:
+    trust_decoders()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `standin` outside the current directory, on `sys.path`, that registers nothing."""
+    site = tmp_path / "site"
+    write_package(site, "standin", "listing")
+    monkeypatch.syspath_prepend(str(site))
+    (tmp_path / "private").write_text("private text")
+    return site
+
+
+def write_package(site: Path, name: str, module: str) -> None:
+    (site / name).mkdir(parents=True)
+    (site / name / "__init__.py").touch()
+    (site / name / f"{module}.py").write_text(LISTING)
+
+
+def register(site: Path, value: str) -> None:
+    info = site / "standin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: standin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[autoqec.decoders]\nstandin = {value}\n")
+
+
+def with_baseline(name: str) -> EnvSpec:
     return EnvSpec.model_validate({**surface(3).dump(), "baselines": ["mwpm", name]})
 
 
-def test_tesseract_decodes_for_real() -> None:
-    """Most-likely error: fewer failures than matching, hyperedges not split."""
-    pytest.importorskip("tesseract_decoder", reason="install: pip install tesseract-decoder")
-    prob = Problem.from_env(with_guest("tesseract"))
+def test_tesseract_is_more_accurate_than_matching() -> None:
+    pytest.importorskip("tesseract_decoder")
+    prob = Problem.from_env(with_baseline("tesseract"))
     require(prob.env)
     shots = sample(prob, 3000, 1)
     lost = {name: int((make(name, prob).decode(shots.detectors) != shots.observables).sum()) for name in
@@ -35,53 +102,133 @@ def test_tesseract_decodes_for_real() -> None:
     assert 0.5 * lost["mwpm"] < lost["tesseract"] < lost["mwpm"]
 
 
-@pytest.mark.parametrize("name", sorted(GUESTS))
-def test_a_missing_package_is_named_with_its_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, GUESTS[name].module, None)
-    with pytest.raises(InputError, match="pip install") as caught:
-        require(with_guest(name))
-    assert name in str(caught.value) and "baselines" in str(caught.value)
-    with pytest.raises(InputError, match="pip install"):
-        make(name, problem(3))
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_missing_package_is_named_with_its_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    for use in (lambda: require(with_baseline(name)), lambda: make(name, problem(3))):
+        with pytest.raises(InputError, match="is not installed.*pip install") as caught:
+            use()
+        assert name in str(caught.value) and "baselines" in str(caught.value)
 
 
-def test_relay_bp_is_asked_for_by_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its package needs a Rust build, so here another decoder answers under its names; the model comes unsplit."""
-    given: list[stim.DetectorErrorModel] = []
+class TestTrust:
+    def test_decoder_named_by_an_env_alone_is_not_loaded(self, package: Path) -> None:
+        for use in (lambda: require(with_baseline(CORRELATED)), lambda: make(CORRELATED, problem(3))):
+            with pytest.raises(InputError, match="neither registered .* nor trusted.*--trust-decoder standin.listing:"):
+                use()
 
-    class StandIn(sinter.Decoder):  # type: ignore[misc]
-        def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
-            given.append(dem)
-            return Correlated().compile_decoder_for_dem(dem=problem(3).dem)
+    def test_function_of_the_standard_library_is_not_called(self) -> None:
+        with pytest.raises(InputError, match="nor trusted"):
+            require(with_baseline("sinter:os:abort:x"))
 
-    module = ModuleType("relay_bp.stim")
-    module.sinter_decoders = lambda: {"relay-bp": StandIn()}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "relay_bp", ModuleType("relay_bp"))
-    monkeypatch.setitem(sys.modules, "relay_bp.stim", module)
+    def test_decoder_named_on_the_command_line_is_loaded(self, package: Path) -> None:
+        trust_decoders([SOURCE])
+        require(with_baseline(CORRELATED))
+        trust_decoders()
+        with pytest.raises(InputError, match="nor trusted"):
+            require(with_baseline(CORRELATED))
+
+    def test_trust_is_for_one_function(self, package: Path) -> None:
+        trust_decoders([SOURCE])
+        with pytest.raises(InputError, match="nor trusted"):
+            require(with_baseline("sinter:standin.listing:sinter_decoders:correlated"))
+
+    def test_registered_decoder_is_loaded_but_not_from_an_archive(self, package: Path) -> None:
+        register(package, SOURCE)
+        assert SOURCE in registered_functions()
+        require(with_baseline(CORRELATED))
+        trust_decoders(registered=False)
+        with pytest.raises(InputError, match="env of others.*--trust-decoder"):
+            require(with_baseline(CORRELATED))
+
+    @pytest.mark.parametrize("entry", ["", "."])
+    def test_current_directory_is_not_searched(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+    ) -> None:
+        """Neither for entry points nor for a trusted module, however it came to stand on `sys.path`."""
+        write_package(tmp_path, "standin", "listing")
+        register(tmp_path, SOURCE)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(entry or str(tmp_path))
+        assert SOURCE not in registered_functions()
+        trust_decoders([SOURCE])
+        with pytest.raises(InputError, match="is not installed"):
+            require(with_baseline(CORRELATED))
+
+    @pytest.mark.parametrize("name", ["standin", "standin:", "a:b:c", "a b:c", ":f", "a:b\n"])
+    def test_malformed_name_is_refused(self, name: str) -> None:
+        with pytest.raises(InputError, match="MODULE:FUNCTION"):
+            trust_decoders([name])
+
+
+class TestProcess:
+    @pytest.fixture(autouse=True)
+    def trusted(self, package: Path) -> None:
+        trust_decoders([SOURCE])
+
+    def test_answers_equal_those_in_this_process(self) -> None:
+        prob = problem(3)
+        detectors = sample(prob, 500, 1).detectors
+        external = make(CORRELATED, prob)
+        expected = make("mwpm_correlated", prob).decode(detectors)
+        assert np.array_equal(external.decode(detectors), expected)
+        assert np.array_equal(external.decode(detectors[:7]), expected[:7])
+        assert external.decode(detectors[:0]).shape == (0, 1)
+        assert not any(name.startswith("standin") for name in sys.modules)
+
+    @pytest.mark.parametrize(
+        ("decoder", "message"),
+        [
+            ("broken", "does not take this problem.*three detectors at most"),
+            ("absent", "KeyError: 'absent'"),
+        ],
+    )
+    def test_decoder_that_cannot_be_made_is_reported(self, decoder: str, message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            make(f"sinter:standin.listing:decoders:{decoder}", problem(3))
+
+    @pytest.mark.parametrize(
+        ("decoder", "message"),
+        [
+            ("dies", "its process ended: exit status 7"),
+            ("short", "answered 1 bytes, 5 were expected"),
+        ],
+    )
+    def test_failure_while_decoding_is_reported(self, decoder: str, message: str) -> None:
+        external = make(f"sinter:standin.listing:decoders:{decoder}", problem(3))
+        with pytest.raises(InputError, match=message):
+            external.decode(sample(problem(3), 5, 1).detectors)
+
+    def test_function_that_ends_the_process_is_reported(self) -> None:
+        trust_decoders(["os:abort"])
+        with pytest.raises(InputError, match="its process ended: exit status"):
+            require(with_baseline("sinter:os:abort:x"))
+
+    def test_decoder_reads_no_other_file(self, sandbox_backend: str) -> None:
+        external = make("sinter:standin.listing:decoders:reads", problem(3))
+        with pytest.raises(InputError, match="NotFoundError|PermissionError") as caught:
+            external.decode(sample(problem(3), 5, 1).detectors)
+        assert "private text" not in str(caught.value)
+
+    def test_process_ends_with_the_decoder(self) -> None:
+        external = make(CORRELATED, problem(3))
+        pid = external._process._process.pid  # type: ignore[attr-defined]
+        del external
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+    def test_relay_bp_gets_mechanisms_that_are_not_split(self, package: Path) -> None:
+        """Its package needs Rust, so a stand-in of its name reports what it was given."""
+        write_package(package, "relay_bp", "stim")
+        with pytest.raises(InputError, match="mechanisms are whole"):
+            make("relay_bp", problem(3))
+
+
+def test_model_without_separators_flips_the_same() -> None:
     prob = problem(3)
-    shots = sample(prob, 200, 1)
-    answers = make("relay_bp", prob).decode(shots.detectors)
-    assert np.array_equal(answers, make("mwpm_correlated", prob).decode(shots.detectors))
-    assert "^" not in str(given[0]) and "^" in str(prob.dem)
-
-
-def test_a_problem_that_a_guest_does_not_take_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Choosy(sinter.Decoder):  # type: ignore[misc]
-        def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
-            raise RuntimeError("three detectors at most")
-
-    module = ModuleType("choosy")
-    module.listed = lambda: {"one": Choosy()}  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "choosy", module)
-    with pytest.raises(InputError, match="does not take this problem.*three detectors.*leave the decoder out"):
-        make("sinter:choosy:listed:one", problem(3))
-
-
-def test_a_whole_model_flips_what_its_parts_flip() -> None:
-    prob = problem(3)
-    probs, mechanisms = read_mechanisms(whole(prob.dem))
+    probs, mechanisms = read_mechanisms(without_separators(prob.dem))
     H, L = incidence(mechanisms, prob.n_detectors, prob.n_observables)
     assert np.array_equal(probs, prob.fault_probs)
     assert not (H != prob.H).nnz and not (L != prob.L).nnz
     cancelling = stim.DetectorErrorModel("error(0.125) D0 D1 ^ D1 D2 L0 ^ L0")
-    assert str(whole(cancelling)) == "error(0.125) D0 D2"
+    assert str(without_separators(cancelling)) == "error(0.125) D0 D2"

@@ -1,0 +1,133 @@
+"""Which external decoders an env may name: those of installed packages, and those trusted on the command line.
+
+An env file is data and may come from others, so it cannot choose code by itself. A baseline
+`sinter:MODULE:FUNCTION:DECODER` is loaded only where an installed package registers `MODULE:FUNCTION` under the
+entry-point group `autoqec.decoders`, or where the user names it with `--trust-decoder`. Nothing is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.machinery import ModuleSpec, PathFinder
+
+from autoqec.contracts.env import SINTER_DECODER
+from autoqec.errors import InputError
+
+GROUP = "autoqec.decoders"
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ExternalDecoderSpec:
+    """Where a decoder is listed: `module.function()` returns `sinter.Decoder` objects by name.
+
+    hint: how to install it. split: whether the decoder takes error mechanisms that are split by `^`. known: named by
+    autoqec itself, so that an env does not choose the code.
+    """
+
+    module: str
+    function: str
+    decoder: str
+    hint: str
+    split: bool = True
+    known: bool = False
+
+    @property
+    def source(self) -> str:
+        """`MODULE:FUNCTION`, as in an entry point and in `--trust-decoder`."""
+        return f"{self.module}:{self.function}"
+
+
+KNOWN = {
+    # https://github.com/quantumlib/tesseract-decoder
+    "tesseract": ExternalDecoderSpec(
+        *("tesseract_decoder", "make_tesseract_sinter_decoders_dict", "tesseract"),
+        hint="pip install tesseract-decoder",
+        split=False,
+        known=True,
+    ),
+    # https://github.com/trmue/relay
+    "relay_bp": ExternalDecoderSpec(
+        *("relay_bp.stim", "sinter_decoders", "relay-bp"),
+        hint="pip install 'relay-bp[stim]' (it needs Rust)",
+        split=False,
+        known=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class _Trust:
+    functions: frozenset[str] = frozenset()
+    registered: bool = True
+
+
+_trust = _Trust()  # of this process; set once by the command line
+
+
+def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) -> None:
+    """Set which external decoders this process may load; replaces what was set before.
+
+    Args:
+        functions: `MODULE:FUNCTION` of each trusted function.
+        registered: Whether decoders that installed packages register are trusted too.
+
+    Raises:
+        InputError: A name is not of the form `MODULE:FUNCTION`.
+    """
+    global _trust
+    functions = frozenset(functions)
+    for name in sorted(functions):
+        if not FUNCTION.fullmatch(name):
+            raise InputError(f"{name!r} is not of the form MODULE:FUNCTION", where="--trust-decoder")
+    _trust = _Trust(functions, registered)
+
+
+def external_decoder(name: str) -> ExternalDecoderSpec | None:
+    """Return the external decoder that a baseline names, None for a decoder of autoqec's own."""
+    if match := SINTER_DECODER.fullmatch(name):
+        hint = f"pip install the package that provides {match['module']}, or remove the baseline"
+        return ExternalDecoderSpec(match["module"], match["function"], match["decoder"], hint)
+    return KNOWN.get(name)
+
+
+def locate(name: str, spec: ExternalDecoderSpec, *, where: str) -> ModuleSpec:
+    """Find the installed top-level module of a trusted decoder, without importing it.
+
+    Raises:
+        InputError: The decoder is not trusted or not installed.
+    """
+    if not spec.known and spec.source not in _trust.functions:
+        if not _trust.registered:
+            what = f"decoder {name!r} is named by an env of others, and is not trusted"
+            raise InputError(what, where=where, mend=f"--trust-decoder {spec.source}, if you know the package")
+        if spec.source not in registered_functions():
+            what = f"decoder {name!r} is neither registered by an installed package nor trusted"
+            hint = f"--trust-decoder {spec.source}, if you know the package, or remove the baseline"
+            raise InputError(what, where=where, mend=hint)
+    found = PathFinder.find_spec(spec.module.partition(".")[0], _import_path())
+    if found is None or found.origin is None:
+        raise InputError(f"decoder {name!r} is not installed", where=where, mend=spec.hint)
+    return found
+
+
+def registered_functions() -> frozenset[str]:
+    """Return `MODULE:FUNCTION` of every entry point in the group `autoqec.decoders`."""
+    distributions = metadata.distributions(path=_import_path())
+    return frozenset(
+        point.value.replace(" ", "")
+        for distribution in distributions
+        for point in distribution.entry_points
+        if point.group == GROUP
+    )
+
+
+def _import_path() -> list[str]:
+    """`sys.path` without the current directory, which `python -m` puts there: its files may come from others."""
+    here = os.path.realpath(os.curdir)
+    return [entry for entry in sys.path if entry and os.path.realpath(entry) != here]
