@@ -23,6 +23,7 @@ from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.run import SEARCHES, Roles, search
 from autoqec.reporting.machine_state import took
 from autoqec.reporting.predict_cost import predict_cost
+from autoqec.store import run_log
 from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -172,7 +173,7 @@ def speakers(choice: Choice, run: Run, on_event: OnEvent, budget: Budget | None 
     if choice.replay_of is not None:
         replay = _older(choice.replay_of, run.repo.root)
         return Roles(replay), Limits(**limits, also=partial(_played, replay))
-    models = _Models(choice, run, on_event)
+    models = _Models(choice, run, run_log.logged(on_event))
     ideator = models.ideator()
     return (
         Roles(

@@ -14,6 +14,7 @@ import click
 
 from autoqec.errors import AutoqecError
 from autoqec.reporting.text import plain
+from autoqec.store import run_log
 
 BUG = 70  # sysexits' EX_SOFTWARE: a fault of ours, never of the input
 INTERRUPTED = 130
@@ -59,9 +60,16 @@ def options(function: Function) -> Function:
 
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout; text goes to stderr.")
     @click.option("-q", "--quiet", is_flag=True, help="Only what was asked for.")
-    @click.option("-v", "--verbose", count=True, help="More detail; -v also shows where an error came from.")
+    @click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        help="Show the log on stderr; -vv with progress. An error is shown with its traceback.",
+    )
     @functools.wraps(function)
     def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
+        if verbose:
+            run_log.show(verbose)
         return function(*args, out=Out(as_json, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]

@@ -33,7 +33,7 @@ from autoqec.system.scratch import scratch
 MANIFEST, SEAL, BUNDLE, RUN = "archive.json", "archive.sha256", "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
 ENTRY_BYTES = 2**12  # at most, of headers and padding round a member, and of its line in the manifest
-LEFT_BEHIND = ("owner.json", "live.json", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+LEFT_BEHIND = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
 
 @dataclass(frozen=True)

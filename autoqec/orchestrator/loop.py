@@ -14,6 +14,7 @@ from autoqec.orchestrator.budget import Budget, Clock, Interrupts
 from autoqec.orchestrator.executors.local import Executor, NotBegun, Parallel, Pending, Serial
 from autoqec.orchestrator.rounds import OnEvent, Opened, open_round, refuse, runner_config, settle, under_way
 from autoqec.orchestrator.run import Roles, Run, check_start, resume_run, start_run
+from autoqec.store import run_log
 
 __all__ = ["Budget", "Executor", "Outcome", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
 
@@ -51,7 +52,7 @@ def run_rounds(
     in which the rounds began, however many run at once, and what a proposal knows of the others depends on no clock.
     Raises InputError where a cluster refuses a job.
     """
-    tell, clock, recorded, person = _one_at_a_time(on_event), Clock(), list[HistoryRow](), Interrupts()
+    tell, clock, recorded, person = _one_at_a_time(run_log.logged(on_event)), Clock(), list[HistoryRow](), Interrupts()
     limits = [Budget(rounds=rounds), budget or Budget()]
     if executor is None and parallel > 1:
         executor = Parallel(parallel, stopped=lambda: person.stopped() or limits[1].late(clock.elapsed()))
@@ -70,6 +71,7 @@ def run_rounds(
                 elif pending:
                     recorded.append(_recorded(run, pending, tell))
                 else:
+                    run_log.event("run_stopped", {"why": str(stopped)})
                     return Outcome(tuple(recorded), str(stopped), person.asked)
         except KeyboardInterrupt:
             for _, measuring in pending:
@@ -115,13 +117,12 @@ def _stopped(run: Run, limits: list[Budget], clock: Clock, person: Interrupts, u
     return next(filter(None, (limit.spent(rows, clock.elapsed(), under_way) for limit in limits)), None)
 
 
-def _one_at_a_time(on_event: OnEvent | None) -> OnEvent:
+def _one_at_a_time(on_event: OnEvent) -> OnEvent:
     """Rounds that run at once tell their events one by one."""
     lock = threading.Lock()
 
     def tell(kind: str, payload: dict[str, Any]) -> None:
-        if on_event is not None:
-            with lock:
-                on_event(kind, payload)
+        with lock:
+            on_event(kind, payload)
 
     return tell

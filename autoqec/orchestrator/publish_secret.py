@@ -7,7 +7,7 @@ from contextlib import suppress
 from autoqec.contracts.base import sha256_bytes
 from autoqec.errors import InputError, RunPaused
 from autoqec.orchestrator.recovery.apply import recover
-from autoqec.store import atomic
+from autoqec.store import atomic, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
@@ -23,8 +23,8 @@ def close_run(layout: RunLayout, repo: Repo) -> str:
     info = History(layout).info()
     if not layout.secret.exists():
         return published_secret(layout).hex()
-    with run_lock.hold(layout.root):
-        recover(layout, repo)
+    with run_lock.hold(layout.root), run_log.attach(layout):
+        recover(layout, repo, run_log.logged(None))
         _nobody_at_work(layout)
         secret = layout.secret.read_bytes()
         if sha256_bytes(secret) != info.secret_sha256:

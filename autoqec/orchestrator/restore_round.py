@@ -18,6 +18,7 @@ from autoqec.orchestrator.recovery.apply import recover
 from autoqec.orchestrator.recovery.inspect import gather, pointer_at, round_files
 from autoqec.orchestrator.recovery.plan import State
 from autoqec.orchestrator.verify_round import Candidate, judge
+from autoqec.store import run_log
 from autoqec.store.layout import SURFACE, RunLayout
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
@@ -34,7 +35,8 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
     """
     memory = RunMemory(layout.root)
     info = memory.history.info()
-    with run_lock.hold(layout.root):
+    on_event = run_log.logged(on_event)
+    with run_lock.hold(layout.root), run_log.attach(layout):
         if is_closed(layout):
             raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
         recover(layout, repo, on_event, memory=memory)
@@ -48,7 +50,7 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
             surface = directory / "modules"
             repo.extract(pointer.commit_sha, SURFACE, surface)
             candidate = Candidate(number, one.attempt_id, pointer.branch, pointer.commit_sha, metrics, surface)
-            report = judge(memory, info, candidate, layout.secret.read_bytes(), on_event or (lambda kind, told: None))
+            report = judge(memory, info, candidate, layout.secret.read_bytes(), on_event)
         attempt = memory.attempts()[one.attempt_id]
         whole = round_recorder.build_row(attempt, metrics, pointer=pointer, report=report, config=files.config)
         row = round_recorder.adopted_row(whole, one.attempt_id)

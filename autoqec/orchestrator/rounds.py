@@ -5,6 +5,7 @@ Every step leaves on disk what the next one needs, and recovery reads the same.
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from autoqec.store.layout import SURFACE, SURFACE_CONFIG, RoundLayout, pointer_o
 from autoqec.system import sandbox
 from autoqec.system.git import MergeConflict, RefUpdate
 
+LOGGER = logging.getLogger(__name__)
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -173,6 +175,7 @@ def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, surface)
             report = judge(run.memory, run.info, candidate, run.secret, on_event)
         except (ContractError, InputError) as error:
+            LOGGER.warning("not judged", exc_info=True, extra={"round": number})
             unjudged = f"not judged: {error}"
     found = round_files(layout)
     pointer = _pointer(run, layout, opened.planned, tip)
@@ -269,7 +272,8 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
     view = run.memory.l3_for_analyst(layout.dir, hypothesis=planned.ideator.hypothesis)
     try:
         said = run.roles.analyst(view)
-    except ContractError:
+    except ContractError as error:
+        LOGGER.warning("the analyst's reply was not used: %s", error, extra={"round": layout.round})
         said = None
     if said is None or (said.verdict == "candidate" and metrics.status != "ok"):
         return analyst.analyse(view)

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
 from autoqec.orchestrator.recovery.apply import OnEvent, recover
-from autoqec.store import atomic, files
+from autoqec.store import atomic, files, run_log
 from autoqec.store.layout import RUN_ID, SURFACE, SURFACE_CONFIG, RunLayout, runs_dir
 from autoqec.system import machine, run_lock
 from autoqec.system.git import Repo
@@ -108,7 +109,7 @@ class Run:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.held.__exit__(kind, error, trace)
 
 
 @dataclass(frozen=True)
@@ -192,10 +193,11 @@ def start_run(
         run.memory.history.write_info(info)
         run.memory.rebuild_views()
     except BaseException:
-        run.close()
+        run.__exit__(*sys.exc_info())
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
     reach("run_created")
+    run_log.event("run_started", {"run_id": info.run_id, "env": info.env_name, "profile": profile, "seed": seed})
     return run
 
 
@@ -226,16 +228,18 @@ def resume_run(
     _hold(run)
     if note is not None:
         run.notes.append(note)
+    run_log.event("run_resumed", {"run_id": run_id, "notes": run.notes})
     try:
-        recover(layout, lab, on_event, memory=run.memory)
+        recover(layout, lab, run_log.logged(on_event), memory=run.memory)
     except BaseException:
-        run.close()
+        run.__exit__(*sys.exc_info())
         raise
     return run
 
 
 def _hold(run: Run) -> None:
     held = run.held.enter_context(run_lock.hold(run.layout.root))
+    run.held.enter_context(run_log.attach(run.layout))
     if held.warning:
         run.notes.append(held.warning)
     if held.ended:

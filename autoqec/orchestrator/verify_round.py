@@ -22,7 +22,7 @@ from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed, published_secret
 from autoqec.orchestrator.recovery.inspect import read_config, round_files
-from autoqec.store import files
+from autoqec.store import files, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE, RunLayout
 from autoqec.system import run_lock
@@ -88,14 +88,14 @@ def judge_again(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -
                 _requested(memory, info, candidate, secret) as request,
             ):
                 return verifier.verify(_as_first_judged(memory, one, request), on_event=on_event)
-        with run_lock.hold(layout.root):
+        with run_lock.hold(layout.root), run_log.attach(layout):
             memory = RunMemory(layout.root)
             # What was asked before the run was held may be over by now: no round gets a second verdict, and none is
             # drawn from a secret that has been published.
             if is_closed(layout) or _measured(memory.history, number).row.verify_verdict is not None:
                 what = "another process judged the round, or closed the run, meanwhile"
                 raise InputError(what, where=f"round {number}", mend=f"autoqec verify {layout.round(number).dir}")
-            report = judge(memory, info, candidate, secret, on_event)
+            report = judge(memory, info, candidate, secret, run_log.logged(on_event))
             memory.append_round(round_recorder.judged_row(one.row, one.attempt_id, report))
             memory.rebuild_views()
             return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import machine
+
+LOGGER = logging.getLogger(__name__)
 
 
 def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
@@ -73,4 +76,5 @@ def _gpu_snapshot() -> dict[str, Any]:
             "total_bytes": total,
         }
     except Exception:  # a driver may fail in ways of its own; the state of the rest still counts
+        LOGGER.debug("the state of the GPU is unknown", exc_info=True)
         return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 from autoqec.system import git, machine
 
+LOGGER = logging.getLogger(__name__)
+
 
 def write_artifact_manifest(
     config: RunnerConfig, metrics: RoundMetrics, *, artifacts: Sequence[Artifact], sandbox: dict[str, Any]
@@ -35,6 +38,7 @@ def write_artifact_manifest(
         atomic.write_json(layout.manifest, manifest.dump())
         return manifest
     except Exception as error:
+        LOGGER.warning("no manifest was written", exc_info=True, extra={"round": config.round_idx})
         atomic.write_text(layout.manifest_error, f"{type(error).__name__}: {error}\n")
         return None
 

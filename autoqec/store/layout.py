@@ -103,6 +103,11 @@ class RunLayout:
         return self.root / "log.md"
 
     @property
+    def log_file(self) -> Path:
+        """The operational log: what happened when. `log` is the narrative of the results."""
+        return self.root / "logs" / "autoqec.log"
+
+    @property
     def pareto(self) -> Path:
         return self.root / "pareto.json"
 

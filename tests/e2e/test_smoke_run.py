@@ -75,6 +75,15 @@ def test_rows_and_rounds_say_the_same(ran: tuple[Lab, Shown, Path]) -> None:
             assert (run / value[name]).samefile(metrics[name])
 
 
+def test_log_says_what_happened_when(ran: tuple[Lab, Shown, Path]) -> None:
+    _, _, run = ran
+    text = (run / "logs" / "autoqec.log").read_text(encoding="utf-8")
+    for number in (1, 2):
+        for kind in ("round_begun", "planned", "measured", "nominated", "round_recorded"):
+            assert len(re.findall(rf"^\S+Z INFO round={number} {kind} ", text, re.MULTILINE)) == 1, (number, kind)
+    assert "run_started" in text and "run_stopped" in text and "ERROR" not in text
+
+
 def test_pointers_stand_on_their_branches(ran: tuple[Lab, Shown, Path]) -> None:
     lab, _, run = ran
     for row in rows(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from autoqec.errors import InputError
 if TYPE_CHECKING:
     import torch
 
+LOGGER = logging.getLogger(__name__)
 Routine = Callable[[Any], tuple[float, dict[str, Any]]]
 
 
@@ -163,6 +165,7 @@ def attempt(routine: Routine, state: Any) -> tuple[float, dict[str, Any]]:
         loss, info = routine(state)
         return float(loss), info
     except Exception as error:
+        LOGGER.warning("the routine failed", exc_info=True)
         return failed(f"{type(error).__name__}: {error}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ from typing import Any
 from autoqec.continual.agents.base import Agent
 from autoqec.continual.environments.base import Environment, StepResult
 from autoqec.errors import ContractError, DiskFailed
+
+LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def play(env: Environment, agent: Agent[Any], *, max_steps: int | None = None, w
     except DiskFailed:
         raise
     except Exception as error:
+        LOGGER.warning("the episode failed", exc_info=True)
         played.error = f"{type(error).__name__}: {error}"
     return played
 

@@ -13,7 +13,7 @@ from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import Action, plan
-from autoqec.store import atomic, jsonl
+from autoqec.store import atomic, jsonl, run_log
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from autoqec.system.git import RefUpdate, Repo
@@ -29,8 +29,8 @@ def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[A
     RunMemory(layout.root).history.info()
     if dry_run:
         return plan(inspect.gather(repo, layout))
-    with run_lock.hold(layout.root):
-        return recover(layout, repo)
+    with run_lock.hold(layout.root), run_log.attach(layout):
+        return recover(layout, repo, run_log.logged(None))
 
 
 def recover(

@@ -1,0 +1,117 @@
+"""logs/autoqec.log of a run: one line per event with UTC time, level and round; no part of the run's results."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
+from typing import Any, TextIO
+
+from autoqec.store.layout import RunLayout
+
+LOGGER = logging.getLogger("autoqec")
+MAX_BYTES, BACKUPS = 2_000_000, 5
+PROGRESS = ("training", "judge_test", "judge_effect", "judge_point", "judge_composition")  # on screen with -vv only
+OF_ROW = ("status", "status_reason", "verdict", "verify_verdict", "branch", "commit_sha")
+_VALUE_CHARS = 400
+
+
+class _OneLine(logging.Formatter):
+    """`2026-01-02T03:04:05.678Z INFO round=3 message`; a traceback is folded into the line of its message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s.%(msecs)03dZ %(levelname)s round=%(round)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        self.converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        if not hasattr(record, "round"):
+            record.round = "-"
+        return _printable(super().format(record))
+
+
+class _RunFile(RotatingFileHandler):
+    """A full disk or a deleted directory costs the line, never the round."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        pass
+
+    def _open(self) -> Any:
+        Path(self.baseFilename).parent.mkdir(exist_ok=True)  # the run's own directory is never created here
+        return super()._open()
+
+
+class _Screen(logging.StreamHandler[TextIO]):
+    """stderr as it is when a line is written, so that a live display can redirect it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+@contextmanager
+def attach(layout: RunLayout) -> Iterator[None]:
+    """Write what the package logs to the run's log file for as long as the context lasts."""
+    handler = _RunFile(layout.log_file, maxBytes=MAX_BYTES, backupCount=BACKUPS, encoding="utf-8", delay=True)
+    handler.setFormatter(_OneLine())
+    handler.setLevel(logging.INFO)
+    if LOGGER.getEffectiveLevel() > logging.INFO:
+        LOGGER.setLevel(logging.INFO)
+    LOGGER.addHandler(handler)
+    try:
+        yield
+    except BaseException as error:
+        LOGGER.error("stopped by %s: %s", type(error).__name__, error, exc_info=True)
+        raise
+    finally:
+        LOGGER.removeHandler(handler)
+        handler.close()
+
+
+def show(verbosity: int) -> None:
+    """Show the log on stderr: events for `-v`, progress too for `-vv`."""
+    handler = _Screen()
+    handler.setFormatter(_OneLine())
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
+
+
+def logged(on_event: Callable[[str, dict[str, Any]], None] | None) -> Callable[[str, dict[str, Any]], None]:
+    """The callback that writes each event to the log and then calls `on_event`."""
+
+    def tell(kind: str, payload: dict[str, Any]) -> None:
+        event(kind, payload)
+        if on_event is not None:
+            on_event(kind, payload)
+
+    return tell
+
+
+def event(kind: str, payload: Mapping[str, Any]) -> None:
+    """Log one event: its kind and its plain values. Nested values stand in the run's own files."""
+    level = logging.DEBUG if kind in PROGRESS else logging.INFO
+    if not LOGGER.isEnabledFor(level):
+        return
+    extra = {"round": payload.get("round", "-")}
+    row = payload.get("row", {})
+    fields = _fields({**{key: row.get(key) for key in OF_ROW}, **payload})
+    LOGGER.log(level, "%s%s", kind, fields, extra=extra)
+    for action in payload.get("actions", ()):
+        LOGGER.log(level, "%s action%s", kind, _fields(action), extra=extra)
+
+
+def _fields(payload: Mapping[str, Any]) -> str:
+    lists = {key: "; ".join(map(str, payload[key])) for key in ("reasons", "notes") if payload.get(key)}
+    named = {**payload, **lists}
+    plain = {key: value for key, value in named.items() if isinstance(value, str | int | float) and key != "round"}
+    return "".join(f" {key}={json.dumps(value, ensure_ascii=False)[:_VALUE_CHARS]}" for key, value in plain.items())
+
+
+def _printable(text: str) -> str:
+    """One line that steers no terminal, whatever a model or a branch wrote."""
+    lines = " | ".join(line.strip() for line in text.splitlines())
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in lines)

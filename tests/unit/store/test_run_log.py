@@ -1,0 +1,99 @@
+"""logs/autoqec.log: what happened when, one line per event, bounded, and never in the way of a round."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autoqec.store import run_log
+from autoqec.store.layout import RunLayout
+
+LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) round=(-|\d+) \S.*$")
+
+
+@pytest.fixture(autouse=True)
+def handlers_as_before() -> Iterator[None]:
+    before, level = list(run_log.LOGGER.handlers), run_log.LOGGER.level
+    yield
+    run_log.LOGGER.handlers[:] = before
+    run_log.LOGGER.setLevel(level)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RunLayout:
+    layout = RunLayout(tmp_path, "20260101-000000")
+    layout.root.mkdir(parents=True)
+    return layout
+
+
+def lines(layout: RunLayout) -> list[str]:
+    return layout.log_file.read_text(encoding="utf-8").splitlines()
+
+
+def test_each_event_is_one_line_with_utc_time_and_round(layout: RunLayout) -> None:
+    seen: list[str] = []
+    tell = run_log.logged(lambda kind, payload: seen.append(kind))
+    with run_log.attach(layout):
+        tell("round_begun", {"round": 3, "phase": "thinking"})
+        tell("planned", {"round": 3, "hypothesis": "wider\nΔ \x1b[31mred"})
+        tell("training", {"round": 3, "step": 1})
+    assert seen == ["round_begun", "planned", "training"]
+    found = lines(layout)
+    assert len(found) == 2 and all(LINE.match(line) for line in found), "progress is not logged"
+    assert 'round=3 round_begun phase="thinking"' in found[0]
+    assert "Δ" in found[1] and "\x1b" not in found[1]
+
+
+def test_row_is_named_by_its_outcome(layout: RunLayout) -> None:
+    with run_log.attach(layout):
+        run_log.event(
+            "round_recorded", {"round": 1, "row": {"status": "ok", "verify_verdict": "VERIFIED", "analysis": "x"}}
+        )
+    assert lines(layout)[0].endswith('round_recorded status="ok" verify_verdict="VERIFIED"')
+
+
+def test_error_leaves_its_traceback_on_one_line(layout: RunLayout) -> None:
+    with pytest.raises(ZeroDivisionError), run_log.attach(layout):
+        _ = 1 / 0
+    (line,) = lines(layout)
+    assert LINE.match(line) and "stopped by ZeroDivisionError" in line and "_ = 1 / 0" in line
+
+
+def test_warnings_of_any_module_of_the_package_are_there(layout: RunLayout) -> None:
+    with run_log.attach(layout):
+        logging.getLogger("autoqec.reporting.machine_state").warning("something", extra={"round": 7})
+        logging.getLogger("another").warning("not ours")
+    assert [line.split(" ", 1)[1] for line in lines(layout)] == ["WARNING round=7 something"]
+    run_log.event("after", {})
+    assert len(lines(layout)) == 1, "nothing is written once the run is left"
+
+
+def test_log_is_rotated(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_log, "MAX_BYTES", 1000)
+    with run_log.attach(layout):
+        for number in range(200):
+            run_log.event("planned", {"round": number})
+    files = sorted(layout.log_file.parent.iterdir())
+    assert len(files) == run_log.BACKUPS + 1 and all(path.stat().st_size <= 1000 for path in files)
+
+
+def test_log_that_cannot_be_written_costs_nothing(layout: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+    layout.log_file.parent.write_text("a file where the directory should be")
+    with run_log.attach(layout):
+        run_log.event("planned", {"round": 1})
+    assert capsys.readouterr().err == ""
+
+
+def test_verbose_shows_events_on_stderr_and_twice_progress_too(capsys: pytest.CaptureFixture[str]) -> None:
+    run_log.show(1)
+    run_log.event("planned", {"round": 1})
+    run_log.event("training", {"round": 1})
+    assert capsys.readouterr().err.count("\n") == 1
+    run_log.LOGGER.handlers.pop()
+    run_log.show(2)
+    run_log.event("training", {"round": 1})
+    assert "round=1 training" in capsys.readouterr().err
