@@ -37,7 +37,7 @@ class _OneLine(logging.Formatter):
 class _RunFile(RotatingFileHandler):
     """A full disk or a deleted directory costs the line, never the round."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is of the standard library)
         pass
 
     def _open(self) -> Any:
