@@ -1,17 +1,34 @@
-"""archive.json: what a packaged run holds."""
+"""archive.json: what a packaged run holds. Everything in it may come from an attacker."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.names import RUN_ID, RUN_REF, branch_name, distinct_paths, plain_path
 from autoqec.contracts.provenance import SHA1, SHA256
+
+BUNDLE, RUN = "branches.bundle", "run"
+MAX_BYTES = 8 * 2**30
+MAX_MEMBERS = 200_000
+# Of the process that works on a run alone: who holds it, its log and locks, a secret that is not published.
+LEFT_BEHIND = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+
+
+def member_name(name: str) -> str:
+    """Return `name` if a member of an archive may be called so. Raises ValueError."""
+    top, _, rest = plain_path(name).partition("/")
+    if name != BUNDLE and (top != RUN or not rest):
+        raise ValueError(f"{name!r} is neither {BUNDLE} nor a file below {RUN}/")
+    if rest.partition("/")[0] in LEFT_BEHIND:
+        raise ValueError(f"{name!r} belongs to a running process, not to an archive")
+    return name
 
 
 class ArchiveFile(Contract):
-    name: str
+    name: Annotated[str, AfterValidator(member_name)]
     bytes: int = Field(ge=0)
     sha256: str = Field(pattern=SHA256)
 
@@ -20,10 +37,24 @@ class ArchiveManifest(Contract):
     """Refs of the bundle and the hash of every other member."""
 
     schema_version: Literal[1] = 1
-    run_id: str
+    run_id: str = Field(pattern=RUN_ID)
     closed: bool = Field(description="whether the judge's secret is inside, so that every verdict can be drawn again")
     baseline_sha: str = Field(pattern=SHA1)
-    baseline_ref: str | None
+    baseline_ref: Annotated[str, AfterValidator(branch_name)] | None
     code_sha256: str = Field(pattern=SHA256)
-    refs: dict[str, str]
-    files: tuple[ArchiveFile, ...]
+    refs: dict[Annotated[str, Field(pattern=RUN_REF)], Annotated[str, Field(pattern=SHA1)]] = Field(
+        min_length=1, max_length=MAX_MEMBERS, description="ref of the run's own: branch or pin -> commit"
+    )
+    files: tuple[ArchiveFile, ...] = Field(max_length=MAX_MEMBERS)
+
+    @model_validator(mode="after")
+    def _one_run(self) -> Self:
+        for ref in self.refs:
+            if ref.split("/")[3] != self.run_id:
+                raise ValueError(f"`refs`: {ref} belongs to another run")
+        if f"refs/heads/{self.baseline_ref}" in self.refs:
+            raise ValueError("`baseline_ref` is a branch of the run itself")
+        if sum(entry.name == BUNDLE for entry in self.files) != 1:
+            raise ValueError(f"`files` must list {BUNDLE} once")
+        distinct_paths(entry.name for entry in self.files)
+        return self

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.names import plain_path
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus, canonical_fork
 
 SHA1 = r"^[0-9a-f]{40}$"
@@ -87,7 +88,7 @@ class ManifestRound(Contract):
 
 
 class ManifestArtifact(Contract):
-    name: str
+    name: Annotated[str, AfterValidator(plain_path)]
     bytes: int
     sha256: str = Field(pattern=SHA256)
 

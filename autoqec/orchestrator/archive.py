@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import tarfile
-from collections.abc import Iterator
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.archive import ArchiveFile, ArchiveManifest
-from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.history import RunInfo
+from pydantic import ValidationError
+
+from autoqec.contracts.archive import BUNDLE, LEFT_BEHIND, MAX_BYTES, RUN, ArchiveManifest
+from autoqec.contracts.base import first_fault, sha256_bytes
+from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.names import RUN_REF
 from autoqec.contracts.provenance import Manifest
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import AutoqecError, ContractError, InputError
 from autoqec.orchestrator import verify_round
+from autoqec.orchestrator.archive_format import MANIFEST, pack, unpack
 from autoqec.orchestrator.attempts import standings
 from autoqec.orchestrator.gc import removed
 from autoqec.orchestrator.memory import RunMemory
@@ -25,15 +30,32 @@ from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan
 from autoqec.store import atomic, files
 from autoqec.store.history import History
-from autoqec.store.layout import RoundLayout, RunLayout
-from autoqec.system import machine, run_lock
+from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
+from autoqec.system import machine, run_lock, sandbox
 from autoqec.system.git import GitFailed, Repo
+from autoqec.system.git.trees import check_trees, largest_checkout
 from autoqec.system.scratch import scratch
 
-MANIFEST, SEAL, BUNDLE, RUN = "archive.json", "archive.sha256", "branches.bundle", "run"
-MAX_BYTES = 8 * 2**30
 ENTRY_BYTES = 2**12  # at most, of headers and padding round a member, and of its line in the manifest
-LEFT_BEHIND = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a replay is about to do.
+
+    Attributes:
+        manifest: What the archive says about itself; its names and sizes were checked, its origin was not.
+        into: Where the repository will be.
+        rounds: Rows of the run's history.
+        judgements: How many verdicts are drawn again, for which code of the run's branches may run.
+        sandbox: The sandbox backend that confines that code; None if none of it runs.
+    """
+
+    manifest: ArchiveManifest
+    into: Path
+    rounds: int
+    judgements: int
+    sandbox: str | None
 
 
 @dataclass(frozen=True)
@@ -76,23 +98,20 @@ def _archived(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) -> tupl
     with scratch("archive") as directory:
         bundle = directory / BUNDLE
         repo.bundle_create(bundle, sorted(refs))
+        check_trees(repo, sorted({info.baseline_sha, *refs.values()}), max_bytes=largest_checkout(bundle))
         members = {BUNDLE: bundle.read_bytes()}
         _add(members, _run_files(layout), mend=f"autoqec gc {layout.run_id}")
     if shots and layout.published.exists():
         _add(members, _drawn(layout), mend=f"autoqec package-run {layout.run_id} --no-shots")
-    manifest = ArchiveManifest(
-        run_id=info.run_id,
-        closed=layout.published.exists(),
-        baseline_sha=info.baseline_sha,
-        baseline_ref=info.baseline_ref,
-        code_sha256=info.code_sha256,
-        refs=refs,
-        files=tuple(
-            ArchiveFile(name=name, bytes=len(data), sha256=sha256_bytes(data)) for name, data in sorted(members.items())
-        ),
-    )
-    text = json.dumps(manifest.dump(), indent=1, ensure_ascii=False).encode()
-    return manifest, _packed({MANIFEST: text, SEAL: _seal(text), **members})
+    files = [{"name": name, "bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(members.items())]
+    told = {"run_id": info.run_id, "closed": layout.published.exists(), "refs": refs, "files": files}
+    told |= {key: getattr(info, key) for key in ("baseline_sha", "baseline_ref", "code_sha256")}
+    try:
+        manifest = ArchiveManifest.model_validate(told)
+    except ValidationError as error:  # a file or branch of the user's own among the run's
+        mend = "move it out of the run"
+        raise InputError(f"cannot be archived: {first_fault(error)}", where=info.run_id, mend=mend) from error
+    return manifest, pack(manifest, members)
 
 
 def _add(members: dict[str, bytes], found: Iterator[tuple[str, bytes]], *, mend: str) -> None:
@@ -127,103 +146,121 @@ def _drawn(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
                 yield path.relative_to(layout.root).as_posix(), data
 
 
-def _seal(manifest: bytes) -> bytes:
-    return sha256_bytes(manifest).encode() + b"\n"
-
-
-def _packed(members: dict[str, bytes]) -> bytes:
-    """The same members give the same bytes: no times, no owners, no compression that another library does otherwise."""
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, data in members.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            tar.addfile(entry, io.BytesIO(data))
-    return raw.getvalue()
-
-
-def replay_archive(archive: Path, into: Path, *, on_event: verify_round.OnEvent) -> Restored:
+def replay_archive(
+    archive: Path, into: Path, *, on_event: verify_round.OnEvent, on_plan: Callable[[Plan], None] = lambda plan: None
+) -> Restored:
     """Restore an archive into a new repository at `into` and verify it again, offline.
 
     Every file against its hash, every pointer against its branch, every checkpoint against its round's manifest, the
-    views against history; and where the run is closed, every judgement drawn again from the published secret. Raises
-    ContractError naming the first byte-range or file that is not as it was packed, InputError where `into` is taken.
+    views against history; and where the run is closed, every judgement drawn again from the published secret. All of
+    it happens in a private directory beside `into`, which becomes `into` by one rename at the end.
+
+    Args:
+        archive: An archive that anyone may have written.
+        into: A directory that does not exist, or is empty.
+        on_event: Gets the verifier's progress.
+        on_plan: Gets what will be checked out and run, after the hashes were checked and before any of it happens.
+
+    Raises:
+        ContractError: Names the first byte range or file that is not as it was packed, or not allowed.
+        InputError: There is no such archive, or `into` is taken.
     """
-    manifest, members = read_archive(archive)
+    into = into.resolve()
+    _check_vacant(into)
+    ancestor = next(path for path in into.parents if path.is_dir())
+    with _private_directory(into, ancestor) as private:
+        members, root = private / "members", private / "repository"
+        members.mkdir()
+        root.mkdir()
+        manifest = unpack(archive, members)
+        layout = RunLayout(root, manifest.run_id)
+        with _named_after(archive, layout):
+            _place_run(members / RUN, layout)
+            rows = _check_run(manifest, layout)
+            on_plan(_planned(manifest, into, rows))
+            repo = _restore_branches(manifest, members / BUNDLE, layout, rows)
+            found = dict(_verified_again(layout, repo, on_event))
+        with atomic.disk(into):
+            into.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(root, into)
+        atomic.fsync_dir(into.parent)
+    agrees = all(not words.startswith("differs") for words in found.values())
+    return Restored(RunLayout(into, manifest.run_id), found, agrees)
+
+
+def _check_vacant(into: Path) -> None:
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise InputError("is not an empty directory", where=str(into), mend="name a new one with --into")
-    into.mkdir(parents=True, exist_ok=True)
-    repo = Repo.init(into)
-    with scratch("archive") as directory:
-        bundle = directory / BUNDLE
-        bundle.write_bytes(members.pop(BUNDLE))
-        try:
-            repo.bundle_fetch(bundle, manifest.refs)
-        except GitFailed as error:
-            raise ContractError(f"cannot be read ({error.what})", where=f"{archive}, {BUNDLE}") from error
-    repo.check_out(manifest.baseline_ref or "main", manifest.baseline_sha)
-    layout = RunLayout(repo.root, manifest.run_id)
-    for name, data in members.items():
-        target = layout.root / PurePosixPath(name).relative_to(RUN)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(target, data)
-    found = dict(_verified_again(layout, repo, on_event))
-    return Restored(layout, found, all(not words.startswith("differs") for words in found.values()))
 
 
-def read_archive(archive: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
-    """The manifest and every member it names, each checked. ContractError names what was tampered with."""
-    where = str(archive)
+@contextmanager
+def _private_directory(into: Path, ancestor: Path) -> Iterator[Path]:
+    """A new directory on the file system of `into` that only this user may enter; removed at the end."""
+    with atomic.disk(ancestor):
+        made = tempfile.TemporaryDirectory(prefix=f".{into.name}.", suffix=".partial", dir=ancestor)
+    with made as name:
+        yield Path(name)
+
+
+@contextmanager
+def _named_after(archive: Path, layout: RunLayout) -> Iterator[None]:
+    """Let errors name the archive's members: the private directory is gone by the time anyone reads them."""
+    names = {str(layout.root): f"{archive}, {RUN}", str(layout.repo_root): f"{archive}, {BUNDLE}"}
     try:
-        members = _members(archive)
-    except FileNotFoundError as error:
-        raise InputError("there is no such archive", where=where, mend="autoqec package-run RUN") from error
-    except (OSError, EOFError, tarfile.TarError, ValueError) as error:
-        raise ContractError(f"is damaged ({error})", where=where, mend="fetch the archive again") from error
-    if MANIFEST not in members:
-        raise ContractError(f"holds no {MANIFEST}: it is no archive of a run", where=where)
+        yield
+    except AutoqecError as error:
+        for path, name in names.items():
+            error.what, error.where = error.what.replace(path, name), (error.where or name).replace(path, name)
+        if error.mend and str(layout.repo_root) in error.mend:
+            error.mend = "fetch the archive again"
+        raise
+
+
+def _place_run(run: Path, layout: RunLayout) -> None:
+    """Move the run's directory to its place in a repository directory that holds nothing else."""
+    with atomic.disk(layout.root):
+        run.mkdir(exist_ok=True)
+        runs_dir(layout.repo_root).mkdir()
+        os.rename(run, layout.root)
+
+
+def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]:
+    """The run's rows. ContractError where its files tell of another run than the manifest does."""
+    info, where = History(layout).info(), str(layout.run_info)
+    for field in ("run_id", "baseline_sha", "baseline_ref", "code_sha256"):
+        if getattr(info, field) != getattr(manifest, field):
+            raise ContractError(f"`{field}` is not the one in {MANIFEST}", where=where)
+    if manifest.closed != layout.published.exists():
+        raise ContractError(f"`closed` in {MANIFEST} does not fit the run's files", where=str(layout.published))
+    rows = History(layout).rows()
+    for row in rows:
+        ref = f"refs/heads/{row.branch}"
+        if row.branch is not None and not (re.fullmatch(RUN_REF, ref) and ref.split("/")[3] == manifest.run_id):
+            raise ContractError(f"branch {row.branch!r} is not a branch of the run", where=f"round {row.round}")
+    return rows
+
+
+def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow]) -> Plan:
+    again = sum(one.row.status == "ok" and one.row.verify_verdict is not None for one in standings(rows))
+    again = again if manifest.closed else 0
+    return Plan(manifest, into, len(rows), again, sandbox.probe() if again else None)
+
+
+def _restore_branches(manifest: ArchiveManifest, bundle: Path, layout: RunLayout, rows: list[HistoryRow]) -> Repo:
+    """A repository with the archive's branches, the baseline checked out in it: no links, hooks or filters."""
+    repo = Repo.init(layout.repo_root, symlinks=False)
     try:
-        text, seal = members.pop(MANIFEST), members.pop(SEAL, b"")
-        data = json.loads(text)
-    except ValueError as error:
-        raise ContractError(f"is damaged ({error})", where=f"{where}, {MANIFEST}") from error
-    if seal != _seal(text):
-        raise ContractError(f"is damaged (its SHA-256 is not the one in {SEAL})", where=f"{where}, {MANIFEST}")
-    manifest = ArchiveManifest.read(data, where=f"{where}, {MANIFEST}")
-    listed = {entry.name: entry for entry in manifest.files}
-    for name in sorted({*listed, *members}):
-        if name not in listed or name not in members:
-            raise ContractError("is missing" if name in listed else "was added", where=f"{where}, {name}")
-        if sha256_bytes(members[name]) != listed[name].sha256:
-            raise ContractError(
-                f"was changed: SHA-256 was {listed[name].sha256}, is {sha256_bytes(members[name])}",
-                where=f"{where}, {name}",
-                mend="fetch the archive again",
-            )
-    whole, raw = _packed({MANIFEST: text, SEAL: _seal(text), **members}), archive.read_bytes()
-    if whole != raw:
-        place = len(os.path.commonprefix([whole, raw]))
-        what = f"was changed between its members, first at byte {place} of {len(raw)}"
-        raise ContractError(what, where=where, mend="fetch the archive again")
-    return manifest, members
-
-
-def _members(archive: Path) -> dict[str, bytes]:
-    if archive.stat().st_size > MAX_BYTES:
-        raise ValueError(f"larger than {MAX_BYTES} bytes")
-    raw = archive.read_bytes()
-    found: dict[str, bytes] = {}
-    with tarfile.open(fileobj=io.BytesIO(raw), mode="r:") as tar:
-        for entry in tar:
-            parts = PurePosixPath(entry.name).parts
-            if not entry.isreg() or entry.name in found or not parts or ".." in parts or entry.name.startswith("/"):
-                raise ValueError(f"member {entry.name!r} is not a plain file with a plain name")
-            member = tar.extractfile(entry)
-            found[entry.name] = member.read() if member else b""
-        # tarfile takes a header that it cannot read for the archive's end.
-        if raw[tar.offset :].strip(b"\0"):
-            raise ValueError(f"what stands at byte {tar.offset} of {len(raw)} is no member's header")
-    return found
+        repo.unbundle(bundle, manifest.refs)
+        named = sorted({row.commit_sha for row in rows if row.commit_sha})
+        kept = [sha for sha, there in zip(named, repo.sizes(named), strict=True) if there]  # `gc` may have taken some
+        check_trees(repo, [manifest.baseline_sha, *kept], max_bytes=largest_checkout(bundle))
+        inside = layout.root.relative_to(layout.repo_root).as_posix()
+        if repo.ls_tree(manifest.baseline_sha, inside):
+            raise GitFailed(f"the baseline holds {inside} itself")
+        repo.check_out(manifest.baseline_ref or "main", manifest.baseline_sha)
+    except GitFailed as error:
+        raise ContractError(f"cannot be read ({error.what})", where=str(layout.repo_root)) from error
+    return repo
 
 
 def _verified_again(layout: RunLayout, repo: Repo, on_event: verify_round.OnEvent) -> Iterator[tuple[int, str]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from autoqec.contracts.archive import ArchiveFile
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.provenance import ManifestArtifact
 from autoqec.contracts.round import ForkFrom
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.attempts import Standing, compose_parents
@@ -163,7 +163,7 @@ def _unlink(layout: RunLayout, one: Garbage) -> None:
     path = layout.root / one.name
     with atomic.disk(path):
         data = path.read_bytes()
-    line = ArchiveFile(name=one.name, bytes=len(data), sha256=sha256_bytes(data))
+    line = ManifestArtifact(name=one.name, bytes=len(data), sha256=sha256_bytes(data))
     if removed(layout).get(one.name) != line.sha256:
         jsonl.append(layout.removed, line.dump(), salvage=layout.salvage)
         reach("garbage_recorded")

@@ -6,7 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-RUN_ID = re.compile(r"^\d{8}-\d{6}(-[1-9]\d*)?$")
+from autoqec.contracts import names
+
+# Of a whole string: `$` alone would let a line break pass at its end.
+RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
 SURFACE = "autoqec/decoders/modules"
 SURFACE_CONFIG = f"{SURFACE}/predecoder.yaml"

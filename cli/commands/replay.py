@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from autoqec.cli.common import Out, options, trust_option
+from autoqec.reporting.text import counted, plain
+
+if TYPE_CHECKING:
+    from autoqec.orchestrator.archive import Plan
 
 
 @click.command("replay")
@@ -22,10 +28,37 @@ def command(archive: Path, into: Path | None, out: Out) -> None:
     from autoqec.orchestrator.archive import replay_archive
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
-    found = replay_archive(archive, into, on_event=lambda kind, payload: None)
+    found = replay_archive(archive, into, on_event=lambda kind, payload: None, on_plan=functools.partial(_show, out))
     for number, words in sorted(found.verdicts.items()):
-        out.say(f"Round {number}: {words}")
+        out.say(f"Round {number}: {plain(words)}")
         out.emit({"round": number, "found": words})
     out.say(f"Restored in {into}. Look at it: cd {into} && autoqec show {found.layout.run_id}")
     if not found.agrees:
         raise click.exceptions.Exit(1)
+
+
+def _show(out: Out, plan: Plan) -> None:
+    """Say what the archive is about to do here, before it does."""
+    told = plan.manifest
+    size = sum(entry.bytes for entry in told.files)
+    out.note(f"Archive of run {told.run_id}: {counted(len(told.files), 'file')}, {size} bytes.")
+    out.note("Its hashes match. They show damage, not who wrote it: see docs/contracts/archive.md.")
+    branch = plain(told.baseline_ref or "main")
+    out.note(f"Checking out {told.baseline_sha} as branch {branch} in {plan.into}, without links, hooks or filters.")
+    runs = f"branch code runs in the sandbox ({plan.sandbox})" if plan.sandbox else "no branch code is run"
+    out.note(f"Verifying {counted(plan.rounds, 'round')}, repeating {counted(plan.judgements, 'judgement')}: {runs}.")
+    out.emit(
+        {
+            "plan": {
+                "run_id": told.run_id,
+                "baseline_sha": told.baseline_sha,
+                "baseline_ref": told.baseline_ref,
+                "into": str(plan.into),
+                "files": len(told.files),
+                "bytes": size,
+                "rounds": plan.rounds,
+                "judgements": plan.judgements,
+                "sandbox": plan.sandbox,
+            }
+        }
+    )

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.orchestrator.archive import Restored, read_archive, replay_archive
+from autoqec.orchestrator.archive import Restored, replay_archive
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
 from tests.conftest import Lab
+from tests.support.archives import unpacked
 
 DATA = Path(__file__).parents[1] / "data"
 ARCHIVES = sorted(DATA.glob("run-format-*.tar"))
@@ -53,7 +54,7 @@ def test_its_rounds_say_what_they_said(archive: Path, restored: Restored) -> Non
 
 def test_its_views_follow_from_its_history_byte_for_byte(archive: Path, restored: Restored) -> None:
     """The log may be worded otherwise by now; it still tells of every round."""
-    _, members = read_archive(archive)
+    _, members = unpacked(archive)
     layout = restored.layout
     for path in (layout.pareto, layout.preview, layout.candidates, layout.fork_graph):
         was = members[f"run/{path.name}"]
@@ -96,6 +97,6 @@ def test_it_is_shown_and_reported(archive: Path, restored: Restored, tmp_path: P
 def test_it_names_no_machine(archive: Path) -> None:
     """But for the made-up place where the run once lay."""
     places = re.compile(rb"(?<![\w.])/(?:root|tmp|work|home|Users|mnt)/[\w.-]+")
-    _, members = read_archive(archive)
+    _, members = unpacked(archive)
     texts = {name: data for name, data in members.items() if not name.endswith((".pt", ".bundle"))}
     assert {name: places.findall(data) for name, data in texts.items() if places.search(data)} == {}

@@ -32,7 +32,8 @@ _CONFIG = {
     "gc.auto": "0",
     "maintenance.auto": "false",
     "merge.directoryRenames": "false",
-    "protocol.ext.allow": "never",
+    "protocol.allow": "never",
+    "safe.bareRepository": "explicit",
     "submodule.recurse": "false",
     "worktree.useRelativePaths": "false",
 }
@@ -49,6 +50,9 @@ _ENVIRONMENT = {
     "GIT_OPTIONAL_LOCKS": "0",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_ATTR_NOSYSTEM": "1",
+    # An empty list: no transport at all, whatever the repository's own configuration allows.
+    "GIT_ALLOW_PROTOCOL": "",
     "GIT_EDITOR": "true",
 }
 
@@ -109,8 +113,12 @@ class Repo(Writes):
         return cls(top, common)
 
     @classmethod
-    def init(cls, directory: Path | str, *, branch: str = "main") -> Repo:
-        """A new, empty repository at `directory` (which exists)."""
+    def init(cls, directory: Path | str, *, branch: str = "main", symlinks: bool = True) -> Repo:
+        """A new repository without commits at `directory` (which exists).
+
+        symlinks: False for a repository that takes someone else's branches: git then checks out a symbolic link as a
+        text file, whoever calls it.
+        """
         directory = Path(directory).resolve()
         _check_version(directory)
         status, _, err = _execute(
@@ -118,7 +126,10 @@ class Repo(Writes):
         )
         if status != 0:
             raise failure(["init"], err)
-        return cls(directory, directory / ".git")
+        repo = cls(directory, directory / ".git")
+        if not symlinks:
+            repo._git("config", "core.symlinks", "false")
+        return repo
 
     def _main_worktree(self) -> Path:
         listed = text(self._git("worktree", "list", "--porcelain", "-z")).split("\0")
@@ -133,7 +144,9 @@ class Repo(Writes):
         git_dir = self.common if worktree is None else self._admin(worktree)
         place = [f"--git-dir={git_dir}", f"--work-tree={worktree or self.root}"]
         fds = () if lock is None else (lock,)
-        return _execute(worktree or self.root, [*place, *arguments], stdin=stdin, env=_ENVIRONMENT, pass_fds=fds)
+        # Unpacking is where a few bytes could ask for any amount of memory.
+        env = _ENVIRONMENT | ({"GIT_ALLOC_LIMIT": "1g"} if arguments[0] == "bundle" else {})
+        return _execute(worktree or self.root, [*place, *arguments], stdin=stdin, env=env, pass_fds=fds)
 
 
 def _check_version(cwd: Path) -> None:

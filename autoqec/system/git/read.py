@@ -81,7 +81,7 @@ class Reads(ABC):
         return {ref: sha for sha, ref in pairs}
 
     def commit_info(self, sha: str) -> Commit:
-        return parse_commit(sha, self._git("cat-file", "commit", sha))
+        return parse_commit(sha, self._git("cat-file", "commit", "--end-of-options", sha))
 
     def parents(self, sha: str) -> tuple[str, ...]:
         return self.commit_info(sha).parents
@@ -94,7 +94,7 @@ class Reads(ABC):
 
     def is_ancestor(self, older: str, newer: str) -> bool:
         """Whether `older` is `newer` or stands below it."""
-        status, _, err = self._run(["merge-base", "--is-ancestor", older, newer])
+        status, _, err = self._run(["merge-base", "--is-ancestor", "--end-of-options", older, newer])
         if status not in (0, 1):
             raise failure(["merge-base"], err)
         return status == 0
@@ -119,10 +119,19 @@ class Reads(ABC):
                 at = end + size + 2
         return found
 
+    def sizes(self, names: Sequence[str]) -> list[tuple[str, str, int] | None]:
+        """(sha, type, bytes) of each object that is named, as `objects` takes names; None where there is none."""
+        out = text(self._git("cat-file", "--batch-check", stdin="".join(f"{name}\n" for name in names).encode()))
+        found: list[tuple[str, str, int] | None] = []
+        for line in out.splitlines():
+            fields = line.split()
+            found.append((fields[0], fields[1], int(fields[2])) if len(fields) == 3 and fields[2].isdigit() else None)
+        return found
+
     def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
         """Every file of a commit's tree (below `path`), symlinks and submodules included."""
-        arguments = ["ls-tree", "-r", "-l", "-z", "--full-tree", sha, *(["--", path] if path else [])]
-        return parse_tree(self._git(*arguments))
+        below = ["--", path] if path else []
+        return parse_tree(self._git("ls-tree", "-r", "-l", "-z", "--full-tree", "--end-of-options", sha, *below))
 
     def show_file(self, sha: str, path: str, *, max_bytes: int = MAX_EXTRACT) -> bytes | None:
         """Bytes of a regular file of a commit; None where there is none (or it is a symlink, or a directory)."""
@@ -130,17 +139,19 @@ class Reads(ABC):
             if entry.path == path and entry.regular:
                 if (entry.size or 0) > max_bytes:
                     raise GitFailed(f"{path} is larger than {max_bytes} bytes", where=sha)
-                return self._git("cat-file", "blob", entry.oid)
+                return self._git("cat-file", "blob", "--end-of-options", entry.oid)
         return None
 
     def diff_entries(self, base: str, tip: str) -> list[DiffEntry]:
         """Paths that differ between two commits, with their modes; attributes and textconv play no part."""
-        return parse_diff(self._git("diff-tree", "-r", "-z", "--raw", "--no-abbrev", "--no-renames", base, tip))
+        plain = ["-r", "-z", "--raw", "--no-abbrev", "--no-renames"]
+        return parse_diff(self._git("diff-tree", *plain, "--end-of-options", base, tip, "--"))
 
     def diff_text(self, base: str, tip: str, paths: Sequence[str] = ()) -> str:
         """Unified diff for people."""
         plain = ["--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
-        return self._git("diff-tree", "-p", *plain, base, tip, "--", *paths).decode("utf-8", "replace")
+        out = self._git("diff-tree", "-p", *plain, "--end-of-options", base, tip, "--", *paths)
+        return out.decode("utf-8", "replace")
 
     def dirty_paths(self, pathspec: str | Sequence[str] = (), *, worktree: Path | None = None) -> list[str]:
         """Paths that differ from HEAD or are untracked; ignored files and insides of submodules left out."""

@@ -11,6 +11,7 @@ from autoqec.errors import DiskFailed
 from autoqec.system.git.lock import clear_dead_locks, locked
 from autoqec.system.git.parsing import GitFailed, MergeConflict, RefUpdate, message_with, text
 from autoqec.system.git.read import Reads, absolute, failure
+from autoqec.system.git.trees import check_trees, largest_checkout
 
 
 class Writes(Reads):
@@ -83,6 +84,9 @@ class Writes(Reads):
     def _update_refs(self, updates: Sequence[RefUpdate], lock: int) -> None:
         lines = ["start"]
         for update in updates:
+            top, *parts = update.ref.split("/")
+            if top != "refs" or any(part.startswith("-") for part in parts):
+                raise GitFailed(f"{update.ref!r} is not a name for a ref")
             if update.new is None:
                 lines.append(f"delete {update.ref}\0{update.old or ''}")
             elif update.old is None:
@@ -128,21 +132,25 @@ class Writes(Reads):
     ) -> str:
         """Commit `tree` on top of parents[0], where the worktree's branch must still stand."""
         sha = self._commit_tree(tree, parents, message_with(message, dict(trailers or {})))
-        self._git("update-ref", "-m", "autoqec: commit", "HEAD", sha, parents[0], worktree=worktree, lock=lock)
+        change = ["--end-of-options", "HEAD", sha, parents[0]]
+        self._git("update-ref", "-m", "autoqec: commit", *change, worktree=worktree, lock=lock)
         return sha
 
     def _commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
         above = [item for parent in parents for item in ("-p", parent)]
-        return self._line("commit-tree", *above, "-F", "-", tree, stdin=message.encode("utf-8", "replace"))
+        return self._line(
+            "commit-tree", *above, "-F", "-", "--end-of-options", tree, stdin=message.encode("utf-8", "replace")
+        )
 
     def merge_tree(self, tips: Sequence[str]) -> str:
         """Tree that merges the commits, in the order given; touches no ref and no file. Raises MergeConflict."""
         at, merged = tips[0], self.commit_info(tips[0]).tree
         for other in tips[1:]:
-            arguments = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages", at, other]
+            arguments = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages"]
+            arguments += ["--end-of-options", at, other]
             status, out, err = self._run(arguments)
             fields = text(out).split("\0")
-            if status == 1:
+            if status == 1 and fields[0]:  # without a tree, a tip is not a commit
                 raise MergeConflict(tuple(sorted(set(filter(None, fields[1:])))))
             if status != 0:
                 raise failure(arguments, err)
@@ -160,34 +168,51 @@ class Writes(Reads):
         with locked(self.common) as lock:
             head = self.head_sha(worktree)
             tree = self.merge_tree([head, *tips])
-            self._git("read-tree", "-m", "-u", head, tree, worktree=worktree, lock=lock)
+            self._git("read-tree", "-m", "-u", "--end-of-options", head, tree, worktree=worktree, lock=lock)
             return self._advance(worktree, tree, [head, *tips], message, trailers, lock)
 
     def bundle_create(self, path: Path, revs: Sequence[str]) -> None:
         """A bundle of refs (`^rev` leaves history out) at `path`, whole or not at all."""
         temporary = path.with_name(f".{path.name}.tmp")
         try:
-            self._git("bundle", "create", "-q", str(absolute(temporary)), *revs)
+            self._git("bundle", "create", "-q", str(absolute(temporary)), "--end-of-options", *revs)
             with open(temporary, "rb") as stream:
                 os.fsync(stream.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
-    def bundle_fetch(self, path: Path, refs: Mapping[str, str]) -> None:
-        """Take refs (full name -> sha) out of a bundle; GitFailed where it is damaged or holds something else."""
+    def unbundle(self, path: Path, refs: Mapping[str, str]) -> None:
+        """Take the objects out of a bundle and make refs (full name -> sha) of them, all or none.
+
+        No transport of git is involved, so neither the path nor the file's content can name a command. Raises
+        GitFailed where the bundle is damaged, incomplete or of a kind that this program does not write.
+        """
+        _check_bundle(path)
         with locked(self.common) as lock:
-            specs = [f"{ref}:{ref}" for ref in sorted(refs)]
-            self._git("fetch", "-q", "--no-tags", "--no-write-fetch-head", str(absolute(path)), *specs, lock=lock)
-        held = self.refs("refs")
-        for ref, sha in refs.items():
-            if held.get(ref) != sha:
-                raise GitFailed(f"{ref} is not at {sha}")
+            self._git("bundle", "unbundle", "--end-of-options", str(absolute(path)), lock=lock)
+            check_trees(self, list(refs.values()), max_bytes=largest_checkout(path))
+            tips = "".join(f"{sha}\n" for sha in refs.values()).encode()
+            self._git("rev-list", "--objects", "--quiet", "--stdin", stdin=tips, lock=lock)
+            self._update_refs([RefUpdate(ref, sha, None) for ref, sha in sorted(refs.items())], lock)
 
     def check_out(self, branch: str, sha: str) -> None:
-        """Make `branch` at a commit and check it out in the main work tree, which holds nothing yet."""
+        """Make `branch` at a commit and check it out in the main work tree, where it may replace no file."""
         with locked(self.common) as lock:
-            self._git("checkout", "-q", "-B", branch, sha, lock=lock)
+            self._update_refs([RefUpdate(f"refs/heads/{branch}", sha, None)], lock)
+            self._git("symbolic-ref", "HEAD", f"refs/heads/{branch}", lock=lock)
+            tree = self.commit_info(sha).tree
+            self._git("read-tree", "-m", "-u", "--end-of-options", tree, lock=lock)
+
+
+_BUNDLES = (b"# v2 git bundle\n", b"# v3 git bundle\n@object-format=sha1\n")
+
+
+def _check_bundle(path: Path) -> None:
+    with open(path, "rb") as stream:
+        head = stream.read(max(map(len, _BUNDLES)) + 1)
+    if not head.startswith(_BUNDLES) or head.startswith(_BUNDLES[1] + b"@"):
+        raise GitFailed("it is not a git bundle of complete branches")
 
 
 def _rmtree(path: Path) -> None:

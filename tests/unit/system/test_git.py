@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -341,6 +342,94 @@ def test_a_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
 
 
 # ---- hostile settings
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda repo, name, place: repo.commit_info(name),
+        lambda repo, name, place: repo.is_ancestor(name, "HEAD"),
+        lambda repo, name, place: repo.is_ancestor("HEAD", name),
+        lambda repo, name, place: repo.ls_tree(name),
+        lambda repo, name, place: repo.show_file(name, "a"),
+        lambda repo, name, place: repo.diff_entries(name, "HEAD"),
+        lambda repo, name, place: repo.diff_text("HEAD", name),
+        lambda repo, name, place: repo.extract(name, "surface", place / "out"),
+        lambda repo, name, place: repo.worktree_add(place / "tree", name, None),
+        lambda repo, name, place: repo.worktree_add(place / "tree", "exp/r/01-x", name),
+        lambda repo, name, place: repo.merge_tree(["HEAD", name]),
+        lambda repo, name, place: repo.bundle_create(place / "out.bundle", [name]),
+        lambda repo, name, place: repo.check_out("other", name),
+        lambda repo, name, place: repo.check_out(name, repo.head_sha()),
+        lambda repo, name, place: repo.update_refs([RefUpdate(name, repo.head_sha(), None)]),
+        lambda repo, name, place: repo.rename_branch("main", name, repo.head_sha()),
+    ],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["--output=PWNED", "--upload-pack=touch PWNED", "--exec=touch PWNED", "--all", "-h", "--help", "ext::touch PWNED"],
+)
+def test_a_name_is_never_an_option(
+    repo: Repo, tmp_path: Path, ask: Callable[[Repo, str, Path], object], name: str
+) -> None:
+    before = repo.refs("refs")
+    with pytest.raises(GitFailed):
+        ask(repo, name, tmp_path / "place")
+    assert not list(tmp_path.rglob("PWNED*")) and repo.refs("refs") == before
+    assert repo.rev_parse(name) is None
+
+
+def test_no_transport_is_available(repo: Repo, tmp_path: Path) -> None:
+    """Whatever the repository's own configuration allows."""
+    other = tmp_path / "other"
+    other.mkdir()
+    Repo.init(other)
+    git(repo.root, "config", "protocol.ext.allow", "always")
+    git(repo.root, "config", "protocol.file.allow", "always")
+    for url in (str(other), f"file://{other}", f"ext::sh -c touch% {tmp_path}/PWNED", "ssh://localhost/x", "git://x/y"):
+        status, _, err = repo._run(["ls-remote", url])
+        assert status != 0 and "not allowed" in err, err
+    assert not (tmp_path / "PWNED").exists()
+
+
+def test_a_bare_repository_among_the_files_is_not_believed(repo: Repo, tmp_path: Path) -> None:
+    inner = repo.root / "runs/inner"
+    inner.mkdir(parents=True)
+    git(inner, "init", "-q", "--bare", ".")
+    with pytest.raises(InputError):
+        Repo.discover(inner)
+
+
+def test_links_are_checked_out_where_the_repository_has_them_and_only_there(repo: Repo, tmp_path: Path) -> None:
+    (repo.root / "surface/link").symlink_to("a.py")
+    sha = repo.commit_all("Link")
+    repo.worktree_add(tmp_path / "tree", "exp/r/01-x", sha)
+    assert (tmp_path / "tree/surface/link").is_symlink()
+    repo.bundle_create(tmp_path / "b.bundle", ["refs/heads/exp/r/01-x"])
+    (tmp_path / "foreign").mkdir()
+    foreign = Repo.init(tmp_path / "foreign", symlinks=False)
+    foreign.unbundle(tmp_path / "b.bundle", {"refs/heads/exp/r/01-x": sha})
+    foreign.check_out("main", sha)
+    link = foreign.root / "surface/link"
+    assert not link.is_symlink() and link.read_text() == "a.py" and foreign.dirty_paths() == []
+    foreign.worktree_add(tmp_path / "again", "exp/r/01-x", None)
+    assert not (tmp_path / "again/surface/link").is_symlink()
+
+
+def test_an_incomplete_bundle_leaves_no_branch(repo: Repo, tmp_path: Path) -> None:
+    first = repo.head_sha()
+    (repo.root / "more.txt").write_text("more\n")
+    sha = repo.commit_all("More")
+    repo.bundle_create(tmp_path / "part.bundle", ["refs/heads/main", f"^{first}"])
+    repo.bundle_create(tmp_path / "whole.bundle", ["refs/heads/main"])
+    (tmp_path / "foreign").mkdir()
+    foreign = Repo.init(tmp_path / "foreign")
+    for name, tip in (("part", sha), ("whole", "0" * 40)):
+        with pytest.raises(GitFailed):
+            foreign.unbundle(tmp_path / f"{name}.bundle", {"refs/heads/main": tip})
+        assert foreign.refs("refs") == {}
+    foreign.unbundle(tmp_path / "whole.bundle", {"refs/heads/main": sha})
+    assert foreign.refs("refs") == {"refs/heads/main": sha}
 
 
 def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:

@@ -1,0 +1,400 @@
+"""`autoqec replay` on archives that someone else wrote: each attack is refused, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autoqec.cli.autoqec import group
+from autoqec.cli.common import call
+from tests.support.archives import Archive, git, snapshot, special, tree_of, with_baseline, write_tar
+
+HONEST = Archive.read()
+RUN = HONEST.run_id
+PIN = next(ref for ref in HONEST.manifest["refs"] if ref.startswith("refs/autoqec/pin/"))
+TIP = HONEST.manifest["refs"][PIN]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory; beside it, in `home`, files of the user that no archive may touch."""
+    home, here = tmp_path / "home", tmp_path / "here"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".bashrc").write_text("mine\n")
+    (home / ".ssh/authorized_keys").write_text("mine\n")
+    (home / "config").write_text("mine\n")
+    here.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(here)
+    return here
+
+
+def refused(place: Path, archive: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Replay, expect a refusal that leaves no trace; returns the error message."""
+    before = snapshot(place.parent)
+    code = call(group, ["replay", str(archive), "--into", "restored"])
+    shown = capsys.readouterr().err
+    assert code in (2, 3), shown
+    assert "Traceback" not in shown and "fault in autoqec" not in shown
+    assert snapshot(place.parent) == before
+    return shown
+
+
+# ---- commands
+
+
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "--upload-pack=touch {victim} #",
+        "--output={victim}",
+        "-h",
+        "--exec=touch {victim}",
+        "ext::sh -c touch% {victim}",
+        f"refs/heads/exp/{RUN}/01-x:refs/heads/exp/{RUN}/02-x",
+        f"refs/heads/exp/{RUN}/--upload-pack=touch {{victim}}",
+        f"refs/heads/exp/{RUN}/01-..",
+        f"refs/heads/exp/{RUN}/01-x.lock",
+        f"refs/heads/exp/{RUN}/01-x\n",
+        "refs/heads/exp/20200101-000000/01-other-run",
+        "refs/heads/main",
+        "refs/replace/" + "0" * 40,
+        "HEAD",
+        "",
+    ],
+)
+def test_a_ref_name_is_no_option_and_no_command(place: Path, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = HONEST.copy()
+    victim = place.parent / "home/PWNED"
+    evil.manifest["refs"] = {**evil.manifest["refs"], ref.format(victim=victim): TIP}
+    evil.members["branches.bundle"] = b"this is not a bundle"
+    assert "refs" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize("oid", ["--all", "", "0" * 39, "g" * 40, "A" * 40, TIP + "\n", "HEAD", 7, None])
+def test_object_ids_are_hexadecimal(place: Path, oid: object, capsys: pytest.CaptureFixture[str]) -> None:
+    for change in ({"refs": {PIN: oid}}, {"baseline_sha": oid}):
+        evil = HONEST.copy()
+        evil.manifest |= change
+        assert "archive.json" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+@pytest.mark.parametrize(
+    "ref", ["-h", "--orphan", "../main", "main..x", "main.lock", "a b", "a\nb", "@{-1}", "HEAD", ".hidden", "x/", ""]
+)
+def test_the_baselines_branch_is_a_branch_name(place: Path, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = HONEST.copy()
+    evil.manifest["baseline_ref"] = ref
+    assert "baseline_ref" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        b"",
+        b"this is not a bundle",
+        b"# v2 git bundle\n",
+        b"# v2 git bundle\n-" + b"0" * 40 + b" x\n\n",
+        b"# v3 git bundle\n@filter=blob:none\n\n",
+        b"# v3 git bundle\n@object-format=sha256\n\n",
+        b"# v2 git bundle\n" + TIP.encode() + b" " + PIN.encode() + b"\n\nPACK\0\0\0\2\0\0\0\0",
+    ],
+)
+def test_a_bundle_that_is_none(place: Path, bundle: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = HONEST.copy()
+    evil.members["branches.bundle"] = bundle
+    assert "branches.bundle" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+def test_a_repository_in_place_of_the_bundle_is_not_fetched_from(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """git's transport takes a bundle's path for a repository when it is a directory."""
+    evil = HONEST.copy()
+    bundle = evil.members.pop("branches.bundle")
+    evil.members["branches.bundle/HEAD"] = bundle
+    refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+# ---- files outside the target
+
+
+@pytest.mark.parametrize(
+    "run_id",
+    [
+        "{home}",
+        "../../home",
+        "..",
+        ".",
+        "",
+        "20260101-000000/../../../home",
+        "20260101-000000\n",
+        "２０２６０１０１-000000",
+    ],
+)
+@pytest.mark.parametrize("member", [".bashrc", ".ssh/authorized_keys"])
+def test_a_run_id_is_no_path(place: Path, run_id: str, member: str, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = HONEST.copy()
+    evil.manifest["run_id"] = run_id.format(home=place.parent / "home")
+    evil.members[f"run/{member}"] = b"theirs\n"
+    assert "run_id" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+@pytest.mark.parametrize(
+    "name", ["runs", "runs/{run}", "runs/{run}/round_1", ".git", ".GIT", "git~1", "..", ".worktrees"]
+)
+def test_a_link_in_the_baseline_redirects_no_write(
+    place: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = name.format(run=RUN).split("/")
+    home = str(place.parent / "home").encode()
+
+    def build(repo: Path) -> str:
+        tree = tree_of(repo, [("120000", parts[-1], home)])
+        for part in reversed(parts[:-1]):
+            tree = tree_of(repo, [("40000", part, tree.encode())])
+        return tree
+
+    evil = with_baseline(HONEST, tmp_path / "build", build)
+    evil.members["run/config"] = b"theirs\n"
+    archive = evil.pack(place / "evil.tar")
+    before = snapshot(place.parent)
+    code = call(group, ["replay", str(archive), "--into", "restored"])
+    assert code in (0, 2), capsys.readouterr().err
+    assert {path: one for path, one in snapshot(place.parent).items() if not path.startswith("here/restored")} == before
+    assert not any(path.is_symlink() for path in (place / "restored").rglob("*"))
+
+
+def test_links_and_filters_of_the_baseline_do_nothing(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An attribute asks for a filter that the user's own configuration holds; a link comes out as a text file."""
+    pwned = place.parent / "PWNED"
+    settings = f'[filter "lfs"]\n\tsmudge = touch {pwned}\n\tclean = touch {pwned}\n\trequired = true\n'
+    (place.parent / "home/.gitconfig").write_text(settings)
+
+    def build(repo: Path) -> str:
+        entries = [("100644", ".gitattributes", b"* filter=lfs\n"), ("120000", "link", b"/etc/passwd")]
+        return tree_of(repo, entries)
+
+    evil = with_baseline(HONEST, tmp_path / "build", build)
+    code = call(group, ["replay", str(evil.pack(place / "evil.tar")), "--into", "restored"])
+    assert code == 0, capsys.readouterr().err
+    assert not pwned.exists()
+    link = place / "restored/link"
+    assert link.read_text() == "/etc/passwd" and not link.is_symlink()
+    (place.parent / "home/.gitconfig").unlink()
+    git(place / "restored", "checkout", "--", ".")
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        special("run/link", tarfile.SYMTYPE, "/etc/passwd"),
+        special("run/link", tarfile.LNKTYPE, "archive.json"),
+        special("run/pipe", tarfile.FIFOTYPE),
+        special("run/disk", tarfile.BLKTYPE),
+        special("run/tty", tarfile.CHRTYPE),
+        special("run/folder", tarfile.DIRTYPE),
+        special("run/sparse", tarfile.GNUTYPE_SPARSE),
+        special("run/tail", tarfile.CONTTYPE),
+        special("archive.json", tarfile.REGTYPE),
+        special("run/history.jsonl", tarfile.REGTYPE),
+        special("run/unlisted", tarfile.REGTYPE),
+    ],
+    ids=lambda entry: f"{entry.name}-{entry.type.decode()}",
+)
+def test_only_plain_files_are_members(place: Path, entry: tarfile.TarInfo, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = HONEST.copy()
+    evil.entries = [entry]
+    assert entry.name in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/{home}/config",
+        "../../home/config",
+        "run/../../../home/config",
+        "run/./config",
+        "run//config",
+        "run/",
+        "run",
+        "other/config",
+        "run/.git/config",
+        "run/sub/.GIT/config",
+        "run/git~1/config",
+        "run/a\\b",
+        "run/a\nb",
+        "run/a\x1b[2J",
+        "run/\u202eb",
+        "run/" + "d/" * 40 + "x",
+        "run/" + "n" * 256,
+        "run/secret",
+        "run/owner.json",
+        "run/live.json",
+        "run/HISTORY.jsonl",
+        "run/round_1/Config.yaml",
+        "run/history.jsonl/x",
+        "run/Round_1/x",
+    ],
+)
+def test_member_names_are_plain(place: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Absolute, climbing, hidden from view, git's own, of another process, or equal to another in another case."""
+    evil = HONEST.copy()
+    evil.members[name.format(home=place.parent / "home")] = b"theirs\n"
+    shown = refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+def test_no_member_appears_twice(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    honest = HONEST.copy()
+    archive = honest.pack(place / "evil.tar")
+    with tarfile.open(archive, "r:") as tar:
+        members = [(entry.name, tar.extractfile(entry).read()) for entry in tar]  # type: ignore[union-attr]
+    twice = next(name for name, _ in members if name.endswith("config.yaml"))
+    write_tar(archive, [*members, (twice, dict(members)[twice])])
+    assert twice in refused(place, archive, capsys)
+
+
+@pytest.mark.parametrize("name", ["../../../home/config", "/dev/zero", "{home}/config", "train/../x", ""])
+def test_an_artifact_of_a_manifest_lies_in_its_round(
+    place: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = HONEST.copy()
+    manifest = json.loads(evil.members["run/round_1/artifact_manifest.json"])
+    manifest["artifacts"][0]["name"] = name.format(home=place.parent / "home")
+    evil.members["run/round_1/artifact_manifest.json"] = json.dumps(manifest).encode()
+    assert "artifact" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+@pytest.mark.parametrize("change", [{"run_id": "20200101-000000"}, {"baseline_sha": "1" * 40}, {"baseline_ref": "x"}])
+def test_the_run_inside_is_the_one_that_the_manifest_names(
+    place: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = HONEST.copy()
+    evil.members["run/run.json"] = json.dumps({**json.loads(evil.members["run/run.json"]), **change}).encode()
+    assert "run.json" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+def test_a_rows_branch_belongs_to_the_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = HONEST.copy()
+    first, *rest = evil.members["run/history.jsonl"].splitlines(keepends=True)
+    row = {**json.loads(first), "branch": ".."}
+    evil.members["run/history.jsonl"] = json.dumps(row).encode() + b"\n" + b"".join(rest)
+    assert "branch" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+# ---- resources
+
+
+def sparse(path: Path, size: int) -> Path:
+    with path.open("ab") as stream:
+        stream.truncate(size)
+    return path
+
+
+def declared(size: int) -> Callable[[Path], Path]:
+    """An archive whose first member claims `size` bytes; the file is sparse."""
+
+    def build(path: Path) -> Path:
+        entry = tarfile.TarInfo("archive.json")
+        entry.size = size
+        path.write_bytes(entry.tobuf())
+        return sparse(path, min(size, 2**33) + 1024)
+
+    return build
+
+
+def pax_header(path: Path) -> Path:
+    entry = tarfile.TarInfo("x")
+    entry.type, entry.size = tarfile.XHDTYPE, 2**32
+    path.write_bytes(entry.tobuf())
+    return sparse(path, 2**32 + 1024)
+
+
+def nested(path: Path) -> Path:
+    return HONEST.copy().seal(path, b"[" * 10**5)
+
+
+def huge_number(path: Path) -> Path:
+    return HONEST.copy().seal(path, b'{"run_id": ' + b"9" * 10**5 + b"}")
+
+
+def many(path: Path) -> Path:
+    return write_tar(path, ((f"run/{number}", b"") for number in range(3000)))
+
+
+def pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "build",
+    [declared(2**40), declared(2**33), declared(2**28), pax_header, nested, huge_number, many, pipe, Path.mkdir]
+)  # fmt: skip
+def test_sizes_and_counts_are_bounded(
+    place: Path, build: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    build(place / "evil.tar")
+    code = call(group, ["replay", "evil.tar", "--into", "restored"])
+    shown = capsys.readouterr().err
+    assert code == 2 and "Traceback" not in shown, shown
+    assert [path.name for path in place.iterdir()] == ["evil.tar"]
+
+
+def exponential(repo: Path) -> str:
+    """2**40 files in a tree of a few hundred bytes."""
+    tree = tree_of(repo, [("100644", "a", b"x"), ("100644", "b", b"x")])
+    for _ in range(40):
+        tree = tree_of(repo, [("40000", "a", tree.encode()), ("40000", "b", tree.encode())])
+    return tree
+
+
+def inflating(repo: Path) -> str:
+    """Half a gibibyte of zeros, packed into half a mebibyte."""
+    return tree_of(repo, [("100644", "zeros", bytes(2**29))])
+
+
+def deep(repo: Path) -> str:
+    tree = tree_of(repo, [("100644", "a", b"x")])
+    for _ in range(200):
+        tree = tree_of(repo, [("40000", "a", tree.encode())])
+    return tree
+
+
+@pytest.mark.parametrize("build", [exponential, inflating, deep])
+def test_a_tree_that_explodes_is_not_checked_out(
+    place: Path, build: Callable[[Path], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = with_baseline(HONEST, tmp_path / "build", build)
+    assert "branches.bundle" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+# ---- what is said, and what stays
+
+
+def test_nothing_is_in_place_before_everything_is_verified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last check fails: not even an empty directory is left."""
+    evil = HONEST.copy()
+    manifest = json.loads(evil.members["run/round_3/artifact_manifest.json"])
+    manifest["artifacts"][0]["sha256"] = "0" * 64
+    evil.members["run/round_3/artifact_manifest.json"] = json.dumps(manifest).encode()
+    assert "round_3" in refused(place, evil.pack(place / "evil.tar"), capsys)
+
+
+def test_replay_says_what_it_will_do_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = call(group, ["replay", str(HONEST.copy().pack(place / "honest.tar")), "--into", "restored"])
+    shown = capsys.readouterr()
+    assert code == 0
+    assert RUN in shown.err and HONEST.manifest["baseline_sha"] in shown.err and "branch code" in shown.err
+    assert sorted(path.name for path in place.iterdir()) == ["honest.tar", "restored"]
