@@ -212,7 +212,7 @@ def hostile() -> list[Row]:
         line for line in page.split("Statistical cheats")[0].splitlines() if "tests/" in line or "sandbox:" in line
     ]
     tests = {name for line in cases for name in re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)}
-    tests.add("tests/unit/host/test_sandbox.py")
+    tests.add("tests/unit/system/test_sandbox.py")
     counter = tried(sorted(name for name in tests if not name.startswith("tests/cheaters")))
     tiers = "; ".join(f"{counter.count('passed', tier)} of them in {tier}" for tier in ("bubblewrap", "landlock"))
     runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.words}; {tiers}"

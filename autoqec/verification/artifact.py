@@ -148,6 +148,7 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
         read_only=(artifact,),
         closed=frozen.closed,
         scratch=scratch,
+        fork=False,  # CPU time of a process that its parent does not wait for is in no account
         tmp_mb=int(DISK_MB),
         cwd=artifact,
         env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},  # this package, not another installed one

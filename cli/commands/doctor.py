@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -89,7 +90,8 @@ def _git() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
-    from autoqec.system import bubblewrap, sandbox
+    from autoqec.system import sandbox
+    from autoqec.system.sandbox import bubblewrap
 
     tier = sandbox.probe()
     better = sandbox.TIERS[: sandbox.TIERS.index(tier)]
@@ -98,6 +100,8 @@ def _sandbox() -> Iterator[Finding]:
     if tier == "bubblewrap":
         yield Finding("sandbox", "good", f"{told} ({bubblewrap.describe()})")
     else:
+        if tier == "landlock" and os.geteuid() == 0:
+            told += "; as root: files of root are its own, so run as another user"
         hint = sandbox.INSTALL if sandbox.chosen() == "auto" else f"unset {sandbox.CHOICE}"
         yield Finding("sandbox", "weak", told, hint)
 

@@ -72,6 +72,7 @@ def failed(report: VerifyReport) -> set[str]:
         ("clock", "repeatable"),
         ("noter", "repeatable"),
         ("hoarder", "complete"),
+        ("unwaited", "complete"),
         ("ablation_detector", "batch_independence"),
         pytest.param("forger", "complete", marks=pytest.mark.long),
         pytest.param("flooder", "complete", marks=pytest.mark.long),

@@ -101,4 +101,28 @@ ATTACKS: dict[str, str] = {
     "run a set-uid program": (
         f"import subprocess\ntext = open('/proc/self/status').read()\nif 'NoNewPrivs:\\t1' not in text: {WON}\n"
     ),
+    "change the mode of a foreign file": f"import os; os.chmod(world['secret'], 0o666); {WON}",
+    "change the mode of a readable file": f"import os; os.chmod(world['readable'], 0o600); {WON}",
+    "change the owner of a foreign file": f"import os; os.chown(world['secret'], os.getuid(), os.getgid()); {WON}",
+    "change the times of a foreign file": f"import os; os.utime(world['secret'], (1, 1)); {WON}",
+    "change the times of a readable file": f"import os; os.utime(world['readable'], (1, 1)); {WON}",
+    "set an extended attribute": f"import os; os.setxattr(world['readable'], 'user.note', b'1'); {WON}",
+    "change inode flags": (
+        "import fcntl, struct\nf = open('f', 'w'); fcntl.ioctl(f, 0x40086602, struct.pack('L', 0x40))\n"
+        f"fcntl.ioctl(f, 0x40086602, struct.pack('L', 0)); {WON}"
+    ),
+    "watch a foreign directory": (
+        "import ctypes, os; c = ctypes.CDLL(None); fd = c.inotify_init1(0); assert fd >= 0\n"
+        f"assert c.inotify_add_watch(fd, os.fsencode(world['outside']), 0xfff) >= 0; {WON}"
+    ),
+    "read the free space of a file system": f"import os; os.statvfs('/'); {WON}",
+    "make a set-user-ID file": (
+        "import os; os.close(os.open('f', os.O_CREAT | os.O_WRONLY, 0o4755))\n"
+        f"assert os.stat('f').st_mode & 0o6000; os.remove('f'); {WON}"
+    ),
+    "run in real time": f"import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); {WON}",
+    "keep a capability": (
+        "caps = [line.split()[1] for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapBnd'))]\n"
+        f"assert any(int(one, 16) for one in caps); {WON}"
+    ),
 }

@@ -14,15 +14,15 @@ from typing import Literal, get_args
 
 import autoqec
 from autoqec.errors import AutoqecError, InputError
-from autoqec.system import bubblewrap
 from autoqec.system.process import child
+from autoqec.system.sandbox import bubblewrap, confine, syscalls
 
 Tier = Literal["bubblewrap", "landlock", "none"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
 WAIVER = "AUTOQEC_NO_SANDBOX"
 CHOICE = "AUTOQEC_SANDBOX"
 INSTALL = f"pip install {bubblewrap.PACKAGE}, and allow user namespaces"
-_CONFINE = Path(__file__).with_name("confine.py")
+_CONFINE = Path(confine.__file__)
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/nix/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
 _HARDWARE = "/sys/devices/system"
@@ -44,8 +44,8 @@ class Policy:
     the first writable directory, else /; tier none stays where `host.child` starts it. closed: places that stay out of
     sight even where Python's own files lie round them, as in a lab below /usr or one that is its own virtual
     environment. gpu: NVIDIA's devices are open. network: closed unless True. loopback: sockets to programs behind the
-    same walls alone; only bubblewrap has
-    such, and elsewhere they stay closed.
+    same walls alone; only bubblewrap has such, and elsewhere they stay closed. fork: it may start processes; threads
+    it may always start.
     """
 
     read_only: tuple[Path, ...] = ()
@@ -56,6 +56,7 @@ class Policy:
     network: bool = False
     loopback: bool = False
     gpu: bool = False
+    fork: bool = True
     cwd: Path | None = None
     env: dict[str, str] = field(default_factory=dict)
 
@@ -196,9 +197,13 @@ def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[s
         "landlock": landlock,
         "cwd": str(policy.home),
         "network": policy.network,
-        # In a network namespace of its own there is nobody but what runs inside.
-        "loopback": policy.loopback and not landlock,
-        "gpu": policy.gpu,
+        "seccomp": syscalls.filter_program(
+            network=policy.network,
+            loopback=policy.loopback and not landlock,  # bubblewrap's network namespace has no other process
+            gpu=policy.gpu,
+            fork=policy.fork,
+            signals=not landlock or confine.landlock_version() >= confine.SIGNAL_SCOPE,
+        ).hex(),
         "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
         # Finding this package on the path means listing what lies beside it: names, no file's content.
         "list": [str(Path(autoqec.__file__).parent.parent)],

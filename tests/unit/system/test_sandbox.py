@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from autoqec.errors import InputError
-from autoqec.system import bubblewrap, sandbox
+from autoqec.system import sandbox
 from autoqec.system.process import child
 from autoqec.system.process.child import Limits, Result
-from autoqec.system.sandbox import Policy, Tier
+from autoqec.system.sandbox import Policy, Tier, bubblewrap
 from tests.suites.sandbox_attacks import ATTACKS
 
 KEY = "sk-very-secret"

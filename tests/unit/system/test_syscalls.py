@@ -1,0 +1,111 @@
+"""Every refused system call is made in every sandbox backend."""
+
+from __future__ import annotations
+
+import errno
+import json
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from autoqec.errors import InputError
+from autoqec.system import sandbox
+from autoqec.system.process import child
+from autoqec.system.sandbox import Policy, Tier, syscalls
+
+ROOT = Path(__file__).parents[3]
+MAKE_CALLS = """
+import ctypes, json, sys
+libc, found = ctypes.CDLL(None, use_errno=True), {}
+for name, number in json.loads(sys.argv[1]).items():
+    ctypes.set_errno(0)
+    result = libc.syscall(number, *([ctypes.c_long(-1)] * 6))  # arguments that no call accepts
+    found[name] = ctypes.get_errno() if result < 0 else 0
+print(json.dumps(found))
+"""
+
+
+def here(calls: dict[str, syscalls.Numbers]) -> dict[str, int]:
+    """The calls that this architecture has."""
+    column = syscalls.ARCHITECTURES[platform.machine()][0]
+    return {name: number for name, numbers in calls.items() if (number := numbers[column]) is not None}
+
+
+def run(code: str, backend: Tier, tmp_path: Path, *argv: str, fork: bool = False) -> tuple[int, str]:
+    inside = tmp_path / "inside"
+    inside.mkdir(exist_ok=True)
+    policy = Policy(scratch=inside, fork=fork)
+    wrapped = sandbox.wrap([sys.executable, "-I", "-S", "-c", code, *argv], policy, tier=backend)
+    log = tmp_path / "log"
+    log.unlink(missing_ok=True)
+    ended = child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=child.Limits(60), stdout=log)
+    return ended.returncode, log.read_text()
+
+
+def test_every_refused_call_is_refused(sandbox_backend: Tier, tmp_path: Path) -> None:
+    groups = [*syscalls.REFUSED.values(), syscalls.SOCKET, syscalls.UNLESS_GPU, syscalls.UNLESS_FORK]
+    calls = {name: number for group in groups for name, number in here(group).items()}
+    expected = dict.fromkeys(calls, errno.EPERM) | dict.fromkeys(here(syscalls.NOT_IMPLEMENTED), errno.ENOSYS)
+    numbers = json.dumps(calls | here(syscalls.NOT_IMPLEMENTED))
+    code, output = run(MAKE_CALLS, sandbox_backend, tmp_path, numbers)
+    assert code == 0, output
+    assert json.loads(output) == expected
+
+
+def test_without_a_sandbox_the_kernel_answers_otherwise() -> None:
+    calls = here(syscalls.REFUSED["file metadata"]) | here(syscalls.NOT_IMPLEMENTED)
+    argv = [sys.executable, "-I", "-S", "-c", MAKE_CALLS, json.dumps(calls)]
+    answers = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
+    assert errno.EPERM not in answers.values()
+
+
+# Python code, and whether it is refused.
+ARGUMENTS = {
+    "open(O_CREAT, 0o644)": ("os.open('f', os.O_CREAT | os.O_WRONLY, 0o644)", False),
+    "open(O_CREAT, 0o4755)": ("os.open('f', os.O_CREAT | os.O_WRONLY, 0o4755)", True),
+    "open(O_CREAT, 0o2755)": ("os.open('f', os.O_CREAT | os.O_WRONLY, 0o2755)", True),
+    "ioctl(FIONREAD)": ("fcntl.ioctl(os.pipe()[0], 0x541B, bytes(4))", False),
+    "ioctl(FS_IOC_SETFLAGS)": ("fcntl.ioctl(open('f', 'w'), 0x40086602, bytes(8))", True),
+    "ioctl(FS_IOC_FSSETXATTR)": ("fcntl.ioctl(open('f', 'w'), 0x401C5820, bytes(28))", True),
+    "ioctl(TIOCSTI)": ("fcntl.ioctl(0, 0x5412, b'x')", True),
+    "fcntl(F_GETFD)": ("fcntl.fcntl(1, fcntl.F_GETFD)", False),
+    "fcntl(F_SETLEASE)": ("fcntl.fcntl(os.open('/dev/null', 0), fcntl.F_SETLEASE, fcntl.F_RDLCK)", True),
+    "sched_setaffinity(0)": ("os.sched_setaffinity(0, os.sched_getaffinity(0))", False),
+    "sched_setaffinity(1)": ("os.sched_setaffinity(1, {0})", True),
+    "fork": ("os.fork() or os._exit(0)", True),
+    "spawn": ("os.posix_spawn('/bin/true', ['true'], {})", True),
+    "thread": ("t = threading.Thread(target=print); t.start(); t.join()", False),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_calls_that_depend_on_their_arguments(name: str, sandbox_backend: Tier, tmp_path: Path) -> None:
+    call, refused = ARGUMENTS[name]
+    code = f"""
+import errno, fcntl, os, threading
+os.chdir(os.environ["TMPDIR"])
+try: {call}
+except OSError as error: raise SystemExit(77 if error.errno == errno.EPERM else 1)
+"""
+    returncode, output = run(code, sandbox_backend, tmp_path)
+    assert returncode == (77 if refused else 0), output
+
+
+def test_processes_may_be_allowed(sandbox_backend: Tier, tmp_path: Path) -> None:
+    code = "import os\nif os.fork() == 0: os._exit(5)\nraise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]) != 5)"
+    assert run(code, sandbox_backend, tmp_path, fork=True)[0] == 0
+
+
+def test_an_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(InputError, match="no table of system calls for riscv64"):
+        syscalls.filter_program(network=False, loopback=False, gpu=False, fork=True, signals=True)
+
+
+def test_the_page_lists_every_call() -> None:
+    page = (ROOT / "docs/contracts/sandbox.md").read_text(encoding="utf-8")
+    for group, calls in syscalls.REFUSED.items():
+        assert f"| {group} | {', '.join(f'`{name}`' for name in calls)} |" in page, group
