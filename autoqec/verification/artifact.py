@@ -22,6 +22,7 @@ from autoqec.errors import ContractError, InputError
 from autoqec.store.layout import SURFACE_CONFIG, RoundLayout
 from autoqec.system import sandbox
 from autoqec.system.process import child
+from autoqec.verification.candidate import decoder_libraries
 from autoqec.verification.candidate.client import Link
 from autoqec.verification.shot_stream import artifact_sha256
 
@@ -148,6 +149,7 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
         read_only=(artifact,),
         closed=frozen.closed,
         scratch=scratch,
+        hidden=decoder_libraries.files(),
         fork=False,  # CPU time of a process that its parent does not wait for is in no account
         tmp_mb=int(DISK_MB),
         cwd=artifact,

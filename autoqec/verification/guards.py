@@ -25,6 +25,7 @@ HARM_AT_POINT = 1e-3  # level of the test for harm at another p
 WIDEST = 4  # bytes a number: wider ones could hold several
 MOST_CODE = 12 * 2**10  # bytes, compressed: some 40 kB of source. What is more is weights
 START_S = 1.0
+ENOUGH_ERRORS, SAME_ERRORS = 50, 0.01  # below 1% of its errors apart, a candidate is a baseline in disguise
 # A shot may take FREE_US of CPU and a microsecond more for each FLOPS_PER_US counted. The slowest kind of net that we
 # have (neural BP, all gathers and tiny tensors) does 260 FLOPs a microsecond; dense ones do 20,000 and more.
 FREE_US, FLOPS_PER_US = 50.0, 50.0
@@ -200,6 +201,23 @@ def claimed_gain(claimed: RoundMetrics | None, effect: PairedEffect | None) -> G
         passed=z <= 6.0,
         evidence=f"round, on public val seeds: {fixed} fixed, {broken} broken of {shots}; judge: {mine.fixed} fixed, "
         f"{mine.broken} broken of {mine.shots}; the claim is {z:+.1f} standard errors above (allowed 6)",
+    )
+
+
+def own_predictions(effects: Mapping[str, PairedEffect], plain: str) -> Guard:
+    """The candidate does not err on the very shots on which a stronger baseline errs: it would be that baseline."""
+    equal = [
+        f"predictions equal baseline {name}: {counts.errors_candidate} errors, {counts.fixed + counts.broken} of "
+        f"{counts.shots} shots differ"
+        for name, effect in effects.items()
+        if name != plain
+        and (counts := effect.counts).errors_reference >= ENOUGH_ERRORS
+        and counts.fixed + counts.broken <= SAME_ERRORS * counts.errors_reference
+    ]
+    return Guard(
+        name="own_predictions",
+        passed=not equal,
+        evidence="; ".join(equal) or "predictions differ from those of every other baseline, or too few errors to tell",
     )
 
 

@@ -181,6 +181,8 @@ class Session:
             shots = max(CHUNK, self.request.profile.judge_effect_shots // 5)
             fixed.append(guards.baseline_interval(counts, *reference_errors(self.problem, shots)))
         effect = self.effects.get(self.env.plain)
+        if self.effects:
+            fixed.append(guards.own_predictions(self.effects, self.env.plain))
         return (*fixed, *self.guards, guards.claimed_gain(self.request.claimed, effect))
 
     def _reference_counts(self) -> PairedCounts:

@@ -73,6 +73,7 @@ def failed(report: VerifyReport) -> set[str]:
         ("noter", "repeatable"),
         ("hoarder", "complete"),
         ("unwaited", "complete"),
+        ("matcher", "complete"),
         ("ablation_detector", "batch_independence"),
         pytest.param("forger", "complete", marks=pytest.mark.long),
         pytest.param("flooder", "complete", marks=pytest.mark.long),

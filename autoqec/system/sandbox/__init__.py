@@ -45,12 +45,13 @@ class Policy:
     sight even where Python's own files lie round them, as in a lab below /usr or one that is its own virtual
     environment. gpu: NVIDIA's devices are open. network: closed unless True. loopback: sockets to programs behind the
     same walls alone; only bubblewrap has such, and elsewhere they stay closed. fork: it may start processes; threads
-    it may always start.
+    it may always start. hidden: files and directories of Python that cannot be read; Landlock shows their names.
     """
 
     read_only: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
     closed: tuple[Path, ...] = ()
+    hidden: tuple[Path, ...] = ()
     scratch: Path | None = None
     tmp_mb: int = 256
     network: bool = False
@@ -149,7 +150,7 @@ def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wr
     place lies within Python's own and the tier can't hide it.
     """
     tier = tier or probe()
-    if tier == "landlock" and (seen := _within_reach(policy)):
+    if tier == "landlock" and (seen := _within_reach(policy.closed)):
         raise InputError(
             f"{seen[0]} lies among the files that Python needs, and Landlock can't hide it there",
             where="sandbox",
@@ -184,10 +185,10 @@ def readable() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path for path in both if path != Path("/")))
 
 
-def _within_reach(policy: Policy) -> list[Path]:
-    """Closed places that the files of Python and of the system would open, outermost only, as named and resolved."""
+def _within_reach(places: Sequence[Path]) -> list[Path]:
+    """Those of `places` that lie among the files of Python and of the system; outermost only, as named and resolved."""
     opened = [form for path in (*_system(), *readable()) for form in (path, path.resolve())]
-    closed = [form for path in policy.closed if path.exists() for form in (path.absolute(), path.resolve())]
+    closed = [form for path in places if path.exists() for form in (path.absolute(), path.resolve())]
     seen = [path for path in closed if any(path.is_relative_to(place) for place in opened)]
     return [path for path in _by_depth(seen) if not any(outer in path.parents for outer in seen)]
 
@@ -207,6 +208,7 @@ def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[s
         "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
         # Finding this package on the path means listing what lies beside it: names, no file's content.
         "list": [str(Path(autoqec.__file__).parent.parent)],
+        "hidden": [str(path.resolve()) for path in policy.hidden],
         "write": [str(path) for path in (*policy.writable, *filter(None, [policy.scratch]))],
         "devices": [str(path) for path in _devices(policy)],
     }
@@ -239,7 +241,7 @@ def _bubblewrap(policy: Policy) -> list[str]:
         out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
     for path in _by_depth(readable()):
         out += _bind("--ro-bind", path)
-    hidden = _within_reach(policy)
+    hidden = _within_reach((*policy.closed, *policy.hidden))
     for path in hidden:
         out += ["--size", size, "--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
     for path in _by_depth(policy.read_only):

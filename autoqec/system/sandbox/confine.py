@@ -1,7 +1,7 @@
 """Gives up rights and becomes another program: run by path, standard library only.
 
-    python -I -S confine.py '{"read": [...], "list": [...], "write": [...], "devices": [...], "network": false,
-                                "cwd": "/", "landlock": true, "seccomp": "HEX"}' -- ARGV...
+    python -I -S confine.py '{"read": [...], "list": [...], "hidden": [...], "write": [...], "devices": [...],
+                                "network": false, "cwd": "/", "landlock": true, "seccomp": "HEX"}' -- ARGV...
 
 Landlock (kernel docs, userspace-api/landlock) fences files, TCP, signals and abstract sockets; the
 seccomp program (`sandbox.syscalls`) refuses system calls; all capabilities are dropped. This holds for good, for
@@ -66,13 +66,28 @@ def _landlock(policy: dict[str, list[str]], version: int) -> None:
     scoped = 3 if version >= SIGNAL_SCOPE else 0
     attributes = struct.pack("=QQQ", known, network, scoped)[: 8 if version < 4 else 16 if version < 6 else 24]
     ruleset = _must(_LIBC.syscall(_LANDLOCK_CREATE, attributes, len(attributes), 0), "landlock_create_ruleset")
-    for paths, rights in ((policy["read"], _READING), (policy["list"], _READ_DIR), (policy["write"], _WRITING)):
+    for path in policy["read"]:
+        _allow_reading(ruleset, os.path.realpath(path), policy["hidden"], known)
+    for paths, rights in ((policy["list"], _READ_DIR), (policy["write"], _WRITING)):
         for path in paths:
             _allow(ruleset, path, rights & known)
     for path in ("/dev/null", *policy["devices"]):
         _allow(ruleset, path, (_READ | _WRITE | _IOCTL) & known)
     _must(_LIBC.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
+
+
+def _allow_reading(ruleset: int, path: str, hidden: list[str], known: int) -> None:
+    """Landlock has no rule that takes a right away: round a hidden place, each neighbour gets a rule of its own."""
+    if path in hidden:
+        return
+    if not any(place.startswith(path + "/") for place in hidden):
+        _allow(ruleset, path, _READING & known)
+        return
+    _allow(ruleset, path, _READ_DIR & known)
+    for entry in os.scandir(path):
+        if not entry.is_symlink():  # what it names has a rule where it lies, or none
+            _allow_reading(ruleset, entry.path, hidden, known)
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

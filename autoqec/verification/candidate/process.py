@@ -23,7 +23,7 @@ from autoqec.errors import AutoqecError, ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 from autoqec.store.files import parse_env
-from autoqec.verification.candidate import protocol
+from autoqec.verification.candidate import decoder_libraries, protocol
 
 BATCH = 1_024  # shots through the net at once: bounds memory whatever the net
 
@@ -54,6 +54,7 @@ def main() -> None:
 
 def build(spec: dict[str, Any]) -> tuple[Predecoder, int, dict[str, Any]]:
     """The net, its number of detectors, and what the judge wants to know of it."""
+    decoder_libraries.block()
     overlay.mount(spec["modules_dir"])
     problem = Problem.from_env(parse_env(spec["env_text"], where="env"))
     model, dsl = checkpoint.load(Path(spec["checkpoint"]), problem)

@@ -28,6 +28,23 @@ def pairs(shots: int, plain: int, fixed: int, broken: int) -> PairedCounts:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "errors", "differing", "passed"),
+    [
+        ("mwpm_correlated", 1465, 0, False),
+        ("mwpm_correlated", 1465, 14, False),
+        ("mwpm_correlated", 1465, 16, True),
+        ("mwpm_correlated", 49, 0, True),
+        ("mwpm", 1465, 0, True),
+    ],
+)
+def test_own_predictions(name: str, errors: int, differing: int, passed: bool) -> None:
+    counts = pairs(20_000, errors, differing // 2, differing - differing // 2)
+    guard = guards.own_predictions({name: paired(counts, reference=name, p=0.01)}, "mwpm")
+    assert guard.passed == passed
+    assert passed or "predictions equal baseline mwpm_correlated" in guard.evidence
+
+
 def test_seed_bands() -> None:
     env = surface()
     assert guards.seed_bands(env, [2**32, 2**62]).passed

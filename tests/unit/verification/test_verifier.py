@@ -60,7 +60,7 @@ def test_an_honest_gain_is_verified(honest: Judged) -> None:
     assert report.effect.relative_low >= 0.02
     assert {guard.name for guard in report.guards} == {
         "seed_bands", "same_circuit", "complete", "cost", "first_draw", "baseline_interval", "canary", "other_points",
-        "repeatable", "batch_independence", "ablation", "claimed_gain",
+        "repeatable", "batch_independence", "ablation", "claimed_gain", "own_predictions",
     }  # fmt: skip
     assert {member.name for member in report.panel} == {"mwpm", "mwpm_correlated"}
     assert [(point.p, point.reference) for point in report.points] == [(0.006, member.name) for member in report.panel]
