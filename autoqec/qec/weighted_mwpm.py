@@ -36,9 +36,10 @@ def compiled() -> Any | None:
 
 
 def outdated() -> bool:
-    """Whether the library is older than the source beside it; an installed package has no source."""
+    """Whether the library of a checkout is older than its source. In an installed package the times say nothing."""
     source = Path(__file__).with_name("match.c")
-    return source.exists() and _LIBRARY.exists() and _LIBRARY.stat().st_mtime < source.stat().st_mtime
+    checkout = Path(__file__).parents[2] / "pyproject.toml"
+    return checkout.exists() and _LIBRARY.exists() and _LIBRARY.stat().st_mtime < source.stat().st_mtime
 
 
 class ExactMatcher:
