@@ -16,6 +16,9 @@ MAX_MEMBERS = 200_000
 # Of the process that works on a run alone: who holds it, its log and locks, a secret that is not published.
 LEFT_BEHIND = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
+# Endings of the files that a run writes: a directory of such a name would stand where a file is expected.
+_FILES = (".json", ".jsonl", ".yaml", ".md", ".log", ".pt", ".csv", ".txt", ".html", ".hex", ".b8", ".tmp")
+
 
 def member_name(name: str) -> str:
     """Return `name` if a member of an archive may be called so. Raises ValueError."""
@@ -24,6 +27,8 @@ def member_name(name: str) -> str:
         raise ValueError(f"{name!r} is neither {BUNDLE} nor a file below {RUN}/")
     if rest.partition("/")[0] in LEFT_BEHIND:
         raise ValueError(f"{name!r} belongs to a running process, not to an archive")
+    if any(part.casefold().endswith(_FILES) for part in rest.split("/")[:-1]):
+        raise ValueError(f"{name!r} has a directory where a run has a file")
     return name
 
 

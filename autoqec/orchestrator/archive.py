@@ -265,7 +265,11 @@ def _restore_branches(manifest: ArchiveManifest, bundle: Path, layout: RunLayout
 
 def _verified_again(layout: RunLayout, repo: Repo, on_event: verify_round.OnEvent) -> Iterator[tuple[int, str]]:
     memory = RunMemory(layout.root)
-    stale = memory.rebuild_views()
+    try:
+        stale = memory.rebuild_views()
+    except ValueError as error:
+        what = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        raise ContractError(f"no views follow from it: {what}", where=str(layout.history)) from error
     # An older version worded its views otherwise; their bytes are held by the archive's hashes all the same.
     if stale and memory.history.info().package_sha256 == machine.package_sha256():
         names = ", ".join(sorted(path.name for path in stale))
@@ -298,7 +302,10 @@ def _artifacts_hold(layout: RunLayout, place: RoundLayout) -> list[str]:
     """
     if not place.manifest.is_file():
         return []
-    recorded: dict[str, Any] = json.loads(place.manifest.read_bytes())
+    try:
+        recorded: dict[str, Any] = json.loads(place.manifest.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ContractError(f"is damaged ({error})", where=str(place.manifest)) from error
     on_record, gone = removed(layout), []
     for artifact in Manifest.read(recorded, where=str(place.manifest)).artifacts:
         path = place.dir / artifact.name

@@ -245,6 +245,8 @@ def test_only_plain_files_are_members(place: Path, entry: tarfile.TarInfo, capsy
         "run/round_1/Config.yaml",
         "run/history.jsonl/x",
         "run/Round_1/x",
+        "run/secret.hex/x",
+        "run/round_4/artifact_manifest.json/x",
     ],
 )
 def test_member_names_are_plain(place: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
