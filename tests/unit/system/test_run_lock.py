@@ -19,8 +19,8 @@ from autoqec.system.process import procfs
 
 HOLD = """
 import sys, time
-from autoqec.system import owner
-with owner.hold(sys.argv[1]):
+from autoqec.system import run_lock
+with run_lock.hold(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """
