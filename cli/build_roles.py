@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.cli import paths
-from autoqec.contracts.history import Begun, HistoryRow
+from autoqec.contracts.history import Begun
 from autoqec.contracts.pins import understood
 from autoqec.errors import ContractError, InputError
 from autoqec.ideators import analyst, coder
@@ -27,6 +27,7 @@ from autoqec.store import run_log
 from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import RunState
 from autoqec.system import machine
 
 if TYPE_CHECKING:
@@ -78,10 +79,10 @@ class Choice:
 class Limits(Budget):
     """The loop's budget, and one more reason to stop: `also` names it, or is None while there is none."""
 
-    also: Callable[[Sequence[HistoryRow]], str | None] = field(default=lambda rows: None)
+    also: Callable[[RunState], str | None] = field(default=lambda state: None)
 
-    def spent(self, rows: Sequence[HistoryRow], elapsed_s: float, under_way: int = 0) -> str | None:
-        return super().spent(rows, elapsed_s, under_way) or self.also(rows)
+    def spent(self, state: RunState, elapsed_s: float, under_way: int = 0) -> str | None:
+        return super().spent(state, elapsed_s, under_way) or self.also(state)
 
 
 def split_budget(text: str) -> tuple[Budget, dict[str, float]]:
@@ -182,7 +183,7 @@ def speakers(choice: Choice, run: Run, on_event: OnEvent, budget: Budget | None 
             analyst=models.analyst() if "analyst" in choice.models else analyst.analyse,
             open_surface=choice.open_surface and "coder" in choice.models,
         ),
-        Limits(**limits, also=lambda rows: models.over),
+        Limits(**limits, also=lambda state: models.over),
     )
 
 
@@ -293,6 +294,6 @@ def _older(name: str, root: Path) -> Replay:
     return replay
 
 
-def _played(replay: Replay, rows: Sequence[HistoryRow]) -> str | None:
-    made = [row for row in rows if row.status not in ("orphaned_branch", "branch_manually_deleted")]
-    return f"all {len(replay)} proposals of the older run were made" if len(made) >= len(replay) else None
+def _played(replay: Replay, state: RunState) -> str | None:
+    made = state.totals.finished
+    return f"all {len(replay)} proposals of the older run were made" if made >= len(replay) else None

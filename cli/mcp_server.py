@@ -121,10 +121,10 @@ class Tools:
         return {"exit_code": ended.returncode, **(objects[-1] if objects else {"what": plain(" ".join(lines[-3:]))})}
 
     def _rows(self, run: str) -> list[HistoryRow]:
-        from autoqec.reporting.rows import current
         from autoqec.store.history import History
 
-        return current(History(paths.run_layout(run, root=self._root)).rows())
+        rounds = History(paths.run_layout(run, root=self._root)).state().rounds
+        return [found.row for found in rounds.values()]
 
     def _view(self, run: str) -> dict[str, Any]:
         """The ideator's view of the run, read and not held."""

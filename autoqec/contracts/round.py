@@ -25,6 +25,13 @@ ForkFrom = str | tuple[str, ...]
 ComposeMode = Literal["pure", "with_edit"]
 
 
+def parent_branches(fork_from: ForkFrom) -> tuple[str, ...]:
+    """The branches that a round forks from, first parent first; () for the baseline."""
+    if fork_from == "baseline":
+        return ()
+    return (fork_from,) if isinstance(fork_from, str) else fork_from
+
+
 def canonical_fork(fork_from: ForkFrom) -> str:
     """Order-free spelling of a parent set: sorted, joined by `|`."""
     return fork_from if isinstance(fork_from, str) else "|".join(sorted(fork_from))

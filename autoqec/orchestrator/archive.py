@@ -22,7 +22,6 @@ from autoqec.contracts.provenance import Manifest
 from autoqec.errors import AutoqecError, ContractError, InputError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive_format import MANIFEST, pack, unpack
-from autoqec.orchestrator.attempts import standings
 from autoqec.orchestrator.gc import removed
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import published_secret
@@ -31,6 +30,7 @@ from autoqec.orchestrator.recovery.plan import plan
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
+from autoqec.store.run_state import fold
 from autoqec.system import machine, run_lock, sandbox
 from autoqec.system.git import GitFailed, Repo
 from autoqec.system.git.trees import check_trees, largest_checkout
@@ -138,7 +138,7 @@ def _drawn(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
 
     secret = published_secret(layout)
     env = files.load_env(layout.env)[0]
-    for one in standings(History(layout).rows()):
+    for one in History(layout).state().rounds.values():
         found = report.read(layout.round(one.row.round))
         if found is not None:
             for digest, data in shot_cache.draw(found, env, secret):
@@ -241,7 +241,7 @@ def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]
 
 
 def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow]) -> Plan:
-    again = sum(one.row.status == "ok" and one.row.verify_verdict is not None for one in standings(rows))
+    again = sum(one.row.status == "ok" and one.row.verify_verdict is not None for one in fold(rows).rounds.values())
     again = again if manifest.closed else 0
     return Plan(manifest, into, len(rows), again, sandbox.probe() if again else None)
 
@@ -275,7 +275,7 @@ def _verified_again(layout: RunLayout, repo: Repo, on_event: verify_round.OnEven
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", where=str(layout.root))
     closed = layout.published.exists()
-    for one in standings(memory.history.rows()):
+    for one in memory.state.rounds.values():
         row, place = one.row, layout.round(one.row.round)
         if row.status != "ok" or row.commit_sha is None:
             continue

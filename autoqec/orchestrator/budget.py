@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from autoqec.contracts.history import HistoryRow
 from autoqec.errors import InputError
-from autoqec.orchestrator.attempts import Standing, is_finished, standings
-from autoqec.orchestrator.views import verified_front
+from autoqec.store.run_state import RunState, is_finished
 
 _KEYS = ("rounds", "hours", "compute_hours", "cpu_hours", "gpu_hours", "plateau")
 
@@ -50,10 +47,9 @@ class Budget:
             found[key] = number
         return cls(**found)
 
-    def spent(self, rows: Sequence[HistoryRow], elapsed_s: float, under_way: int = 0) -> str | None:
+    def spent(self, state: RunState, elapsed_s: float, under_way: int = 0) -> str | None:
         """Which limit forbids another round, in words; None where one may begin. under_way: rounds not recorded yet."""
-        # Nothing is added up for a limit that is not set: this is asked several times a round.
-        count = under_way + sum(map(is_finished, rows)) if self.rounds is not None else 0
+        count = under_way + state.totals.finished
         if self.rounds is not None and count >= self.rounds:
             return f"{count} of {self.rounds} rounds"
         late = self.late(elapsed_s)
@@ -61,10 +57,10 @@ class Budget:
             return late
         for kind in ("compute", "cpu", "gpu"):
             limit = getattr(self, f"{kind}_hours")
-            used = 0.0 if limit is None else used_hours(rows, kind)
+            used = 0.0 if limit is None else used_hours(state, kind)
             if limit is not None and used >= limit:
                 return f"{used:.2f} of {limit:g} {kind} hours"
-        still = unchanged_for(rows) if self.plateau is not None else 0
+        still = unchanged_for(state) if self.plateau is not None else 0
         if self.plateau is not None and still >= self.plateau:
             return f"a plateau: the front has not moved for {still} rounds"
         return None
@@ -76,22 +72,22 @@ class Budget:
         return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
 
 
-def used_hours(rows: Sequence[HistoryRow], kind: str) -> float:
-    """What the rounds' children took, in hours: of all (`compute`), or of those with or without a GPU."""
+def used_hours(state: RunState, kind: str) -> float:
+    """Hours that training and measuring took: of all rounds (`compute`), or of those with or without a GPU."""
     on_gpu = {"compute": (False, True), "cpu": (False,), "gpu": (True,)}[kind]
-    counted = [row for row in rows if bool(row.vram_peak_gb) in on_gpu]
+    rows = (found.row for found in state.rounds.values())
+    counted = (row for row in rows if bool(row.vram_peak_gb) in on_gpu)
     return sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in counted) / 3600
 
 
-def unchanged_for(rows: Sequence[HistoryRow]) -> int:
+def unchanged_for(state: RunState) -> int:
     """Finished rounds since the last one that is on the verified front."""
-    standing: list[Standing] = standings(rows)
-    front = {entry.round_attempt_id for entry in verified_front(standing)}
+    front = {entry.round_attempt_id for entry in state.front}
     count = 0
-    for one in reversed(standing):
-        if one.attempt_id in front:
+    for found in reversed([*state.rounds.values()]):
+        if found.attempt_id in front:
             break
-        count += is_finished(one.row)
+        count += is_finished(found.row)
     return count
 
 

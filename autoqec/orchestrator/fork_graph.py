@@ -3,50 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.pareto import ParetoEntry
-from autoqec.orchestrator.attempts import Standing, compose_parents
-
-BASELINE = "baseline"
+from autoqec.store.run_state import BASELINE, RunState
 
 
-def text(info: RunInfo, nodes: Iterable[str], front: Sequence[ParetoEntry]) -> str:
-    """fork_graph.json: {run_id, front, nodes}; one node a line, the baseline first, then in the order of their rows.
+def text(info: RunInfo, state: RunState) -> str:
+    """fork_graph.json: {run_id, front, nodes}; one node per line, the baseline first, then in the order of their rows.
 
-    front: ids of the verified front, best first. nodes: of `node`, as JSON.
+    `front` lists the ids of the verified front, best first. `parents` of a node are ids in merge order; a parent that
+    no row names is given by its branch.
     """
-    head = {"run_id": info.run_id, "front": [entry.round_attempt_id for entry in front]}
+    head = {"run_id": info.run_id, "front": [entry.round_attempt_id for entry in state.front]}
     baseline: dict[str, Any] = {
         "id": BASELINE,
         "commit_sha": info.baseline_sha,
         "branch": info.baseline_ref,
         "parents": [],
     }
-    lines = ",\n".join([json.dumps(baseline, ensure_ascii=False), *nodes])
+    lines = ",\n".join([json.dumps(baseline, ensure_ascii=False), *(one.graph_node for one in state.rounds.values())])
     return json.dumps(head, ensure_ascii=False)[:-1] + f', "nodes": [\n{lines}\n]}}\n'
-
-
-def node(one: Standing, by_branch: Mapping[str, str]) -> dict[str, Any]:
-    """One round. `parents`: ids, in the order they were merged; one that no row names stands as its branch."""
-    row = one.row
-    parents = compose_parents(row.fork_from) or (BASELINE,)
-    return {
-        "id": one.attempt_id,
-        "round": row.round,
-        "branch": one.branch,
-        "commit_sha": row.commit_sha,
-        "parents": [by_branch.get(parent, parent) for parent in parents],
-        "fork_from_canonical": row.fork_from_canonical,
-        "compose_mode": row.compose_mode,
-        "status": "branch_manually_deleted" if one.gone else row.status,
-        "verify_verdict": row.verify_verdict,
-        "delta_ler": row.delta_ler,
-        "delta_vs_baseline_holdout": row.delta_vs_baseline_holdout,
-        "hypothesis": row.hypothesis,
-    }
 
 
 def draw(value: dict[str, Any]) -> list[tuple[str, str]]:

@@ -14,9 +14,8 @@ from typing import Any, Literal
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.provenance import ManifestArtifact
-from autoqec.contracts.round import ForkFrom
+from autoqec.contracts.round import ForkFrom, parent_branches
 from autoqec.orchestrator import round_recorder
-from autoqec.orchestrator.attempts import Standing, compose_parents
 from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
@@ -25,6 +24,7 @@ from autoqec.orchestrator.recovery.apply import recover
 from autoqec.orchestrator.recovery.plan import in_use
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import RoundState
 from autoqec.system import run_lock
 from autoqec.system.git import RefUpdate, Repo
 
@@ -54,8 +54,8 @@ def find(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list
     state = inspect.gather(repo, layout, memory)
     left = [path for path in state.worktrees if path not in in_use(state)]
     found = [Garbage("worktree", str(path), "its round is over", _size(path)) for path in left]
-    standing = memory.standing()
-    stood_on = {branch for one in standing.values() for branch in compose_parents(one.row.fork_from)}
+    standing = memory.state.rounds
+    stood_on = {branch for one in standing.values() for branch in parent_branches(one.row.fork_from)}
     for one in standing.values():
         branch = one.row.branch
         if branch is None or not branch.startswith("quarantine/") or branch in stood_on:
@@ -97,7 +97,7 @@ def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, doomed: lis
     """The rows first: a branch that is still there is then garbage again, and none is ever missed without a row."""
     if not doomed:
         return
-    standing = memory.standing()
+    standing = memory.state.rounds
     for one in doomed:
         lost = standing[str(one.attempt_id)]
         if not lost.gone:
@@ -116,7 +116,7 @@ def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, doomed: lis
 
 def _weights(layout: RunLayout, memory: RunMemory) -> Iterator[Garbage]:
     needed, is_open = _needed(layout, memory), not is_closed(layout)
-    for one in memory.standing().values():
+    for one in memory.state.rounds.values():
         adoptable = one.row.status == "orphaned_branch" and one.branch is not None
         if one.attempt_id in needed or adoptable:
             continue
@@ -133,17 +133,17 @@ def _weights(layout: RunLayout, memory: RunMemory) -> Iterator[Garbage]:
 
 def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:
     """Attempts whose weights stay. Of a run that may go on, every verified round's: it may yet be forked or joined."""
-    standing = memory.standing()
+    standing = memory.state.rounds
     by_branch = {one.row.branch: one for one in standing.values()}
 
-    def parents(fork_from: ForkFrom) -> list[Standing]:
-        return [by_branch[name] for name in compose_parents(fork_from) if name in by_branch]
+    def parents(fork_from: ForkFrom) -> list[RoundState]:
+        return [by_branch[name] for name in parent_branches(fork_from) if name in by_branch]
 
-    queue = [standing[entry.round_attempt_id] for entry in memory.front()]
+    queue = [standing[entry.round_attempt_id] for entry in memory.state.front]
     if not is_closed(layout):
         queue += [one for one in standing.values() if one.row.verify_verdict == "VERIFIED"]
     # A round without a row may be a cluster's job, which has yet to read the weights that it starts from.
-    begun = [one.planned for one in memory.attempts().values() if one.planned and one.id not in standing]
+    begun = [one.planned for one in memory.attempt_state.attempts.values() if one.planned and one.id not in standing]
     starts = [(told.dsl_config, told.fork_from) for told in begun]
     starts += [(one.row.dsl_config or {}, one.row.fork_from) for one in standing.values()]
     for config, fork_from in starts:

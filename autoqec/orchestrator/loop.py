@@ -113,8 +113,8 @@ def _recorded(run: Run, pending: deque[tuple[Opened, Pending]], tell: OnEvent) -
 def _stopped(run: Run, limits: list[Budget], clock: Clock, person: Interrupts, under_way: int) -> str | None:
     if person.asked:
         return "interrupted; --resume goes on"
-    rows = run.memory.history.rows()
-    return next(filter(None, (limit.spent(rows, clock.elapsed(), under_way) for limit in limits)), None)
+    state = run.memory.state
+    return next(filter(None, (limit.spent(state, clock.elapsed(), under_way) for limit in limits)), None)
 
 
 def _one_at_a_time(on_event: OnEvent) -> OnEvent:

@@ -1,33 +1,33 @@
-"""RunMemory: the truth of a run as the roles see it, and the views that people see."""
+"""RunMemory: the truth of a run, the state that follows from it, and the views of people and roles."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.history import AttemptLine, Charged, HistoryRow
-from autoqec.contracts.pareto import ParetoEntry, preview
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.pareto import ParetoEntry, non_dominated, preview
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
 from autoqec.orchestrator import fork_graph, views
-from autoqec.orchestrator.attempts import Attempt, Standing, reached
-from autoqec.orchestrator.told import SEEN, Told
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import SUMMARY_FIELDS, Attempt, AttemptState, RunState, candidate_front
 
 FRONT, CANDIDATES = "pareto.json", "candidate_pareto.json"
 
 
 class RunMemory:
-    """One run directory. Nothing is remembered that the directory does not hold; what a row gives rise to is worked
-    out once, so that a late round costs what an early one does.
+    """One run directory: its truth, the state that follows from it, the files that people read, and the role views.
 
-    pareto_filename: what `update_pareto` writes: the verified front (with its preview), or `candidate_pareto.json`,
-    the nominated rounds that no judge has confirmed, which no role ever reads.
+    Args:
+        run_dir: the run's directory, `runs/<run_id>`.
+        pareto_filename: what `update_pareto` writes: the verified front with its preview, or `candidate_pareto.json`,
+            the nominated rounds that no verification has confirmed, which no role reads.
     """
 
     def __init__(self, run_dir: Path | str, pareto_filename: str = FRONT) -> None:
@@ -37,70 +37,20 @@ class RunMemory:
         self.layout = RunLayout(directory.parent.parent, directory.name)
         self.history = History(self.layout)
         self.pareto_filename = pareto_filename
-        self._told = Told()
-        self._last: HistoryRow | None = None
-        self._attempts: dict[str, Attempt] = {}
-        self._open: dict[str, Attempt] = {}
-        self._charged: list[Charged] = []
-        self._lines = 0
-        self._last_line: AttemptLine | None = None
-        self._begun = 0
-        # Sections, bytes and the summary of log.md, once they are known to be right.
-        self._log: tuple[int, int, str] | None = None
 
-    # ---- what the run has come to
+    @property
+    def state(self) -> RunState:
+        """What the rows amount to."""
+        return self.history.state()
 
-    def attempts(self) -> dict[str, Attempt]:
-        """By id, in the order they began. Not to be changed."""
-        lines, count = self.history.attempts(), self._lines
-        if len(lines) < count or (count and lines[count - 1] is not self._last_line):
-            self._attempts, self._open, self._charged, self._begun, count = {}, {}, [], 0, 0
-        for line in lines[count:]:
-            if isinstance(line, Charged):
-                self._charged.append(line)
-            attempt = reached(self._attempts, line)
-            self._open[attempt.id] = attempt
-            self._begun = max(self._begun, attempt.round)
-        self._lines, self._last_line = len(lines), lines[-1] if lines else None
-        return self._attempts
-
-    def charged(self) -> list[Charged]:
-        """Every draw from the judge's shots, in order. Not to be changed."""
-        self.attempts()
-        return self._charged
-
-    def discoveries(self) -> int:
-        """Rounds that stand VERIFIED."""
-        return self._caught_up().tally.discoveries
-
-    def standing(self) -> dict[str, Standing]:
-        """Closed attempts by id, in the order of their first rows. Not to be changed."""
-        return self._caught_up().tally.standing
-
-    def front(self) -> list[ParetoEntry]:
-        """The verified front, best first."""
-        return list(self._caught_up().tally.front())
-
-    def by_branch(self, branches: Iterable[str]) -> dict[str, Standing]:
-        """The rounds that stand under these branches, those that were deleted left out."""
-        tally = self._caught_up().tally
-        named = {branch: tally.standing[tally.branches[branch]] for branch in branches if branch in tally.branches}
-        return {branch: one for branch, one in named.items() if one.branch == branch}
+    @property
+    def attempt_state(self) -> AttemptState:
+        """What the write-ahead lines amount to."""
+        return self.history.attempt_state()
 
     def next_round(self) -> int:
-        """Never a number that was used, finished or not."""
-        self.attempts()
-        return max(self._begun, self._caught_up().last_round) + 1
-
-    def _caught_up(self) -> Told:
-        rows = self.history.rows()
-        count = len(self._told.sections)
-        if len(rows) < count or (count and rows[count - 1] is not self._last):
-            self._told, self._log, count = Told(), None, 0  # restored from a backup, or cut
-        for row in rows[count:]:
-            self._told.take(row)
-        self._last = rows[-1] if rows else None
-        return self._told
+        """A number that was never used, finished or not."""
+        return max(self.attempt_state.last_round, self.state.last_round) + 1
 
     # ---- what people see
 
@@ -108,21 +58,47 @@ class RunMemory:
         """The commit point of a round: durable on return."""
         self.history.append_row(row)
 
-    def append_log(self) -> None:
-        """log.md with every row of history in it."""
-        self._write(self.layout.log)
-
-    def update_pareto(self) -> list[ParetoEntry]:
-        """The front file from history; returns the verified front."""
-        if self.pareto_filename == CANDIDATES:
-            self._write(self.layout.candidates)
+    def append_log(self, text: str) -> None:
+        """Append to log.md; a new file begins with its head."""
+        if self.layout.log.is_file():
+            atomic.append_bytes(self.layout.log, text.encode())
         else:
-            self._write(self.layout.pareto, self.layout.preview)
-        return self.front()
+            atomic.write_text(self.layout.log, views.log_head(self.history.info()) + text)
+
+    def update_pareto(self, entry: ParetoEntry | HistoryRow, pareto_filename: str | None = None) -> list[Path]:
+        """Merge one entry into a front file; a dominated one leaves the file as it is.
+
+        Args:
+            entry: a verified entry for `pareto.json`, a nominated row for `candidate_pareto.json`.
+            pareto_filename: the file, if it is not the one that the object was made with.
+
+        Returns:
+            The files that were written; the preview is one of them.
+        """
+        if (pareto_filename or self.pareto_filename) == CANDIDATES:
+            nominated = [row for row in (*self.state.candidates, entry) if isinstance(row, HistoryRow)]
+            return self._write({self.layout.candidates: _candidate_file(candidate_front(nominated))})
+        verified = [known for known in (*self.state.front, entry) if isinstance(known, ParetoEntry)]
+        unique = {known.round_attempt_id: known for known in verified}
+        return self._write(self._front_files(non_dominated(unique.values())))
+
+    def update_views(self, row: HistoryRow) -> None:
+        """Bring every view up to date after `row`, the last one of history, at the cost of what it changed."""
+        state = self.state
+        found = state.round_of(row)
+        if row.refers_to_attempt or found is None:  # what it replaces may stand in any view
+            self.rebuild_views()
+            return
+        self.append_log(views.section(row, state))
+        if found.attempt_id in state.verified:
+            self.update_pareto(state.verified[found.attempt_id], FRONT)
+        elif row in state.candidates:
+            self.update_pareto(row, CANDIDATES)
+        self._write({self.layout.fork_graph: fork_graph.text(self.history.info(), state)})
 
     def rebuild_views(self) -> list[Path]:
-        """Bring every view up to date; a file that says so already is left alone. Returns what was written."""
-        return self._write()
+        """Write every view that does not say what history says. Returns what was written."""
+        return self._write(self.views())
 
     def stale_views(self) -> list[Path]:
         """Views that are missing or do not say what history says."""
@@ -130,50 +106,29 @@ class RunMemory:
 
     def views(self) -> dict[Path, str]:
         """What every view must hold, byte for byte."""
-        told, info = self._caught_up(), self.history.info()
-        return self._small(told) | {self.layout.log: views.log_head(info, told.summary) + "".join(told.sections)}
+        info, state = self.history.info(), self.state
+        return self._front_files(state.front) | {
+            self.layout.candidates: _candidate_file(state.candidates),
+            self.layout.fork_graph: fork_graph.text(info, state),
+            self.layout.log: views.log(info, self.history.rows()),
+        }
 
     def graph(self) -> dict[str, Any]:
         """What fork_graph.json holds, from history."""
-        value: dict[str, Any] = json.loads(self._small(self._caught_up())[self.layout.fork_graph])
+        value: dict[str, Any] = json.loads(fork_graph.text(self.history.info(), self.state))
         return value
 
-    def _small(self, told: Told) -> dict[Path, str]:
-        pareto, top = told.front()
+    def _front_files(self, front: Sequence[ParetoEntry]) -> dict[Path, str]:
         return {
-            self.layout.pareto: pareto,
-            self.layout.preview: top,
-            self.layout.candidates: told.candidates(),
-            self.layout.fork_graph: fork_graph.text(self.history.info(), told.nodes.values(), told.tally.front()),
+            self.layout.pareto: _json_lines(entry.dump() for entry in front),
+            self.layout.preview: _json_lines(entry.dump() for entry in preview(front)),
         }
 
-    def _write(self, *wanted: Path) -> list[Path]:
-        told, written = self._caught_up(), []
-        for path, text in self._small(told).items():
-            if (not wanted or path in wanted) and not _holds(path, text):
-                atomic.write_text(path, text)
-                written.append(path)
-        if (not wanted or self.layout.log in wanted) and self._write_log(told):
-            written.append(self.layout.log)
-        return written
-
-    def _write_log(self, told: Told) -> bool:
-        """Sections that came since are added at the end; a log whose summary is another now, or that is not as it was
-        left, is written anew."""
-        path, total, summary = self.layout.log, len(told.sections), told.summary
-        if self._log is None or not path.is_file() or (path.stat().st_size, summary) != self._log[1:]:
-            data = (views.log_head(self.history.info(), summary) + "".join(told.sections)).encode()
-            stale = not _has(path, data)
-            if stale:
-                atomic.write_bytes(path, data)
-            self._log = total, len(data), summary
-            return stale
-        sections, size, _ = self._log
-        data = "".join(told.sections[sections:]).encode()
-        if data:
-            atomic.append_bytes(path, data)
-        self._log = total, size + len(data), summary
-        return bool(data)
+    def _write(self, wanted: dict[Path, str]) -> list[Path]:
+        stale = [path for path, text in wanted.items() if not _holds(path, text)]
+        for path in stale:
+            atomic.write_text(path, wanted[path])
+        return stale
 
     # ---- what the roles see
 
@@ -185,11 +140,8 @@ class RunMemory:
         baseline_config: the config that the baseline commit stands for. inputs: what a net of this env can read.
         `pending`: planned rounds without a row.
         """
-        info, told = self.history.info(), self._caught_up()
-        self.attempts()
-        front = told.tally.front()
-        for name in [name for name in self._open if name in told.tally.standing]:
-            del self._open[name]
+        info, state = self.history.info(), self.state
+        planned = (attempt for attempt in self.attempt_state.attempts.values() if attempt.planned)
         return {
             "run_id": info.run_id,
             "seed": info.seed,
@@ -198,11 +150,10 @@ class RunMemory:
             "baseline_config": baseline_config,
             "inputs": inputs,
             "pins": dict(info.pins),
-            # The rows themselves: copying them would cost a late round more than an early one.
-            "history": [*told.seen.values()],
-            "pending": [_pending(one) for one in self._open.values() if one.planned],
-            "pareto": [told.entry(entry)[0] for entry in front],
-            "pareto_preview": [told.entry(entry)[0] for entry in preview(front)],
+            "history": [found.summary for found in state.rounds.values()],
+            "pending": [_pending(attempt) for attempt in planned if attempt.id not in state.rounds],
+            "pareto": [entry.dump() for entry in state.front],
+            "pareto_preview": [entry.dump() for entry in preview(state.front)],
         }
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> dict[str, Any]:
@@ -219,7 +170,7 @@ class RunMemory:
 def _pending(attempt: Attempt) -> dict[str, Any]:
     planned = attempt.planned
     assert planned is not None
-    nothing_yet: dict[str, Any] = dict.fromkeys(SEEN)
+    nothing_yet: dict[str, Any] = dict.fromkeys(SUMMARY_FIELDS)
     return nothing_yet | {
         "round": attempt.round,
         "hypothesis": planned.ideator.hypothesis,
@@ -232,9 +183,16 @@ def _pending(attempt: Attempt) -> dict[str, Any]:
     }
 
 
+def _candidate_file(rows: Iterable[HistoryRow]) -> str:
+    return _json_lines(views.candidate(row) for row in rows)
+
+
+def _json_lines(entries: Iterable[dict[str, Any]]) -> str:
+    """A JSON list, one entry per line."""
+    lines = ",\n".join(json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in entries)
+    return f"[\n{lines}\n]\n" if lines else "[]\n"
+
+
 def _holds(path: Path, text: str) -> bool:
-    return _has(path, text.encode())
-
-
-def _has(path: Path, data: bytes) -> bool:
+    data = text.encode()
     return path.is_file() and path.stat().st_size == len(data) and path.read_bytes() == data

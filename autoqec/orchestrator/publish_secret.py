@@ -40,10 +40,10 @@ def close_run(layout: RunLayout, repo: Repo) -> str:
 def _nobody_at_work(layout: RunLayout) -> None:
     """InputError where recovery left a round to a cluster's job: what it ends in could no longer be judged."""
     history = History(layout)
-    closed = history.closed_attempts()
-    for line in history.attempts():
-        if line.kind == "begun" and line.round_attempt_id not in closed:
-            what = f"round {line.round} is still a cluster's job"
+    closed = history.state().rounds
+    for attempt in history.attempt_state().attempts.values():
+        if attempt.id not in closed:
+            what = f"round {attempt.round} is still a cluster's job"
             mend = f"autoqec run --resume {layout.run_id} waits for it; Ctrl-C twice there calls it off"
             raise InputError(what, where=f"run {layout.run_id}", mend=mend)
 

@@ -10,7 +10,6 @@ from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError, RunPaused
 from autoqec.orchestrator import round_recorder
-from autoqec.orchestrator.attempts import Standing, standings
 from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
@@ -20,6 +19,7 @@ from autoqec.orchestrator.recovery.plan import State
 from autoqec.orchestrator.verify_round import Candidate, judge
 from autoqec.store import run_log
 from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.store.run_state import RoundState, fold
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
 from autoqec.system.scratch import scratch
@@ -51,7 +51,7 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
             repo.extract(pointer.commit_sha, SURFACE, surface)
             candidate = Candidate(number, one.attempt_id, pointer.branch, pointer.commit_sha, metrics, surface)
             report = judge(memory, info, candidate, layout.secret.read_bytes(), on_event)
-        attempt = memory.attempts()[one.attempt_id]
+        attempt = memory.attempt_state.attempts[one.attempt_id]
         whole = round_recorder.build_row(attempt, metrics, pointer=pointer, report=report, config=files.config)
         row = round_recorder.adopted_row(whole, one.attempt_id)
         memory.append_round(row)
@@ -60,8 +60,8 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
         return row
 
 
-def _set_aside(state: State, number: int) -> Standing:
-    for one in standings(state.rows):
+def _set_aside(state: State, number: int) -> RoundState:
+    for one in fold(state.rows).rounds.values():
         if one.row.round == number and one.row.status == "orphaned_branch" and one.branch is not None:
             return one
     what = f"round {number} is not in quarantine"
@@ -69,7 +69,7 @@ def _set_aside(state: State, number: int) -> Standing:
 
 
 def _measured(
-    layout: RunLayout, pointer: Pointer | str | None, metrics: RoundMetrics | None, one: Standing
+    layout: RunLayout, pointer: Pointer | str | None, metrics: RoundMetrics | None, one: RoundState
 ) -> RoundMetrics:
     where = str(layout.round(one.row.round).dir)
     if isinstance(pointer, str):

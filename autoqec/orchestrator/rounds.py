@@ -5,7 +5,6 @@ Every step leaves on disk what the next one needs, and recovery reads the same.
 
 from __future__ import annotations
 
-import logging
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,22 +16,22 @@ from autoqec.contracts.job import JobOrder
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.pins import pinned, told
 from autoqec.contracts.provenance import Pointer
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import RoundMetrics, RunnerConfig, parent_branches
 from autoqec.contracts.timing import utc_now
 from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
-from autoqec.orchestrator.attempts import Attempt, Standing, compose_parents
 from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.recovery.inspect import job_order, round_files
 from autoqec.orchestrator.run import Run, search
 from autoqec.orchestrator.verify_round import Candidate, judge
 from autoqec.store import atomic, files
 from autoqec.store.layout import SURFACE, SURFACE_CONFIG, RoundLayout, pointer_on_branch, quarantined
+from autoqec.store.run_log import LOGGER
+from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import sandbox
 from autoqec.system.git import MergeConflict, RefUpdate
 
-LOGGER = logging.getLogger(__name__)
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -87,7 +86,7 @@ def open_round(run: Run, on_event: OnEvent) -> Opened:
 def runner_config(run: Run, opened: Opened) -> RunnerConfig:
     """What the Runner is given; the config is what the branch says."""
     planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
-    parents = _standing(run, compose_parents(planned.fork_from))
+    parents = _standing(run, parent_branches(planned.fork_from))
     deltas = [one.row.delta_ler for one in parents if one.row.delta_ler is not None]
     return RunnerConfig(
         env_yaml=run.env_text,
@@ -111,7 +110,7 @@ def runner_config(run: Run, opened: Opened) -> RunnerConfig:
     )
 
 
-def _weights_of(run: Run, parent: Standing) -> str | None:
+def _weights_of(run: Run, parent: RoundState) -> str | None:
     """The parent's checkpoint; None if `autoqec gc` removed it, which only matters to rounds that start from it."""
     path = run.layout.stored(parent.row.checkpoint_path)
     return None if path is None else str(path)
@@ -119,8 +118,8 @@ def _weights_of(run: Run, parent: Standing) -> str | None:
 
 def under_way(run: Run) -> list[tuple[Opened, JobOrder]]:
     """Rounds that recovery left to their cluster's job, in the order in which they began."""
-    closed = run.memory.history.closed_attempts()
-    open_attempts = [attempt for attempt in run.memory.attempts().values() if attempt.id not in closed]
+    closed, attempts = run.memory.state.rounds, run.memory.attempt_state.attempts
+    open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
     orders = [(attempt, job_order(run.layout.round(attempt.round), attempt.id)) for attempt in open_attempts]
     return [(Opened(attempt, order.config.commit_sha), order) for attempt, order in orders if order is not None]
 
@@ -198,7 +197,7 @@ def _plan(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]
     except ContractError as error:
         raise RoundFailed("compile_error", f"the ideator's reply: {error}") from error
     reach("ideated")
-    bases = [_base(run, one) for one in _standing(run, compose_parents(proposal.fork_from))]
+    bases = [_base(run, one) for one in _standing(run, parent_branches(proposal.fork_from))]
     try:
         edits = _edits(run, proposal, bases)
     except ContractError as error:
@@ -252,16 +251,16 @@ def _held(run: Run, proposal: IdeatorResponse) -> IdeatorResponse:
     return proposal.model_copy(update={"proposal": pinned(proposal.proposal, run.info.pins), "source": source})
 
 
-def _standing(run: Run, branches: tuple[str, ...]) -> list[Standing]:
+def _standing(run: Run, branches: tuple[str, ...]) -> list[RoundState]:
     """The recorded rounds of these branches, in this order. RoundFailed for one that cannot be forked."""
-    known = run.memory.by_branch(branches)
+    known = run.memory.state.by_branch(branches)
     for branch in branches:
         if branch not in known or known[branch].row.commit_sha is None:
             raise RoundFailed("compile_error", f"`fork_from` names {branch}, which is no recorded branch of this run")
     return [known[branch] for branch in branches]
 
 
-def _base(run: Run, one: Standing) -> str:
+def _base(run: Run, one: RoundState) -> str:
     """The commit to fork from: the recorded pointer commit, whatever a person has put on the branch since."""
     sha = str(one.row.commit_sha)
     pinned = run.repo.refs(run.layout.pin(one.attempt_id)).values()
@@ -294,7 +293,7 @@ def _record(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
     """The commit point, and the views that follow from it."""
     run.memory.append_round(row)
     reach("row_appended")
-    run.memory.rebuild_views()
+    run.memory.update_views(row)
     reach("views_written")
     on_event("round_recorded", {"round": row.round, "phase": "done", "row": row.dump()})
 

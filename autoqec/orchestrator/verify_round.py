@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +12,11 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import Charged, RunInfo
 from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.round import RoundMetrics, parent_branches
 from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InputError
 from autoqec.orchestrator import round_recorder, worktree
-from autoqec.orchestrator.attempts import Standing, compose_parents, standings
 from autoqec.orchestrator.failpoint import reach
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed, published_secret
@@ -25,6 +24,7 @@ from autoqec.orchestrator.recovery.inspect import read_config, round_files
 from autoqec.store import files, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.store.run_state import RoundState, fold
 from autoqec.system import run_lock
 from autoqec.system.git import GitFailed, Repo
 from autoqec.system.scratch import scratch
@@ -121,7 +121,7 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
 
 
 @contextmanager
-def _asked(layout: RunLayout, repo: Repo, number: int) -> Iterator[tuple[RunInfo, Standing, Candidate, bytes]]:
+def _asked(layout: RunLayout, repo: Repo, number: int) -> Iterator[tuple[RunInfo, RoundState, Candidate, bytes]]:
     """A recorded round as the judge is to see it, its surface checked out for as long as the context lasts."""
     history = History(layout)
     info, one = history.info(), _measured(history, number)
@@ -141,8 +141,8 @@ def _asked(layout: RunLayout, repo: Repo, number: int) -> Iterator[tuple[RunInfo
         yield info, one, Candidate(number, one.attempt_id, one.row.branch, one.row.commit_sha, metrics, surface), secret
 
 
-def _measured(history: History, number: int) -> Standing:
-    for one in standings(history.rows()):
+def _measured(history: History, number: int) -> RoundState:
+    for one in history.state().rounds.values():
         if one.row.round == number and one.row.status == "ok" and one.row.commit_sha:
             return one
     what = f"round {number} left nothing that could be judged"
@@ -153,8 +153,8 @@ def _measured(history: History, number: int) -> Standing:
 def _requested(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes) -> Iterator[VerifyRequest]:
     """The order for the judge; a composition's with its parents, checked out for as long as the context lasts."""
     request = _request(memory, info, candidate, secret)
-    attempt = memory.attempts().get(candidate.attempt_id)
-    branches = compose_parents(attempt.planned.fork_from) if attempt and attempt.planned else ()
+    attempt = memory.attempt_state.attempts.get(candidate.attempt_id)
+    branches = parent_branches(attempt.planned.fork_from) if attempt and attempt.planned else ()
     if len(branches) < 2:
         yield request
         return
@@ -170,7 +170,7 @@ def _requested(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: b
 def _parent(memory: RunMemory, info: RunInfo, branch: str, secret: bytes, directory: Path) -> VerifyRequest:
     """A parent as it was judged: its own files, its branch's surface, the artifact that its report names."""
     layout = memory.layout
-    one = next((one for one in memory.standing().values() if one.row.branch == branch), None)
+    one = next((one for one in memory.state.rounds.values() if one.row.branch == branch), None)
     if one is None or one.row.verify_verdict != "VERIFIED":
         raise InputError(f"parent {branch} is not VERIFIED")
     number = one.row.round
@@ -193,7 +193,7 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
         what = f"the run began on env {info.env_yaml_sha256}, this is {now}"
         raise InputError(what, where=str(layout.env), mend=f"restore {layout.env}")
     share = files.parse_env(env_text, where=str(layout.env)).protocol.shots_share
-    charged = memory.charged()
+    charged = memory.attempt_state.charged
     return verifier.VerifyRequest(
         env_text=env_text,
         round=place,
@@ -209,29 +209,29 @@ def _request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: byt
         commit_sha=candidate.commit_sha,
         claimed=candidate.metrics,
         attempt_index=len(charged) + 1,
-        discoveries_before=memory.discoveries(),
+        discoveries_before=len(memory.state.verified),
         judged_before=_before(charged, candidate.attempt_id, judged=place.report_json.exists()),
         shots=layout.shots,
     )
 
 
-def _as_first_judged(memory: RunMemory, one: Standing, request: VerifyRequest) -> VerifyRequest:
+def _as_first_judged(memory: RunMemory, one: RoundState, request: VerifyRequest) -> VerifyRequest:
     """The order as it was when the round got its verdict: a report that was lost since is made again at the same level,
     whatever the run has judged and found by now."""
-    charged = memory.charged()
+    charged = memory.attempt_state.charged
     places = [line.attempt_index for line in charged if line.round_attempt_id == one.attempt_id]
     rows = memory.history.rows()
     mine = (row.verify_verdict and one.attempt_id in (row.round_attempt_id, row.refers_to_attempt) for row in rows)
-    before = standings(rows[: next(index for index, told in enumerate(mine) if told)])
+    before = fold(rows[: next(index for index, judged in enumerate(mine) if judged)])
     return replace(
         request,
         attempt_index=places[-1] if places else request.attempt_index,
-        discoveries_before=sum(other.row.verify_verdict == "VERIFIED" for other in before),
+        discoveries_before=len(before.verified),
         judged_before=_before(charged, one.attempt_id, judged=True),
     )
 
 
-def _before(charged: list[Charged], attempt_id: str, *, judged: bool) -> dict[str, int]:
+def _before(charged: Sequence[Charged], attempt_id: str, *, judged: bool) -> dict[str, int]:
     """Artifact -> round of its first draw, in the order of charges: for a judged attempt, up to its own last one.
 
     An attempt that was cut off while it was judged told nobody anything: its own charge is no earlier draw.

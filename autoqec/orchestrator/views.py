@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from autoqec.contracts import pins
 from autoqec.contracts.history import HistoryRow, RunInfo
-from autoqec.contracts.pareto import ParetoEntry, non_dominated
-from autoqec.orchestrator.attempts import Standing
-from autoqec.orchestrator.tally import Tally, entry_of
-
-
-def verified_front(standing: Sequence[Standing]) -> list[ParetoEntry]:
-    """Every VERIFIED, non-dominated round, best first. A deleted branch stays: its commit is pinned."""
-    return non_dominated(entry_of(one) for one in standing if one.row.verify_verdict == "VERIFIED")
+from autoqec.store.run_state import Draft, RoundState, RunState, Totals
 
 
 def candidate(row: HistoryRow) -> dict[str, Any]:
@@ -29,70 +22,45 @@ def candidate(row: HistoryRow) -> dict[str, Any]:
     }
 
 
-ALWAYS = 50  # rows up to which the log's summary is written anew with each
-
-
-def summary_is_due(count: int) -> bool:
-    """Whether the summary at the top is written anew after this many rows: after each of the first ones, later when a
-    tenth came in since, so that a late round costs what an early one does. A summary says after how many rows it is
-    true, and every row's own part says how the run stood after it."""
-    due = ALWAYS
-    while due < count:
-        due += due // 10
-    return count <= ALWAYS or due == count
-
-
-def log_head(info: RunInfo, summary: str) -> str:
+def log_head(info: RunInfo) -> str:
     """The beginning of log.md; the `section` of every row follows."""
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
     head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
     held = f"Held in every proposal: {pins.told(info.pins)}.\n\n" if info.pins else ""
     guidance = "Val shots steer the search, which reuses them every round: their figures prove nothing. "
-    return f"{head}{held}{guidance}The judge's are of fresh shots. Intervals are 95%.\n\n{summary}"
+    return f"{head}{held}{guidance}The judge's are of fresh shots. Intervals are 95%.\n\n"
 
 
-def summary(tally: Tally, rows: int) -> str:
-    """The run after so many rows: the figures of the whole, and the front with its intervals and shots."""
-    if not rows:
-        return "**Summary.** No round has ended yet.\n\n"
-    after = "" if rows <= ALWAYS else f", after {rows} rows; how it stood later is said with each round below"
-    text = f"**Summary{after}.** {_so_far(tally)}\n\n"
-    front = tally.front()
-    if not front:
-        return text
-    text += "The verified front, best first; gains over the plain backend on fresh shots, with 95% intervals:\n\n"
-    names = ("round", "branch", "Δ_LER a shot", "fewer failures", "shots", "better than", "FLOPs", "parameters")
-    text += f"| {' | '.join(names)} |\n{'|---' * len(names)}|\n"
-    for entry in front:
-        row = tally.standing[entry.round_attempt_id].row
-        gain = f"{entry.delta_vs_baseline_holdout:+.2e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1)}"
-        beaten = ", ".join(name for name, won in (row.beats_panel or {}).items() if won)
-        cells = (row.round, f"`{entry.branch}`", gain, _relative(row), row.holdout_shots or "", beaten)
-        text += f"| {' | '.join(map(str, (*cells, entry.flops_per_syndrome, entry.n_params)))} |\n"
-    return f"{text}\n"
-
-
-def _so_far(tally: Tally) -> str:
+def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
     """The run as it stood when a row was written."""
-    counts, verdicts = tally.counts, tally.verdicts
-    ended = counts["ended"]
+    verdicts, ended = totals.verdicts, totals.ended
     parts = [
-        f"{ended} round{'s' * (ended != 1)} ended, {counts['nominated']} nominated; of these {verdicts['VERIFIED']} "
-        f"VERIFIED, {verdicts['SUSPICIOUS']} SUSPICIOUS, {verdicts['FAILED']} FAILED."
+        f"{ended} round{'s' * (ended != 1)} ended, {totals.nominated} nominated; of these "
+        f"{verdicts.get('VERIFIED', 0)} VERIFIED, {verdicts.get('SUSPICIOUS', 0)} SUSPICIOUS, "
+        f"{verdicts.get('FAILED', 0)} FAILED."
     ]
-    failed = [(status, number) for status, number in sorted(tally.failed.items()) if number]
+    failed = [(status, number) for status, number in sorted(totals.failed.items()) if number]
     if failed:
         parts.append("Without a result: " + ", ".join(f"{number} {status}" for status, number in failed) + ".")
-    if counts["lost"]:
-        parts.append(f"Lost to a crash and closed by recovery: {counts['lost']}.")
-    if tally.best is None:
+    if totals.lost:
+        parts.append(f"Lost to a crash and closed by recovery: {totals.lost}.")
+    if totals.best is None:
         return " ".join([*parts, "No decoder is verified yet."])
-    best = tally.standing[tally.best.round_attempt_id].row
-    return " ".join([*parts, f"Best verified: round {best.round} (`{tally.best.branch}`), {_holdout(best)}."])
+    best = rounds[totals.best.round_attempt_id].row
+    return " ".join([*parts, f"Best verified: round {best.round} (`{totals.best.branch}`), {_holdout(best)}."])
 
 
-def section(row: HistoryRow, tally: Tally) -> str:
-    """One row: what was tried, what happened in figures, what it means, what next, and the run so far, with it."""
+def log(info: RunInfo, rows: Iterable[HistoryRow]) -> str:
+    """log.md: the head, then one section per row."""
+    draft, sections = Draft(), []
+    for row in rows:
+        draft.take(row)
+        sections.append(section(row, draft))
+    return log_head(info) + "".join(sections)
+
+
+def section(row: HistoryRow, state: RunState | Draft) -> str:
+    """One row: what was tried, what happened in figures, what it means, what next; and the run after it."""
     what = row.verify_verdict or ("not nominated" if row.status == "ok" else row.status)
     title = f"## Round {row.round} · {row.branch or 'no branch'} · {what}\n\n"
     origin = "the baseline" if row.fork_from == "baseline" else f"`{row.fork_from_canonical}`"
@@ -106,7 +74,7 @@ def section(row: HistoryRow, tally: Tally) -> str:
     parts.append(("What it means", _meaning(row)))
     if row.next_hypothesis_seed:
         parts.append(("Next", f"{_flat(row.next_hypothesis_seed)}."))
-    parts.append(("So far", _so_far(tally)))
+    parts.append(("So far", _so_far(state.totals, state.rounds)))
     return title + "\n".join(f"**{name}.** {text.replace('..', '.')}\n" for name, text in parts) + "\n"
 
 

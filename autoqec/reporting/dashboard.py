@@ -11,7 +11,6 @@ from rich.text import Text
 from autoqec.contracts.history import HistoryRow
 from autoqec.reporting import live_status, run_data, run_view
 from autoqec.reporting.live_status import Plan
-from autoqec.reporting.rows import LOST, current
 from autoqec.reporting.run_view import RunView
 from autoqec.reporting.summary import front_table, last_rounds
 from autoqec.reporting.text import count, duration, plain
@@ -33,7 +32,7 @@ class Dashboard:
         self.view: RunView = run_view.load(self.layout)
         self.told = live_status.read(self.layout) if run_data.living(self.layout) else live_status.Told(Plan(), {})
         self.spent = run_data.spent(self.layout)
-        self.ended = [row for row in current(self.view.rows) if row.status not in LOST]
+        self.ended = self.view.ended
         self.compute_s = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in self.ended)
         self.round_s = (self.compute_s + sum(map(self._judge_s, self.ended))) / max(1, len(self.ended))
         self._front = front_table(self.view) if self.view.front else None  # made here: it reads the judge's counts

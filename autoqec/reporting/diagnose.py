@@ -48,14 +48,14 @@ class Diagnosis:
 def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
     """The env first, where it is broken; then every round that is not well. InputError where there is no such run."""
     history = History(layout)
-    info, rows = history.info(), read.current(history.rows())
+    info, rounds = history.info(), history.state().rounds.values()
     env_yaml = _text(layout.env)
     fault = _env_fault(env_yaml, info.env_yaml_sha256)
     if fault is not None:
         mend_it = "restore env.yaml from the commit or archive it came from: its hash stands in run.json"
         return [Diagnosis(None, "paused", "env broken", fault, mend_it, (str(layout.env), str(layout.run_info)))]
     found = []
-    for row in rows:
+    for row in (found.row for found in rounds):
         if row.status == "orphaned_branch":
             advice = f"autoqec adopt {info.run_id} {row.round} brings it back, if its branch stands"
             found.append(

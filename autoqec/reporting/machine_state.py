@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 from autoqec.contracts.history import HistoryRow
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_log import LOGGER
 from autoqec.system import machine
-
-LOGGER = logging.getLogger(__name__)
 
 
 def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:

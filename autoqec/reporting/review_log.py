@@ -20,6 +20,7 @@ from autoqec.llm.ledger import Ledger
 from autoqec.reporting import rows as read
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import LOST
 
 STUCK_ROUNDS = 5  # measured rounds in a row without a new best
 NEAR_KEYS = 2  # keys in which a neighbour differs
@@ -53,7 +54,7 @@ class Run:
     @cached_property
     def real(self) -> list[HistoryRow]:
         """Rounds that came to their end."""
-        return [row for row in self.rows if row.status not in read.LOST]
+        return [row for row in self.rows if row.status != LOST]
 
     @cached_property
     def measured(self) -> list[HistoryRow]:
@@ -66,7 +67,7 @@ class Run:
 def review(layout: RunLayout) -> list[Finding]:
     """Every finding, warnings first. InputError where there is no such run, RunPaused where its truth is damaged."""
     history = History(layout)
-    run = Run(layout, history.info(), tuple(read.current(history.rows())))
+    run = Run(layout, history.info(), tuple(found.row for found in history.state().rounds.values()))
     found = [finding for check in CHECKS for finding in check(run)]
     return sorted(found, key=lambda finding: finding.weight != "warning")
 

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 
-LOST = ("orphaned_branch", "branch_manually_deleted")
 _LOG_BYTES = 64 * 2**20
-
-
-def current(rows: Iterable[HistoryRow]) -> list[HistoryRow]:
-    """One row an attempt: a follow-up that says what became of the round replaces the first one; oldest first."""
-    found: dict[str, HistoryRow] = {}
-    for row in rows:
-        attempt = row.refers_to_attempt or row.round_attempt_id
-        if attempt is not None and row.status != "branch_manually_deleted":
-            found[attempt] = row
-    return list(found.values())
 
 
 def losses(path: Path) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,11 +13,12 @@ from autoqec.contracts.verdict import PairedEffect, VerifyReport
 from autoqec.errors import AutoqecError, InputError
 from autoqec.reporting import run_view
 from autoqec.reporting.loss import curve
-from autoqec.reporting.run_view import RunView, attempt_of
+from autoqec.reporting.run_view import RunView
 from autoqec.reporting.text import paragraphs
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
 from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
 from autoqec.system.process import procfs
@@ -155,57 +156,51 @@ def _importance(one: Round) -> tuple[bool, bool, bool, int]:
 
 
 def rounds_of(view: RunView) -> tuple[Round, ...]:
-    """One an attempt, in the order of their first rows."""
-    found: dict[str, HistoryRow] = {}
-    gone: set[str] = set()
-    for row in view.rows:
-        key = attempt_of(row) or str(row.reconcile_id)
-        if row.status == "branch_manually_deleted" and key in found:
-            gone.add(key)
-        else:
-            found[key] = row
-    front = {entry.round_attempt_id for entry in view.front}
-    anchors = _anchors(view.layout.run_id, found.items())
-    by_branch = {row.branch: anchors[key] for key, row in found.items() if row.branch}
+    """One per attempt, in the order of their first rows."""
+    state = view.state
+    front = {entry.round_attempt_id for entry in state.front}
+    anchors = _anchors(view.layout.run_id, state.rounds.values())
     return tuple(
         Round(
-            row=row,
+            row=found.row,
             key=key,
             anchor=anchors[key],
             on_front=key in front,
-            gone=key in gone,
-            parents=tuple(by_branch[name] for name in _forks(row) if name in by_branch),
+            gone=found.gone,
+            parents=tuple(anchors[parent] for parent in found.parents if parent in anchors),
         )
-        for key, row in found.items()
+        for key, found in state.rounds.items()
     )
 
 
-def _forks(row: HistoryRow) -> tuple[str, ...]:
-    return (row.fork_from,) if isinstance(row.fork_from, str) else row.fork_from
-
-
-def _anchors(run_id: str, rows: Iterable[tuple[str, HistoryRow]]) -> dict[str, str]:
+def _anchors(run_id: str, rounds: Iterable[RoundState]) -> dict[str, str]:
     """A place on the page for each round; a number that stands twice gets a suffix."""
     seen: dict[int, int] = {}
     anchors = {}
-    for key, row in rows:
-        seen[row.round] = seen.get(row.round, 0) + 1
-        again = f"-{seen[row.round]}" if seen[row.round] > 1 else ""
-        anchors[key] = f"run-{run_id}-round-{row.round}{again}"
+    for found in rounds:
+        number = found.row.round
+        seen[number] = seen.get(number, 0) + 1
+        again = f"-{seen[number]}" if seen[number] > 1 else ""
+        anchors[found.attempt_id] = f"run-{run_id}-round-{number}{again}"
     return anchors
 
 
-def pending(layout: RunLayout, closed: set[str]) -> tuple[Pending, ...]:
+def pending(layout: RunLayout, closed: Collection[str]) -> tuple[Pending, ...]:
     """Attempts that are not among the `closed` ones, in the order they began."""
-    words = {"begun": "an idea is being sought", "planned": "planned; it is trained and measured"}
-    words |= {"nominated": "nominated", "charged": "before the judge"}
-    found: dict[str, Pending] = {}
-    for line in History(layout).attempts():
-        if line.round_attempt_id not in closed:
-            earlier = found.get(line.round_attempt_id)
-            said = line.ideator.hypothesis if line.kind == "planned" else earlier.hypothesis if earlier else ""
-            found[line.round_attempt_id] = Pending(line.round, words[line.kind], said)
-    return tuple(found.values())
+    attempts = History(layout).attempt_state().attempts.values()
+    return tuple(
+        Pending(attempt.round, _reached(attempt), attempt.planned.ideator.hypothesis if attempt.planned else "")
+        for attempt in attempts
+        if attempt.id not in closed
+    )
+
+
+def _reached(attempt: Attempt) -> str:
+    if attempt.charged:
+        return "before the judge"
+    if attempt.nominated:
+        return "nominated"
+    return "planned; it is trained and measured" if attempt.planned else "an idea is being sought"
 
 
 def validation(row: HistoryRow) -> PairedEffect | None:

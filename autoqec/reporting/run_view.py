@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.pareto import ParetoEntry
@@ -11,24 +11,40 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.run_state import RunState
 
 
 @dataclass(frozen=True)
 class RunView:
-    """One run as its files stand. `front` is best first; `best` is the judge's report on its first entry."""
+    """One run as its history stands. `best` is the verification report of the first entry of the front."""
 
     layout: RunLayout
     info: RunInfo
     rows: tuple[HistoryRow, ...]
-    front: tuple[ParetoEntry, ...]
+    state: RunState
     best: VerifyReport | None
 
     @property
     def verified(self) -> int:
-        return sum(row.verify_verdict == "VERIFIED" for row in self.rows)
+        return len(self.state.verified)
+
+    @property
+    def front(self) -> tuple[ParetoEntry, ...]:
+        """The verified front, best first."""
+        return self.state.front
+
+    @property
+    def current(self) -> list[HistoryRow]:
+        """The row of each attempt that says what the round is, oldest first."""
+        return [found.row for found in self.state.rounds.values()]
+
+    @property
+    def ended(self) -> list[HistoryRow]:
+        """As `current`, without rounds that were lost."""
+        return [found.row for found in self.state.rounds.values() if not found.lost]
 
     def round_of(self, entry: ParetoEntry) -> int:
-        return next(row.round for row in self.rows if attempt_of(row) == entry.round_attempt_id)
+        return self.state.rounds[entry.round_attempt_id].row.round
 
     def dump(self) -> dict[str, object]:
         return {
@@ -44,27 +60,11 @@ class RunView:
 def load(layout: RunLayout) -> RunView:
     """Raises InputError where there is no such run, RunPaused where its truth is damaged."""
     history = History(layout)
-    info, rows = history.info(), tuple(history.rows())
-    known = {attempt_of(row) for row in rows}
-    front = tuple(entry for entry in _front(layout) if entry.round_attempt_id in known)
-    view = RunView(layout, info, rows, front, None)
-    if not front:
+    info, rows, state = history.info(), tuple(history.rows()), history.state()
+    view = RunView(layout, info, rows, state, None)
+    if not state.front:
         return view
-    return RunView(layout, info, rows, front, report(layout.round(view.round_of(front[0]))))
-
-
-def attempt_of(row: HistoryRow) -> str | None:
-    """The attempt that a row speaks of: a follow-up speaks of an earlier one."""
-    return row.refers_to_attempt or row.round_attempt_id
-
-
-def _front(layout: RunLayout) -> tuple[ParetoEntry, ...]:
-    """pareto.json is a view: where it is missing or unreadable there is nothing to show until a reconcile."""
-    try:
-        entries = json.loads(layout.pareto.read_bytes())
-        return tuple(ParetoEntry.read(entry, where=str(layout.pareto)) for entry in entries)
-    except (OSError, ValueError, TypeError, ContractError):
-        return ()
+    return replace(view, best=report(layout.round(view.round_of(state.front[0]))))
 
 
 def report(files: RoundLayout) -> VerifyReport | None:

@@ -13,9 +13,8 @@ from rich.text import Text
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.timing import seconds_between
 from autoqec.reporting import run_view
-from autoqec.reporting.rows import current
 from autoqec.reporting.run_data import validation
-from autoqec.reporting.run_view import RunView, attempt_of
+from autoqec.reporting.run_view import RunView
 from autoqec.reporting.text import count, counted, duration, effect_line, interval, percent, plain
 
 SHOWN = 20  # of the front, in a table
@@ -28,7 +27,7 @@ def print_summary(console: Console, view: RunView) -> None:
 
 
 def parts(view: RunView) -> Iterator[RenderableType]:
-    info, rounds = view.info, current(view.rows)
+    info, rounds = view.info, view.current
     verified = sum(row.verify_verdict == "VERIFIED" for row in rounds)
     head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
     yield Text(f"{head} · {counted(len(rounds), 'round')}, {verified} verified", style="bold")
@@ -39,8 +38,6 @@ def parts(view: RunView) -> Iterator[RenderableType]:
     if view.front:
         yield front_table(view)
         yield from _best(view)
-    elif verified:
-        yield Text(f"The front is missing. Mend: autoqec reconcile {info.run_id}")
     else:
         yield Text("No decoder is verified yet: nothing here is a result.")
     yield Text(f"Log: {_near(view.layout.log)}")
@@ -155,15 +152,14 @@ def front_table(view: RunView) -> Table:
         "branch",
     ):
         table.add_column(name, overflow="fold")
-    by_attempt = {attempt_of(row): row for row in current(view.rows)}
     for entry in view.front[:SHOWN]:
-        row = by_attempt.get(entry.round_attempt_id)
-        beaten = ", ".join(name for name, beats in (row and row.beats_panel or {}).items() if beats)
+        row = view.state.rounds[entry.round_attempt_id].row
+        beaten = ", ".join(name for name, beats in (row.beats_panel or {}).items() if beats)
         table.add_row(
-            str(row.round if row else "?"),
+            str(row.round),
             f"{entry.delta_vs_baseline_holdout:+.2e}",
-            Text(_gain(row) if row else ""),
-            Text(_errors(view, row) if row else ""),
+            Text(_gain(row)),
+            Text(_errors(view, row)),
             Text(plain(beaten) or "–"),
             count(entry.n_params),
             count(entry.flops_per_syndrome),

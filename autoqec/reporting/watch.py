@@ -14,10 +14,11 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.reporting import run_data
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.run_data import Pending
-from autoqec.reporting.run_view import RunView, attempt_of
+from autoqec.reporting.run_view import RunView
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import attempt_of
 
 EVERY_S = 1.0
 
@@ -65,8 +66,7 @@ class Screen:
             if attempt_of(row) not in self._told:
                 self._told.add(attempt_of(row))
                 self._ended(row)
-        closed = {attempt for row in self.view.rows if (attempt := attempt_of(row))}
-        pending = run_data.pending(self.layout, closed)
+        pending = run_data.pending(self.layout, self.view.state.rounds)
         for one in pending:
             self._under_way(one)
         for number in set(self.now.rounds) - {one.round for one in pending}:

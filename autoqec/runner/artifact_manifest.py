@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,9 +22,8 @@ from autoqec.runner.collect import Artifact
 from autoqec.runner.pointer import dsl_sha256
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
+from autoqec.store.run_log import LOGGER
 from autoqec.system import git, machine
-
-LOGGER = logging.getLogger(__name__)
 
 
 def write_artifact_manifest(

@@ -15,6 +15,7 @@ from autoqec.contracts.history import ATTEMPT_LINE, AttemptLine, HistoryRow, Run
 from autoqec.errors import ContractError, DiskFailed, InputError, RunPaused
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import AttemptState, RunState, apply_lines, apply_rows
 
 Parsed = TypeVar("Parsed")
 
@@ -25,7 +26,6 @@ class History:
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
         self._known: dict[Path, _Known] = {}
-        self._closed: tuple[list[Any], int, set[str]] = ([], 0, set())
 
     def rows(self) -> list[HistoryRow]:
         """Finished rounds, oldest first; a torn last line is left out, unknown keys are kept.
@@ -48,7 +48,7 @@ class History:
 
     def append_rows(self, rows: Sequence[HistoryRow]) -> None:
         """As `append_row`, several at once; cut off, the first so many are there."""
-        closed = set(self.closed_attempts())
+        closed = set(self.state().rounds)
         for row in rows:
             directory, attempt = self.layout.round(row.round).dir, row.round_attempt_id
             if not directory.is_dir():
@@ -63,20 +63,25 @@ class History:
         """Write ahead: durable on return."""
         jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage)
 
-    def closed_attempts(self) -> set[str]:
-        """Attempts that have their row; only rows that came since the last call are looked at."""
+    def state(self) -> RunState:
+        """What the rows amount to; only rows that came since the last call are applied."""
         rows = self.rows()
-        values = self._known[self.layout.history].values
-        seen, count, closed = self._closed
-        if seen is not values:
-            count, closed = 0, set()
-        closed.update(
-            row.round_attempt_id
-            for row in rows[count:]
-            if row.round_attempt_id is not None and row.refers_to_attempt is None
-        )
-        self._closed = values, len(rows), closed
-        return closed
+        known = self._known[self.layout.history]
+        if known.applied < len(rows) or known.state is None:
+            known.state = apply_rows(known.state or RunState(), rows[known.applied :])
+            known.applied = len(rows)
+        state: RunState = known.state
+        return state
+
+    def attempt_state(self) -> AttemptState:
+        """What the write-ahead lines amount to, as incremental as `state`."""
+        lines = self.attempts()
+        known = self._known[self.layout.attempts]
+        if known.applied < len(lines) or known.state is None:
+            known.state = apply_lines(known.state or AttemptState(), lines[known.applied :])
+            known.applied = len(lines)
+        state: AttemptState = known.state
+        return state
 
     def info(self) -> RunInfo:
         """run.json. InputError where there is no such run; RunPaused where the file is damaged."""
@@ -102,7 +107,7 @@ class History:
         known = self._known.setdefault(path, _Known())
         identity, size = _identity(path)
         if identity != known.identity or size < known.end:
-            known.values, known.end, known.identity = [], 0, identity  # restored from a backup, or cut
+            known = self._known[path] = _Known(identity=identity)  # restored from a backup, or cut
         if size > known.end:
             try:
                 found, end = jsonl.read_since(path, known.end, len(known.values))
@@ -116,11 +121,13 @@ class History:
 
 @dataclass
 class _Known:
-    """What was parsed of a file so far, up to byte `end` of the inode `identity`."""
+    """What was parsed of a file so far, up to byte `end` of the inode `identity`; `state`: of the first `applied`."""
 
     values: list[Any] = field(default_factory=list)
     end: int = 0
     identity: tuple[int, int] | None = None
+    state: Any = None
+    applied: int = 0
 
 
 def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:

@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from autoqec.store.layout import RunLayout
 
 LOGGER = logging.getLogger("autoqec")
+LOGGER.addHandler(logging.NullHandler())  # outside a run nothing is printed
 MAX_BYTES, BACKUPS = 2_000_000, 5
 PROGRESS = ("training", "judge_test", "judge_effect", "judge_point", "judge_composition")  # on screen with -vv only
 OF_ROW = ("status", "status_reason", "verdict", "verify_verdict", "branch", "commit_sha")

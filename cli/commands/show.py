@@ -58,7 +58,6 @@ def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
 
 def _list(root: Path, out: Out) -> None:
     from autoqec.reporting import run_view
-    from autoqec.reporting.rows import current
     from autoqec.reporting.text import counted, plain
 
     ids = paths.run_ids(root)
@@ -74,7 +73,7 @@ def _list(root: Path, out: Out) -> None:
         info = view.info
         out.say(
             f"{run_id}  {plain(info.env_name)}  profile {info.profile}  seed {info.seed}  "
-            f"{counted(len(current(view.rows)), 'round')}, {view.verified} verified, {len(view.front)} on the front"
+            f"{counted(len(view.current), 'round')}, {view.verified} verified, {len(view.front)} on the front"
         )
         out.emit(
             {

@@ -11,9 +11,8 @@ from typing import Any
 from autoqec.contracts.history import ATTEMPT_LINE, HistoryRow
 from autoqec.contracts.pareto import non_dominated
 from autoqec.contracts.provenance import Pointer
-from autoqec.orchestrator import views
-from autoqec.orchestrator.attempts import standings
 from autoqec.store.layout import RunLayout, pointer_on_branch
+from autoqec.store.run_state import fold
 from autoqec.system.git import Repo
 
 
@@ -97,7 +96,7 @@ def _rows_and_branches(lab: Path, layout: RunLayout, rows: list[HistoryRow]) -> 
     lines = git(lab, "for-each-ref", f"--format={form}", "refs/heads", "refs/autoqec").splitlines()
     tips = {name: parents for name, *parents in map(str.split, lines)}
     pointers: dict[str, Pointer] = {}
-    for one in standings(rows):
+    for one in [*fold(rows).rounds.values()]:
         row = one.row
         assert layout.round(row.round).dir.is_dir(), f"round {row.round} has no directory"
         if row.branch is None or one.gone:
@@ -114,7 +113,7 @@ def _rows_and_branches(lab: Path, layout: RunLayout, rows: list[HistoryRow]) -> 
     _pointers_on_branches(lab, layout, pointers)
     places = (f"refs/heads/exp/{layout.run_id}/", f"refs/heads/quarantine/{layout.run_id}/")
     ours = {name.removeprefix("refs/heads/") for name in tips if name.startswith(places)}
-    named = {one.row.branch for one in standings(rows) if one.row.branch}
+    named = {one.row.branch for one in [*fold(rows).rounds.values()] if one.row.branch}
     assert ours <= named, f"branches without a row: {ours - named}"
 
 
@@ -126,13 +125,13 @@ def _pointers_on_branches(lab: Path, layout: RunLayout, pointers: dict[str, Poin
 
 
 def _views(layout: RunLayout, rows: list[HistoryRow]) -> None:
-    verified = [entry.dump() for entry in views.verified_front(standings(rows))]
+    verified = [entry.dump() for entry in [*fold(rows).front]]
     assert _json(layout.pareto) == verified
-    assert len(non_dominated(views.verified_front(standings(rows)))) == len(verified)
+    assert len(non_dominated([*fold(rows).front])) == len(verified)
     assert _json(layout.preview) == verified[:5]
     assert {node["id"] for node in _json(layout.fork_graph)["nodes"]} == {
         "baseline",
-        *(s.attempt_id for s in standings(rows)),
+        *(s.attempt_id for s in [*fold(rows).rounds.values()]),
     }
     text = layout.log.read_text(encoding="utf-8")
     assert text.count("\n## Round ") == len(rows)

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from autoqec.cli.workspace import make_lab
 from autoqec.errors import InputError, RunPaused
-from autoqec.orchestrator.attempts import standings
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import fold
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
 from tests.crash.invariants import Before, git, refs, run_ids
@@ -91,7 +91,7 @@ class Person(RuleBasedStateMachine):
 
     @rule()
     def they_lose_the_pins(self) -> None:
-        for one in standings(RunMemory(self.layout.root).history.rows()):
+        for one in [*fold(RunMemory(self.layout.root).history.rows()).rounds.values()]:
             if one.branch:
                 git(self.lab, "update-ref", "-d", self.layout.pin(one.attempt_id))
 

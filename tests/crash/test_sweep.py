@@ -11,7 +11,7 @@ import pytest
 
 from autoqec.cli.workspace import make_lab
 from autoqec.contracts.history import HistoryRow
-from autoqec.orchestrator.attempts import is_finished
+from autoqec.store.run_state import is_finished
 from tests.crash.invariants import Before, run_ids
 from tests.crash.starts import ENV, recovered
 from tests.crash.sweep import Zygote, has_compiler

@@ -148,5 +148,3 @@ class TestHardFlip:
     def test_wrong_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="expected"):
             make_soft(problem(3), "hard_flip").decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from abc import ABC, abstractmethod
@@ -12,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from autoqec.continual.environments.hall_of_fame import HallOfFame
 from autoqec.continual.environments.rendering import Mode, render_batch, top_k
 from autoqec.errors import InputError
+from autoqec.store.run_log import LOGGER
 
 if TYPE_CHECKING:
     import torch
 
-LOGGER = logging.getLogger(__name__)
 Routine = Callable[[Any], tuple[float, dict[str, Any]]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -14,8 +13,7 @@ from typing import Any
 from autoqec.continual.agents.base import Agent
 from autoqec.continual.environments.base import Environment, StepResult
 from autoqec.errors import ContractError, DiskFailed
-
-LOGGER = logging.getLogger(__name__)
+from autoqec.store.run_log import LOGGER
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import InputError
 from autoqec.ideators import prompts
-from autoqec.reporting import rows as read
+from autoqec.store.run_state import fold
 
 HOLDS = ("hybrid", "experience_db", "history_list")  # memories that take experiences
 NEAREST = 200  # experiences that notes are chosen from, the likest envs first
@@ -86,8 +86,8 @@ class Learned:
 def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
     """One a round that came to its end: the env's task, the config, what judge and val shots said, the advice."""
     obs, found = task(Facts.of(env)), []
-    for row in read.current(rows):
-        if row.status not in read.LOST and row.dsl_config:
+    for row in (found.row for found in fold(rows).rounds.values() if not found.lost):
+        if row.dsl_config:
             attempt = row.refers_to_attempt or row.round_attempt_id
             about = {"run": run_id, "round": row.round, "attempt": attempt, "env": env.name}
             config = json.dumps(row.dsl_config, sort_keys=True)

@@ -15,11 +15,11 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError
 from autoqec.orchestrator import worktree
-from autoqec.orchestrator.attempts import Attempt
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.plan import RoundFiles, State, Tip
 from autoqec.store import atomic, files, jsonl
 from autoqec.store.layout import RoundLayout, RunLayout, pointer_on_branch, quarantined, round_of_branch
+from autoqec.store.run_state import Attempt
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
 
@@ -31,7 +31,7 @@ def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> St
     read already."""
     memory = memory or RunMemory(layout.root)
     info, rows = memory.history.info(), memory.history.rows()
-    attempts, closed = dict(memory.attempts()), memory.standing()
+    attempts, closed = dict(memory.attempt_state.attempts), memory.state.rounds
     standing = [*closed.values()]
     open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
     planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]

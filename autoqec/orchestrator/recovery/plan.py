@@ -16,8 +16,8 @@ from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import round_recorder
-from autoqec.orchestrator.attempts import Attempt, Standing, standings
 from autoqec.store.layout import RunLayout, quarantined, round_of_branch
+from autoqec.store.run_state import Attempt, RoundState, fold
 
 Kind = Literal["pause", "heal", "sweep", "remove_worktree", "move_ref", "drop_ref", "pin", "append_row", "views"]
 
@@ -100,7 +100,7 @@ class Action:
 
 def plan(state: State) -> list[Action]:
     """What recovery has to do, in order. A `pause` stands alone: only a person can decide, nothing is touched."""
-    standing = standings(state.rows)
+    standing = [*fold(state.rows).rounds.values()]
     pauses = [*_lost_fronts(state, standing), *_strangers(state, standing)]
     unfinished = _open(state, standing)
     dead = [attempt for attempt in unfinished if not _is_with_its_job(state, attempt)]
@@ -125,7 +125,7 @@ def plan(state: State) -> list[Action]:
     return [*files, *refs, *pins, *rows, *views]
 
 
-def _open(state: State, standing: list[Standing]) -> list[Attempt]:
+def _open(state: State, standing: list[RoundState]) -> list[Attempt]:
     closed = {one.attempt_id for one in standing}
     return [attempt for attempt in state.attempts.values() if attempt.id not in closed]
 
@@ -236,7 +236,7 @@ def _row(row: HistoryRow) -> Action:
     return Action("append_row", f"round {row.round}: {row.status}", row=row)
 
 
-def _keep(state: State, one: Standing) -> Iterator[Action]:
+def _keep(state: State, one: RoundState) -> Iterator[Action]:
     """A recorded round: its branch stands, or a follow-up says that it does not; its commit is pinned."""
     row = one.row
     if row.branch is None or row.commit_sha is None:
@@ -278,7 +278,7 @@ def _counterpart(branch: str) -> str:
     return quarantined(branch)
 
 
-def _lost_fronts(state: State, standing: list[Standing]) -> Iterator[Action]:
+def _lost_fronts(state: State, standing: list[RoundState]) -> Iterator[Action]:
     for one in standing:
         if one.row.verify_verdict == "VERIFIED" and one.row.commit_sha in state.missing:
             what = f"git no longer has commit {one.row.commit_sha} of the verified round {one.row.round}"
@@ -286,13 +286,13 @@ def _lost_fronts(state: State, standing: list[Standing]) -> Iterator[Action]:
             yield Action("pause", what, sha=one.row.commit_sha, mend=mend)
 
 
-def _known(state: State, standing: list[Standing]) -> set[str]:
+def _known(state: State, standing: list[RoundState]) -> set[str]:
     planned = {attempt.planned.branch for attempt in state.attempts.values() if attempt.planned}
     named = planned | {one.row.branch for one in standing if one.row.branch}
     return named | {_counterpart(branch) for branch in named}
 
 
-def _strangers(state: State, standing: list[Standing]) -> Iterator[Action]:
+def _strangers(state: State, standing: list[RoundState]) -> Iterator[Action]:
     """Branches under the run's names that nothing on disk accounts for, and whose pointer names no attempt."""
     known = _known(state, standing)
     closed = {one.attempt_id for one in standing}
@@ -303,7 +303,7 @@ def _strangers(state: State, standing: list[Standing]) -> Iterator[Action]:
         yield Action("pause", what, branch=branch, mend=f"git branch -m {branch} a-name-of-your-own; then --resume")
 
 
-def _unrecorded(state: State, standing: list[Standing]) -> Iterator[Action]:
+def _unrecorded(state: State, standing: list[RoundState]) -> Iterator[Action]:
     """Branches whose attempt line is lost while their pointer tells the attempt: set aside, one row each."""
     known = _known(state, standing)
     closed = {one.attempt_id for one in standing}

@@ -14,6 +14,7 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import InputError
 from autoqec.orchestrator.budget import Budget, Interrupts
 from autoqec.orchestrator.executors.local import Parallel, Serial
+from autoqec.store.run_state import fold
 from tests.support import rounds
 
 LOST = rounds.row(9, status="orphaned_branch", status_reason="x", verify_verdict=None)
@@ -21,33 +22,33 @@ LOST = rounds.row(9, status="orphaned_branch", status_reason="x", verify_verdict
 
 def test_rounds_count_finished_rows_and_those_under_way() -> None:
     rows = [rounds.row(1), rounds.row(2), LOST]
-    assert Budget(rounds=3).spent(rows, 0) is None
-    assert Budget(rounds=3).spent(rows, 0, under_way=1)
-    assert Budget(rounds=2).spent(rows, 0)
+    assert Budget(rounds=3).spent(fold(rows), 0) is None
+    assert Budget(rounds=3).spent(fold(rows), 0, under_way=1)
+    assert Budget(rounds=2).spent(fold(rows), 0)
 
 
 def test_hours_are_this_starts() -> None:
-    assert Budget(hours=1).spent([], 3599) is None and Budget(hours=1).spent([], 3600)
+    assert Budget(hours=1).spent(fold([]), 3599) is None and Budget(hours=1).spent(fold([]), 3600)
 
 
 def test_compute_hours_add_up_over_rounds() -> None:
     rows = [rounds.row(1, train_wallclock_s=3000.0, eval_wallclock_s=600.0)]
-    assert Budget(compute_hours=1.1).spent(rows, 0) is None and Budget(compute_hours=1).spent(rows, 0)
+    assert Budget(compute_hours=1.1).spent(fold(rows), 0) is None and Budget(compute_hours=1).spent(fold(rows), 0)
 
 
 def test_gpu_hours_are_those_of_rounds_that_used_one() -> None:
     hour = {"train_wallclock_s": 3600.0, "eval_wallclock_s": 0.0}
     rows = [rounds.row(1, vram_peak_gb=2.0, **hour), rounds.row(2, vram_peak_gb=0.0, **hour), rounds.row(3, **hour)]
-    assert Budget(gpu_hours=1.5).spent(rows, 0) is None and Budget(cpu_hours=2.5).spent(rows, 0) is None
-    assert Budget(gpu_hours=1).spent(rows, 0) == "1.00 of 1 gpu hours"
-    assert Budget(cpu_hours=2).spent(rows, 0) == "2.00 of 2 cpu hours"
+    assert Budget(gpu_hours=1.5).spent(fold(rows), 0) is None and Budget(cpu_hours=2.5).spent(fold(rows), 0) is None
+    assert Budget(gpu_hours=1).spent(fold(rows), 0) == "1.00 of 1 gpu hours"
+    assert Budget(cpu_hours=2).spent(fold(rows), 0) == "2.00 of 2 cpu hours"
 
 
 def test_a_plateau_is_rounds_that_left_the_front_as_it_was() -> None:
     still = [rounds.row(n, verify_verdict="SUSPICIOUS") for n in (2, 3)]
-    assert Budget(plateau=3).spent([rounds.row(1), *still], 0) is None
-    assert Budget(plateau=2).spent([rounds.row(1), *still], 0)
-    assert Budget(plateau=2).spent([*still, rounds.row(4)], 0) is None
+    assert Budget(plateau=3).spent(fold([rounds.row(1), *still]), 0) is None
+    assert Budget(plateau=2).spent(fold([rounds.row(1), *still]), 0)
+    assert Budget(plateau=2).spent(fold([*still, rounds.row(4)]), 0) is None
 
 
 def test_a_budget_is_read_from_one_line() -> None:

@@ -19,13 +19,12 @@ from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator import rounds as rounds_module
-from autoqec.orchestrator.attempts import standings
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.executors.local import Executor, NotBegun, Parallel, Serial
 from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan
-from autoqec.orchestrator.views import verified_front
+from autoqec.store.run_state import fold
 from tests.crash import canned
 from tests.crash.starts import ENV
 from tests.support import rounds
@@ -99,7 +98,7 @@ def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> No
     assert [row.round for row in together] == [1, 2, 3, 4], "rows are in the order in which rounds began"
     _, serial = ran(tmp_path / "one", Serial(lambda config, tell: canned.run_round(config)), alone)
     assert loosely(together) == loosely(serial)
-    fronts = [verified_front(standings(rows)) for rows in (together, serial)]
+    fronts = [[*fold(rows).front] for rows in (together, serial)]
     assert [entry.flops_per_syndrome for entry in fronts[0]] == [entry.flops_per_syndrome for entry in fronts[1]] != []
     assert [len(view["pending"]) for view in alone] == [0] * COUNT
 

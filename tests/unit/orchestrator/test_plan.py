@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from autoqec.orchestrator.attempts import group
 from autoqec.orchestrator.recovery.plan import Action, RoundFiles, State, Tip, plan
 from autoqec.store.layout import RunLayout, quarantined
+from autoqec.store.run_state import AttemptState, apply_lines
 from tests.support import rounds
 from tests.support.rounds import branch, sha
 
@@ -18,7 +18,7 @@ LAYOUT = RunLayout(Path("/lab"), rounds.RUN_ID)
 
 
 def state(*lines: Any, **more: Any) -> State:
-    base = State(LAYOUT, rounds.info(), group(lines), (), {}, views_stale=False)
+    base = State(LAYOUT, rounds.info(), apply_lines(AttemptState(), lines).attempts, (), {}, views_stale=False)
     return replace(base, **more)
 
 

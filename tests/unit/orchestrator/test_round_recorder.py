@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, timezone
 
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.contracts.history import HistoryRow
-from autoqec.orchestrator.attempts import Attempt, group
+from autoqec.contracts.history import AttemptLine, HistoryRow
 from autoqec.orchestrator.round_recorder import build_row, deleted_row, judged_row, lost_row
+from autoqec.store.run_state import Attempt, AttemptState, apply_lines
 from tests.support import rounds
 
-ATTEMPT = group([rounds.begun(1), rounds.planned(1), rounds.nominated(1), rounds.charged(1)])["attempt-1"]
+
+def attempts_of(lines: list[AttemptLine]) -> Mapping[str, Attempt]:
+    return apply_lines(AttemptState(), lines).attempts
+
+
+ATTEMPT = attempts_of([rounds.begun(1), rounds.planned(1), rounds.nominated(1), rounds.charged(1)])["attempt-1"]
 
 
 def test_a_judged_row_says_all_that_is_known() -> None:
@@ -37,7 +43,7 @@ def test_a_config_that_is_none_is_recorded_as_it_stands() -> None:
 
 def test_a_composition_is_spelled_in_both_ways() -> None:
     parents = (rounds.branch(2), rounds.branch(1))
-    attempt = group([rounds.begun(3), rounds.planned(3, parents)])["attempt-3"]
+    attempt = attempts_of([rounds.begun(3), rounds.planned(3, parents)])["attempt-3"]
     row = lost_row(attempt, why="x")
     assert row.fork_from == row.fork_from_ordered == parents
     assert row.fork_from_canonical == "|".join(sorted(parents)) and row.compose_mode == "pure"
@@ -71,7 +77,9 @@ def at(seconds: float) -> datetime:
 def timed_attempt() -> Attempt:
     lines = (rounds.begun(1), rounds.planned(1), rounds.nominated(1), rounds.charged(1))
     times = (0.0, 2.5, 50.0, 51.0)
-    return group([line.model_copy(update={"at": at(s)}) for line, s in zip(lines, times, strict=True)])["attempt-1"]
+    return attempts_of([line.model_copy(update={"at": at(s)}) for line, s in zip(lines, times, strict=True)])[
+        "attempt-1"
+    ]
 
 
 def test_row_holds_start_end_and_phases_from_disk() -> None:

@@ -13,7 +13,6 @@ from autoqec.contracts.history import Charged
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import InputError
 from autoqec.orchestrator import verify_round
-from autoqec.orchestrator.attempts import standings
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.verify_round import _as_first_judged, _before
 from autoqec.store.history import History
@@ -64,7 +63,7 @@ def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None
         "", layout.round(2), tmp_path, dsl, b"", PROFILES["smoke"], rounds.RUN_ID, True,
         attempt_index=4, discoveries_before=2, judged_before={ONE: 3, TWO: 1},
     )  # fmt: skip
-    then = _as_first_judged(RunMemory(layout.root), standings(history.rows())[1], today)
+    then = _as_first_judged(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
     assert (then.attempt_index, then.discoveries_before, then.judged_before) == (2, 1, {TWO: 1})
 
 
@@ -80,7 +79,7 @@ def test_who_asked_before_another_was_done_judges_nothing(
     history.write_info(rounds.info())
     history.append_attempt(rounds.begun(1))
     history.append_row(rounds.row(1, verify_verdict=None))
-    (unjudged,) = standings(history.rows())
+    (unjudged,) = [*history.state().rounds.values()]
 
     @contextmanager
     def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
@@ -109,7 +108,7 @@ def test_a_lost_report_is_written_anew_only_by_whoever_holds_the_run(
     history = History(layout)
     history.write_info(rounds.info())
     history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS"))
-    (judged,) = standings(history.rows())
+    (judged,) = [*history.state().rounds.values()]
     if stands:
         layout.round(1).report_json.write_text("{}")
 

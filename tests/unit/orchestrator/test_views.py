@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.orchestrator import fork_graph, views
-from autoqec.orchestrator.attempts import is_finished, standings
-from autoqec.orchestrator.memory import RunMemory, Told
+from autoqec.orchestrator import fork_graph
+from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import fold, is_finished
 from tests.support import rounds
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
@@ -47,35 +47,32 @@ def test_the_front_is_complete_and_its_preview_is_its_top(tmp_path: Path) -> Non
     rows = [figures(n, 0.001 * n, 1000 * n, 100) for n in range(1, 9)]
     rows.append(figures(9, 0.001, 5000, 100))  # dominated by round 1
     found = memory(tmp_path, *rows)
-    assert [entry.round_attempt_id for entry in found.update_pareto()] == [f"attempt-{n}" for n in range(8, 0, -1)]
+    found.rebuild_views()
     assert ids(found.layout.pareto) == [f"attempt-{n}" for n in range(8, 0, -1)]
     assert ids(found.layout.preview) == ids(found.layout.pareto)[:5]
 
 
 def test_the_front_is_the_same_in_any_order() -> None:
     rows = [figures(1, 0.002, 10, 10), figures(2, 0.003, 20, 10), figures(3, 0.001, 5, 10), figures(4, 0.001, 30, 30)]
-    fronts = {
-        tuple(entry.round_attempt_id for entry in views.verified_front(standings(order)))
-        for order in itertools.permutations(rows)
-    }
+    fronts = {tuple(entry.round_attempt_id for entry in fold(order).front) for order in itertools.permutations(rows)}
     assert fronts == {("attempt-2", "attempt-1", "attempt-3")}
 
 
 def test_the_front_takes_the_judges_figures() -> None:
-    (entry,) = views.verified_front(standings([figures(1, 0.002, 77, 88)]))
+    (entry,) = fold([figures(1, 0.002, 77, 88)]).front
     assert (entry.delta_vs_baseline_holdout, entry.flops_per_syndrome, entry.n_params) == (0.002, 77, 88)
 
 
 @pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
 def test_only_verified_rounds_enter(verdict: str | None) -> None:
-    assert views.verified_front(standings([rounds.row(1, verify_verdict=verdict)])) == []
+    assert fold([rounds.row(1, verify_verdict=verdict)]).front == ()
 
 
 def test_candidates_stand_apart_and_no_role_reads_them(tmp_path: Path) -> None:
     found = memory(tmp_path, rounds.row(1, verify_verdict="SUSPICIOUS"), rounds.row(2))
     env, _ = load_env(ENV)
     before = found.l2_for_ideator(env, rounds.CONFIG)
-    RunMemory(found.layout.root, pareto_filename="candidate_pareto.json").update_pareto()
+    found.rebuild_views()
     assert [entry["round"] for entry in json.loads(found.layout.candidates.read_bytes())] == [1]
     found.layout.candidates.write_text("[1, 2, 3]")
     assert found.l2_for_ideator(env, rounds.CONFIG) == before
@@ -99,7 +96,7 @@ def test_a_deleted_branch_stays_on_the_front_but_cannot_be_forked(tmp_path: Path
     env, _ = load_env(ENV)
     (seen,) = found.l2_for_ideator(env, rounds.CONFIG)["history"]
     assert seen["forkable"] is False
-    assert len(found.update_pareto()) == 1
+    assert len(found.state.front) == 1
 
 
 def test_the_ideator_knows_what_is_under_way(tmp_path: Path) -> None:
@@ -128,10 +125,9 @@ def test_the_log_says_what_happened(tmp_path: Path) -> None:
         "fork_from": ("exp/a", "exp/b"), "fork_from_canonical": "exp/a|exp/b", "compose_mode": "pure",
     }  # fmt: skip
     found = memory(tmp_path, rounds.row(1, **judged), rounds.row(2, **conflict), rounds.row(3, hypothesis="a\n## fake"))
-    found.append_log()
+    found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
     assert text.count("\n## ") == 3, "a hypothesis cannot open a section"
-    assert text.index("**Summary.**") < text.index("\n## ") and "| 1 | `exp/" in text[: text.index("\n## ")]
     for part in (
         "3 rounds ended, 2 nominated; of these 2 VERIFIED",
         "1 compose_conflict",
@@ -148,12 +144,11 @@ def test_the_log_says_what_happened(tmp_path: Path) -> None:
 def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_path: Path) -> None:
     beats = {"mwpm": True, "mwpm_correlated": False}
     found = memory(tmp_path, figures(1, 0.002, 10, 10, beats_panel=beats, composition_verdict="interference"))
-    found.append_log()
+    found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
     assert "holds on shots that nobody could have seen. Over mwpm_correlated none was shown." in text
     assert "beside its parents on one more draw: interference." in text
-    head = text.partition("## Round")[0]
-    assert "| mwpm | 10 | 10 |" in head and "their figures prove nothing" in head
+    assert "their figures prove nothing" in text.partition("## Round")[0]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +157,7 @@ def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_
 def test_the_log_claims_no_more_of_a_failure_than_is_known(tmp_path: Path, status: str, words: str) -> None:
     row = rounds.row(1, status=status, status_reason="SLURM: PREEMPTED", verify_verdict=None)
     found = memory(tmp_path, row)
-    found.append_log()
+    found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
     assert words in text and "not tried again" not in text
 
@@ -170,9 +165,41 @@ def test_the_log_claims_no_more_of_a_failure_than_is_known(tmp_path: Path, statu
 def test_a_weak_gain_with_evidence_is_not_called_nothing(tmp_path: Path) -> None:
     """The sequential test may have found a gain whose size then was not shown to be enough."""
     found = memory(tmp_path, figures(1, 0.002, 10, 10, verify_verdict="SUSPICIOUS", delta_holdout_low=-0.001))
-    found.append_log()
+    found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
     assert "What the judge needs for a claim was not there" in text and "nor harm was shown" not in text
+
+
+def test_entry_is_merged_into_the_front_file_that_the_memory_names(tmp_path: Path) -> None:
+    """`update_pareto(entry)` and `pareto_filename`, by which the loop writes both files."""
+    found = memory(tmp_path, figures(1, 0.002, 10, 10), figures(2, 0.001, 20, 20, verify_verdict="FAILED"))
+    (better,) = fold([figures(3, 0.003, 30, 30)]).front
+    (dominated,) = fold([figures(4, 0.001, 30, 30)]).front
+    found.update_pareto(better)
+    assert ids(found.layout.pareto) == ids(found.layout.preview) == ["attempt-3", "attempt-1"]
+    found.update_pareto(dominated)
+    assert ids(found.layout.pareto) == ["attempt-1"], "the front is history's, and one entry"
+    candidates = RunMemory(found.layout.root, pareto_filename="candidate_pareto.json")
+    candidates.update_pareto(figures(5, 0.001, 1, 1, verify_verdict=None))
+    assert [entry["round"] for entry in json.loads(found.layout.candidates.read_bytes())] == [5, 2]
+    assert ids(found.layout.pareto) == ["attempt-1"]
+
+
+def test_text_is_appended_to_the_log(tmp_path: Path) -> None:
+    found = memory(tmp_path)
+    found.append_log("## Erste Runde: Δ 错误率\n")
+    found.append_log("more\n")
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert text.startswith("# Run ") and text.endswith("## Erste Runde: Δ 错误率\nmore\n")
+
+
+@pytest.mark.parametrize("view", ["log", "history", "pareto", "fork_graph"])
+def test_non_ascii_text_stays_readable(tmp_path: Path, view: str) -> None:
+    words = "größere Δ_LER, 错误率"
+    found = memory(tmp_path, rounds.row(1, hypothesis=words, branch="exp/r/01-größe"))
+    found.rebuild_views()
+    data = getattr(found.layout, view).read_bytes().decode()
+    assert ("größe" if view == "pareto" else words) in data and "\\u" not in data
 
 
 def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
@@ -211,10 +238,7 @@ def graph() -> dict[str, Any]:
 
 
 def graph_of(rows: list[HistoryRow]) -> dict[str, Any]:
-    told = Told()
-    for row in rows:
-        told.take(row)
-    value: dict[str, Any] = json.loads(fork_graph.text(rounds.info(), told.nodes.values(), told.tally.front()))
+    value: dict[str, Any] = json.loads(fork_graph.text(rounds.info(), fold(rows)))
     return value
 
 

@@ -280,11 +280,12 @@ def test_a_view_that_is_gone_or_spoilt_costs_its_part_only(tmp_path: Path, spoil
         assert "Round by round" in shown(layout)[1].words
 
 
-def test_a_front_that_names_nobody_is_no_front(tmp_path: Path) -> None:
+def test_front_is_taken_from_history_and_not_from_its_view(tmp_path: Path) -> None:
     layout = runs.made_run(tmp_path / "lab", 3)
+    before = shown(layout)[1].words
     entry = json.loads(layout.pareto.read_bytes())[0] | {"round_attempt_id": "of another run"}
     layout.pareto.write_text(json.dumps([entry]), encoding="utf-8")
-    assert "The front is missing" in shown(layout)[1].words
+    assert shown(layout)[1].words == before and " is verified" in before
 
 
 def test_reports_and_logs_that_are_spoilt(tmp_path: Path) -> None:

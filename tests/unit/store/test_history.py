@@ -60,7 +60,7 @@ def test_what_is_appended_comes_back(tmp_path: Path) -> None:
     history.append_row(row(2))
     assert [found.round for found in history.rows()] == [1, 2]
     assert history.attempts() == [Begun(round_attempt_id="id-1", round=1)]
-    assert history.closed_attempts() == {"id-1", "id-2"}
+    assert set(history.state().rounds) == {"id-1", "id-2"}
 
 
 def test_a_row_needs_its_round_directory(tmp_path: Path) -> None:
