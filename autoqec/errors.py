@@ -12,36 +12,36 @@ class AutoqecError(Exception):
 
     exit_code = 2
 
-    def __init__(self, what: str, *, where: str | None = None, mend: str | None = None) -> None:
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(what)
-        self.what, self.where, self.mend = what, where, mend
+        self.what, self.where, self.hint = what, where, hint
 
     def __str__(self) -> str:
         head = f"{self.where}: {self.what}" if self.where else self.what
         head = head.rstrip(".")
-        return f"{head}. Mend: {self.mend}" if self.mend else f"{head}."
+        return f"{head}. Mend: {self.hint}" if self.hint else f"{head}."
 
     def to_json(self) -> dict[str, str | int | None]:
         return {
             "error": type(self).__name__,
             "what": self.what,
             "where": self.where,
-            "mend": self.mend,
+            "mend": self.hint,
             "exit_code": self.exit_code,
         }
 
 
-class InputError(AutoqecError):
+class UsageError(AutoqecError):
     """The user's file, option or repository is wrong; nothing was written."""
 
 
-class RunPaused(AutoqecError):
+class ManualInterventionRequired(AutoqecError):
     """Only a person can decide how the run goes on."""
 
     exit_code = 3
 
 
-class DiskFailed(AutoqecError):
+class StorageError(AutoqecError):
     """Bytes could not be made durable; the next start re-reads what is there."""
 
     exit_code = 74
@@ -53,13 +53,13 @@ class Interrupted(AutoqecError):
     exit_code = 130
 
 
-class RoundFailed(AutoqecError):
+class RoundError(AutoqecError):
     """One round ended without a result. `status` is a RoundStatus of the contracts."""
 
     exit_code = 1
 
-    def __init__(self, status: str, what: str, *, where: str | None = None, mend: str | None = None) -> None:
-        super().__init__(what, where=where, mend=mend)
+    def __init__(self, status: str, what: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(what, where=where, hint=hint)
         self.status = status
 
 

@@ -6,10 +6,10 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 
-def require(package: str, *, extra: str, where: str | None = None) -> None:
+def require_installed(package: str, *, extra: str, where: str | None = None) -> None:
     """Check that `package` is installed, without importing it.
 
     Args:
@@ -18,18 +18,18 @@ def require(package: str, *, extra: str, where: str | None = None) -> None:
         where: Option or field that needs the package, for the error.
 
     Raises:
-        InputError: The package is not installed.
+        UsageError: The package is not installed.
     """
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # in sys.modules without a spec: imported in a way of its own, but there
         return
     if spec is None or spec.origin is None:  # without origin: a folder of that name in the current directory
-        what, mend = f"the package '{package}' is not installed", f"pip install 'autoqec[{extra}]'"
-        raise InputError(what, where=where, mend=mend)
+        what, hint = f"the package '{package}' is not installed", f"pip install 'autoqec[{extra}]'"
+        raise UsageError(what, where=where, hint=hint)
 
 
 def load(module: str, *, extra: str, where: str | None = None) -> ModuleType:
     """Import `module` after `require` has found its package; same arguments and errors."""
-    require(module.split(".")[0], extra=extra, where=where)
+    require_installed(module.split(".")[0], extra=extra, where=where)
     return importlib.import_module(module)

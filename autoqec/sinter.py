@@ -16,15 +16,15 @@ import stim
 import torch
 
 from autoqec.contracts.env import EnvSpec
-from autoqec.decoders.decoding import Decoding
-from autoqec.errors import InputError
-from autoqec.orchestrator.editable_modules import own_surface
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.errors import UsageError
+from autoqec.orchestrator.editable_modules import checked_out_modules
 from autoqec.qec.sampling import pack
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout, runs_dir
 
-VARIABLE = "AUTOQEC_CHECKPOINTS"
+CHECKPOINTS_ENV_VAR = "AUTOQEC_CHECKPOINTS"
 
 
 def decoders() -> dict[str, sinter.Decoder]:
@@ -33,80 +33,84 @@ def decoders() -> dict[str, sinter.Decoder]:
     `autoqec:<run_id>:<round>` for VERIFIED rounds below `runs/`; from AUTOQEC_CHECKPOINTS, a comma-separated list
     of `name=ENV.yaml=CHECKPOINT.pt`, the named ones; and `mwpm_correlated`, which sinter has no name for.
     """
-    found: dict[str, sinter.Decoder] = {"mwpm_correlated": Correlated()}
+    found: dict[str, sinter.Decoder] = {"mwpm_correlated": CorrelatedMatchingDecoder()}
     for run in sorted(runs_dir(Path.cwd()).glob("*/run.json")):
         layout = RunLayout(Path.cwd(), run.parent.name)
         for row in History(layout).rows():
             if row.verify_verdict == "VERIFIED":
                 path = layout.round(row.round).checkpoint
-                made = Predecoded(str(layout.env), str(path), (str(layout.repo_root), layout.run_id, row.round))
-                found[f"autoqec:{layout.run_id}:{row.round}"] = made
-    for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
+                decoder = PredecoderDecoder(
+                    str(layout.env), str(path), (str(layout.repo_root), layout.run_id, row.round)
+                )
+                found[f"autoqec:{layout.run_id}:{row.round}"] = decoder
+    for entry in filter(None, os.environ.get(CHECKPOINTS_ENV_VAR, "").split(",")):
         name, _, files = entry.partition("=")
         env, _, path_text = files.partition("=")
         if not (name and env and path_text):
-            raise InputError(f"{entry!r} is not name=ENV.yaml=CHECKPOINT.pt", where=f"environment variable {VARIABLE}")
-        found[name] = Predecoded(env, path_text)
+            raise UsageError(
+                f"{entry!r} is not name=ENV.yaml=CHECKPOINT.pt", where=f"environment variable {CHECKPOINTS_ENV_VAR}"
+            )
+        found[name] = PredecoderDecoder(env, path_text)
     return found
 
 
 @dataclass(frozen=True)
-class Predecoded(sinter.Decoder):  # type: ignore[misc]
+class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
     """A checkpoint and the env it was made for; paths, so that workers load their own copy.
 
-    of_round: repository, run and round, where it was made in a run. InputError where the round's branch has code of
+    of_round: repository, run and round, where it was made in a run. UsageError where the round's branch has code of
     its own: only a person may let that run.
     """
 
     env_path: str
     checkpoint_path: str
-    of_round: tuple[str, str, int] | None = None
+    round_ref: tuple[str, str, int] | None = None
 
     def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
-        if self.of_round is not None:
-            root, run_id, number = self.of_round
-            with own_surface(RunLayout(Path(root), run_id), number) as surface:
+        if self.round_ref is not None:
+            root, run_id, number = self.round_ref
+            with checked_out_modules(RunLayout(Path(root), run_id), number) as surface:
                 if surface is not None:
-                    raise InputError(
+                    raise UsageError(
                         f"round {number}'s branch has code of its own, which sinter's workers do not run",
                         where=f"run {run_id}",
-                        mend=f"read it, then autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
+                        hint=f"read it, then autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
                     )
         env, _ = load_env(Path(self.env_path))
         return CompiledPredecoder.of(env, Path(self.checkpoint_path), dem)
 
 
-class Correlated(sinter.Decoder):  # type: ignore[misc]
+class CorrelatedMatchingDecoder(sinter.Decoder):  # type: ignore[misc]
     """PyMatching's correlated matching."""
 
     def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
         import pymatching
 
-        return _Packed(pymatching.Matching.from_detector_error_model(dem, enable_correlations=True))
+        return _CompiledCorrelated(pymatching.Matching.from_detector_error_model(dem, enable_correlations=True))
 
 
-class _Packed(sinter.CompiledDecoder):  # type: ignore[misc]
+class _CompiledCorrelated(sinter.CompiledDecoder):  # type: ignore[misc]
     def __init__(self, matching: object) -> None:
         self._matching = matching
 
     def decode_shots_bit_packed(self, *, bit_packed_detection_event_data: np.ndarray) -> np.ndarray:
-        answers = self._matching.decode_batch(  # type: ignore[attr-defined]
+        predictions = self._matching.decode_batch(  # type: ignore[attr-defined]
             bit_packed_detection_event_data, bit_packed_shots=True, bit_packed_predictions=True,
             enable_correlations=True,
         )  # fmt: skip
-        return np.ascontiguousarray(answers)
+        return np.ascontiguousarray(predictions)
 
 
 class CompiledPredecoder(sinter.CompiledDecoder):  # type: ignore[misc]
     """Predecoder and backend on one detector error model: another p moves the priors, another circuit is refused."""
 
-    def __init__(self, decoding: Decoding) -> None:
+    def __init__(self, decoding: CheckpointDecoder) -> None:
         self.decoding = decoding
 
     @classmethod
     def of(cls, env: EnvSpec, path: Path, dem: stim.DetectorErrorModel) -> CompiledPredecoder:
         torch.set_num_threads(1)  # sinter runs one worker a core
-        return cls(Decoding.of(env, path, dem))
+        return cls(CheckpointDecoder.of(env, path, dem))
 
     def decode_shots_bit_packed(self, *, bit_packed_detection_event_data: np.ndarray) -> np.ndarray:
         return pack(self.decoding.decode(bit_packed_detection_event_data))

@@ -18,7 +18,7 @@ import pytest
 from autoqec.cli import paths
 from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
 from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
-from autoqec.continual.environments.design import DesignEnv, Facts, PredecoderDraft
+from autoqec.continual.environments.design import DesignEnv, EnvFeatures, PredecoderDraft
 from autoqec.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
 from autoqec.continual.environments.routines import ScreenRoutine
 from autoqec.continual.runtime import RunTime, RunTimeConfig
@@ -28,15 +28,15 @@ from autoqec.store import files
 from benchmarks.table import HERE, Row, record
 
 REPEATS = 3
-WORKERS, EPISODES, LM_S = 100, 1000, 0.05
+WORKERS, EPISODES, LM_LATENCY_S = 100, 1000, 0.05
 DESIGNS, CORES = 8, 2
-KILLS = (
+KILL_TEST = (
     "tests/unit/runtime/test_checkpoints.py::test_c24_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run"
 )
 
 
 def slow(request: Request) -> str:
-    time.sleep(LM_S)
+    time.sleep(LM_LATENCY_S)
     return "a"
 
 
@@ -48,16 +48,16 @@ def validation_row() -> Row:
     config = RunTimeConfig(
         verbose=False, max_envs_to_visit=0, run_validation_at_start=True, validation_num_workers=WORKERS
     )
-    before, took = agent.memory.snapshot(), []
+    before, durations = agent.memory.snapshot(), []
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         RunTime(config, dataset, agent, validation_dataset=dataset).run()
-        took.append(time.perf_counter() - began)
+        durations.append(time.perf_counter() - start)
     same = "the same bytes" if agent.memory.snapshot() == before else "CHANGED"
-    ideal = math.ceil(EPISODES / WORKERS) * LM_S
+    ideal = math.ceil(EPISODES / WORKERS) * LM_LATENCY_S
     return Row(
-        f"validation, {WORKERS} workers, a model of {1000 * LM_S:.0f} ms",
-        f"{min(took) / ideal:.2f} x the ideal time; memory {same}",
+        f"validation, {WORKERS} workers, a model of {1000 * LM_LATENCY_S:.0f} ms",
+        f"{min(durations) / ideal:.2f} x the ideal time; memory {same}",
         "aim: <= 1.5 x",
         f"{EPISODES} episodes of one step, best of {REPEATS}",
     )
@@ -66,10 +66,10 @@ def validation_row() -> Row:
 def parallel_row() -> Row:
     """The screen routine on designs of one size, one after the other and in two processes that stand already."""
     text = files.dump_config(files.load_env(paths.env_file("smoke"))[0].dump())
-    facts = Facts.of(files.parse_env(text, where="smoke"))
+    features = EnvFeatures.of(files.parse_env(text, where="smoke"))
     routine = ScreenRoutine(text, train_shots=40_000, finetune_shots=0, val_shots=10_000)
     envs = [
-        DesignEnv(PredecoderDraft(facts, {"type": "mlp", "mlp.hidden": 64 + number, "mlp.depth": 2}))
+        DesignEnv(PredecoderDraft(features, {"type": "mlp", "mlp.hidden": 64 + number, "mlp.depth": 2}))
         for number in range(DESIGNS)
     ]
     serial, times = SerialEnvironments(envs, 0), list[tuple[float, float]]()
@@ -93,7 +93,7 @@ def parallel_row() -> Row:
 def kill_row() -> Row:
     """The test that kills a run at fifty of its writes; quiet, but for its end."""
     with contextlib.redirect_stdout(io.StringIO()):
-        status = pytest.main(["-q", "-p", "no:cacheprovider", str(Path(HERE).parent / KILLS)])
+        status = pytest.main(["-q", "-p", "no:cacheprovider", str(Path(HERE).parent / KILL_TEST)])
     return Row(
         "a run killed at one of its writes, then resumed",
         "50 of 50 end as the one never interrupted" if status == 0 else f"NOT ALL (pytest status {int(status)})",

@@ -23,7 +23,7 @@ from autoqec.contracts.verdict import PairedEffect
 from autoqec.decoders import checkpoint
 from autoqec.qec import backends, decoder_trust, sampling
 from autoqec.qec.problem import Problem
-from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, paired, wrong
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
@@ -32,7 +32,7 @@ from benchmarks.table import Row, record
 
 SUITE = "nets: aims"
 CHUNK = 10_000
-WORDS = {
+DECODER_TITLES = {
     "mwpm": "plain matching",
     "mwpm_correlated": "correlated matching",
     "bposd": "the env's BP+OSD-0",
@@ -41,7 +41,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Aim:
+class BenchmarkTarget:
     """One net. train, finetune: shots of either phase. points: (p, fresh shots, the aim in words).
 
     bar: the best classical decoder, with the env's settings but for `tuned`; the net drives the env's backend with
@@ -57,8 +57,8 @@ class Aim:
     finetune: int
     points: tuple[tuple[float, int, str], ...]
     training: dict[str, Any] = field(default_factory=dict)
-    bar: str = "mwpm_correlated"
-    tuned: dict[str, Any] = field(default_factory=dict)
+    reference: str = "mwpm_correlated"
+    reference_overrides: dict[str, Any] = field(default_factory=dict)
     seed: int = 1
     likeliest: int = 0
 
@@ -67,8 +67,8 @@ def mlp(hidden: int, **more: Any) -> dict[str, Any]:
     return {"mlp": {"inputs": "other_sector", "hidden": hidden, "depth": 2, "activation": "relu", "skip": True} | more}
 
 
-AIMS = (
-    Aim(
+BENCHMARK_TARGETS = (
+    BenchmarkTarget(
         "d5",
         "surface d=5 z",
         "surface_d5_depol",
@@ -82,7 +82,7 @@ AIMS = (
         ),
         likeliest=60_000,
     ),
-    Aim(
+    BenchmarkTarget(
         "d5x",
         "surface d=5 x",
         "surface_d5_x_depol",
@@ -91,7 +91,7 @@ AIMS = (
         finetune=900_000,
         points=((0.005, 500_000, "as z, within intervals"),),
     ),
-    Aim(
+    BenchmarkTarget(
         "tiny",
         "surface d=5 z, tiny",
         "surface_d5_depol",
@@ -100,7 +100,7 @@ AIMS = (
         finetune=300_000,
         points=((0.005, 500_000, "interval above 0, <= 20k parameters"),),
     ),
-    Aim(
+    BenchmarkTarget(
         "d7",
         "surface d=7 z",
         "surface_d7_depol",
@@ -109,7 +109,7 @@ AIMS = (
         finetune=600_000,
         points=((0.005, 200_000, "interval above 0"), (0.003, 1_000_000, "interval above 0, unretrained")),
     ),
-    Aim(
+    BenchmarkTarget(
         "bb72",
         "bb72 circuit-level z",
         "bb72_circuit",
@@ -117,75 +117,75 @@ AIMS = (
         train=1_200_000,
         finetune=0,
         points=((0.003, 20_000, "interval above 0"), (0.002, 40_000, "interval above 0, unretrained")),
-        bar="bposd_cs10",
-        tuned={"iterations": 1_000, "order": 10},
+        reference="bposd_cs10",
+        reference_overrides={"iterations": 1_000, "order": 10},
         seed=810_599_468,
     ),
 )
 
 
-def measure(aim: Aim, directory: Path) -> Iterator[Row]:
+def measure(aim: BenchmarkTarget, directory: Path) -> Iterator[Row]:
     env_text = resources("autoqec.envs.builtin").joinpath(f"{aim.env}.yaml").read_text(encoding="utf-8")
     env = files.parse_env(env_text, where=aim.env)
     layout = RoundLayout(directory / aim.name, 1)
-    cost = trained(aim, env_text, layout)
+    cost = train_or_load(aim, env_text, layout)
     problem = Problem.from_env(env)
     model, _ = checkpoint.load(layout.checkpoint, problem)
     agent = PredecoderAgent(model.eval(), cost["flops_per_syndrome"])
-    for p, shots, wanted in aim.points:
-        effects = beside(aim, problem, agent, p, shots)
-        best, plain = effects[aim.bar], effects[env.plain]
+    for p, shots, target in aim.points:
+        effects = compare(aim, problem, agent, p, shots)
+        best, plain = effects[aim.reference], effects[env.plain]
         yield Row(
-            f"{aim.title} p={p:g}: fewer failures than {WORDS[aim.bar]}",
+            f"{aim.title} p={p:g}: fewer failures than {DECODER_TITLES[aim.reference]}",
             percent(best),
-            f"{aim.bar} on the same fresh shots (LER {best.counts.errors_reference / shots:.2e}); aim: {wanted}; "
-            f"against {WORDS[env.plain]} {percent(plain)}",
+            f"{aim.reference} on the same fresh shots (LER {best.counts.errors_reference / shots:.2e}); aim: {target}; "
+            f"against {DECODER_TITLES[env.plain]} {percent(plain)}",
             f"{shots:,} shots, {best.counts.errors_reference:,} and {best.counts.errors_candidate:,} failures; "
             f"{cost['n_params']:,} parameters, {cost['train_shots']:,} training shots, "
             f"{cost['cpu_s']:.0f} CPU s for the whole round at p={problem.p:g}, seed {aim.seed}",
         )
     if aim.likeliest and installed("tesseract"):
-        yield recovered(aim, problem, agent)
+        yield gap_recovered_row(aim, problem, agent)
 
 
-def installed(guest: str) -> bool:
-    if util.find_spec(decoder_trust.KNOWN[guest].module) is not None:
+def installed(decoder: str) -> bool:
+    if util.find_spec(decoder_trust.KNOWN[decoder].module) is not None:
         return True
-    print(f"{guest} is not installed. Mend: {decoder_trust.KNOWN[guest].hint}")
+    print(f"{decoder} is not installed. Mend: {decoder_trust.KNOWN[decoder].hint}")
     return False
 
 
-def recovered(aim: Aim, trained_on: Problem, agent: PredecoderAgent) -> Row:
+def gap_recovered_row(aim: BenchmarkTarget, trained_on: Problem, agent: PredecoderAgent) -> Row:
     """How far the net comes from the bar towards the most likely error. Tesseract takes milliseconds a shot."""
-    problem, soft = trained_on, backends.make_soft(trained_on, agent.output_mode)
+    problem, soft = trained_on, backends.make_soft_backend(trained_on, agent.output_mode)
     seed = sampling.band_seed(problem.env.seed_policy.holdout, "likeliest")
     fresh = sampling.sample(problem, aim.likeliest, seed)
-    log_odds = agent.infer(sampling.unpack(fresh.detectors, problem.n_detectors))
-    lost = np.stack(
+    log_odds = agent.infer(sampling.unpack(fresh.detection_events, problem.n_detectors))
+    failures = np.stack(
         [
-            wrong(backends.make(aim.bar, problem).decode(fresh.detectors), fresh.observables),
-            wrong(soft.decode_soft(fresh.detectors, log_odds), fresh.observables),
-            wrong(backends.make("tesseract", problem).decode(fresh.detectors), fresh.observables),
+            error_mask(backends.make_backend(aim.reference, problem).decode(fresh.detection_events), fresh.observables),
+            error_mask(soft.decode_soft(fresh.detection_events, log_odds), fresh.observables),
+            error_mask(backends.make_backend("tesseract", problem).decode(fresh.detection_events), fresh.observables),
         ]
     )
-    bar, net, likeliest = lost.sum(axis=1)
+    reference, net, likeliest = failures.sum(axis=1)
     rng = np.random.default_rng(0)
-    kinds, how_many = np.unique(lost, axis=1, return_counts=True)
+    kinds, how_many = np.unique(failures, axis=1, return_counts=True)
     again = rng.multinomial(aim.likeliest, how_many / aim.likeliest, 10_000) @ kinds.T
     low, high = np.percentile((again[:, 0] - again[:, 1]) / (again[:, 0] - again[:, 2]), [2.5, 97.5])
     return Row(
         f"{aim.title} p={problem.p:g}: share of the gap to the most likely error that the net recovers",
-        f"{100 * (bar - net) / (bar - likeliest):.0f}% [{100 * low:.0f}, {100 * high:.0f}]",
-        f"from {aim.bar} to Tesseract on the same fresh shots; aim: >= 70%, a stretch; interval by bootstrap",
-        f"{aim.likeliest:,} shots; {bar:,}, {net:,} and {likeliest:,} failures",
+        f"{100 * (reference - net) / (reference - likeliest):.0f}% [{100 * low:.0f}, {100 * high:.0f}]",
+        f"from {aim.reference} to Tesseract on the same fresh shots; aim: >= 70%, a stretch; interval by bootstrap",
+        f"{aim.likeliest:,} shots; {reference:,}, {net:,} and {likeliest:,} failures",
     )
 
 
-def trained(aim: Aim, env_text: str, layout: RoundLayout) -> dict[str, Any]:
+def train_or_load(aim: BenchmarkTarget, env_text: str, layout: RoundLayout) -> dict[str, Any]:
     """Cost of the net in `layout`, trained now unless it was before."""
-    kept = layout.dir / "bench.json"
-    if kept.exists():
-        found: dict[str, Any] = json.loads(kept.read_text())
+    cache_path = layout.dir / "bench.json"
+    if cache_path.exists():
+        found: dict[str, Any] = json.loads(cache_path.read_text())
         return found
     sizes = {
         "train_shots": aim.train,
@@ -210,7 +210,7 @@ def trained(aim: Aim, env_text: str, layout: RoundLayout) -> dict[str, Any]:
         "train_shots": metrics.train_shots,
         "cpu_s": cpu_s,
     }
-    atomic.write_json(kept, cost)
+    atomic.write_json(cache_path, cost)
     return cost
 
 
@@ -220,7 +220,9 @@ def progress(kind: str, event: dict[str, Any]) -> None:
         print(f"  {where}, loss {event['loss']:.4f}, {event['eta_s']:.0f} s left", flush=True)
 
 
-def beside(aim: Aim, trained_on: Problem, agent: PredecoderAgent, p: float, shots: int) -> dict[str, PairedEffect]:
+def compare(
+    aim: BenchmarkTarget, trained_on: Problem, agent: PredecoderAgent, p: float, shots: int
+) -> dict[str, PairedEffect]:
     """Paired effects against the plain backend and the bar on fresh shots at p.
 
     Away from where it trained, the log-odds move with the public priors, as the judge moves them.
@@ -228,19 +230,24 @@ def beside(aim: Aim, trained_on: Problem, agent: PredecoderAgent, p: float, shot
     env = trained_on.env
     problem = Problem.from_env(env, p)
     shift = (problem.graph.log_odds - trained_on.graph.log_odds).astype(np.float32)
-    tuned = Problem.from_env(env.model_copy(update={"bp": env.bp.model_copy(update=aim.tuned)}), p)
-    soft = backends.make_soft(tuned, agent.output_mode)
-    panel = {env.plain: backends.make(env.plain, problem), aim.bar: backends.make(aim.bar, tuned)}
-    counts = dict.fromkeys(panel, NO_PAIRS)
+    reference_overrides = Problem.from_env(
+        env.model_copy(update={"bp": env.bp.model_copy(update=aim.reference_overrides)}), p
+    )
+    soft = backends.make_soft_backend(reference_overrides, agent.output_mode)
+    baselines = {
+        env.plain: backends.make_backend(env.plain, problem),
+        aim.reference: backends.make_backend(aim.reference, reference_overrides),
+    }
+    counts = dict.fromkeys(baselines, NO_PAIRS)
     for start in range(0, shots, CHUNK):
         seed = sampling.band_seed(env.seed_policy.holdout, "aims", str(p), start)
         fresh = sampling.sample(problem, min(CHUNK, shots - start), seed)
-        log_odds = agent.infer(sampling.unpack(fresh.detectors, problem.n_detectors)) + shift
-        lost = wrong(soft.decode_soft(fresh.detectors, log_odds), fresh.observables)
-        for name, backend in panel.items():
-            errors = wrong(backend.decode(fresh.detectors), fresh.observables)
-            counts[name] = add_pairs(counts[name], count_pairs(errors, lost))
-    return {name: paired(found, reference=name, p=p) for name, found in counts.items()}
+        log_odds = agent.infer(sampling.unpack(fresh.detection_events, problem.n_detectors)) + shift
+        failures = error_mask(soft.decode_soft(fresh.detection_events, log_odds), fresh.observables)
+        for name, backend in baselines.items():
+            errors = error_mask(backend.decode(fresh.detection_events), fresh.observables)
+            counts[name] = add_pairs(counts[name], count_pairs(errors, failures))
+    return {name: paired_effect(found, reference=name, p=p) for name, found in counts.items()}
 
 
 def percent(effect: PairedEffect) -> str:
@@ -251,13 +258,13 @@ def percent(effect: PairedEffect) -> str:
 
 def main(names: list[str], directory: Path) -> None:
     """Rows are recorded one by one: what was measured stays when the rest is interrupted."""
-    known = {aim.name for aim in AIMS}
+    known = {aim.name for aim in BENCHMARK_TARGETS}
     if unknown := [name for name in names if name not in known]:
         raise SystemExit(f"unknown aim {unknown[0]!r}. Mend: choose of {', '.join(sorted(known))}")
-    for aim in AIMS:
+    for aim in BENCHMARK_TARGETS:
         if names and aim.name not in names:
             continue
         print(aim.title)
         for row in measure(aim, directory):
-            record(SUITE, [row], whole=False)
+            record(SUITE, [row], replace_suite=False)
             print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})", flush=True)

@@ -25,29 +25,29 @@ from benchmarks.table import Row, record
 REPEATS = 5
 
 
-def cpu(work: Callable[[], object]) -> float:
+def median_cpu_s(work: Callable[[], object]) -> float:
     """Median CPU seconds of one call."""
-    took = []
+    durations = []
     for _ in range(REPEATS):
-        began = time.process_time()
+        start = time.process_time()
         work()
-        took.append(time.process_time() - began)
-    return statistics.median(took)
+        durations.append(time.process_time() - start)
+    return statistics.median(durations)
 
 
-def rebuilt(problem: Problem, log_odds: np.ndarray, detectors: np.ndarray) -> np.ndarray:
+def decode_rebuilt(problem: Problem, log_odds: np.ndarray, detection_events: np.ndarray) -> np.ndarray:
     """The slow way: a DEM and a Matching anew for every shot, under the shot's own probabilities."""
     graph = problem.matching_graph
-    events = sampling.unpack(detectors, problem.n_detectors)
-    answers = np.zeros((len(detectors), problem.n_observables), bool)
-    inside = np.isin(np.arange(problem.n_detectors), graph.own)
+    events = sampling.unpack(detection_events, problem.n_detectors)
+    predictions = np.zeros((len(detection_events), problem.n_observables), bool)
+    inside = np.isin(np.arange(problem.n_detectors), graph.in_sector)
     for shot, row in enumerate(log_odds):
-        matching = pymatching.Matching.from_detector_error_model(model_of(graph, row, problem.n_detectors))
-        answers[shot] = matching.decode(events[shot] * inside)
-    return answers
+        matching = pymatching.Matching.from_detector_error_model(reweighted_dem(graph, row, problem.n_detectors))
+        predictions[shot] = matching.decode(events[shot] * inside)
+    return predictions
 
 
-def model_of(graph: MatchingGraph, log_odds: np.ndarray, n_detectors: int) -> stim.DetectorErrorModel:
+def reweighted_dem(graph: MatchingGraph, log_odds: np.ndarray, n_detectors: int) -> stim.DetectorErrorModel:
     lines = [f"detector D{n_detectors - 1}"]
     for ends, flips, value in zip(graph.endpoints, graph.observables, log_odds, strict=True):
         targets = [f"D{end}" for end in ends if end >= 0] + [f"L{bit}" for bit in np.nonzero(flips)[0]]
@@ -63,28 +63,33 @@ def soft_rows() -> list[Row]:
         graph, shots = problem.matching_graph, sampling.sample(problem, 10_000, 1)
         rng = np.random.default_rng(0)
         log_odds = (graph.log_odds + rng.normal(0, 1, (len(shots), graph.n_edges))).clip(-30, -0.01).astype(np.float32)
-        backend = backends.make_soft(problem)
+        backend = backends.make_soft_backend(problem)
         n, few = 2_000, 200
-        fast = cpu(lambda b=backend, s=shots, z=log_odds, n=n: b.decode_soft(s.detectors[:n], z[:n])) / n  # type: ignore[misc]
-        slow = cpu(lambda p=problem, s=shots, z=log_odds, n=few: rebuilt(p, z[:n], s.detectors[:n])) / few  # type: ignore[misc]
+        fast = (
+            median_cpu_s(lambda b=backend, s=shots, z=log_odds, n=n: b.decode_soft(s.detection_events[:n], z[:n])) / n
+        )  # type: ignore[misc]
+        slow = (
+            median_cpu_s(lambda p=problem, s=shots, z=log_odds, n=few: decode_rebuilt(p, z[:n], s.detection_events[:n]))
+            / few
+        )  # type: ignore[misc]
         rows.append(
             Row(
                 f"per-shot-weighted matching, d={distance} p=.005",
                 f"{slow / fast:.1f} x the shots a second ({1e6 * fast:.0f} µs a shot)",
                 "a DEM and a Matching rebuilt for every shot; aim: >= 30 x",
-                f"{n:,} and {few} shots, median of {REPEATS}; {built()}",
+                f"{n:,} and {few} shots, median of {REPEATS}; {match_c_status()}",
             )
         )
         if distance == 5:
-            rows.append(same_minimum(problem, shots, log_odds))
+            rows.append(minimum_weight_row(problem, shots, log_odds))
     return rows
 
 
-def same_minimum(problem: Problem, shots: sampling.Shots, log_odds: np.ndarray) -> Row:
+def minimum_weight_row(problem: Problem, shots: sampling.Shots, log_odds: np.ndarray) -> Row:
     """Weights of the edge sets found, against those of a Matching built for the shot."""
     graph = problem.matching_graph
-    events = sampling.unpack(shots.detectors, problem.n_detectors)[:, graph.own]
-    ours = weighted_mwpm.ExactMatcher(graph.check_matrix).solve(events, log_odds)
+    events = sampling.unpack(shots.detection_events, problem.n_detectors)[:, graph.in_sector]
+    ours = weighted_mwpm.WeightedMatcher(graph.check_matrix).solve(events, log_odds)
     weights = -log_odds.astype(float)
     theirs = np.stack(
         [
@@ -97,12 +102,12 @@ def same_minimum(problem: Problem, shots: sampling.Shots, log_odds: np.ndarray) 
         "shots whose minimum weight is that of a rebuilt Matching, d=5 p=.005",
         f"{100 * (np.abs(excess) < 1e-3).mean():.2f}% (largest excess {max(excess.max(), 0):.1e} nats)",
         "aim: all; PyMatching rounds its weights to integers",
-        f"{len(shots):,} shots, random weights; {built()}",
+        f"{len(shots):,} shots, random weights; {match_c_status()}",
     )
 
 
-def built() -> str:
-    return "match.c" if weighted_mwpm.compiled() is not None else "without match.c: no C compiler at install"
+def match_c_status() -> str:
+    return "match.c" if weighted_mwpm.compiled_matcher() is not None else "without match.c: no C compiler at install"
 
 
 def plain_rows() -> list[Row]:
@@ -111,11 +116,11 @@ def plain_rows() -> list[Row]:
         problem = surface(distance)
         shots = sampling.sample(problem, 50_000, 1)
         ours, bare = (
-            backends.make("mwpm", problem),
+            backends.make_backend("mwpm", problem),
             pymatching.Matching.from_detector_error_model(problem.dem),
         )
-        mine = cpu(lambda b=ours, s=shots: b.decode(s.detectors))  # type: ignore[misc]
-        theirs = cpu(lambda b=bare, s=shots: b.decode_batch(s.detectors, bit_packed_shots=True))  # type: ignore[misc]
+        mine = median_cpu_s(lambda b=ours, s=shots: b.decode(s.detection_events))  # type: ignore[misc]
+        theirs = median_cpu_s(lambda b=bare, s=shots: b.decode_batch(s.detection_events, bit_packed_shots=True))  # type: ignore[misc]
         rows.append(
             Row(
                 f"plain backend, d={distance} p=.005",
@@ -132,8 +137,8 @@ def sampling_rows() -> list[Row]:
     for distance in (5, 7):
         problem = surface(distance)
         labelled, bare = sampling.LabelledSampler(problem, 1), problem.dem.compile_sampler(seed=1)
-        mine = cpu(lambda s=labelled: s.draw(16_384))  # type: ignore[misc]
-        theirs = cpu(lambda s=bare: s.sample(16_384, return_errors=True, bit_packed=True))  # type: ignore[misc]
+        mine = median_cpu_s(lambda s=labelled: s.draw(16_384))  # type: ignore[misc]
+        theirs = median_cpu_s(lambda s=bare: s.sample(16_384, return_errors=True, bit_packed=True))  # type: ignore[misc]
         rows.append(
             Row(
                 f"training data with edge labels, d={distance} p=.005",
@@ -149,17 +154,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--aims", nargs="*", metavar="NAME", help="train and measure nets instead: all, or those named")
     parser.add_argument("--dir", type=Path, default=Path("outputs/aims"), help="where trained nets stay")
-    asked = parser.parse_args()
-    if asked.aims is not None:
-        aims.main(asked.aims, asked.dir)
+    args = parser.parse_args()
+    if args.aims is not None:
+        aims.main(args.aims, args.dir)
         return
     rows = [*soft_rows(), *plain_rows(), *sampling_rows(), *scaling.rows()]
     record("decoding and sampling", rows)
-    shown = report.rows()
-    record("the report", shown)
+    report_rows = report.rows()
+    record("the report", report_rows)
     at_once = parallel.rows()
     record("rounds at once", at_once)
-    for row in [*rows, *shown, *at_once]:
+    for row in [*rows, *report_rows, *at_once]:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 
 

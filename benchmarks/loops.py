@@ -26,7 +26,7 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler
-from autoqec.runner.training import Budget, Phase, phases
+from autoqec.runner.training import Phase, TrainingBudget, phases
 from autoqec.store.layout import RoundLayout
 from benchmarks.bench import surface
 from benchmarks.table import Row, record
@@ -48,8 +48,8 @@ def agent_of(problem: Problem, dsl: PredecoderDSL) -> PredecoderAgent:
     return PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
 
 
-def plan_of(problem: Problem, dsl: PredecoderDSL, labelled: int, rewarded: int) -> list[Phase]:
-    return phases(problem, dsl, PROFILES["dev"], Budget(labelled, rewarded), SEED)
+def training_phases(problem: Problem, dsl: PredecoderDSL, labelled: int, rewarded: int) -> list[Phase]:
+    return phases(problem, dsl, PROFILES["dev"], TrainingBudget(labelled, rewarded), SEED)
 
 
 def run(kind: type[MinibatchRl], agent: PredecoderAgent, phase: Phase, **more: Any) -> list[dict[str, str]]:
@@ -68,12 +68,12 @@ def speed_rows(distance: int) -> list[Row]:
     problem = surface(distance)
     training = {"batch_size": BATCH, "policy_gradient": {}}
     dsl = hard_flip(training, 256)
-    phase = plan_of(problem, dsl, BATCH, UPDATES * BATCH)[1]
+    phase = training_phases(problem, dsl, BATCH, UPDATES * BATCH)[1]
     alone = float(run(MinibatchRl, agent_of(problem, dsl), phase)[-1]["CumTrainTime"]) / UPDATES
-    sample, update = shares(problem, dsl)
+    sample, update = batch_cpu_s(problem, dsl)
     replay = ReplayConfig(throttle="both")
     apart_dsl = hard_flip(training | {"loop": "async", "replay": replay.dump()}, 256)
-    phase = plan_of(problem, apart_dsl, BATCH, UPDATES * BATCH)[1]
+    phase = training_phases(problem, apart_dsl, BATCH, UPDATES * BATCH)[1]
     last = run(AsyncRl, agent_of(problem, apart_dsl), phase, build=phase.build, replay=replay)[-1]
     apart = float(last["CumTrainTime"]) / int(last["CumUpdates"])
     return [
@@ -92,20 +92,20 @@ def speed_rows(distance: int) -> list[Row]:
     ]
 
 
-def shares(problem: Problem, dsl: PredecoderDSL) -> tuple[float, float]:
+def batch_cpu_s(problem: Problem, dsl: PredecoderDSL) -> tuple[float, float]:
     """CPU seconds of the sampler and of the algorithm for one batch, in one process."""
-    phase, agent = plan_of(problem, dsl, BATCH, UPDATES * BATCH)[1], agent_of(problem, dsl)
+    phase, agent = training_phases(problem, dsl, BATCH, UPDATES * BATCH)[1], agent_of(problem, dsl)
     phase.sampler.initialize(agent)
     phase.algo.initialize(agent, n_itr=UPDATES, batch_size=BATCH)
-    took: list[tuple[float, float]] = []
+    durations: list[tuple[float, float]] = []
     for itr in range(PARTS):
-        began = time.process_time()
+        start = time.process_time()
         samples, _ = phase.sampler.obtain_samples(itr)
         drawn = time.process_time()
         phase.algo.optimize_agent(itr, samples)
-        took.append((drawn - began, time.process_time() - drawn))
+        durations.append((drawn - start, time.process_time() - drawn))
     # Shots near failure come from draws that serve many batches: their mean, not their median, is what a batch costs.
-    return float(np.mean([one for one, _ in took])), float(np.median([other for _, other in took]))
+    return float(np.mean([one for one, _ in durations])), float(np.median([other for _, other in durations]))
 
 
 @dataclass(frozen=True)
@@ -117,22 +117,24 @@ class Measured:
 
 def measure(problem: Problem, agent: PredecoderAgent | None, shots: sampling.Shots) -> Measured:
     """Decoding errors, detection events the backend sees, and its CPU time a shot. None: without a predecoder."""
-    plain = backends.make(problem.env.backend, problem)
-    cleaned, frame = shots.detectors, np.zeros_like(shots.observables)
+    plain = backends.make_backend(problem.env.backend, problem)
+    cleaned, frame = shots.detection_events, np.zeros_like(shots.observables)
     if agent is not None:
-        flipper = backends.HardFlip(problem, plain)
+        flipper = backends.HardFlipBackend(problem, plain)
         parts = [
             flipper.apply(packed, agent.infer(sampling.unpack(packed, problem.n_detectors)) > 0)
-            for packed in np.array_split(shots.detectors, max(1, len(shots) // 4096))
+            for packed in np.array_split(shots.detection_events, max(1, len(shots) // 4096))
         ]
         cleaned, frame = (np.concatenate(found) for found in zip(*parts, strict=True))
-    took = []
+    durations = []
     for _ in range(5):
-        began = time.process_time()
+        start = time.process_time()
         answers = plain.decode(cleaned)
-        took.append(time.process_time() - began)
+        durations.append(time.process_time() - start)
     failed = ((answers ^ frame) != shots.observables).any(axis=1)
-    return Measured(failed, float(np.bitwise_count(cleaned).sum() / len(shots)), 1e6 * sorted(took)[2] / len(shots))
+    return Measured(
+        failed, float(np.bitwise_count(cleaned).sum() / len(shots)), 1e6 * sorted(durations)[2] / len(shots)
+    )
 
 
 def flip_rows() -> list[Row]:
@@ -141,7 +143,7 @@ def flip_rows() -> list[Row]:
     dsl = hard_flip({"batch_size": BATCH, "finetune_learning_rate": REWARD_RATE, "policy_gradient": {}}, 384)
     agent = agent_of(problem, dsl)
     shots = sampling.sample(problem, TESTED, sampling.band_seed(problem.env.seed_policy.holdout, "loops"))
-    labels, reward = plan_of(problem, dsl, LABELLED, REWARDED)
+    labels, reward = training_phases(problem, dsl, LABELLED, REWARDED)
     found = {"no predecoder": measure(problem, None, shots)}
     run(MinibatchRl, agent, labels)
     agent.eval_mode(0)
@@ -210,15 +212,15 @@ def step(
     samples, _ = sampler.obtain_samples(0)
     if compiled:
         agent.model = torch.compile(agent.model)
-    took, began = [], time.perf_counter()
+    durations, start = [], time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         algo.optimize_agent(0, samples)
-        first = time.perf_counter() - began
+        first = time.perf_counter() - start
         for itr in range(STEPS):
             before = time.process_time()
             algo.optimize_agent(itr, samples)
-            took.append(time.process_time() - before)
-    return float(np.median(took)), first
+            durations.append(time.process_time() - before)
+    return float(np.median(durations)), first
 
 
 def load() -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.cli import paths
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RunnerConfig
 from autoqec.ideators import analyst
@@ -31,25 +31,25 @@ ENV = paths.BUILTIN / "smoke.yaml"
 MLP = {"type": "mlp", "mlp": {"hidden": 32}}
 
 
-def unmoved(view: dict[str, Any]) -> AnalystResponse:
+def nominate_nothing(view: dict[str, Any]) -> AnalystResponse:
     """The analyst, who nominates nothing."""
     return analyst.analyse(view).model_copy(update={"verdict": "ignore"})
 
 
-def cpu() -> float:
+def cpu_seconds() -> float:
     """CPU seconds of this process and of every process that it waited for."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def timed(place: Path, parallel: int, *, judged: bool) -> tuple[float, float]:
+def time_run(place: Path, parallel: int, *, judged: bool) -> tuple[float, float]:
     """Seconds by the clock, and of CPU, of ROUNDS rounds of a search at random."""
-    make_lab(place, ENV)
-    roles = loop.Roles(search("random"), analyst=analyst.analyse if judged else unmoved)
+    make_workspace(place, ENV)
+    roles = loop.Roles(search("random"), analyst=analyst.analyse if judged else nominate_nothing)
     with loop.start_run(place / "env.yaml", place, "smoke", SEED, "random", roles=roles) as run:
-        began, spent = time.perf_counter(), cpu()
+        start, spent = time.perf_counter(), cpu_seconds()
         loop.run_rounds(run, ROUNDS, parallel=parallel)
-        return time.perf_counter() - began, cpu() - spent
+        return time.perf_counter() - start, cpu_seconds() - spent
 
 
 def side_by_side(place: Path, count: int) -> float:
@@ -61,13 +61,13 @@ def side_by_side(place: Path, count: int) -> float:
             env_yaml=ENV.read_text(encoding="utf-8"), predecoder_config=MLP, profile="smoke", seed=SEED,
             round_dir=directory, run_id="alone", round_idx=number,
         )  # fmt: skip
-        status = run_round(config, lambda kind, told: None).status
+        status = run_round(config, lambda kind, event: None).status
         assert status == "ok", status
 
-    began = time.perf_counter()
+    start = time.perf_counter()
     with ThreadPoolExecutor(count) as pool:
         list(pool.map(measure, range(1, count + 1)))
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def rows() -> list[Row]:
@@ -77,7 +77,7 @@ def rows() -> list[Row]:
         turns = [(side_by_side(Path(place, f"one-{i}"), 1), side_by_side(Path(place, f"two-{i}"), 2)) for i in range(3)]
         alone, both = (min(took) for took in zip(*turns, strict=True))
         took = {
-            (judged, count): timed(Path(place, f"{judged}-{count}"), count, judged=judged)
+            (judged, count): time_run(Path(place, f"{judged}-{count}"), count, judged=judged)
             for judged in (False, True)
             for count in (1, 2)
         }

@@ -21,7 +21,7 @@ from scipy import stats as distributions
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.verdict import PairedCounts, StoppedBy, Verdict
-from autoqec.qec.stats import clopper_pearson, paired
+from autoqec.qec.stats import clopper_pearson, paired_effect
 from autoqec.verification.decision import decide
 from autoqec.verification.sequential import Monitor, e_lond_level
 from autoqec.verification.shot_stream import CHUNK
@@ -66,7 +66,7 @@ class Outcome:
     shots: int
 
 
-def judged(
+def verify_candidate(
     candidate: Candidate, rng: np.random.Generator, attempt: int, discoveries: int, budget: int, effect_shots: int
 ) -> Outcome:
     """One candidate through the test and, where there is evidence, the effect's own draw."""
@@ -75,7 +75,7 @@ def judged(
     while reason is None:
         reason = monitor.add(candidate.draw(rng, CHUNK))
     test = monitor.result(reason)
-    effect = paired(candidate.draw(rng, effect_shots)) if reason == "evidence" else None
+    effect = paired_effect(candidate.draw(rng, effect_shots)) if reason == "evidence" else None
     return Outcome(decide(ENV, test, effect, ())[0], reason, monitor.counts.shots)
 
 
@@ -88,14 +88,16 @@ def false_discoveries(streams: int, profile: str, rng: np.random.Generator) -> l
         for attempt in range(1, STREAM + 1):
             discoveries = sum(outcome.verdict == "VERIFIED" for outcome in outcomes)
             null = Candidate(0.0, float(rng.uniform(1, 2)))
-            outcomes.append(judged(null, rng, attempt, discoveries, budget, effect_shots))
+            outcomes.append(verify_candidate(null, rng, attempt, discoveries, budget, effect_shots))
         verified += any(outcome.verdict == "VERIFIED" for outcome in outcomes)
         rejected += any(outcome.stopped_by == "evidence" for outcome in outcomes)
     runs = f"{streams:,} streams of {STREAM} nulls, LER {LER:g}, discordance 1 to 2 x LER, {profile} budget"
     aim = "aim: Clopper-Pearson lower bound <= 5%"
     return [
-        Row(f"streams with a false VERIFIED ({profile})", share(verified, streams), aim, runs),
-        Row(f"streams with a false rejection in the test alone ({profile})", share(rejected, streams), aim, runs),
+        Row(f"streams with a false VERIFIED ({profile})", format_share(verified, streams), aim, runs),
+        Row(
+            f"streams with a false rejection in the test alone ({profile})", format_share(rejected, streams), aim, runs
+        ),
     ]
 
 
@@ -109,7 +111,7 @@ def honest_gains(streams: int, rng: np.random.Generator) -> list[Row]:
         for attempt in range(1, STREAM + 1):
             discoveries = sum(outcome.verdict == "VERIFIED" for outcome in stream)
             candidate = Candidate(0.10, float(rng.uniform(1, 2)))
-            outcome = judged(candidate, rng, attempt, discoveries, budget, effect_shots)
+            outcome = verify_candidate(candidate, rng, attempt, discoveries, budget, effect_shots)
             level = e_lond_level(ENV.protocol.alpha, attempt, discoveries)
             ratios.append(outcome.shots / fixed_size(0.05, candidate.discordance, level))
             stream.append(outcome)
@@ -117,24 +119,25 @@ def honest_gains(streams: int, rng: np.random.Generator) -> list[Row]:
     flat = [outcome for stream in outcomes for outcome in stream]
     found = sum(outcome.verdict == "VERIFIED" for outcome in flat)
     runs = f"{len(flat)} candidates, {streams} streams of {STREAM}, LER {LER:g}, discordance 1 to 2 x LER"
-    rows = [Row("true 10% gains VERIFIED (prod)", share(found, len(flat)), "aim: >= 90%", runs)]
+    rows = [Row("true 10% gains VERIFIED (prod)", format_share(found, len(flat)), "aim: >= 90%", runs)]
     for first in range(0, STREAM, 5):
         part = [outcome for stream in outcomes for outcome in stream[first : first + 5]]
         hits = sum(outcome.verdict == "VERIFIED" for outcome in part)
         name = f"true 10% gains VERIFIED, positions {first + 1} to {first + 5}"
         median = int(np.median([outcome.shots for outcome in part]))
-        rows.append(Row(name, share(hits, len(part)), f"median {median:,} shots of {budget:,}", runs))
+        rows.append(Row(name, format_share(hits, len(part)), f"median {median:,} shots of {budget:,}", runs))
     against = "fixed-size test for a 5% gain, same level, power 90%; aim: <= 0.5"
     rows.append(Row("shots used, median ratio", f"{np.median(ratios):.2f}", against, runs))
-    last = judged_alone(streams * 4, rng, budget, effect_shots)
+    last = count_verified_last(streams * 4, rng, budget, effect_shots)
     name = f"true 10% gains VERIFIED at position {STREAM} with no discovery before"
-    return [*rows, Row(name, share(last, streams * 4), "aim: >= 90%", f"{streams * 4} candidates, as above")]
+    return [*rows, Row(name, format_share(last, streams * 4), "aim: >= 90%", f"{streams * 4} candidates, as above")]
 
 
-def judged_alone(n: int, rng: np.random.Generator, budget: int, effect_shots: int) -> int:
+def count_verified_last(n: int, rng: np.random.Generator, budget: int, effect_shots: int) -> int:
     """The hardest place in a stream of 20: the last, after nothing was found."""
     return sum(
-        judged(Candidate(0.10, float(rng.uniform(1, 2))), rng, STREAM, 0, budget, effect_shots).verdict == "VERIFIED"
+        verify_candidate(Candidate(0.10, float(rng.uniform(1, 2))), rng, STREAM, 0, budget, effect_shots).verdict
+        == "VERIFIED"
         for _ in range(n)
     )
 
@@ -151,42 +154,50 @@ def winners_curse(searches: int, rng: np.random.Generator) -> list[Row]:
     shots = PROFILES["dev"].judge_effect_shots
     for _ in range(searches):
         pool = [Candidate(float(gain), 1.5) for gain in rng.normal(0.05, 0.05, 50)]
-        seen = [paired(candidate.draw(rng, PROFILES["dev"].val_shots)).relative or 0.0 for candidate in pool]
+        seen = [paired_effect(candidate.draw(rng, PROFILES["dev"].val_shots)).relative or 0.0 for candidate in pool]
         best = int(np.argmax(seen))
-        published = paired(pool[best].draw(rng, shots)).relative or 0.0
+        published = paired_effect(pool[best].draw(rng, shots)).relative or 0.0
         val_bias.append(seen[best] - pool[best].gain)
         published_bias.append(published - pool[best].gain)
     runs = f"{searches} searches over 50 candidates, {shots:,} shots of effect draw"
     return [
         Row(
-            "bias of the published gain, winners", in_errors(published_bias), "aim: within 3 standard errors of 0", runs
+            "bias of the published gain, winners",
+            in_standard_errors(published_bias),
+            "aim: within 3 standard errors of 0",
+            runs,
         ),
-        Row("bias of the same winners' val figure", in_errors(val_bias), "for comparison: the winner's curse", runs),
+        Row(
+            "bias of the same winners' val figure",
+            in_standard_errors(val_bias),
+            "for comparison: the winner's curse",
+            runs,
+        ),
     ]
 
 
-class Counter:
+class OutcomeCounter:
     """Outcomes of a pytest run, a test once, and what tests told of themselves (`record_property`)."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
-        self.told: dict[str, list[str]] = {}
+        self.end_states: dict[str, list[str]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
             self.outcomes[report.nodeid] = report.outcome
-            self.told[report.nodeid] = [str(value) for name, value in report.user_properties if name == "ended"]
+            self.end_states[report.nodeid] = [str(value) for name, value in report.user_properties if name == "ended"]
 
     def count(self, outcome: str, part: str = "") -> int:
         return sum(one == outcome and part in name for name, one in self.outcomes.items())
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return f"{self.count('passed')} held, {self.count('failed')} did not, {self.count('skipped')} skipped"
 
 
-def tried(tests: list[str]) -> Counter:
-    counter = Counter()
+def run_tests(tests: list[str]) -> OutcomeCounter:
+    counter = OutcomeCounter()
     options = ["-q", "-m", "long or not long", "-p", "no:cacheprovider", "-p", "no:xdist"]
     code = pytest.main([*options, *(str(ROOT / test) for test in tests)], plugins=[counter])
     if int(code) > 1 or not counter.outcomes:  # 0: all held, 1: some did not; else it was cut off
@@ -196,9 +207,9 @@ def tried(tests: list[str]) -> Counter:
 
 def cheats() -> list[Row]:
     """The statistical cheats as real checkpoints through the real judge; what each ended as, in the report's words."""
-    counter = tried(["tests/cheaters"])
-    rows = [Row("statistical cheats VERIFIED or unnamed", str(counter.count("failed")), "aim: 0", counter.words)]
-    for name, ends in counter.told.items():
+    counter = run_tests(["tests/cheaters"])
+    rows = [Row("statistical cheats VERIFIED or unnamed", str(counter.count("failed")), "aim: 0", counter.summary)]
+    for name, ends in counter.end_states.items():
         if ends:
             test = name.split("::")[-1].removeprefix("test_")
             rows.append(Row(test, "; then ".join(ends), "aim: not VERIFIED, and why", "the smoke judge's shots"))
@@ -213,18 +224,18 @@ def hostile() -> list[Row]:
     ]
     tests = {name for line in cases for name in re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)}
     tests.add("tests/unit/system/test_sandbox.py")
-    counter = tried(sorted(name for name in tests if not name.startswith("tests/cheaters")))
+    counter = run_tests(sorted(name for name in tests if not name.startswith("tests/cheaters")))
     tiers = "; ".join(f"{counter.count('passed', tier)} of them in {tier}" for tier in ("bubblewrap", "landlock"))
-    runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.words}; {tiers}"
+    runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.summary}; {tiers}"
     return [Row("hostile cases that gained something", str(counter.count("failed")), "aim: 0", runs)]
 
 
-def share(hits: int, n: int) -> str:
+def format_share(hits: int, n: int) -> str:
     low, high = clopper_pearson(hits, n)
     return f"{100 * hits / n:.2f}% [{100 * low:.2f}, {100 * high:.2f}]"
 
 
-def in_errors(values: list[float]) -> str:
+def in_standard_errors(values: list[float]) -> str:
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1) / math.sqrt(len(values)))
     return f"{100 * mean:+.2f} points, {mean / error:+.1f} standard errors"
 

@@ -30,9 +30,9 @@ from autoqec.contracts.env import Constraints
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import AutoqecError, RoundFailed
-from autoqec.ideators.bench_run import sampled
-from autoqec.ideators.bench_table import DEFAULT, cell_key, pack
+from autoqec.errors import AutoqecError, RoundError
+from autoqec.ideators.bench_run import sample_configs
+from autoqec.ideators.bench_table import DEFAULT, entry_key, pack
 from autoqec.ideators.space import Config
 from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
@@ -40,12 +40,12 @@ from autoqec.runner import training_cost
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import one_line, out_layout
-from autoqec.runner.training import Budget, phases, train
+from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store import files, jsonl
 from autoqec.system import machine
 
 OUT = DEFAULT
-CONFIGS, THOROUGH, LARGE = 520, 50, 24
+CONFIGS, MULTI_FIDELITY, LARGE = 520, 50, 24
 FIDELITIES = {"full": 1.0, "quarter": 0.25, "sixteenth": 0.0625}
 SEEDS = (0, 1, 2)
 SMALL_ENV, LARGE_ENV = "surface_d3_depol", "surface_d5_depol"
@@ -67,14 +67,16 @@ class Job:
 
     @property
     def key(self) -> str:
-        return cell_key(self.env, self.config, self.fidelity, self.seed)
+        return entry_key(self.env, self.config, self.fidelity, self.seed)
 
 
 def jobs() -> list[Job]:
     """Every cell of the table: the broad sweep first, so that a table that was stopped is of use already."""
-    configs = sampled(CONFIGS)
+    configs = sample_configs(CONFIGS)
     broad = [Job(SMALL_ENV, config, "full", SEEDS[0]) for config in configs]
-    deep = [Job(SMALL_ENV, one, level, seed) for one in configs[:THOROUGH] for level in FIDELITIES for seed in SEEDS]
+    deep = [
+        Job(SMALL_ENV, one, level, seed) for one in configs[:MULTI_FIDELITY] for level in FIDELITIES for seed in SEEDS
+    ]
     large = [Job(LARGE_ENV, config, "full", SEEDS[0]) for config in configs[:LARGE]]
     return list({job.key: job for job in (*broad, *large, *deep)}.values())
 
@@ -85,7 +87,7 @@ def profile_of(fidelity: str) -> Profile:
     return FULL.model_copy(update={name: max(1, round(getattr(FULL, name) * share)) for name in names})
 
 
-class Bench:
+class EnvBenchmark:
     """One env under the table's bounds, its benchmark shots, and how a config is measured on them.
 
     The nets of the search space read the other sector alone, and few detectors fire: a million shots at d=3 hold some
@@ -97,28 +99,28 @@ class Bench:
         self.env, self.problem = env, Problem.from_env(spec.model_copy(update={"constraints": BOUNDS}))
         seed = sampling.band_seed(spec.seed_policy.holdout, "qecbench-tab")
         self.shots = sampling.sample(self.problem, shots, seed)
-        self.backend = backends.make_soft(self.problem)
+        self.backend = backends.make_soft_backend(self.problem)
         self.plain = self._wrong(self.backend)
-        self._syndromes, self._syndrome_of = np.unique(self.shots.detectors, axis=0, return_inverse=True)
+        self._syndromes, self._syndrome_of = np.unique(self.shots.detection_events, axis=0, return_inverse=True)
         seen = sampling.unpack(self._syndromes, self.problem.n_detectors)
-        seen[:, self.problem.graph.own] = 0
+        seen[:, self.problem.graph.in_sector] = 0
         self._inputs, self._input_of = np.unique(seen, axis=0, return_inverse=True)
 
     def _wrong(self, backend: backends.Backend) -> np.ndarray:
-        return stats.wrong(backend.decode(self.shots.detectors), self.shots.observables)
+        return stats.error_mask(backend.decode(self.shots.detection_events), self.shots.observables)
 
     def failures(self, agent: PredecoderAgent) -> np.ndarray:
         """bool [shots]: where predecoder + plain backend miss any observable."""
         agent.eval_mode(0)
         log_odds = agent.infer(self._inputs)[self._input_of]
         answers = self.backend.decode_soft(self._syndromes, log_odds)
-        return stats.wrong(answers[self._syndrome_of], self.shots.observables)
+        return stats.error_mask(answers[self._syndrome_of], self.shots.observables)
 
     def references(self) -> Iterator[dict[str, Any]]:
         """The env's classical decoders on the same shots."""
         spec = self.problem.env
         for name in dict.fromkeys((spec.plain, *spec.baselines)):
-            failures = self._wrong(backends.make(name, self.problem))
+            failures = self._wrong(backends.make_backend(name, self.problem))
             yield {
                 "kind": "reference", "key": f"{self.env}/{name}", "env": self.env, "name": name, "plain": spec.plain,
                 "shots": len(self.shots), "errors": int(failures.sum()), "failures": pack(failures),
@@ -126,10 +128,10 @@ class Bench:
 
     def measure(self, job: Job, profile: Profile) -> dict[str, Any]:
         """The line of one cell. Whatever training raises is its outcome."""
-        began, known = time.process_time(), dict[str, Any]()
+        start, known = time.process_time(), dict[str, Any]()
         status, reason, failures = "ok", None, None
         try:
-            failures = self._trained(job, profile, known)
+            failures = self._train_and_decode(job, profile, known)
         except AutoqecError as error:
             status, reason = getattr(error, "status", "compile_error"), one_line(str(error))
         except (ValueError, RuntimeError, MemoryError) as error:
@@ -138,12 +140,12 @@ class Bench:
             "kind": "cell", "key": job.key, "env": job.env, "config": job.config, "fidelity": job.fidelity,
             "seed": job.seed, "status": status, "reason": reason, "n_params": known.get("n_params"),
             "flops_per_syndrome": known.get("flops"), "final_loss": known.get("loss"),
-            "seconds": round(time.process_time() - began, 3), "shots": len(self.shots),
+            "seconds": round(time.process_time() - start, 3), "shots": len(self.shots),
             "errors": None if failures is None else int(failures.sum()),
             "differs": None if failures is None else pack(failures ^ self.plain),
         }  # fmt: skip
 
-    def _trained(self, job: Job, profile: Profile, known: dict[str, Any]) -> np.ndarray:
+    def _train_and_decode(self, job: Job, profile: Profile, known: dict[str, Any]) -> np.ndarray:
         """`failures` of the trained net."""
         dsl, problem = parse_dsl(job.config), self.problem
         model = compile_predecoder(dsl, problem, seed=job.seed)
@@ -151,9 +153,9 @@ class Bench:
         known |= {"n_params": cost.n_params, "flops": cost.flops_per_syndrome}
         bounds = problem.env.constraints
         if cost.n_params > bounds.max_params or cost.flops_per_syndrome > bounds.max_flops_per_syndrome:
-            raise RoundFailed("compile_error", f"{cost} exceeds the env's limits")
+            raise RoundError("compile_error", f"{cost} exceeds the env's limits")
         agent = PredecoderAgent(model, cost.flops_per_syndrome)
-        budget = Budget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
+        budget = TrainingBudget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
         with tempfile.TemporaryDirectory(prefix="qecbench-") as scratch:
             logger = TrainLogger(out_layout(Path(scratch)), snapshot_mode="none")
             train(agent, phases(problem, dsl, profile, budget, job.seed), dsl, logger, job.seed)
@@ -166,20 +168,20 @@ def build(out: Path, todo: list[Job], *, seconds: float = float("inf"), shots: i
 
     shots: of every env, where they are not to be the table's own.
     """
-    began, done, benches = time.monotonic(), {line["key"] for line in jsonl.read(out)}, dict[str, Bench]()
+    start, done, env_benchmarks = time.monotonic(), {line["key"] for line in jsonl.read(out)}, dict[str, EnvBenchmark]()
     measured = 0
     importlib.import_module("torch._dynamo")  # the first net would load it, and its seconds would tell of that
     for job in todo:
         if job.key in done:
             continue
-        if time.monotonic() - began > seconds:
+        if time.monotonic() - start > seconds:
             break
-        if job.env not in benches:
-            benches[job.env] = Bench(job.env, shots or SHOTS[job.env])
-            for line in benches[job.env].references():
+        if job.env not in env_benchmarks:
+            env_benchmarks[job.env] = EnvBenchmark(job.env, shots or SHOTS[job.env])
+            for line in env_benchmarks[job.env].references():
                 if line["key"] not in done:
                     jsonl.append(out, line | {"versions": machine.versions()})
-        line = benches[job.env].measure(job, profile_of(job.fidelity))
+        line = env_benchmarks[job.env].measure(job, profile_of(job.fidelity))
         jsonl.append(out, line)
         measured += 1
         print(f"{measured} {job.env} {job.fidelity} {line['status']} errors {line['errors']} {line['seconds']:.1f} s")
@@ -192,13 +194,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after this long")
     parser.add_argument("--limit", type=int, help="only the first N cells of the plan")
     parser.add_argument("--dry-run", action="store_true")
-    chosen = parser.parse_args()
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    todo = jobs()[: chosen.limit]
-    done = {line["key"] for line in jsonl.read(chosen.out)}
-    print(f"{sum(job.key in done for job in todo)} of {len(todo)} cells stand in {chosen.out}")
-    if not chosen.dry_run:
-        build(chosen.out, todo, seconds=chosen.seconds)
+    todo = jobs()[: args.limit]
+    done = {line["key"] for line in jsonl.read(args.out)}
+    print(f"{sum(job.key in done for job in todo)} of {len(todo)} cells stand in {args.out}")
+    if not args.dry_run:
+        build(args.out, todo, seconds=args.seconds)
 
 
 if __name__ == "__main__":

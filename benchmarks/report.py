@@ -19,12 +19,12 @@ ROUNDS = (50, 10_000)
 
 def rows() -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as place:
-        return [row for rounds in ROUNDS for row in measured(Path(place) / str(rounds), rounds)]
+        return [row for rounds in ROUNDS for row in report_timing_rows(Path(place) / str(rounds), rounds)]
 
 
-def measured(root: Path, rounds: int) -> list[Row]:
-    layout = runs.made_run(root, rounds, artifacts=rounds <= 50)
-    seconds = statistics.median(command(layout) for _ in range(REPEATS))
+def report_timing_rows(root: Path, rounds: int) -> list[Row]:
+    layout = runs.make_run(root, rounds, artifacts=rounds <= 50)
+    seconds = statistics.median(report_cpu_s(layout) for _ in range(REPEATS))
     aim = "; aim: <= 3 s" if rounds == 50 else ""
     size = f"{layout.html.stat().st_size / 1000:.0f} kB"
     return [
@@ -38,7 +38,7 @@ def measured(root: Path, rounds: int) -> list[Row]:
     ]
 
 
-def command(layout: RunLayout) -> float:
+def report_cpu_s(layout: RunLayout) -> float:
     """CPU seconds of one `autoqec report RUN`, in a process of its own with those that it starts."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     argv = [sys.executable, "-m", "autoqec.cli", "report", str(layout.root), "--out", str(layout.html)]

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.cli.paths import builtin_envs
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
@@ -40,13 +40,13 @@ REPEATS = 9
 WIDTHS = itertools.count(4)
 
 
-class Started:
+class GitProcessCounter:
     """Counts the git processes that start while it is in force."""
 
     def __init__(self) -> None:
         self.count, self._execute = 0, host_git._execute
 
-    def __enter__(self) -> Started:
+    def __enter__(self) -> GitProcessCounter:
         def counted(*arguments: Any, **more: Any) -> Any:
             self.count += 1
             return self._execute(*arguments, **more)
@@ -58,9 +58,9 @@ class Started:
         host_git._execute = self._execute
 
 
-def a_lab(place: Path) -> RunLayout:
+def make_two_round_run(place: Path) -> RunLayout:
     """A lab with a run of two rounds in it."""
-    make_lab(place, builtin_envs()["smoke"])
+    make_workspace(place, builtin_envs()["smoke"])
     with start_run(place / "env.yaml", place, "smoke", 1, roles=roles()) as run:
         run_rounds(run, 2)
         return run.layout
@@ -76,7 +76,7 @@ def roles() -> Roles:
     return Roles(ideator, coder=driver.literal, analyst=driver.nominate)
 
 
-def grown(layout: RunLayout, count: int) -> None:
+def append_rounds(layout: RunLayout, count: int) -> None:
     """History, attempts, branches and pins of `count` more rounds, as they would be."""
     memory = RunMemory(layout.root)
     first, row = memory.next_round(), memory.history.rows()[-1]
@@ -111,7 +111,7 @@ def _commits(layout: RunLayout, first: int, count: int, base: str, *, pinned: bo
     return [(found[f":{2 * n}"], found[f":{2 * n + 1}"]) for n in range(first, first + count)]
 
 
-def orphaned(layout: RunLayout, count: int) -> None:
+def append_orphans(layout: RunLayout, count: int) -> None:
     """As many attempts that died after their code commit."""
     memory = RunMemory(layout.root)
     first, base = memory.next_round(), memory.history.info().baseline_sha
@@ -122,20 +122,22 @@ def orphaned(layout: RunLayout, count: int) -> None:
         memory.history.append_attempt(rounds.planned(number, branch=branch, base_sha=base))
 
 
-def fronted(layout: RunLayout, count: int) -> None:
+def append_pareto_rounds(layout: RunLayout, count: int) -> None:
     """So many more rounds, each verified and none dominated."""
-    grown(layout, count)
+    append_rounds(layout, count)
     path = layout.history
     values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for n, value in enumerate(values):
         if value["round_attempt_id"].startswith("attempt-"):
-            told = rounds.row(value["round"], delta_vs_baseline_holdout=1e-6 * (n + 1), judge_n_params=n + 1).dump()
+            values_of_row = rounds.row(
+                value["round"], delta_vs_baseline_holdout=1e-6 * (n + 1), judge_n_params=n + 1
+            ).dump()
             keep = ("round", "branch", "commit_sha", "round_attempt_id")
-            value.update({**told, **{key: value[key] for key in keep}})
+            value.update({**values_of_row, **{key: value[key] for key in keep}})
     path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
 
 
-def cpu() -> float:
+def cpu_seconds() -> float:
     """Seconds of this process and of the git processes that have ended."""
     own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
@@ -146,57 +148,59 @@ class Cost:
     """seconds: by the clock, fsync and all; busy: of processors, which a loaded machine says the same of."""
 
     seconds: float
-    busy: float
-    gits: int
+    cpu_s: float
+    git_processes: int
 
     def __str__(self) -> str:
-        return f"{self.seconds:.3f} s by the clock, {self.busy:.3f} s of CPU, {self.gits} git processes"
+        return f"{self.seconds:.3f} s by the clock, {self.cpu_s:.3f} s of CPU, {self.git_processes} git processes"
 
 
 def cost_of(work: Callable[[], object]) -> Cost:
-    with Started() as git:
-        clock, busy = time.perf_counter(), cpu()
+    with GitProcessCounter() as git:
+        clock, cpu_s = time.perf_counter(), cpu_seconds()
         work()
-        return Cost(time.perf_counter() - clock, cpu() - busy, git.count)
+        return Cost(time.perf_counter() - clock, cpu_seconds() - cpu_s, git.count)
 
 
-def a_round(layout: RunLayout) -> Cost:
+def measure_round(layout: RunLayout) -> Cost:
     """One more round: the median of several in one start."""
     with resume_run(layout.run_id, layout.repo_root, roles=roles()) as run:
         done = sum(row.status == "ok" for row in run.memory.history.rows())
         costs = [cost_of(partial(run_rounds, run, done + number)) for number in range(1, REPEATS + 1)]
     middle = statistics.median
     return Cost(
-        middle(cost.seconds for cost in costs), middle(cost.busy for cost in costs), max(cost.gits for cost in costs)
+        middle(cost.seconds for cost in costs),
+        middle(cost.cpu_s for cost in costs),
+        max(cost.git_processes for cost in costs),
     )
 
 
-def a_start(layout: RunLayout) -> Cost:
+def measure_startup(layout: RunLayout) -> Cost:
     return cost_of(lambda: reconcile(layout, Repo.discover(layout.repo_root)))
 
 
-def one_for_each_ref(layout: RunLayout) -> float:
-    took = []
+def time_for_each_ref(layout: RunLayout) -> float:
+    durations = []
     for _ in range(REPEATS):
-        began = time.perf_counter()
+        start = time.perf_counter()
         Repo(layout.repo_root, layout.repo_root / ".git").refs("refs")
-        took.append(time.perf_counter() - began)
-    return statistics.median(took)
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
 
 
 def overhead_rows(sizes: tuple[int, ...] = (10, 1000, 10_000)) -> list[Row]:
     found: dict[int, Cost] = {}
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
-            layout = a_lab(Path(directory) / "lab")
-            grown(layout, size - 2)
-            found[size] = a_round(layout)
+            layout = make_two_round_run(Path(directory) / "lab")
+            append_rounds(layout, size - 2)
+            found[size] = measure_round(layout)
     first = found[sizes[0]]
     aim = "aim: <= 0.3 s; Runner and judge answer at once, every fsync as ever"
     rows = [Row(f"a round's overhead at round {sizes[0]}", str(first), aim, _runs())]
     for size in sizes[1:]:
         cost = found[size]
-        figure = f"{cost.seconds / first.seconds:.2f} x by the clock, {cost.busy / first.busy:.2f} x of CPU ({cost})"
+        figure = f"{cost.seconds / first.seconds:.2f} x by the clock, {cost.cpu_s / first.cpu_s:.2f} x of CPU ({cost})"
         rows.append(Row(f"the same at round {size:,}", figure, f"round {sizes[0]}; aim: <= 1.5 x", _runs()))
     return rows
 
@@ -204,22 +208,22 @@ def overhead_rows(sizes: tuple[int, ...] = (10, 1000, 10_000)) -> list[Row]:
 def start_rows(sizes: tuple[int, int] = (100, 1000)) -> list[Row]:
     rows = []
     cases: dict[str, Callable[[RunLayout, int], None]] = {
-        "branches and rows, all well": grown,
-        "orphans": orphaned,
-        "on the front": fronted,
+        "branches and rows, all well": append_rounds,
+        "orphans": append_orphans,
+        "on the front": append_pareto_rounds,
     }
     for name, prepare in cases.items():
         found = {}
         for size in sizes:
             with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
-                layout = a_lab(Path(directory) / "lab")
+                layout = make_two_round_run(Path(directory) / "lab")
                 prepare(layout, size)
-                if prepare is not orphaned:
+                if prepare is not append_orphans:
                     reconcile(layout, Repo.discover(layout.repo_root))  # so that its views stand
-                asked = one_for_each_ref(layout)
-                found[size] = (a_start(layout), asked)
-        (small, _), (large, asked) = (found[size] for size in sizes)
-        figure = f"{large}; {large.seconds / asked:.0f} x one `git for-each-ref`"
+                for_each_ref_s = time_for_each_ref(layout)
+                found[size] = (measure_startup(layout), for_each_ref_s)
+        (small, _), (large, for_each_ref_s) = (found[size] for size in sizes)
+        figure = f"{large}; {large.seconds / for_each_ref_s:.0f} x one `git for-each-ref`"
         against = f"{small} at {sizes[0]}; aim: <= 20 git processes, at most linear"
         rows.append(Row(f"start-up reconcile, {sizes[1]:,} {name}", figure, against, f"one start each{_load()}"))
     return rows

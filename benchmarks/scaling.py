@@ -17,11 +17,11 @@ REPEATS, SHOTS = 5, 100_000
 def decode(seed: int) -> float:
     """CPU seconds of decoding SHOTS shots."""
     problem = surface(5)
-    backend, shots = backends.make("mwpm", problem), sampling.sample(problem, SHOTS, seed)
-    backend.decode(shots.detectors[:1_000])
-    began = time.process_time()
-    backend.decode(shots.detectors)
-    return time.process_time() - began
+    backend, shots = backends.make_backend("mwpm", problem), sampling.sample(problem, SHOTS, seed)
+    backend.decode(shots.detection_events[:1_000])
+    start = time.process_time()
+    backend.decode(shots.detection_events)
+    return time.process_time() - start
 
 
 def rows() -> list[Row]:

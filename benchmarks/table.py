@@ -41,12 +41,12 @@ class Row:
 
 
 def record(
-    suite: str, rows: Sequence[Row], *, whole: bool = True, results: Path = RESULTS, readme: Path = README
+    suite: str, rows: Sequence[Row], *, replace_suite: bool = True, results: Path = RESULTS, readme: Path = README
 ) -> None:
     """Replace the suite's rows (not whole: those of the same names) and write the table again; whole files or none."""
     stamp = {"machine": machine_name(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     names = {row.name for row in rows}
-    kept = [row for row in load(results) if row["suite"] != suite or not (whole or row["name"] in names)]
+    kept = [row for row in load(results) if row["suite"] != suite or not (replace_suite or row["name"] in names)]
     fresh = [{"suite": suite, **asdict(row), **stamp} for row in rows]
     everything = sorted([*kept, *fresh], key=lambda row: str(row["suite"]))
     atomic.write_json(results, {"rows": everything})

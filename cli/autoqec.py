@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from autoqec import __version__
-from autoqec.cli.common import Out, call, options, trust_option
+from autoqec.cli.common import Output, options, run_cli, trust_option
 
 # name -> (module, one line of help): `--help` needs no command's module.
 COMMANDS = {
@@ -140,7 +140,7 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 @trust_option()
 @options
 @click.pass_context
-def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any) -> None:
+def run(context: click.Context, /, env_name: str | None, out: Output, **chosen: Any) -> None:
     """Search for predecoders of ENV: the name of a builtin env, or the path of an env file.
 
     Ctrl-C once: rounds being measured are finished. Twice: now. Either way `--resume` goes on.
@@ -148,15 +148,15 @@ def run(context: click.Context, /, env_name: str | None, out: Out, **chosen: Any
     from autoqec.cli import run_command
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    order = run_command.understood(env_name, explicit, **chosen)
+    run_options = run_command.parse_run_options(env_name, explicit, **chosen)
     if chosen["dry_run"]:
-        run_command.show_plan(order, out)
+        run_command.show_plan(run_options, out)
     else:
-        raise click.exceptions.Exit(run_command.go(order, out))
+        raise click.exceptions.Exit(run_command.execute_run(run_options, out))
 
 
 def main() -> None:
-    sys.exit(call(group, sys.argv[1:]))
+    sys.exit(run_cli(group, sys.argv[1:]))
 
 
 if __name__ == "__main__":

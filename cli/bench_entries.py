@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.cli import paths
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import tpe
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from autoqec.llm.ledger import Ledger
 
 View = dict[str, Any]
-Propose = Callable[[View], Any]
+ProposeFn = Callable[[View], Any]
 
-ASKING = ("llm", "hybrid:llm", "memory", "memoryless")
-TRAINED = ("memory", "memoryless")
+LLM_IDEATORS = ("llm", "hybrid:llm", "memory", "memoryless")
+CHECKPOINT_IDEATORS = ("memory", "memoryless")
 
 
 @dataclass
-class Contestants:
+class BenchIdeators:
     """Strategies by name for a table's env, and what their calls have cost. given_up: rounds left to the search."""
 
     env: str
@@ -36,28 +36,30 @@ class Contestants:
     checkpoint: Path | None = None
     max_usd: float | None = None
     max_tokens: int | None = None
-    given_up: int = 0
+    fallback_rounds: int = 0
     _ledger: Ledger | None = None
 
-    def named(self, names: list[str]) -> dict[str, Propose]:
-        """Those of `names` that are known here. InputError or LmAuth for one that lacks a model or a checkpoint."""
-        found: dict[str, Propose] = {"policy": self._policy} if "policy" in names else {}
-        asking = [name for name in names if name in ASKING]
-        if not asking:
+    def by_name(self, names: list[str]) -> dict[str, ProposeFn]:
+        """Those of `names` that are known here. UsageError or LmAuth for one that lacks a model or a checkpoint."""
+        ideators: dict[str, ProposeFn] = {"policy": self._policy} if "policy" in names else {}
+        llm_names = [name for name in names if name in LLM_IDEATORS]
+        if not llm_names:
             if self.model or self.checkpoint or self.max_usd or self.max_tokens:
-                raise InputError("no strategy asks a language model", where="--strategies", mend=f"add {ASKING[0]}")
-            return found
-        if any(name in TRAINED for name in asking) != (self.checkpoint is not None):
-            what = "strategies `memory` and `memoryless` need a checkpoint, and no other takes one"
-            raise InputError(what, where="--ideator-memory", mend="--strategies memory --reference memoryless")
+                raise UsageError(
+                    "no strategy asks a language model", where="--strategies", hint=f"add {LLM_IDEATORS[0]}"
+                )
+            return ideators
+        if any(name in CHECKPOINT_IDEATORS for name in llm_names) != (self.checkpoint is not None):
+            message = "strategies `memory` and `memoryless` need a checkpoint, and no other takes one"
+            raise UsageError(message, where="--ideator-memory", hint="--strategies memory --reference memoryless")
         lm = self._client()
-        return found | {name: self._asking(name, lm) for name in asking}
+        return ideators | {name: self._llm_ideator(name, lm) for name in llm_names}
 
-    def spent(self) -> float:
+    def spent_usd(self) -> float:
         """Dollars so far; NaN where a price is not known."""
         if self._ledger is None:
             return 0.0
-        cost = self._ledger.spent.cost_usd
+        cost = self._ledger.totals.cost_usd
         return math.nan if cost is None else cost
 
     def _client(self) -> LanguageModel:
@@ -70,15 +72,15 @@ class Contestants:
     def _policy(self, view: View) -> Any:
         from autoqec.continual.environments import policy_ideator
 
-        return policy_ideator.propose(self._seen(view))
+        return policy_ideator.propose(self._with_env(view))
 
-    def _asking(self, name: str, lm: LanguageModel) -> Propose:
-        role: Propose
-        if name in TRAINED:
+    def _llm_ideator(self, name: str, lm: LanguageModel) -> ProposeFn:
+        role: ProposeFn
+        if name in CHECKPOINT_IDEATORS:
             from autoqec.continual.runtime import checkpoint_agents
 
             assert self.checkpoint is not None  # `named` asked for it
-            role = checkpoint_agents.ideator(self.checkpoint, lm, forgetful=name == "memoryless")
+            role = checkpoint_agents.ideator(self.checkpoint, lm, without_memory=name == "memoryless")
         else:
             from autoqec.ideators.llm_roles import LlmIdeator
 
@@ -86,17 +88,17 @@ class Contestants:
 
         def answer(view: View) -> Any:
             try:
-                said = role(self._seen(view))
+                proposal = role(self._with_env(view))
             except BudgetExceeded:
                 raise
-            except (InputError, ContractError, LmError):
-                said = None
-            self.given_up += said is None
-            return said
+            except (UsageError, ContractError, LmError):
+                proposal = None
+            self.fallback_rounds += proposal is None
+            return proposal
 
         # As in a run: the search takes a round that the model leaves.
         return Hybrid(answer) if name == "hybrid:llm" else lambda view: answer(view) or tpe.propose(view)
 
-    def _seen(self, view: View) -> View:
+    def _with_env(self, view: View) -> View:
         """The view of a run of that env: a model is told of the code, a policy of its size."""
         return view | {"env": load_env(paths.env_file(self.env))[0].dump()}

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.cli import paths
 from autoqec.contracts.history import Begun
-from autoqec.contracts.pins import understood
-from autoqec.errors import ContractError, InputError
+from autoqec.contracts.pins import validate_pins
+from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.ideators.replay import Replay
+from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
 from autoqec.llm.errors import BudgetExceeded, LmCassetteMiss, LmError
 from autoqec.orchestrator.budget import Budget
-from autoqec.orchestrator.run import SEARCHES, Roles, search
-from autoqec.reporting.machine_state import took
+from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, search
+from autoqec.reporting.machine_state import round_statistics
 from autoqec.reporting.predict_cost import predict_cost
 from autoqec.store import run_log
 from autoqec.store.files import load_yaml
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 OnEvent = Callable[[str, dict[str, Any]], None]
 View = dict[str, Any]
 
-NAMES = (*SEARCHES, "llm", "hybrid", "replay")
+NAMES = (*BUILTIN_IDEATORS, "llm", "hybrid", "replay")
 # hybrid: the search is in charge, and its proposals are taken word for word, so no model stands in the Coder's place.
 ROLES = {"llm": ("ideator", "coder", "analyst"), "hybrid": ("ideator", "analyst")}
-MONEY = ("usd", "tokens")
+LLM_LIMITS = ("usd", "tokens")
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoleOptions:
     """What the command line says about who speaks.
 
     model: for every role that AUTOQEC_<ROLE>_MODEL does not name one for. cassette: a recorded one, played instead of
@@ -76,30 +76,30 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Limits(Budget):
+class RunBudget(Budget):
     """The loop's budget, and one more reason to stop: `also` names it, or is None while there is none."""
 
-    also: Callable[[RunState], str | None] = field(default=lambda state: None)
+    stop_condition: Callable[[RunState], str | None] = field(default=lambda state: None)
 
-    def spent(self, state: RunState, elapsed_s: float, under_way: int = 0) -> str | None:
-        return super().spent(state, elapsed_s, under_way) or self.also(state)
+    def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0) -> str | None:
+        return super().exhausted(state, elapsed_s, n_running) or self.stop_condition(state)
 
 
 def split_budget(text: str) -> tuple[Budget, dict[str, float]]:
     """`rounds=20,usd=3,tokens=200000` -> the loop's limits, and those of the models."""
-    rest, money = [], {}
+    rest, llm_limits = [], {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = part.partition("=")
-        if key not in MONEY:
+        if key not in LLM_LIMITS:
             rest.append(part)
             continue
         try:
-            money[key] = float(value)
+            llm_limits[key] = float(value)
         except ValueError:
-            money[key] = 0.0
-        if not 0 < money[key] < float("inf"):
-            raise InputError(f"{part!r} is no limit", where="--budget", mend="usd=DOLLARS or tokens=COUNT")
-    return Budget.parse(",".join(rest)), money
+            llm_limits[key] = 0.0
+        if not 0 < llm_limits[key] < float("inf"):
+            raise UsageError(f"{part!r} is no limit", where="--budget", hint="usd=DOLLARS or tokens=COUNT")
+    return Budget.parse(",".join(rest)), llm_limits
 
 
 def pins_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -109,34 +109,34 @@ def pins_of(texts: Sequence[str]) -> dict[str, Any]:
         key, _, value = text.partition("=")
         if key in pins or not (key and value):
             fault = f"`{key}` is pinned twice" if key in pins else f"{text!r} is no KEY=VALUE"
-            raise InputError(fault, where="--pin", mend="--pin training.loop=async")
+            raise UsageError(fault, where="--pin", hint="--pin training.loop=async")
         pins[key] = load_yaml(value, where=f"--pin {key}")
     try:
-        return understood(pins)
+        return validate_pins(pins)
     except ContractError as error:
-        raise InputError(error.what, where="--pin", mend=error.mend or "give --pin another VALUE") from error
+        raise UsageError(error.what, where="--pin", hint=error.hint or "give --pin another VALUE") from error
 
 
-def check(choice: Choice, root: Path) -> None:
-    """Everything that can be found wrong before a run exists. InputError or LmAuth; nothing is written or asked."""
+def check(choice: RoleOptions, root: Path) -> None:
+    """Everything that can be found wrong before a run exists. UsageError or LmAuth; nothing is written or asked."""
     if choice.ideator not in NAMES:
-        raise InputError(f"unknown ideator {choice.ideator!r}", where="--ideator", mend=f"one of {', '.join(NAMES)}")
+        raise UsageError(f"unknown ideator {choice.ideator!r}", where="--ideator", hint=f"one of {', '.join(NAMES)}")
     if (choice.ideator == "replay") != (choice.replay_of is not None):
-        raise InputError("belongs to --ideator replay, which needs it", where="--replay-of", mend="name an older run")
+        raise UsageError("belongs to --ideator replay, which needs it", where="--replay-of", hint="name an older run")
     if choice.replay_of is not None:
-        _older(choice.replay_of, root)
+        _load_replay(choice.replay_of, root)
     if not choice.models and (choice.cassette or choice.model or choice.max_usd or choice.max_tokens):
         what = f"ideator `{choice.ideator}` asks no language model, so it takes no model, cassette, dollars or tokens"
-        raise InputError(what, where="--ideator", mend="choose --ideator llm or hybrid")
+        raise UsageError(what, where="--ideator", hint="choose --ideator llm or hybrid")
     if choice.cassette is not None and not choice.cassette.is_file():
-        raise InputError("the cassette is not there", where=str(choice.cassette), mend="record one first")
+        raise UsageError("the cassette is not there", where=str(choice.cassette), hint="record one first")
     for option, place in (("--ideator-memory", choice.ideator_memory), ("--analyst-memory", choice.analyst_memory)):
         if place is not None:
             _check_checkpoint(choice, option, place)
     if choice.memory is not None:
-        from autoqec.continual.runtime.run_memory import Learned
+        from autoqec.continual.runtime.run_memory import CrossRunMemory
 
-        Learned(choice.memory)
+        CrossRunMemory(choice.memory)
     for role in choice.models:
         config = choice.config(role)
         config.resolved_backend()
@@ -144,37 +144,39 @@ def check(choice: Choice, root: Path) -> None:
             get_lm_client(config)
 
 
-def _check_checkpoint(choice: Choice, option: str, place: Path) -> None:
+def _check_checkpoint(choice: RoleOptions, option: str, place: Path) -> None:
     from autoqec.continual.runtime import checkpoints
 
     if not choice.models:
         what = f"an agent from a checkpoint asks a language model, and ideator `{choice.ideator}` asks none"
-        raise InputError(what, where=option, mend="choose --ideator llm or hybrid")
+        raise UsageError(what, where=option, hint="choose --ideator llm or hybrid")
     checkpoints.load(str(place))
 
 
-def learn(choice: Choice, run: Run) -> int:
+def learn(choice: RoleOptions, run: Run) -> int:
     """Put what the run's rounds taught into `choice.memory`; how many were new to it. Each is learned once."""
     if choice.memory is None:
         return 0
-    from autoqec.continual.runtime.run_memory import Learned
+    from autoqec.continual.runtime.run_memory import CrossRunMemory
 
-    return Learned(choice.memory).learn(run.info.run_id, run.env, run.memory.history.rows())
+    return CrossRunMemory(choice.memory).learn(run.info.run_id, run.env, run.memory.history.rows())
 
 
-def speakers(choice: Choice, run: Run, on_event: OnEvent, budget: Budget | None = None) -> tuple[Roles, Limits]:
+def build_roles(
+    choice: RoleOptions, run: Run, on_event: OnEvent, budget: Budget | None = None
+) -> tuple[Roles, RunBudget]:
     """The roles of an opened run, and the loop's limits; calls are taped and booked in the run's directory.
 
     A budget that the next call could break ends the run before a further round; the round under way is finished by
     the roles without a model.
     """
     limits = asdict(budget or Budget())
-    if choice.ideator in SEARCHES:
-        return Roles(search(choice.ideator)), Limits(**limits)
+    if choice.ideator in BUILTIN_IDEATORS:
+        return Roles(search(choice.ideator)), RunBudget(**limits)
     if choice.replay_of is not None:
-        replay = _older(choice.replay_of, run.repo.root)
-        return Roles(replay), Limits(**limits, also=partial(_played, replay))
-    models = _Models(choice, run, run_log.logged(on_event))
+        replay = _load_replay(choice.replay_of, run.repo.root)
+        return Roles(replay), RunBudget(**limits, stop_condition=partial(_replay_exhausted, replay))
+    models = _LlmRoles(choice, run, run_log.logged(on_event))
     ideator = models.ideator()
     return (
         Roles(
@@ -183,27 +185,28 @@ def speakers(choice: Choice, run: Run, on_event: OnEvent, budget: Budget | None 
             analyst=models.analyst() if "analyst" in choice.models else analyst.analyse,
             open_surface=choice.open_surface and "coder" in choice.models,
         ),
-        Limits(**limits, also=lambda state: models.over),
+        RunBudget(**limits, stop_condition=lambda state: models.budget_message),
     )
 
 
-class _Models:
+class _LlmRoles:
     """The roles through language models of one run; `over` says why no further call may be made."""
 
-    def __init__(self, choice: Choice, run: Run, on_event: OnEvent) -> None:
-        from autoqec.llm.cassette import Tape
+    def __init__(self, choice: RoleOptions, run: Run, on_event: OnEvent) -> None:
+        from autoqec.llm.cassette import CassetteFile
         from autoqec.llm.ledger import Ledger
 
         self._choice, self._run, self._on_event = choice, run, on_event
-        self.over: str | None = None
+        self.budget_message: str | None = None
         layout = run.layout
         if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
             shutil.copyfile(choice.cassette, layout.cassette)  # a run's cassette travels in its archive
-        tape = Tape(layout.cassette, "record" if choice.cassette is None else "replay")
+        cassette_file = CassetteFile(layout.cassette, "record" if choice.cassette is None else "replay")
         tokens = None if choice.max_tokens is None else int(choice.max_tokens)
         self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
         self._clients: dict[str, LanguageModel] = {
-            role: get_lm_client(choice.config(role), tape=tape, ledger=self._ledger) for role in choice.models
+            role: get_lm_client(choice.config(role), cassette_file=cassette_file, ledger=self._ledger)
+            for role in choice.models
         }
 
     def ideator(self) -> Callable[[View], Any]:
@@ -213,44 +216,44 @@ class _Models:
         if checkpoint is not None:
             from autoqec.continual.runtime import checkpoint_agents
 
-            return self._booked(self._handing_over("ideator", checkpoint_agents.ideator(checkpoint, lm)))
+            return self._with_ledger(self._with_fallback("ideator", checkpoint_agents.ideator(checkpoint, lm)))
         cost = partial(predict_cost, self._run.env_text)
         role = LlmIdeator(lm, on_event=self._on_event, predict_cost=cost, machine=self._machine())
-        return self._booked(self._remembering(role))
+        return self._with_ledger(self._with_run_memory(role))
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """What `machine_state` says of the run, without loading torch; the machine itself is looked at once."""
         state = {"machine": machine.snapshot()}
-        return lambda: state | took(self._run.memory.history.rows())
+        return lambda: state | round_statistics(self._run.memory.history.rows())
 
-    def _handing_over(self, name: str, role: Callable[[View], Any]) -> Callable[[View], Any]:
+    def _with_fallback(self, name: str, role: Callable[[View], Any]) -> Callable[[View], Any]:
         """The role; None where its answer can't be used, so that the one without a model takes the round."""
 
-        def speak(view: View) -> Any:
+        def call_role(view: View) -> Any:
             try:
                 return role(view)
             except (BudgetExceeded, LmCassetteMiss):
                 raise
-            except (InputError, ContractError, LmError) as error:
+            except (UsageError, ContractError, LmError) as error:
                 about = {"role": name, "error": type(error).__name__, "what": str(error)[:400]}
                 self._on_event("lm_given_up", about)
                 return None
 
-        return speak
+        return call_role
 
-    def _remembering(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+    def _with_run_memory(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
         """The role, told what earlier runs learned."""
         if self._choice.memory is None:
             return role
-        from autoqec.continual.runtime.run_memory import Learned
+        from autoqec.continual.runtime.run_memory import CrossRunMemory
 
-        notes = Learned(self._choice.memory).notes(self._run.env, but=self._run.info.run_id)
+        notes = CrossRunMemory(self._choice.memory).notes(self._run.env, exclude_run=self._run.info.run_id)
         return lambda view: role(view | {"notes": notes})
 
     def coder(self) -> Callable[[View], Any]:
         from autoqec.ideators.llm_roles import LlmCoder
 
-        return self._booked(LlmCoder(self._clients["coder"], on_event=self._on_event))
+        return self._with_ledger(LlmCoder(self._clients["coder"], on_event=self._on_event))
 
     def analyst(self) -> Callable[[View], Any]:
         from autoqec.ideators.llm_roles import LlmAnalyst
@@ -259,41 +262,41 @@ class _Models:
         if checkpoint is not None:
             from autoqec.continual.runtime import checkpoint_agents
 
-            return self._booked(self._handing_over("analyst", checkpoint_agents.analyst(checkpoint, lm)))
-        return self._booked(LlmAnalyst(lm, on_event=self._on_event))
+            return self._with_ledger(self._with_fallback("analyst", checkpoint_agents.analyst(checkpoint, lm)))
+        return self._with_ledger(LlmAnalyst(lm, on_event=self._on_event))
 
-    def _booked(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+    def _with_ledger(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
         """The role with its calls booked under the round's attempt; None once the budget is used up."""
 
-        def speak(view: View) -> Any:
-            if self.over is not None:
+        def call_role(view: View) -> Any:
+            if self.budget_message is not None:
                 return None
             try:
                 with self._ledger.round(self._attempt(view)):
                     return role(view)
             except BudgetExceeded as error:
-                self.over = f"the models' budget: {error.what}"
+                self.budget_message = f"the models' budget: {error.what}"
                 self._on_event("lm_budget", {"what": error.what})
                 return None
 
-        return speak
+        return call_role
 
     def _attempt(self, view: View) -> str:
         """The attempt whose round this is: the Analyst's by its directory, else the youngest."""
-        begun = [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
+        begun_lines = [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
         place = view.get("round_dir")
-        mine = [one for one in begun if place and self._run.layout.round(one.round).dir == Path(place)]
-        return (mine or begun)[-1].round_attempt_id
+        matching = [one for one in begun_lines if place and self._run.layout.round(one.round).dir == Path(place)]
+        return (matching or begun_lines)[-1].round_attempt_id
 
 
-def _older(name: str, root: Path) -> Replay:
+def _load_replay(name: str, root: Path) -> ReplayIdeator:
     layout: RunLayout = paths.run_layout(name, root=root)
-    replay = Replay(History(layout).rows())
+    replay = ReplayIdeator(History(layout).rows())
     if not len(replay):
-        raise InputError("that run holds no proposals", where=f"run {name}", mend="autoqec show")
+        raise UsageError("that run holds no proposals", where=f"run {name}", hint="autoqec show")
     return replay
 
 
-def _played(replay: Replay, state: RunState) -> str | None:
-    made = state.totals.finished
-    return f"all {len(replay)} proposals of the older run were made" if made >= len(replay) else None
+def _replay_exhausted(replay: ReplayIdeator, state: RunState) -> str | None:
+    replayed = state.totals.finished
+    return f"all {len(replay)} proposals of the older run were made" if replayed >= len(replay) else None

@@ -16,15 +16,15 @@ from autoqec.errors import AutoqecError
 from autoqec.reporting.text import plain
 from autoqec.store import run_log
 
-BUG = 70  # sysexits' EX_SOFTWARE: a fault of ours, never of the input
-INTERRUPTED = 130
-DISK = 74
+EXIT_BUG = 70  # sysexits' EX_SOFTWARE: a fault of ours, never of the input
+EXIT_INTERRUPTED = 130
+EXIT_STORAGE = 74
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Out:
+class Output:
     """Where words go. With `json`, stdout holds one object a line and nothing else; people's text is on stderr."""
 
     json: bool = False
@@ -43,20 +43,20 @@ class Out:
     def emit(self, value: dict[str, Any]) -> None:
         """One line for machines. Non-ASCII is escaped: any terminal and pipe can carry it."""
         if self.json:
-            click.echo(json.dumps(finite(value), allow_nan=False))
+            click.echo(json.dumps(replace_non_finite(value), allow_nan=False))
 
 
-def finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """`value` with null for every number that JSON has no word for."""
     if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
+        return {key: replace_non_finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(part) for part in value]
+        return [replace_non_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def options(function: Function) -> Function:
-    """Adds --json, -q and -v; the command gets them as one `out: Out`."""
+    """Adds --json, -q and -v; the command gets them as one `out: Output`."""
 
     @click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout; text goes to stderr.")
     @click.option("-q", "--quiet", is_flag=True, help="Only what was asked for.")
@@ -70,7 +70,7 @@ def options(function: Function) -> Function:
     def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
         if verbose:
             run_log.show(verbose)
-        return function(*args, out=Out(as_json, quiet, verbose), **kwargs)
+        return function(*args, out=Output(as_json, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]
 
@@ -97,7 +97,7 @@ def trust_option(*, registered: bool = True) -> Callable[[Function], Function]:
     )
 
 
-def call(group: click.Group, argv: Sequence[str]) -> int:
+def run_cli(group: click.Group, argv: Sequence[str]) -> int:
     """Run one command line; the exit code. No fault of the input ends in a traceback."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -114,14 +114,14 @@ def call(group: click.Group, argv: Sequence[str]) -> int:
             _show_trace()
         return _failed(argv, str(error), error.to_json(), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return _failed(argv, "interrupted", {"error": "Interrupted", "exit_code": INTERRUPTED}, INTERRUPTED)
+        return _failed(argv, "interrupted", {"error": "Interrupted", "exit_code": EXIT_INTERRUPTED}, EXIT_INTERRUPTED)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has left; say nothing more
         return 1
     except Exception as error:
         _show_trace()
         sentence = f"this is a fault in autoqec, not in your input: {type(error).__name__}: {error}"
-        return _failed(argv, sentence, {"error": "Bug", "exit_code": BUG}, BUG)
+        return _failed(argv, sentence, {"error": "Bug", "exit_code": EXIT_BUG}, EXIT_BUG)
 
 
 def _failed(argv: Sequence[str], sentence: str, value: dict[str, Any], code: int) -> int:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 IDEATOR = "evaluate"  # its name on record
 
 
-class LabRounds:
+class WorkspaceRounds:
     """(env text, profile, config) -> the row of the round: branch, worktree, Runner, judge. A context manager; no run
-    is opened before the first design is promoted. InputError where one stands in no repository with a surface."""
+    is opened before the first design is promoted. UsageError where one stands in no repository with a surface."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._held = note, ExitStack()
@@ -35,8 +35,8 @@ class LabRounds:
 
         run = self._runs.get((env_text, profile)) or self._open(env_text, profile)
         text = f"The screen promoted this {config['type']}: it is the best of its kind so far"
-        reply = moves.reply(Move(f"promoted-{config['type']}", text, config), source=IDEATOR)
-        run.roles = loop.Roles(lambda view: reply)
+        response = moves.to_response(Move(f"promoted-{config['type']}", text, config), source=IDEATOR)
+        run.roles = loop.Roles(lambda view: response)
         made = len(run.memory.history.rows())
         (row,) = loop.run_rounds(run, made + 1).rows
         return row.dump()
@@ -48,7 +48,7 @@ class LabRounds:
             env = Path(folder) / "env.yaml"
             env.write_text(env_text, encoding="utf-8")
             stand_in = loop.Roles(lambda view: None)
-            run = loop.start_run(env, paths.lab_root(), profile, 1, IDEATOR, roles=stand_in)
+            run = loop.start_run(env, paths.workspace_root(), profile, 1, IDEATOR, roles=stand_in)
         self._runs[env_text, profile] = self._held.enter_context(run)
         self._note(f"promoted designs become rounds of run {run.layout.run_id}")
         return run

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from autoqec.cli.common import Out
-    from autoqec.ideators.llm_reader import About
+    from autoqec.cli.common import Output
+    from autoqec.ideators.llm_reader import FindingsTopic
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -19,33 +19,35 @@ def model_option(function: Function) -> Function:
     return click.option("--model", help=text)(function)
 
 
-def checked(model: str | None) -> None:
-    """InputError or LmAuth for a model that can't be asked, before anything is shown."""
+def check_model(model: str | None) -> None:
+    """UsageError or LmAuth for a model that can't be asked, before anything is shown."""
     if model is not None:
         _client(model)
 
 
-def tell(model: str | None, findings: Sequence[dict[str, Any]], about: About, out: Out) -> None:
+def summarize_findings(
+    model: str | None, findings: Sequence[dict[str, Any]], topic: FindingsTopic, out: Output
+) -> None:
     """The points of a model on findings that were shown already. One that gives no usable answer costs a note."""
     if model is None or not findings:
         return
     from autoqec.ideators.llm_reader import LlmReader
     from autoqec.reporting.text import plain
 
-    spent: list[dict[str, Any]] = []
-    said = LlmReader(_client(model), on_event=lambda kind, data: spent.append(data) if kind == "lm_call" else None)(
-        findings, about
+    calls: list[dict[str, Any]] = []
+    answer = LlmReader(_client(model), on_event=lambda kind, data: calls.append(data) if kind == "lm_call" else None)(
+        findings, topic
     )
-    costs = [one["cost_usd"] for one in spent]
+    costs = [one["cost_usd"] for one in calls]
     cost = None if None in costs else sum(costs)
-    if said is None:
+    if answer is None:
         out.note(f"{model} gave no usable answer; the findings above stand")
         return
-    points = [point.dump() for point in said.points]
+    points = [point.dump() for point in answer.points]
     out.emit({"event": "words", "model": model, "points": points, "cost_usd": cost})
     price = "cost unknown" if cost is None else f"{cost:.4f} dollars"
     out.say(f"\nIn the words of {model} (an opinion, {price}):")
-    for number, point in enumerate(said.points, start=1):
+    for number, point in enumerate(answer.points, start=1):
         rounds = f" (rounds {', '.join(map(str, point.rounds))})" if point.rounds else ""
         out.say(f"{number}. {plain(point.what, 600)}{rounds}\n   Change: {plain(point.change, 600)}")
 

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.cli import build_roles, paths
-from autoqec.cli.common import INTERRUPTED, Out
+from autoqec.cli.common import EXIT_INTERRUPTED, Output
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.pins import told
+from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
-from autoqec.errors import InputError, Interrupted
+from autoqec.errors import Interrupted, UsageError
 from autoqec.orchestrator import loop
-from autoqec.orchestrator.executors.slurm import Slurm, filled
+from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
 from autoqec.reporting import run_view
 from autoqec.reporting.dashboard import Dashboard
-from autoqec.reporting.live_status import LiveFile, Plan
+from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView, console
 from autoqec.store.files import load_env
@@ -30,11 +30,11 @@ from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox, slurm
 
 ROUNDS = 3  # where nothing else limits
-Tell = Callable[[str, dict[str, Any]], None]
+OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Order:
+class RunOptions:
     """What is to be done. Of a run that goes on, `info` says how it began, and `env` is None."""
 
     root: Path
@@ -44,7 +44,7 @@ class Order:
     profile: ProfileName
     seed: int
     secret_file: Path | None
-    choice: build_roles.Choice
+    choice: build_roles.RoleOptions
     pins: dict[str, Any]
     rounds: int | None
     budget: loop.Budget
@@ -60,37 +60,37 @@ class Order:
     @property
     def executor(self) -> loop.Executor | None:
         """Where rounds are measured; None: here."""
-        return None if self.cluster is None else Slurm(self.parallel, self.cluster)
+        return None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster)
 
 
-def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order:
-    """The order that a command line means. Raises InputError before anything is written."""
-    root = paths.lab_root()
-    budget, money = build_roles.split_budget(chosen["budget"])
+def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -> RunOptions:
+    """The order that a command line means. Raises UsageError before anything is written."""
+    root = paths.workspace_root()
+    budget, llm_limits = build_roles.split_budget(chosen["budget"])
     pins = build_roles.pins_of(chosen["pin"])
     layout = paths.run_layout(chosen["resume"], root=root) if chosen["resume"] else None
     info = History(layout).info() if layout else None
     if info is not None:
-        _same_as_before(info, env_name, {name: chosen[name] for name in explicit}, pins)
+        _check_resume_options(info, env_name, {name: chosen[name] for name in explicit}, pins)
     elif env_name is None:
-        raise InputError("is missing", where="ENV", mend="autoqec envs; then autoqec run NAME")
-    choice = build_roles.Choice(
+        raise UsageError("is missing", where="ENV", hint="autoqec envs; then autoqec run NAME")
+    choice = build_roles.RoleOptions(
         ideator=info.ideator if info else chosen["ideator"],
         model=chosen["model"],
         cassette=chosen["cassette"],
         replay_of=chosen["replay_of"],
-        max_usd=money.get("usd"),
-        max_tokens=int(money["tokens"]) if "tokens" in money else None,
+        max_usd=llm_limits.get("usd"),
+        max_tokens=int(llm_limits["tokens"]) if "tokens" in llm_limits else None,
         open_surface=chosen["open_surface"],
         ideator_memory=chosen["ideator_memory"],
         analyst_memory=chosen["analyst_memory"],
         memory=chosen["memory"],
     )
     if chosen["no_llm"] and choice.models:
-        raise InputError(f"ideator `{choice.ideator}` asks a language model", where="--no-llm", mend="--ideator tpe")
+        raise UsageError(f"ideator `{choice.ideator}` asks a language model", where="--no-llm", hint="--ideator tpe")
     build_roles.check(choice, root)
     profile = info.profile if info else chosen["profile"]
-    return Order(
+    return RunOptions(
         root=root,
         env=None if info else paths.env_file(str(env_name)),
         layout=layout,
@@ -104,140 +104,163 @@ def understood(env_name: str | None, explicit: set[str], **chosen: Any) -> Order
         budget=budget,
         parallel=chosen["parallel"],
         threads=chosen["threads"],
-        cluster=_cluster(chosen["executor"], chosen["slurm"], profile, chosen["threads"]),
+        cluster=_slurm_options(chosen["executor"], chosen["slurm"], profile, chosen["threads"]),
     )
 
 
-def _cluster(executor: str, options: tuple[str, ...], profile: ProfileName, threads: int) -> dict[str, str] | None:
+def _slurm_options(
+    executor: str, options: tuple[str, ...], profile: ProfileName, threads: int
+) -> dict[str, str] | None:
     """The options of a round's job, which SLURM would take; None where rounds are measured here."""
     if executor == "local":
         if options:
-            raise InputError("belongs to --executor slurm", where="--slurm", mend="add --executor slurm")
+            raise UsageError("belongs to --executor slurm", where="--slurm", hint="add --executor slurm")
         return None
-    asked = filled(slurm.parse(options), PROFILES[profile], threads)
-    slurm.check(asked)
-    return asked
+    job_options = fill_job_options(slurm.parse_options(options), PROFILES[profile], threads)
+    slurm.check(job_options)
+    return job_options
 
 
-def _same_as_before(info: RunInfo, env_name: str | None, named: dict[str, Any], pins: dict[str, Any]) -> None:
+def _check_resume_options(info: RunInfo, env_name: str | None, named: dict[str, Any], pins: dict[str, Any]) -> None:
     """A run keeps what it began with: naming it again is fine, naming something else is not."""
-    mend = f"autoqec run --resume {info.run_id}"
+    hint = f"autoqec run --resume {info.run_id}"
     for name in ("profile", "seed", "ideator"):
         was = getattr(info, name)
         if named.get(name, was) != was:
-            raise InputError(f"the run began with {was}", where=f"--{name} {named[name]}", mend=mend)
+            raise UsageError(f"the run began with {was}", where=f"--{name} {named[name]}", hint=hint)
     if pins and pins != info.pins:
-        raise InputError(f"the run began with {told(info.pins) or 'no pins'}", where=f"--pin {told(pins)}", mend=mend)
+        raise UsageError(
+            f"the run began with {format_pins(info.pins) or 'no pins'}", where=f"--pin {format_pins(pins)}", hint=hint
+        )
     if "secret_file" in named:
-        raise InputError("the run has its secret already", where="--secret-file", mend=mend)
+        raise UsageError("the run has its secret already", where="--secret-file", hint=hint)
     if env_name is not None:
         path = paths.env_file(env_name)
         if sha256_bytes(load_env(path)[1].encode()) != info.env_yaml_sha256:
-            raise InputError("is not the env that the run began with", where=str(path), mend=mend)
+            raise UsageError("is not the env that the run began with", where=str(path), hint=hint)
 
 
-def show_plan(order: Order, out: Out) -> None:
+def show_plan(run_options: RunOptions, out: Output) -> None:
     """What the order would do, after every check that a start makes; writes nothing."""
-    profile = PROFILES[order.profile].dump()
-    if order.env is not None:
-        start = loop.check_start(order.env, order.root, order.profile, secret_file=order.secret_file)
-        out.say(f"env       {start.env.name} ({order.env})")
+    profile = PROFILES[run_options.profile].dump()
+    if run_options.env is not None:
+        start = loop.check_start(
+            run_options.env, run_options.root, run_options.profile, secret_file=run_options.secret_file
+        )
+        out.say(f"env       {start.env.name} ({run_options.env})")
         out.say(f"baseline  {start.baseline[:12]} of {start.repo.root}")
         for note in start.notes:
             out.say(f"note      {note}")
         base = {"env": start.env.dump(), "baseline": start.baseline, "notes": list(start.notes)}
     else:
-        assert order.layout is not None  # an order has one or the other
-        out.say(f"resume    {order.layout.run_id}")
-        base = {"resume": order.layout.run_id}
-    rounds = "as the budget allows" if order.rounds is None else str(order.rounds)
-    out.say(f"rounds    {rounds}, {order.parallel} at a time, proposed by {order.choice.ideator}, seed {order.seed}")
-    if order.pins:
-        out.say(f"pinned    {told(order.pins)}, in every proposal")
-    if order.cluster is not None:
-        out.say(f"job       {', '.join(f'{key}={value}' for key, value in order.cluster.items())}; a round each")
+        assert run_options.layout is not None  # an order has one or the other
+        out.say(f"resume    {run_options.layout.run_id}")
+        base = {"resume": run_options.layout.run_id}
+    rounds = "as the budget allows" if run_options.rounds is None else str(run_options.rounds)
+    out.say(
+        f"rounds    {rounds}, {run_options.parallel} at a time, proposed by "
+        f"{run_options.choice.ideator}, seed {run_options.seed}"
+    )
+    if run_options.pins:
+        out.say(f"pinned    {format_pins(run_options.pins)}, in every proposal")
+    if run_options.cluster is not None:
+        out.say(f"job       {', '.join(f'{key}={value}' for key, value in run_options.cluster.items())}; a round each")
     for key, value in profile.items():
         out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
-    plan = {"rounds": order.rounds, "parallel": order.parallel, "ideator": order.choice.ideator, "seed": order.seed}
-    plan["threads"] = order.round_threads
-    out.emit({**base, **plan, "pins": order.pins, "profile": profile, "slurm": order.cluster})
+    plan = {
+        "rounds": run_options.rounds,
+        "parallel": run_options.parallel,
+        "ideator": run_options.choice.ideator,
+        "seed": run_options.seed,
+    }
+    plan["threads"] = run_options.round_threads
+    out.emit({**base, **plan, "pins": run_options.pins, "profile": profile, "slurm": run_options.cluster})
 
 
-def go(order: Order, out: Out) -> int:
+def execute_run(run_options: RunOptions, out: Output) -> int:
     """Run the rounds, show them while they go and what came of them; the exit status."""
     target = console(err=out.json)
     with ExitStack() as stack:
         view = stack.enter_context(LiveView(target, quiet=out.quiet))
-        run = stack.enter_context(_opened(order, _tell(view, out)))
-        told = stack.enter_context(LiveFile(run.layout, _limits(order)))
+        run = stack.enter_context(_open_run(run_options, _broadcast(view, out)))
+        format_pins = stack.enter_context(LiveStatusWriter(run.layout, _run_limits(run_options)))
         view.dashboard = Dashboard(run.layout)
-        tell = _tell(view, out, told)
-        tell("run_opened", {"run_id": run.layout.run_id, "root": str(run.layout.root)})
+        on_event = _broadcast(view, out, format_pins)
+        on_event("run_opened", {"run_id": run.layout.run_id, "root": str(run.layout.root)})
         for note in run.notes:
             out.note(note)
-        run.roles, limits = build_roles.speakers(order.choice, run, tell, order.budget)
+        run.roles, limits = build_roles.build_roles(run_options.choice, run, on_event, run_options.budget)
         try:
             outcome = loop.run_rounds(
-                run, order.rounds, tell, budget=limits, parallel=order.parallel, executor=order.executor
+                run,
+                run_options.rounds,
+                on_event,
+                budget=limits,
+                parallel=run_options.parallel,
+                executor=run_options.executor,
             )
         except KeyboardInterrupt as error:
-            mend = f"autoqec run --resume {run.layout.run_id}"
-            raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, mend=mend) from error
-        if learned := build_roles.learn(order.choice, run):
-            out.note(f"{learned} rounds learned into {order.choice.memory}")
-    shown = run_view.load(run.layout)
-    print_summary(target, shown)
-    out.note(f"Stopped: {outcome.stopped}")
+            hint = f"autoqec run --resume {run.layout.run_id}"
+            raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, hint=hint) from error
+        if learned := build_roles.learn(run_options.choice, run):
+            out.note(f"{learned} rounds learned into {run_options.choice.memory}")
+    final_view = run_view.load(run.layout)
+    print_summary(target, final_view)
+    out.note(f"Stopped: {outcome.stop_reason}")
     if outcome.interrupted:
         out.note(f"Go on: autoqec run --resume {run.layout.run_id}")
-    out.emit({"event": "run_finished", "stopped": outcome.stopped, **shown.dump()})
+    out.emit({"event": "run_finished", "stopped": outcome.stop_reason, **final_view.dump()})
     if outcome.interrupted:
-        return INTERRUPTED
-    return 0 if any(row.status == "ok" for row in outcome.rows or shown.rows) else 1
+        return EXIT_INTERRUPTED
+    return 0 if any(row.status == "ok" for row in outcome.rows or final_view.rows) else 1
 
 
-def _opened(order: Order, tell: Tell) -> loop.Run:
-    stand_in = loop.Roles(lambda view: None)  # the roles proper need the opened run
-    if order.layout is not None:
+def _open_run(run_options: RunOptions, on_event: OnEvent) -> loop.Run:
+    placeholder_roles = loop.Roles(lambda view: None)  # the roles proper need the opened run
+    if run_options.layout is not None:
         return loop.resume_run(
-            order.layout.run_id, order.root, roles=stand_in, threads=order.round_threads, on_event=tell
+            run_options.layout.run_id,
+            run_options.root,
+            roles=placeholder_roles,
+            threads=run_options.round_threads,
+            on_event=on_event,
         )
-    assert order.env is not None  # an order has one or the other
+    assert run_options.env is not None  # an order has one or the other
     return loop.start_run(
-        order.env,
-        order.root,
-        order.profile,
-        order.seed,
-        order.choice.ideator,
-        secret_file=order.secret_file,
-        roles=stand_in,
-        threads=order.round_threads,
-        pins=order.pins,
+        run_options.env,
+        run_options.root,
+        run_options.profile,
+        run_options.seed,
+        run_options.choice.ideator,
+        secret_file=run_options.secret_file,
+        roles=placeholder_roles,
+        threads=run_options.round_threads,
+        pins=run_options.pins,
         command_line=tuple(sys.argv),
     )
 
 
-def _limits(order: Order) -> Plan:
+def _run_limits(run_options: RunOptions) -> RunLimits:
     """What ends this start of the run, for whoever watches it."""
-    limits = asdict(order.budget)
-    rounds = [number for number in (order.rounds, limits.pop("rounds")) if number is not None]
-    return Plan(
+    limits = asdict(run_options.budget)
+    rounds = [number for number in (run_options.rounds, limits.pop("rounds")) if number is not None]
+    return RunLimits(
         **limits,
         rounds=min(rounds, default=None),
-        usd=order.choice.max_usd,
-        tokens=order.choice.max_tokens,
-        parallel=order.parallel,
+        usd=run_options.choice.max_usd,
+        tokens=run_options.choice.max_tokens,
+        parallel=run_options.parallel,
         began=time.time(),
         sandbox=sandbox.probe(),
     )
 
 
-def _tell(view: LiveView, out: Out, *others: Tell) -> Tell:
-    listeners: list[Tell] = [*others, view]
+def _broadcast(view: LiveView, out: Output, *others: OnEvent) -> OnEvent:
+    listeners: list[OnEvent] = [*others, view]
 
-    def tell(kind: str, payload: dict[str, Any]) -> None:
+    def on_event(kind: str, payload: dict[str, Any]) -> None:
         for listener in listeners:
             listener(kind, payload)
         out.emit({"event": kind, **payload})
 
-    return tell
+    return on_event

@@ -6,12 +6,12 @@ import shutil
 from pathlib import Path
 
 import autoqec
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.store import layout
 from autoqec.store.files import load_env
 from autoqec.system.git import Repo
 
-IGNORED = "/runs/\n/.worktrees/\n__pycache__/\n*.pyc\n"
+GITIGNORE = "/runs/\n/.worktrees/\n__pycache__/\n*.pyc\n"
 README = """# A lab for autoqec
 
 `env.yaml` says what is decoded; `{surface}/` is what the search may edit.
@@ -21,37 +21,37 @@ README = """# A lab for autoqec
 """
 
 
-def make_lab(directory: Path, env_file: Path) -> str:
+def make_workspace(directory: Path, env_file: Path) -> str:
     """Fill `directory` (made if missing, else empty) and commit; returns the commit.
 
-    Raises InputError where the directory holds anything, and then changes nothing.
+    Raises UsageError where the directory holds anything, and then changes nothing.
     """
     load_env(env_file)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError("is not an empty directory", where=str(directory), mend="autoqec init NEW_DIR")
-    made = not directory.exists()
+        raise UsageError("is not an empty directory", where=str(directory), hint="autoqec init NEW_DIR")
+    created = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return _fill(directory, env_file)
     except OSError as error:
-        raise InputError(
-            f"cannot be written: {error.strerror}", where=str(directory), mend="choose a directory you may write to"
+        raise UsageError(
+            f"cannot be written: {error.strerror}", where=str(directory), hint="choose a directory you may write to"
         ) from error
     except BaseException:
-        _empty(directory, remove=made)
+        _clear(directory, remove=created)
         raise
 
 
 def _fill(directory: Path, env_file: Path) -> str:
-    surface = Path(autoqec.__file__).parent / layout.SURFACE.removeprefix("autoqec/")
-    shutil.copytree(surface, directory / layout.SURFACE, ignore=shutil.ignore_patterns("__pycache__"))
+    surface = Path(autoqec.__file__).parent / layout.EDITABLE_MODULES.removeprefix("autoqec/")
+    shutil.copytree(surface, directory / layout.EDITABLE_MODULES, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(env_file, directory / "env.yaml")
-    (directory / ".gitignore").write_text(IGNORED, encoding="utf-8")
-    (directory / "README.md").write_text(README.format(surface=layout.SURFACE), encoding="utf-8")
+    (directory / ".gitignore").write_text(GITIGNORE, encoding="utf-8")
+    (directory / "README.md").write_text(README.format(surface=layout.EDITABLE_MODULES), encoding="utf-8")
     return str(Repo.init(directory).commit_all("A lab for autoqec"))
 
 
-def _empty(directory: Path, *, remove: bool) -> None:
+def _clear(directory: Path, *, remove: bool) -> None:
     for entry in directory.iterdir():
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
     if remove:

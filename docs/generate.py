@@ -23,26 +23,26 @@ MODELS: dict[str, type[Contract]] = {
     if isinstance(value, type) and issubclass(value, Contract) and value.__module__ == module.__name__
 }
 # Whole files and messages get a schema; their parts stand inside it.
-WHOLE = (
+TOP_LEVEL = (
     "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "Charged", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse", "CoderResponse",
     "AnalystResponse", "ArchiveManifest",
 )  # fmt: skip
-MARK = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKER = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def schemas() -> dict[str, str]:
     """File name -> JSON Schema of every whole contract."""
     return {
         f"{name}.json": json.dumps(MODELS[name].model_json_schema(), indent=2, ensure_ascii=False) + "\n"
-        for name in WHOLE
+        for name in TOP_LEVEL
     }
 
 
 def page(text: str) -> str:
     """A page with every table between its markers written anew."""
     makers = {"fields": _fields, "values": _values}
-    return MARK.sub(lambda found: found[1] + makers[found[2]](found[3]) + found[4], text)
+    return MARKER.sub(lambda found: found[1] + makers[found[2]](found[3]) + found[4], text)
 
 
 def _fields(name: str) -> str:
@@ -100,7 +100,7 @@ def _bounds(spec: dict[str, Any]) -> str:
 
 
 def pages() -> list[Path]:
-    return sorted(path for path in CONTRACTS.glob("*.md") if MARK.search(path.read_text(encoding="utf-8")))
+    return sorted(path for path in CONTRACTS.glob("*.md") if MARKER.search(path.read_text(encoding="utf-8")))
 
 
 def main() -> None:

@@ -44,10 +44,10 @@ def skip_reason(report: Any) -> str:
 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
-def sandbox_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.Tier:
+def sandbox_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.SandboxBackend:
     """Each sandbox backend in turn, as if it were the only one of this machine."""
-    backend: sandbox.Tier = request.param
-    reason = sandbox.fault(backend)
+    backend: sandbox.SandboxBackend = request.param
+    reason = sandbox.unavailable_reason(backend)
     if reason is not None:
         pytest.skip(f"sandbox backend {backend} is not available: {reason}; {INSTALL_BACKEND[backend]}")
     monkeypatch.setattr(sandbox, "probe", lambda: backend)
@@ -75,7 +75,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Lab:
+class Workspace:
     """A git repository to run in. Its HOME is empty: no identity, no git configuration, no key."""
 
     root: Path
@@ -103,18 +103,18 @@ class Lab:
         }
 
 
-def made_lab(place: Path) -> Lab:
+def made_workspace(place: Path) -> Workspace:
     """As `autoqec init` makes it, smoke env inside."""
     home = place / "home"
     home.mkdir()
     names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS", sandbox.CHOICE)
     kept = {name: os.environ[name] for name in names if name in os.environ}
     env = {**kept, "HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-    shown = Lab(place, env).autoqec("init", "lab")
+    shown = Workspace(place, env).autoqec("init", "lab")
     assert shown.code == 0, shown.err
-    return Lab(place / "lab", env)
+    return Workspace(place / "lab", env)
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Lab:
-    return made_lab(tmp_path)
+def workspace(tmp_path: Path) -> Workspace:
+    return made_workspace(tmp_path)

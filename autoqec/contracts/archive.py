@@ -14,7 +14,7 @@ BUNDLE, RUN = "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
 MAX_MEMBERS = 200_000
 # Of the process that works on a run alone: who holds it, its log and locks, a secret that is not published.
-LEFT_BEHIND = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
+EXCLUDED_FILES = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
 # Endings of the files that a run writes: a directory of such a name would stand where a file is expected.
 _FILES = (".json", ".jsonl", ".yaml", ".md", ".log", ".pt", ".csv", ".txt", ".html", ".hex", ".b8", ".tmp")
@@ -25,7 +25,7 @@ def member_name(name: str) -> str:
     top, _, rest = plain_path(name).partition("/")
     if name != BUNDLE and (top != RUN or not rest):
         raise ValueError(f"{name!r} is neither {BUNDLE} nor a file below {RUN}/")
-    if rest.partition("/")[0] in LEFT_BEHIND:
+    if rest.partition("/")[0] in EXCLUDED_FILES:
         raise ValueError(f"{name!r} belongs to a running process, not to an archive")
     if any(part.casefold().endswith(_FILES) for part in rest.split("/")[:-1]):
         raise ValueError(f"{name!r} has a directory where a run has a file")

@@ -25,18 +25,18 @@ class Contract(BaseModel):
         try:
             return cls.model_validate(data, extra="allow")
         except ValidationError as error:
-            raise ContractError(first_fault(error), where=where or cls.__name__) from error
+            raise ContractError(first_validation_error(error), where=where or cls.__name__) from error
 
     def dump(self) -> dict[str, Any]:
         """JSON-able dict, every key present (absent values are null), unknown keys that `read` kept at its end."""
         return {**self.model_dump(mode="json"), **(self.model_extra or {})}
 
 
-def first_fault(error: ValidationError) -> str:
+def first_validation_error(error: ValidationError) -> str:
     """The first fault of a pydantic error in one clause: `field.path: message`."""
-    fault = error.errors()[0]
-    field = ".".join(str(part) for part in fault["loc"]) or "value"
-    message = fault["msg"].removeprefix("Value error, ")
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"]) or "value"
+    message = first["msg"].removeprefix("Value error, ")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"field `{field}`: {message}{more}"
 

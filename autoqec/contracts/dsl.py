@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from autoqec.contracts.base import Contract, first_fault, sha256_json
+from autoqec.contracts.base import Contract, first_validation_error, sha256_json
 from autoqec.errors import ContractError
 
 OutputMode = Literal["soft_priors", "hard_flip"]
@@ -128,7 +128,7 @@ class TrainingConfig(Contract):
     policy_gradient: PolicyConfig | None = None
 
     @model_validator(mode="after")
-    def _blocks_of_the_loop(self) -> TrainingConfig:
+    def _check_loop_blocks(self) -> TrainingConfig:
         for block, head in LOOP_BLOCKS.items():
             if (getattr(self, block) is not None) != self.loop.startswith(head):
                 raise ValueError(
@@ -162,7 +162,7 @@ class PredecoderDSL(Contract):
     training: TrainingConfig = TrainingConfig()
 
     @model_validator(mode="after")
-    def _one_block(self) -> PredecoderDSL:
+    def _check_family_block(self) -> PredecoderDSL:
         for name in FAMILIES:
             if (getattr(self, name) is not None) != (name == self.type):
                 raise ValueError(f"type `{self.type}` needs the block `{self.type}` and no other; look at `{name}`")
@@ -183,7 +183,7 @@ class PredecoderDSL(Contract):
         whole["training"] = {key: value for key, value in whole["training"].items() if value is not None}
         return {key: value for key, value in whole.items() if value is not None}
 
-    def recipe(self, *, finetunes: bool = True) -> dict[str, Any]:
+    def training_signature(self, *, finetunes: bool = True) -> dict[str, Any]:
         """What two configs must share to be trained alike, their nets apart: settings that have an effect.
 
         finetunes: whether the env's backend can be fine-tuned through. How a loop reports has no effect, nor has
@@ -210,4 +210,4 @@ def parse_dsl(config: Any, *, where: str = "predecoder config") -> PredecoderDSL
     try:
         return PredecoderDSL.model_validate(config)
     except ValidationError as error:
-        raise ContractError(first_fault(error), where=where) from error
+        raise ContractError(first_validation_error(error), where=where) from error

@@ -71,7 +71,7 @@ class Nominated(Contract):
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
-class Charged(Contract):
+class AlphaSpent(Contract):
     """Before the judge draws its first shot: the attempt counts, whatever becomes of it."""
 
     kind: Literal["charged"] = "charged"
@@ -82,8 +82,8 @@ class Charged(Contract):
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
-AttemptLine = Annotated[Begun | Planned | Nominated | Charged, Field(discriminator="kind")]
-ATTEMPT_LINE: TypeAdapter[Begun | Planned | Nominated | Charged] = TypeAdapter(AttemptLine)
+AttemptLine = Annotated[Begun | Planned | Nominated | AlphaSpent, Field(discriminator="kind")]
+ATTEMPT_LINE: TypeAdapter[Begun | Planned | Nominated | AlphaSpent] = TypeAdapter(AttemptLine)
 
 
 class HistoryRow(RoundMetrics):

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from autoqec.contracts.base import Contract, first_fault
+from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.contracts.round import ComposeMode, ForkFrom
 from autoqec.errors import ContractError
 
@@ -66,4 +66,4 @@ def parse_response(kind: type[Reply], text: str) -> Reply:
     except json.JSONDecodeError as error:
         raise ContractError(f"not JSON: {error.msg} at character {error.pos}", where=kind.__name__) from error
     except ValidationError as error:
-        raise ContractError(first_fault(error), where=kind.__name__) from error
+        raise ContractError(first_validation_error(error), where=kind.__name__) from error

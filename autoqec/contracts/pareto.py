@@ -31,10 +31,10 @@ class ParetoEntry(Contract):
     compose_mode: ComposeMode | None
 
 
-Point = tuple[float, float, float]
+Objectives = tuple[float, float, float]
 
 
-def point(entry: ParetoEntry) -> Point:
+def objectives(entry: ParetoEntry) -> Objectives:
     """Objectives, all to be maximised: +delta, -FLOPs, -parameters."""
     return (entry.delta_vs_baseline_holdout, -float(entry.flops_per_syndrome), -float(entry.n_params))
 
@@ -47,40 +47,40 @@ def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 def non_dominated(entries: Iterable[ParetoEntry]) -> list[ParetoEntry]:
     """The front, best delta first; independent of the order it is given in. Equal points are all kept."""
     pool = list(entries)
-    kept = non_dominated_points([point(entry) for entry in pool])
+    kept = non_dominated_points([objectives(entry) for entry in pool])
     front = [entry for entry, keep in zip(pool, kept, strict=True) if keep]
-    return sorted(front, key=rank)
+    return sorted(front, key=sort_key)
 
 
-def rank(entry: ParetoEntry) -> tuple[float, float, float, str]:
+def sort_key(entry: ParetoEntry) -> tuple[float, float, float, str]:
     """The order of the front: largest delta first, then the cheaper, then the smaller; ids decide between equals."""
-    delta, flops, size = point(entry)
+    delta, flops, size = objectives(entry)
     return (-delta, -flops, -size, entry.round_attempt_id)
 
 
-def non_dominated_points(points: Sequence[Point]) -> list[bool]:
+def non_dominated_points(points: Sequence[Objectives]) -> list[bool]:
     """Which of these points in three coordinates, all maximised, no other `dominates`; n log n steps.
 
     Points are taken best first coordinate first, so that a later one can only lose to an earlier one; of those, a
     staircase is kept: as the second coordinate falls, the best third one rises.
     """
     kept = [False] * len(points)
-    seconds: list[float] = []  # rising, negated
-    thirds: list[float] = []  # rising
-    previous: tuple[Point, bool] | None = None
+    second_values: list[float] = []  # rising, negated
+    third_values: list[float] = []  # rising
+    previous: tuple[Objectives, bool] | None = None
     for index in sorted(range(len(points)), key=lambda one: points[one], reverse=True):
         here = points[index]
         _, second, third = here
         if previous is not None and previous[0] == here:
             kept[index] = previous[1]
             continue
-        at = bisect_right(seconds, -second)
-        kept[index] = at == 0 or thirds[at - 1] < third
+        at = bisect_right(second_values, -second)
+        kept[index] = at == 0 or third_values[at - 1] < third
         previous = (here, kept[index])
         if kept[index]:
-            start = bisect_left(seconds, -second)
-            end = bisect_right(thirds, third, lo=start)
-            seconds[start:end], thirds[start:end] = [-second], [third]
+            start = bisect_left(second_values, -second)
+            end = bisect_right(third_values, third, lo=start)
+            second_values[start:end], third_values[start:end] = [-second], [third]
     return kept
 
 

@@ -14,7 +14,7 @@ from autoqec.errors import ContractError
 Pins = Mapping[str, Any]  # `training.loop` -> `async`
 
 
-def pinned(config: dict[str, Any], pins: Pins) -> dict[str, Any]:
+def apply_pins(config: dict[str, Any], pins: Pins) -> dict[str, Any]:
     """The config with the pins in place and every default written; without pins, the config as it is.
 
     Blocks follow the key that asks for them: a family or a loop that is pinned brings its own, with defaults, and takes
@@ -28,69 +28,69 @@ def pinned(config: dict[str, Any], pins: Pins) -> dict[str, Any]:
         whole = {key: value for key, value in whole.items() if key not in (*FAMILIES, "head")}
         whole |= {"type": family, family: {}}
     if pins.get("output_mode") == "soft_priors":
-        _block(whole, "training").pop("policy_gradient", None)
+        _ensure_block(whole, "training").pop("policy_gradient", None)
     if "training.loop" in pins:
-        training = _block(whole, "training")
+        training = _ensure_block(whole, "training")
         for block, head in LOOP_BLOCKS.items():
             kept = training.pop(block, None)
             if str(pins["training.loop"]).startswith(head):
                 training[block] = kept or {}
     for key, value in pins.items():
         *parents, leaf = key.split(".")
-        place = whole
+        parent_block = whole
         for part in parents:
-            place = _block(place, part)
-        place[leaf] = value
+            parent_block = _ensure_block(parent_block, part)
+        parent_block[leaf] = value
     return parse_dsl(whole, where="proposal, under the run's pins").config()
 
 
-def understood(pins: Pins) -> dict[str, Any]:
+def validate_pins(pins: Pins) -> dict[str, Any]:
     """The pins with values of their keys' types. ContractError for a key that is no knob, a value that its knob cannot
     take, or a knob that some proposals would not have."""
-    known = list(_knobs(PredecoderDSL))
+    known = list(_hyperparameter_keys(PredecoderDSL))
     for key in pins:
         block = key.partition(".")[0]
         if key not in known:
-            namesakes = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
-            near = namesakes or get_close_matches(key, known, n=3, cutoff=0.5) or known[:2]
-            raise ContractError(f"there is no knob `{key}`", where="pin", mend=f"perhaps {', '.join(near)}")
+            same_leaf_name = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
+            near = same_leaf_name or get_close_matches(key, known, n=3, cutoff=0.5) or known[:2]
+            raise ContractError(f"there is no knob `{key}`", where="pin", hint=f"perhaps {', '.join(near)}")
         if block in FAMILIES and pins.get("type") != block:
             what = f"`{key}` is a knob of {block} alone, and other families may be proposed"
-            raise ContractError(what, where="pin", mend=f"pin type={block} too")
+            raise ContractError(what, where="pin", hint=f"pin type={block} too")
     if pins.get("training.init") == "parent":
         what = "a round that starts from the baseline has no parent whose weights it could go on from"
-        raise ContractError(what, where="pin training.init", mend="leave it to the ideator")
+        raise ContractError(what, where="pin training.init", hint="leave it to the ideator")
     try:
-        whole = pinned({"type": "mlp", "mlp": {}}, pins)
+        whole = apply_pins({"type": "mlp", "mlp": {}}, pins)
     except ContractError as error:
         raise ContractError(error.what, where="pin") from error
-    return {key: _value(whole, key) for key in pins}
+    return {key: _lookup(whole, key) for key in pins}
 
 
-def told(pins: Pins) -> str:
+def format_pins(pins: Pins) -> str:
     """`training.loop=async, type=mlp`; empty without pins."""
     return ", ".join(f"{key}={value}" for key, value in pins.items())
 
 
-def _knobs(kind: type[Contract], prefix: str = "") -> Iterator[str]:
+def _hyperparameter_keys(kind: type[Contract], prefix: str = "") -> Iterator[str]:
     for name, field in kind.model_fields.items():
-        inner = [one for one in (field.annotation, *get_args(field.annotation)) if _is_block(one)]
-        yield from _knobs(inner[0], f"{prefix}{name}.") if inner else (prefix + name,)
+        inner = [one for one in (field.annotation, *get_args(field.annotation)) if _is_contract(one)]
+        yield from _hyperparameter_keys(inner[0], f"{prefix}{name}.") if inner else (prefix + name,)
 
 
-def _is_block(kind: Any) -> bool:
+def _is_contract(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Contract)
 
 
-def _block(place: dict[str, Any], name: str) -> dict[str, Any]:
+def _ensure_block(parent_block: dict[str, Any], name: str) -> dict[str, Any]:
     """The dict at `name`, made where there is none."""
-    if not isinstance(place.get(name), dict):
-        place[name] = {}
-    found: dict[str, Any] = place[name]
-    return found
+    if not isinstance(parent_block.get(name), dict):
+        parent_block[name] = {}
+    block: dict[str, Any] = parent_block[name]
+    return block
 
 
-def _value(config: dict[str, Any], key: str) -> Any:
+def _lookup(config: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         config = config[part]
     return config

@@ -53,7 +53,7 @@ class Pointer(Contract):
     artifact_paths: PointerPaths
 
     @model_validator(mode="after")
-    def _fork_spelled_once(self) -> Pointer:
+    def _check_fork_spelling(self) -> Pointer:
         if self.fork_from_canonical != canonical_fork(self.fork_from):
             raise ValueError("`fork_from_canonical` does not spell `fork_from`")
         if (self.fork_from_ordered is not None) != isinstance(self.fork_from, tuple):

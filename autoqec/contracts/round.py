@@ -19,7 +19,7 @@ RoundStatus = Literal[
     "orphaned_branch",
     "branch_manually_deleted",
 ]
-ROUND_STATUSES: tuple[str, ...] = get_args(RoundStatus)
+ROUND_STATUS_VALUES: tuple[str, ...] = get_args(RoundStatus)
 
 ForkFrom = str | tuple[str, ...]
 ComposeMode = Literal["pure", "with_edit"]

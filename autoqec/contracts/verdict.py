@@ -62,7 +62,7 @@ class Rate(Contract):
     per_round: float
 
 
-class PanelMember(Contract):
+class BaselineResult(Contract):
     name: str
     rate: Rate
     against: PairedEffect = Field(description="the candidate against this member on the same shots")
@@ -123,7 +123,7 @@ class VerifyReport(Contract):
     backend: str
     decoder_rate: Rate | None
     effect: PairedEffect | None = Field(description="second draw, against the plain backend, at the target p")
-    panel: tuple[PanelMember, ...] = ()
+    panel: tuple[BaselineResult, ...] = ()
     points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each panel member")
     test: SequentialTest | None
     guards: tuple[Guard, ...]

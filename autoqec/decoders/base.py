@@ -31,8 +31,8 @@ class ProblemView:
     n_observables: int
     edge_observables: Tensor
     log_odds: Tensor
-    own: Tensor
-    other: Tensor
+    in_sector: Tensor
+    out_of_sector: Tensor
     links: Tensor
     link_strength: Tensor
     fault_detectors: Tensor
@@ -51,13 +51,15 @@ class ProblemView:
             n_observables=problem.n_observables,
             edge_observables=torch.from_numpy(graph.observables.astype(np.float32)),
             log_odds=torch.from_numpy(graph.log_odds.astype(np.float32)),
-            own=torch.from_numpy(problem.graph.own.astype(np.int64)),
-            other=torch.from_numpy(problem.graph.other.astype(np.int64)),
+            in_sector=torch.from_numpy(problem.graph.in_sector.astype(np.int64)),
+            out_of_sector=torch.from_numpy(problem.graph.out_of_sector.astype(np.int64)),
             links=torch.from_numpy(links),
             link_strength=torch.from_numpy(strength),
             fault_detectors=pairs(problem.H.T),
-            fault_edges=pairs(graph.fault_to_edge),
-            fault_log_odds=torch.from_numpy(np.log(problem.fault_probs / (1 - problem.fault_probs)).astype(np.float32)),
+            fault_edges=pairs(graph.mechanism_to_edge),
+            fault_log_odds=torch.from_numpy(
+                np.log(problem.mechanism_probs / (1 - problem.mechanism_probs)).astype(np.float32)
+            ),
             coordinates=torch.from_numpy(problem.coordinates.astype(np.float32)),
             circuit_sha256=torch.tensor(list(bytes.fromhex(problem.circuit_sha256)), dtype=torch.uint8),
         )
@@ -66,9 +68,9 @@ class ProblemView:
         """Detector ids a predecoder reads: `other_sector` or `all`."""
         if which == "all":
             return torch.arange(self.n_detectors)
-        if len(self.other) == 0:
+        if len(self.out_of_sector) == 0:
             raise ValueError("this code has no other sector: every detector is already matched; use `inputs: all`")
-        return self.other
+        return self.out_of_sector
 
 
 def pairs(matrix: sp.spmatrix) -> Tensor:
@@ -79,8 +81,8 @@ def pairs(matrix: sp.spmatrix) -> Tensor:
 
 def detector_edge_links(problem: Problem, graph: DecodingGraph) -> tuple[np.ndarray, np.ndarray]:
     """(detector, edge) pairs touched by a common mechanism, and log-odds of their total probability."""
-    touched = sp.csr_matrix(problem.H.astype(np.float64).multiply(problem.fault_probs[None, :]))
-    together = sp.coo_matrix(touched @ graph.fault_to_edge.astype(np.float64))
+    touched = sp.csr_matrix(problem.H.astype(np.float64).multiply(problem.mechanism_probs[None, :]))
+    together = sp.coo_matrix(touched @ graph.mechanism_to_edge.astype(np.float64))
     probability = np.clip(together.data, 1e-12, 0.5)
     ends = np.stack([together.row, together.col]).astype(np.int64)
     return ends, np.log(probability / (1 - probability)).astype(np.float32)

@@ -14,7 +14,7 @@ from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 
-KEYS = {"class_name", "state_dict", "output_mode", "dsl_config"}
+CHECKPOINT_KEYS = {"class_name", "state_dict", "output_mode", "dsl_config"}
 MAX_BYTES = 2**31
 
 
@@ -37,12 +37,12 @@ def read(path: Path) -> dict[str, Any]:
             raise ContractError(f"checkpoint is larger than {MAX_BYTES} bytes", where=where)
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise ContractError("checkpoint is missing", where=where, mend="run the round again") from error
+        raise ContractError("checkpoint is missing", where=where, hint="run the round again") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ContractError(f"checkpoint can't be read safely ({reason})", where=where) from error
-    if not isinstance(payload, dict) or set(payload) != KEYS:
-        raise ContractError(f"checkpoint must hold exactly {', '.join(sorted(KEYS))}", where=where)
+    if not isinstance(payload, dict) or set(payload) != CHECKPOINT_KEYS:
+        raise ContractError(f"checkpoint must hold exactly {', '.join(sorted(CHECKPOINT_KEYS))}", where=where)
     for name, value in payload["state_dict"].items():
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_contiguous():
             raise ContractError(f"`{name}` is no plain dense tensor", where=where)
@@ -55,13 +55,13 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
     """The predecoder in eval mode, rebuilt for `problem`. ContractError names both sides of any mismatch."""
     payload = read(path)
     dsl = parse_dsl(payload["dsl_config"], where=f"{path}, key dsl_config")
-    made_for = payload["state_dict"].get("circuit_sha256")
-    if made_for is None or bytes(made_for.tolist()).hex() != problem.circuit_sha256:
-        found = "nothing" if made_for is None else bytes(made_for.tolist()).hex()[:12]
+    circuit_hash = payload["state_dict"].get("circuit_sha256")
+    if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
+        found = "nothing" if circuit_hash is None else bytes(circuit_hash.tolist()).hex()[:12]
         raise ContractError(
             f"checkpoint was made for circuit {found}, this env's circuit is {problem.circuit_sha256[:12]}",
             where=str(path),
-            mend="use the env the checkpoint was trained on",
+            hint="use the env the checkpoint was trained on",
         )
     model = compile_predecoder(dsl, problem, seed=0)
     restore(model, payload["state_dict"], where=str(path))
@@ -70,11 +70,11 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
 
 def restore(model: Predecoder, state: dict[str, torch.Tensor], *, where: str) -> None:
     """Load weights of the very same shape; ContractError names the first that differs."""
-    mine = model.state_dict()
-    for name in [*mine, *state]:
-        ours, theirs = mine.get(name), state.get(name)
-        if ours is None or theirs is None or ours.shape != theirs.shape:
-            left = "absent" if theirs is None else str(tuple(theirs.shape))
-            right = "absent" if ours is None else str(tuple(ours.shape))
+    config_state = model.state_dict()
+    for name in [*config_state, *state]:
+        config_value, checkpoint_value = config_state.get(name), state.get(name)
+        if config_value is None or checkpoint_value is None or config_value.shape != checkpoint_value.shape:
+            left = "absent" if checkpoint_value is None else str(tuple(checkpoint_value.shape))
+            right = "absent" if config_value is None else str(tuple(config_value.shape))
             raise ContractError(f"`{name}` is {left} in the checkpoint and {right} in the config's net", where=where)
     model.load_state_dict(state)

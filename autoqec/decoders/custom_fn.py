@@ -25,12 +25,12 @@ from autoqec.errors import ContractError
 
 FILE = "custom_fn.py"
 MAX_BYTES = 20_000
-IMPORTS = {"torch", "torch.nn", "torch.nn.functional", "math", "__future__", "autoqec.decoders.modules.scatter"}
-NAMES = {
+ALLOWED_IMPORTS = {"torch", "torch.nn", "torch.nn.functional", "math", "__future__", "autoqec.decoders.modules.scatter"}
+FORBIDDEN_NAMES = {
     "eval", "exec", "compile", "open", "__import__", "globals", "locals", "vars", "getattr", "setattr", "delattr",
     "input", "breakpoint", "print", "exit", "quit",
 }  # fmt: skip
-ATTRIBUTES = {
+FORBIDDEN_ATTRIBUTES = {
     "os": "nothing of the system is needed",
     "sys": "nothing of the interpreter is needed",
     "save": "artifacts are the Runner's",
@@ -43,13 +43,13 @@ ATTRIBUTES = {
     "distributed": "one process trains",
     "utils": "write it with torch.nn",
 }
-CLASSES = ("MessageFn", "Aggregation", "Head")
+CUSTOM_CLASSES = ("MessageFn", "Aggregation", "Head")
 
 
 def lint(source: str, where: str = FILE) -> None:
     """ContractError naming the line and what to write instead; nothing where the file is as it should be."""
     if len(source.encode()) > MAX_BYTES:
-        raise ContractError(f"is larger than {MAX_BYTES} bytes", where=where, mend="write less code")
+        raise ContractError(f"is larger than {MAX_BYTES} bytes", where=where, hint="write less code")
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
@@ -57,40 +57,44 @@ def lint(source: str, where: str = FILE) -> None:
     for statement in tree.body:
         allowed = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
         if not isinstance(statement, allowed) and not _docstring(statement):
-            raise _refuse(statement, where, "a statement at module level", "put it into a class or a function")
+            raise _lint_error(statement, where, "a statement at module level", "put it into a class or a function")
     for node in ast.walk(tree):
         _lint_node(node, where)
-    if not any(isinstance(node, ast.ClassDef) and node.name in CLASSES for node in tree.body):
-        raise ContractError(f"defines none of {', '.join(CLASSES)}", where=where, mend="name the class as one of them")
+    if not any(isinstance(node, ast.ClassDef) and node.name in CUSTOM_CLASSES for node in tree.body):
+        raise ContractError(
+            f"defines none of {', '.join(CUSTOM_CLASSES)}", where=where, hint="name the class as one of them"
+        )
 
 
 def _lint_node(node: ast.AST, where: str) -> None:
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
         for name in names:
-            if name not in IMPORTS:
-                raise _refuse(node, where, f"import of {name}", f"import only {', '.join(sorted(IMPORTS))}")
+            if name not in ALLOWED_IMPORTS:
+                raise _lint_error(node, where, f"import of {name}", f"import only {', '.join(sorted(ALLOWED_IMPORTS))}")
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
-                if alias.name in ATTRIBUTES or alias.name == "*":
-                    raise _refuse(node, where, f"import of {node.module}.{alias.name}", "name what you use of torch.nn")
-    elif isinstance(node, ast.Name) and (node.id in NAMES or node.id.startswith("__")):
-        raise _refuse(node, where, f"`{node.id}`", "compute with tensors only")
+                if alias.name in FORBIDDEN_ATTRIBUTES or alias.name == "*":
+                    raise _lint_error(
+                        node, where, f"import of {node.module}.{alias.name}", "name what you use of torch.nn"
+                    )
+    elif isinstance(node, ast.Name) and (node.id in FORBIDDEN_NAMES or node.id.startswith("__")):
+        raise _lint_error(node, where, f"`{node.id}`", "compute with tensors only")
     elif isinstance(node, ast.Attribute):
-        if node.attr in ATTRIBUTES:
-            raise _refuse(node, where, f"`.{node.attr}`", ATTRIBUTES[node.attr])
+        if node.attr in FORBIDDEN_ATTRIBUTES:
+            raise _lint_error(node, where, f"`.{node.attr}`", FORBIDDEN_ATTRIBUTES[node.attr])
         if node.attr.startswith("__") and node.attr != "__init__":
-            raise _refuse(node, where, f"`.{node.attr}`", "double underscores other than __init__ are not needed")
+            raise _lint_error(node, where, f"`.{node.attr}`", "double underscores other than __init__ are not needed")
     elif isinstance(node, ast.Global | ast.Nonlocal | ast.AsyncFunctionDef | ast.While):
-        raise _refuse(node, where, f"`{type(node).__name__.lower()}`", "a bounded `for`, and state in the module")
+        raise _lint_error(node, where, f"`{type(node).__name__.lower()}`", "a bounded `for`, and state in the module")
 
 
 def _docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _refuse(node: ast.AST, where: str, what: str, instead: str) -> ContractError:
-    return ContractError(f"{what} is not allowed in a custom function", where=f"{where}:{node.lineno}", mend=instead)  # type: ignore[attr-defined]
+def _lint_error(node: ast.AST, where: str, what: str, instead: str) -> ContractError:
+    return ContractError(f"{what} is not allowed in a custom function", where=f"{where}:{node.lineno}", hint=instead)  # type: ignore[attr-defined]
 
 
 def custom(kind: str, *sizes: int) -> nn.Module:
@@ -104,33 +108,33 @@ def custom(kind: str, *sizes: int) -> nn.Module:
         raise ContractError(
             f"the config asks for a custom {kind}, and the search surface has no {FILE}",
             where=str(path),
-            mend=f"write class {kind}(nn.Module) into {FILE}",
+            hint=f"write class {kind}(nn.Module) into {FILE}",
         )
     lint(path.read_text(encoding="utf-8"), where=FILE)
-    made = getattr(importlib.import_module(f"{PACKAGE}.custom_fn"), kind, None)
-    if not isinstance(made, type) or not issubclass(made, nn.Module):
-        raise ContractError(f"has no class {kind}(nn.Module)", where=FILE, mend=f"define class {kind}(nn.Module)")
-    module = made(*sizes)
+    cls = getattr(importlib.import_module(f"{PACKAGE}.custom_fn"), kind, None)
+    if not isinstance(cls, type) or not issubclass(cls, nn.Module):
+        raise ContractError(f"has no class {kind}(nn.Module)", where=FILE, hint=f"define class {kind}(nn.Module)")
+    module = cls(*sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        _try(kind, module, sizes)
+        _smoke_test(kind, module, sizes)
     return module
 
 
-def _try(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
+def _smoke_test(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
     """One forward and backward pass; ContractError names both shapes."""
     hidden, links, batch, n = sizes[0], 5, 2, 3
     dst = torch.tensor([0, 0, 1, 1, 1])  # target 2 hears nobody
-    given: tuple[Tensor | int, ...]
+    args: tuple[Tensor | int, ...]
     if kind == "MessageFn":
         ends = torch.randn(2, batch, links, hidden, requires_grad=True)
-        given, expected = (ends[0], ends[1], torch.randn(links, 1)), (batch, links, hidden)
+        args, expected = (ends[0], ends[1], torch.randn(links, 1)), (batch, links, hidden)
     elif kind == "Aggregation":
-        given, expected = (torch.randn(batch, links, hidden, requires_grad=True), dst, n), (batch, n, hidden)
+        args, expected = (torch.randn(batch, links, hidden, requires_grad=True), dst, n), (batch, n, hidden)
     else:
-        given, expected = (torch.randn(batch, n, hidden, requires_grad=True),), (batch, n, sizes[1])
+        args, expected = (torch.randn(batch, n, hidden, requires_grad=True),), (batch, n, sizes[1])
     try:
-        out = module(*given)
+        out = module(*args)
     except Exception as error:
         raise ContractError(f"{kind} fails on a small batch ({type(error).__name__}: {error})", where=FILE) from error
     if not isinstance(out, Tensor) or tuple(out.shape) != expected:
@@ -139,4 +143,4 @@ def _try(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
     if not torch.isfinite(out).all():
         raise ContractError(f"{kind} returned values that are not finite", where=FILE)
     if not out.requires_grad:
-        raise ContractError(f"{kind} lets no gradient through", where=FILE, mend="stay in differentiable tensors")
+        raise ContractError(f"{kind} lets no gradient through", where=FILE, hint="stay in differentiable tensors")

@@ -6,7 +6,7 @@ import torch
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.decoders.base import Predecoder, ProblemView
-from autoqec.decoders.overlay import architecture
+from autoqec.decoders.overlay import architecture_module
 from autoqec.qec.problem import Problem
 
 
@@ -18,5 +18,5 @@ def compile_predecoder(dsl: PredecoderDSL, problem: Problem, *, seed: int) -> Pr
     view = ProblemView.of(problem, dsl.output_mode)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        body = architecture(dsl.type).build(dsl.block.dump(), dsl.head, view)
+        body = architecture_module(dsl.type).build(dsl.block.dump(), dsl.head, view)
         return Predecoder(body, view, dsl.output_mode)

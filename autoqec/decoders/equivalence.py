@@ -21,20 +21,22 @@ if TYPE_CHECKING:
 
     from autoqec.qec.problem import Problem
 
-SHOTS, STIR, DIGITS = 16, 0.3, 6
-WIDEST = 4_000_000  # width^2 x depth; nets beyond are told apart by their configs alone
+PROBE_SHOTS, PROBE_WEIGHT_SCALE, SIGNIFICANT_DIGITS = 16, 0.3, 6
+MAX_PROBE_SIZE = 4_000_000  # width^2 x depth; nets beyond are told apart by their configs alone
 
 
-def twin(dsl: PredecoderDSL, others: Iterable[PredecoderDSL], *, finetunes: bool = True) -> PredecoderDSL | None:
+def find_equivalent(
+    dsl: PredecoderDSL, others: Iterable[PredecoderDSL], *, finetunes: bool = True
+) -> PredecoderDSL | None:
     """The first of `others` that is the same config, or computes and learns the same; None where none does.
 
     finetunes: whether the env's backend can be fine-tuned through. Nets are compiled only for configs of one recipe.
     """
-    recipe = dsl.recipe(finetunes=finetunes)
+    training_signature = dsl.training_signature(finetunes=finetunes)
     for other in others:
         if dsl == other:
             return other
-        if recipe == other.recipe(finetunes=finetunes):
+        if training_signature == other.training_signature(finetunes=finetunes):
             mine = fingerprint(dsl)
             if mine is not None and mine == fingerprint(other):
                 return other
@@ -56,15 +58,15 @@ def _fingerprint(config: str) -> str | None:
     block = dsl.block.dump()
     width = block.get("hidden") or block.get("channels") or 1
     depth = block.get("depth") or block.get("layers") or 1
-    if width**2 * depth > WIDEST:
+    if width**2 * depth > MAX_PROBE_SIZE:
         return None
     try:
-        return _asked(dsl)
+        return _compute_fingerprint(dsl)
     except (ContractError, ImportError):
         return None
 
 
-def _asked(dsl: PredecoderDSL) -> str:
+def _compute_fingerprint(dsl: PredecoderDSL) -> str:
     """Outputs in training and in use, and the gradient of each weight that has one.
 
     Weights are drawn by name and shape: those that nothing reads must not shift the stream that fills the others.
@@ -73,34 +75,36 @@ def _asked(dsl: PredecoderDSL) -> str:
 
     from autoqec.decoders.dsl_compiler import compile_predecoder
 
-    problem = _probe()
+    problem = _probe_problem()
     model = compile_predecoder(dsl, problem, seed=0)
-    starts = {}
+    initial_values = {}
     for name, value in model.named_parameters():
         flat = value.detach().flatten()
-        starts[name] = float(flat[0]) if bool((flat == flat[0]).all()) else None  # None: drawn from the round's seed
+        initial_values[name] = (
+            float(flat[0]) if bool((flat == flat[0]).all()) else None
+        )  # None: drawn from the round's seed
         seed = int.from_bytes(hashlib.sha256(f"{name} {tuple(value.shape)}".encode()).digest()[:4], "big")
-        value.data = STIR * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
+        value.data = PROBE_WEIGHT_SCALE * torch.randn(value.shape, generator=torch.Generator().manual_seed(seed))
     generator = torch.Generator().manual_seed(1)
-    shots = (torch.rand(SHOTS, problem.n_detectors, generator=generator) < 0.2).float()
-    trained = model.train()(shots)
-    pull = torch.randn(trained.shape, generator=generator)
-    grown = torch.autograd.grad((trained * pull).sum(), list(model.parameters()), allow_unused=True)
+    shots = (torch.rand(PROBE_SHOTS, problem.n_detectors, generator=generator) < 0.2).float()
+    train_output = model.train()(shots)
+    cotangent = torch.randn(train_output.shape, generator=generator)
+    gradients = torch.autograd.grad((train_output * cotangent).sum(), list(model.parameters()), allow_unused=True)
     with torch.no_grad():
-        used = model.eval()(shots)
-    said = [_rounded(trained), _rounded(used)]
-    for (name, start), slope in zip(starts.items(), grown, strict=True):
-        if slope is not None and bool((slope != 0).any()):
-            said.append(f"{name} {start} {tuple(slope.shape)} {_rounded(slope.norm())}")
-    return hashlib.sha256("\n".join(said).encode()).hexdigest()
+        eval_output = model.eval()(shots)
+    lines = [_rounded(train_output), _rounded(eval_output)]
+    for (name, initial_value), gradient in zip(initial_values.items(), gradients, strict=True):
+        if gradient is not None and bool((gradient != 0).any()):
+            lines.append(f"{name} {initial_value} {tuple(gradient.shape)} {_rounded(gradient.norm())}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _rounded(values: Tensor) -> str:
-    return " ".join(f"{value:.{DIGITS - 1}g}" for value in values.detach().flatten().tolist())
+    return " ".join(f"{value:.{SIGNIFICANT_DIGITS - 1}g}" for value in values.detach().flatten().tolist())
 
 
 @lru_cache(maxsize=1)
-def _probe() -> Problem:
+def _probe_problem() -> Problem:
     """A small surface code: both sectors, coordinates, everything that any family reads."""
     from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
     from autoqec.qec.problem import Problem

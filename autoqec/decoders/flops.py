@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoqec.decoders.base import Predecoder
 
-FREE = {  # moves and makes numbers, computes none
+ZERO_COST_OPS = {  # moves and makes numbers, computes none
     "aten.view", "aten.t", "aten.transpose", "aten.permute", "aten.expand", "aten.slice", "aten.select",
     "aten.unsqueeze", "aten.squeeze", "aten.detach", "aten.clone", "aten.copy_", "aten.cat", "aten.stack",
     "aten.index", "aten.index_select", "aten.gather", "aten.new_zeros", "aten.zeros", "aten.zeros_like",
@@ -28,14 +28,14 @@ FREE = {  # moves and makes numbers, computes none
 
 
 @dataclass(frozen=True)
-class Cost:
+class ModelCost:
     """n_params: every stored element, buffers too. flops_per_syndrome: 2 x MAC + elementwise of a shot, no backend."""
 
     n_params: int
     flops_per_syndrome: int
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Matrix work by torch's own formulas; of any other operation, one for every element that it reads or writes,
     whichever is more."""
 
@@ -63,7 +63,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.total += formula(*args, **kwargs, out_val=out)
         if func.overloadpacket is torch.ops.aten.addmm:
             self.total += _elements(out)  # the bias, which torch's formula leaves out
-        elif formula is None and str(func.overloadpacket) not in FREE:
+        elif formula is None and str(func.overloadpacket) not in ZERO_COST_OPS:
             self.total += max(_elements(out), max((_elements(value) for value in args), default=0))
         return out
 
@@ -81,28 +81,28 @@ def _elements(value: Any) -> int:
     return 0
 
 
-def count(model: Predecoder, n_detectors: int) -> Cost:
+def count(model: Predecoder, n_detectors: int) -> ModelCost:
     """Count the dearest of a quiet, a busy and a full shot: a net may do more where more was detected."""
     was_training = model.training
     model.eval()
     busy = (torch.arange(n_detectors) % 3 == 0).float()
     try:
-        flops = [_shot(model, shot[None]) for shot in (torch.zeros(n_detectors), busy, torch.ones(n_detectors))]
+        flops = [_shot_flops(model, shot[None]) for shot in (torch.zeros(n_detectors), busy, torch.ones(n_detectors))]
     finally:
         model.train(was_training)
     stored = sum(value.numel() for value in model.state_dict().values())
-    return Cost(n_params=stored, flops_per_syndrome=max(flops))
+    return ModelCost(n_params=stored, flops_per_syndrome=max(flops))
 
 
-def _shot(model: Predecoder, shot: Tensor) -> int:
-    with torch.no_grad(), _step_by_step(), _Counter() as counter:
+def _shot_flops(model: Predecoder, shot: Tensor) -> int:
+    with torch.no_grad(), _decomposed_attention(), _FlopCounter() as counter:
         # Detached weights: an output that is a view of a parameter and nothing else may then be written to.
         functional_call(model, model.state_dict(), (shot,))
     return counter.total
 
 
 @contextmanager
-def _step_by_step() -> Iterator[None]:
+def _decomposed_attention() -> Iterator[None]:
     """Attention, whole transformer layers and LSTMs as the matrix products they are made of: no formula knows the
     single operations that torch has for them on a CPU."""
     fast = torch.backends.mha.get_fastpath_enabled()

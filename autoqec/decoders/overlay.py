@@ -13,7 +13,7 @@ from autoqec.errors import ContractError
 PACKAGE = "autoqec.decoders.modules"
 
 
-def mount(modules_dir: Path | str | None) -> None:
+def use_modules_dir(modules_dir: Path | str | None) -> None:
     """Make `modules_dir` the search surface of this process; None keeps the package's own.
 
     Call it once, before anything is built: a module that was already imported could not be replaced safely.
@@ -30,18 +30,18 @@ def mount(modules_dir: Path | str | None) -> None:
         PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)]
     )
     if spec is None or spec.loader is None or not (directory / "__init__.py").is_file():
-        raise ContractError("the search surface has no __init__.py", where=str(directory), mend="check out the branch")
+        raise ContractError("the search surface has no __init__.py", where=str(directory), hint="check out the branch")
     package = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = package
     spec.loader.exec_module(package)
 
 
-def mounted() -> Path | None:
+def current_modules_dir() -> Path | None:
     """The tree that this process builds from; None before the first build."""
     loaded = sys.modules.get(PACKAGE)
     return None if loaded is None else Path(loaded.__path__[0])
 
 
-def architecture(family: str) -> ModuleType:
+def architecture_module(family: str) -> ModuleType:
     """The module that builds `family`; ImportError where the surface has none."""
     return importlib.import_module(f"{PACKAGE}.{family}")

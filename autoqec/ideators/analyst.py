@@ -15,8 +15,8 @@ from autoqec.contracts.verdict import PairedCounts, PairedEffect
 def analyse(view: dict[str, Any]) -> AnalystResponse:
     """view: {metrics_path, hypothesis} (`RunMemory.l3_for_analyst`). candidate: the interval of delta lies above 0."""
     metrics = RoundMetrics.read(json.loads(Path(view["metrics_path"]).read_bytes()), where=view["metrics_path"])
-    reply = _failed(metrics) if metrics.status != "ok" else _measured(metrics)
-    return parse_response(AnalystResponse, canonical_json(reply))
+    response = _failed(metrics) if metrics.status != "ok" else _measured(metrics)
+    return parse_response(AnalystResponse, canonical_json(response))
 
 
 def _failed(metrics: RoundMetrics) -> dict[str, str]:
@@ -53,7 +53,7 @@ def _effect(metrics: RoundMetrics) -> PairedEffect | None:
     if any(count is None for count in counts) or not metrics.val_shots:
         return None
     names = ("shots", "errors_reference", "errors_candidate", "fixed", "broken")
-    return stats.paired(PairedCounts(**dict(zip(names, counts, strict=True))))
+    return stats.paired_effect(PairedCounts(**dict(zip(names, counts, strict=True))))
 
 
 def _summary(metrics: RoundMetrics, effect: PairedEffect | None) -> str:

@@ -19,33 +19,33 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.ideators import space
-from autoqec.ideators.bench_table import Mirror, Table, as_is
+from autoqec.ideators.bench_table import ParamsTransform, Table, identity
 from autoqec.qec import stats
 
-Propose = Callable[[dict[str, Any]], IdeatorResponse | None]
-Point = tuple[float, float, float]
+ProposeFn = Callable[[dict[str, Any]], IdeatorResponse | None]
+ParetoPoint = tuple[float, float, float]
 
 VAL_SHOTS = PROFILES["smoke"].val_shots  # of a round; dev's are as many
 MIN_GAIN = 0.02  # lower bound of the relative gain, as the envs' protocol has it
-RESAMPLES = 2_000
+BOOTSTRAP_RESAMPLES = 2_000
 
 
 @dataclass(frozen=True)
-class Rules:
+class SimulationSettings:
     """How rounds are measured. told: whose figures are told for a cell (None: its own). mirror: what the agent's
     params stand for. noop: every decoder fails exactly where the plain backend does. min_gain: what the lower bound of
     the relative gain must reach for a round to be verified."""
 
     rounds: int = 20
     val_shots: int = VAL_SHOTS
-    told: Sequence[int] | None = None
-    mirror: Mirror = as_is
+    reported: Sequence[int] | None = None
+    params_transform: ParamsTransform = identity
     noop: bool = False
     min_gain: float = MIN_GAIN
 
 
 @dataclass
-class Course:
+class SimulatedRun:
     """One simulated run. After each round: hypervolume, seconds of training in all, dollars in all."""
 
     hypervolume: list[float] = field(default_factory=list)
@@ -55,63 +55,86 @@ class Course:
 
 
 def simulate(
-    propose: Propose, table: Table, *, seed: int, rules: Rules, spent: Callable[[], float] = lambda: 0.0
-) -> Course:
+    propose: ProposeFn,
+    table: Table,
+    *,
+    seed: int,
+    settings: SimulationSettings,
+    spent_usd: Callable[[], float] = lambda: 0.0,
+) -> SimulatedRun:
     """One run of `propose`. A None or a config outside the space is a failed round. spent: dollars so far."""
-    course, history, taken, front = Course(), list[dict[str, Any]](), set[int](), list[Point]()
-    scale = Scale.of(table)
-    for number in range(1, rules.rounds + 1):
-        reply = propose(_view(table, history, seed))
-        params = space.params_of(reply.proposal) if reply else None
-        if reply is None or params is None:
-            history.append(_row(number, reply, reply.proposal if reply else {}, status="compile_error"))
+    run, history, used_entries, pareto_points = SimulatedRun(), list[dict[str, Any]](), set[int](), list[ParetoPoint]()
+    scale = ObjectiveScale.of(table)
+    for number in range(1, settings.rounds + 1):
+        response = propose(_view(table, history, seed))
+        params = space.params_of(response.proposal) if response else None
+        if response is None or params is None:
+            history.append(_row(number, response, response.proposal if response else {}, status="compile_error"))
         else:
-            index = table.nearest(rules.mirror(params), taken)
-            taken.add(index)
-            row, point = _round(table, index, number, reply, seed, rules, scale)
+            index = table.nearest(settings.params_transform(params), used_entries)
+            used_entries.add(index)
+            row, point = _round(table, index, number, response, seed, settings, scale)
             history.append(row)
-            front += [] if point is None else [point]
-            course.verified += point is not None
-        last = course.seconds[-1] if course.seconds else 0.0
-        course.seconds.append(last + (table.cells[index].seconds if reply is not None and params is not None else 0.0))
-        course.dollars.append(spent())
-        course.hypervolume.append(hypervolume(front))
-    return course
+            pareto_points += [] if point is None else [point]
+            run.verified += point is not None
+        last = run.seconds[-1] if run.seconds else 0.0
+        run.seconds.append(
+            last + (table.entries[index].seconds if response is not None and params is not None else 0.0)
+        )
+        run.dollars.append(spent_usd())
+        run.hypervolume.append(hypervolume(pareto_points))
+    return run
 
 
 def _round(
-    table: Table, index: int, number: int, reply: IdeatorResponse, seed: int, rules: Rules, scale: Scale
-) -> tuple[dict[str, Any], Point | None]:
+    table: Table,
+    index: int,
+    number: int,
+    response: IdeatorResponse,
+    seed: int,
+    settings: SimulationSettings,
+    scale: ObjectiveScale,
+) -> tuple[dict[str, Any], ParetoPoint | None]:
     """The row the agent is told, and the point the judge verified."""
-    half = table.plain.size // 2
-    slices = max(1, half // rules.val_shots)
-    start = (seed % slices) * rules.val_shots
-    val, fresh = slice(start, min(start + rules.val_shots, half)), slice(half, None)
-    truth = None if rules.noop else _effect(table.counts(index, fresh))
-    source = index if rules.told is None else rules.told[index]
-    shown = table.cells[source]
+    half = table.baseline.size // 2
+    slices = max(1, half // settings.val_shots)
+    start = (seed % slices) * settings.val_shots
+    val, test_shots = slice(start, min(start + settings.val_shots, half)), slice(half, None)
+    test_effect = None if settings.noop else _effect(table.counts(index, test_shots))
+    source = index if settings.reported is None else settings.reported[index]
+    reported_entry = table.entries[source]
     # The agent is told that it tried the cell; but a template by its own name, else it would be asked for for ever.
-    named = any(reply.proposal == one.config for one in space.TEMPLATES)
-    config = reply.proposal if named else space.build(rules.mirror(table.cells[index].params))
-    seen = _effect(table.counts(source, val))
-    if seen is None:
-        return _row(number, reply, config, status=shown.status, status_reason=shown.reason), None
-    delta = 0.0 if rules.noop else seen.delta
-    told: dict[str, Any] = {"delta_ler": delta, "n_params": shown.n_params, "flops_per_syndrome": shown.flops}
-    nominated = not rules.noop and seen.delta_low > 0
-    verified = nominated and _verified(truth, rules.min_gain)
-    if nominated:
-        published = _effect(table.counts(source, fresh))
-        told |= {"verify_verdict": "VERIFIED" if _verified(published, rules.min_gain) else "SUSPICIOUS",
-                 "delta_vs_baseline_holdout": published.delta if published else None}  # fmt: skip
-    cell = table.cells[index]
-    if not verified or truth is None or truth.relative is None or cell.flops is None or cell.n_params is None:
-        return _row(number, reply, config, **told), None
-    return _row(number, reply, config, **told), scale.point(truth.relative, cell.flops, cell.n_params)
+    is_template = any(response.proposal == one.config for one in space.TEMPLATES)
+    config = response.proposal if is_template else space.build(settings.params_transform(table.entries[index].params))
+    val_effect = _effect(table.counts(source, val))
+    if val_effect is None:
+        return _row(number, response, config, status=reported_entry.status, status_reason=reported_entry.reason), None
+    delta = 0.0 if settings.noop else val_effect.delta
+    reported: dict[str, Any] = {
+        "delta_ler": delta,
+        "n_params": reported_entry.n_params,
+        "flops_per_syndrome": reported_entry.flops,
+    }
+    is_nominated = not settings.noop and val_effect.delta_low > 0
+    verified = is_nominated and _verified(test_effect, settings.min_gain)
+    if is_nominated:
+        reported_effect = _effect(table.counts(source, test_shots))
+        reported |= {"verify_verdict": "VERIFIED" if _verified(reported_effect, settings.min_gain) else "SUSPICIOUS",
+                 "delta_vs_baseline_holdout": reported_effect.delta if reported_effect else None}  # fmt: skip
+    entry = table.entries[index]
+    if (
+        not verified
+        or test_effect is None
+        or test_effect.relative is None
+        or entry.flops is None
+        or entry.n_params is None
+    ):
+        return _row(number, response, config, **reported), None
+    return _row(number, response, config, **reported), scale.point(test_effect.relative, entry.flops, entry.n_params)
 
 
 def _effect(counts: PairedCounts | None) -> PairedEffect | None:
-    return None if counts is None else stats.paired(counts)
+    return None if counts is None else stats.paired_effect(counts)
 
 
 def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
@@ -133,16 +156,16 @@ def _view(table: Table, history: list[dict[str, Any]], seed: int) -> dict[str, A
     }
 
 
-def _row(number: int, reply: IdeatorResponse | None, config: dict[str, Any], **more: Any) -> dict[str, Any]:
-    fork = reply.fork_from if reply else "baseline"
+def _row(number: int, response: IdeatorResponse | None, config: dict[str, Any], **more: Any) -> dict[str, Any]:
+    fork = response.fork_from if response else "baseline"
     row: dict[str, Any] = {
         "round": number,
         "status": "ok",
         "status_reason": None,
-        "hypothesis": reply.hypothesis if reply else "",
+        "hypothesis": response.hypothesis if response else "",
         "fork_from": fork,
         "fork_from_canonical": canonical_fork(fork),
-        "compose_mode": reply.compose_mode if reply else None,
+        "compose_mode": response.compose_mode if response else None,
         "branch": f"exp/bench/{number:02d}-x",
         "dsl_config": parse_dsl(config).config() if config else None,
         "delta_ler": None,
@@ -155,7 +178,7 @@ def _row(number: int, reply: IdeatorResponse | None, config: dict[str, Any], **m
 
 
 @dataclass(frozen=True)
-class Scale:
+class ObjectiveScale:
     """The table's own extremes: what 0 and 1 stand for on each axis."""
 
     gain: float
@@ -163,31 +186,38 @@ class Scale:
     n_params: tuple[int, int]
 
     @classmethod
-    def of(cls, table: Table) -> Scale:
-        fresh, measured = slice(table.plain.size // 2, None), [cell for cell in table.cells if cell.differs is not None]
-        counted = [table.counts(index, fresh) for index in range(len(table.cells))]
-        gains = [1 - one.errors_candidate / one.errors_reference for one in counted if one and one.errors_reference]
-        flops = [cell.flops for cell in measured if cell.flops is not None]
-        sizes = [cell.n_params for cell in measured if cell.n_params is not None]
+    def of(cls, table: Table) -> ObjectiveScale:
+        test_shots, measured = (
+            slice(table.baseline.size // 2, None),
+            [entry for entry in table.entries if entry.differing_shots is not None],
+        )
+        test_counts = [table.counts(index, test_shots) for index in range(len(table.entries))]
+        gains = [1 - one.errors_candidate / one.errors_reference for one in test_counts if one and one.errors_reference]
+        flops = [entry.flops for entry in measured if entry.flops is not None]
+        sizes = [entry.n_params for entry in measured if entry.n_params is not None]
         return cls(
             max([*gains, 1e-9]),
             (min(flops, default=1), max(flops, default=1)),
             (min(sizes, default=1), max(sizes, default=1)),
         )
 
-    def point(self, relative: float, flops: int, n_params: int) -> Point:
+    def point(self, relative: float, flops: int, n_params: int) -> ParetoPoint:
         """Each coordinate in [0, 1], larger is better; costs on a log scale."""
-        return (min(max(relative / self.gain, 0.0), 1.0), _cheap(flops, self.flops), _cheap(n_params, self.n_params))
+        return (
+            min(max(relative / self.gain, 0.0), 1.0),
+            _cost_score(flops, self.flops),
+            _cost_score(n_params, self.n_params),
+        )
 
 
-def _cheap(value: int, ends: tuple[int, int]) -> float:
-    low, high = max(ends[0], 1), max(ends[1], 1)
+def _cost_score(value: int, bounds: tuple[int, int]) -> float:
+    low, high = max(bounds[0], 1), max(bounds[1], 1)
     # The dearest cell keeps a tenth, so that a gain without thrift still counts.
     share = 0.0 if low == high else math.log(max(value, 1) / low) / math.log(high / low)
     return 1.0 - 0.9 * min(max(share, 0.0), 1.0)
 
 
-def hypervolume(points: Sequence[Point]) -> float:
+def hypervolume(points: Sequence[ParetoPoint]) -> float:
     """Volume of [0, 1]^3 that the points dominate, against the origin."""
     volume, below, done = 0.0, 0.0, sorted(points, key=lambda point: point[2])
     for index, point in enumerate(done):
@@ -206,25 +236,25 @@ def _area(points: Sequence[tuple[float, float]]) -> float:
     return area
 
 
-def verifiable(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[int, Point]]:
+def verifiable_entries(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[int, ParetoPoint]]:
     """Every cell that the judge would verify, with its point."""
-    scale, fresh, found = Scale.of(table), slice(table.plain.size // 2, None), []
-    for index, cell in enumerate(table.cells):
-        effect = _effect(table.counts(index, fresh))
-        if effect and _verified(effect, min_gain) and effect.relative is not None and cell.flops and cell.n_params:
-            found.append((index, scale.point(effect.relative, cell.flops, cell.n_params)))
-    return found
+    scale, test_shots, verifiable = ObjectiveScale.of(table), slice(table.baseline.size // 2, None), []
+    for index, entry in enumerate(table.entries):
+        effect = _effect(table.counts(index, test_shots))
+        if effect and _verified(effect, min_gain) and effect.relative is not None and entry.flops and entry.n_params:
+            verifiable.append((index, scale.point(effect.relative, entry.flops, entry.n_params)))
+    return verifiable
 
 
-def best_possible(table: Table, min_gain: float = MIN_GAIN) -> float:
+def max_hypervolume(table: Table, min_gain: float = MIN_GAIN) -> float:
     """The hypervolume of every cell that the judge would verify: what 100% stands for."""
-    return hypervolume([point for _, point in verifiable(table, min_gain)])
+    return hypervolume([point for _, point in verifiable_entries(table, min_gain)])
 
 
-def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+def paired_bootstrap(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
     """Mean of paired differences with its 95% bootstrap interval over seeds, resampled with a fixed seed."""
-    gaps = np.asarray(one, float) - np.asarray(other, float)
+    differences = np.asarray(one, float) - np.asarray(other, float)
     rng = np.random.default_rng(0)
-    means = gaps[rng.integers(0, gaps.size, (RESAMPLES, gaps.size))].mean(axis=1)
+    means = differences[rng.integers(0, differences.size, (BOOTSTRAP_RESAMPLES, differences.size))].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(gaps.mean()), float(low), float(high)
+    return float(differences.mean()), float(low), float(high)

@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.ideators import bench, evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
-from autoqec.ideators.bench import Course, Propose, Rules
-from autoqec.ideators.bench_table import Table, renamed, shuffled
+from autoqec.ideators.bench import ProposeFn, SimulatedRun, SimulationSettings
+from autoqec.ideators.bench_table import Table, mirror_params, shuffled_indices
 from autoqec.ideators.hybrid import Hybrid
 
-SEARCHES: dict[str, Propose] = {"random": uniform.propose, "tpe": tpe.propose, "evolve": evolve.propose}
+SEARCH_STRATEGIES: dict[str, ProposeFn] = {"random": uniform.propose, "tpe": tpe.propose, "evolve": evolve.propose}
 CONTROLS = ("none", "renamed", "shuffled", "noop")
 REFERENCE = "random"
 
@@ -55,16 +55,19 @@ class Oracle:
     """A scripted model of known quality: with this probability it names the untried config that would add most to the
     verified front, else any untried one. A quality of None gives no answer at all."""
 
-    def __init__(self, table: Table, quality: float | None, rules: Rules) -> None:
-        self._table, self._quality, self._rules = table, quality, rules
-        self._points = dict(bench.verifiable(table, rules.min_gain))
+    def __init__(self, table: Table, quality: float | None, settings: SimulationSettings) -> None:
+        self._table, self._quality, self._rules = table, quality, settings
+        self._points = dict(bench.verifiable_entries(table, settings.min_gain))
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
         if self._quality is None:
             return None
-        state = moves.State.read(view)
+        state = moves.SearchState.read(view)
         rng = state.rng("oracle")
-        configs = {index: space.build(self._rules.mirror(cell.params)) for index, cell in enumerate(self._table.cells)}
+        configs = {
+            index: space.build(self._rules.params_transform(entry.params))
+            for index, entry in enumerate(self._table.entries)
+        }
         untried = [index for index in configs if state.is_new(configs[index])]
         good = [index for index in untried if index in self._points]
         if rng.random() < self._quality and good:
@@ -73,25 +76,25 @@ class Oracle:
         else:
             choice = rng.choice(untried or list(configs))
         move = moves.Move("oracle", "the oracle names it", configs[choice])
-        return moves.reply(move, source=f"oracle {self._quality:g}")
+        return moves.to_response(move, source=f"oracle {self._quality:g}")
 
 
-def strategy(name: str, table: Table, rules: Rules, *, known: Iterable[str] = ()) -> Propose:
+def strategy(name: str, table: Table, settings: SimulationSettings, *, known: Iterable[str] = ()) -> ProposeFn:
     """`tpe`, `random`, `evolve`, `hybrid:Q` (an oracle of quality Q in [0, 1]), `hybrid:none` (one without answers).
 
-    InputError lists the known ones, and those of the caller's (`known`).
+    UsageError lists the known ones, and those of the caller's (`known`).
     """
-    if name in SEARCHES:
-        return SEARCHES[name]
+    if name in SEARCH_STRATEGIES:
+        return SEARCH_STRATEGIES[name]
     kind, _, quality = name.partition(":")
     try:
         value = None if quality == "none" else float(quality)
     except ValueError:
         value = -1.0
     if kind != "hybrid" or not (value is None or 0 <= value <= 1):
-        names = f"{', '.join((*SEARCHES, *known))}, hybrid:0 … hybrid:1, hybrid:none"
-        raise InputError(f"unknown strategy {name!r}", where="--strategies", mend=f"one of {names}")
-    return Hybrid(Oracle(table, value, rules))
+        names = f"{', '.join((*SEARCH_STRATEGIES, *known))}, hybrid:0 … hybrid:1, hybrid:none"
+        raise UsageError(f"unknown strategy {name!r}", where="--strategies", hint=f"one of {names}")
+    return Hybrid(Oracle(table, value, settings))
 
 
 def compare(
@@ -99,10 +102,10 @@ def compare(
     names: Sequence[str],
     *,
     seeds: int,
-    rules: Rules,
+    settings: SimulationSettings,
     control: str = "none",
-    others: dict[str, Propose] | None = None,
-    spent: Callable[[], float] = lambda: 0.0,
+    extra_strategies: dict[str, ProposeFn] | None = None,
+    spent_usd: Callable[[], float] = lambda: 0.0,
     references: Sequence[str] = (REFERENCE,),
     on_run: Callable[[str, int], None] = lambda name, seed: None,
 ) -> list[Score]:
@@ -112,78 +115,87 @@ def compare(
     have cost so far.
     """
     names = list(dict.fromkeys([*(one for one in references if one not in names), *names]))
-    ruled = list(_ruled(table, seeds, rules, control))
+    settings_per_seed = list(_settings_per_seed(table, seeds, settings, control))
     for name in names:
-        if name not in (others or {}):
-            strategy(name, table, rules, known=others or ())  # a wrong name is told before anything is run
-    courses: dict[str, list[Course]] = {}
+        if name not in (extra_strategies or {}):
+            strategy(name, table, settings, known=extra_strategies or ())  # a wrong name is told before anything is run
+    runs: dict[str, list[SimulatedRun]] = {}
     for name in names:
-        courses[name] = []
-        for seed, mine in enumerate(ruled):
-            propose = (others or {}).get(name) or strategy(name, table, mine)
-            before = spent()
-            own = partial(_since, spent, before)
-            courses[name].append(bench.simulate(propose, table, seed=seed, rules=mine, spent=own))
+        runs[name] = []
+        for seed, mine in enumerate(settings_per_seed):
+            propose = (extra_strategies or {}).get(name) or strategy(name, table, mine)
+            before = spent_usd()
+            own = partial(_cost_since, spent_usd, before)
+            runs[name].append(bench.simulate(propose, table, seed=seed, settings=mine, spent_usd=own))
             on_run(name, seed)
-    best = bench.best_possible(table, rules.min_gain)
-    return [_score(name, control, courses, rules, best, one) for name in names for one in references]
+    best = bench.max_hypervolume(table, settings.min_gain)
+    return [_score(name, control, runs, settings, best, one) for name in names for one in references]
 
 
-def _since(spent: Callable[[], float], before: float) -> float:
-    return spent() - before
+def _cost_since(spent_usd: Callable[[], float], before: float) -> float:
+    return spent_usd() - before
 
 
-def _ruled(table: Table, seeds: int, rules: Rules, control: str) -> Iterator[Rules]:
+def _settings_per_seed(
+    table: Table, seeds: int, settings: SimulationSettings, control: str
+) -> Iterator[SimulationSettings]:
     if control not in CONTROLS:
-        raise InputError(f"unknown control {control!r}", where="--control", mend=f"one of {', '.join(CONTROLS)}")
+        raise UsageError(f"unknown control {control!r}", where="--control", hint=f"one of {', '.join(CONTROLS)}")
     for seed in range(seeds):
         if control == "renamed":
-            yield replace(rules, mirror=renamed)
+            yield replace(settings, params_transform=mirror_params)
         elif control == "shuffled":
-            yield replace(rules, told=shuffled(table, seed))
+            yield replace(settings, reported=shuffled_indices(table, seed))
         else:
-            yield replace(rules, noop=control == "noop")
+            yield replace(settings, noop=control == "noop")
 
 
-def _score(name: str, control: str, courses: dict[str, list[Course]], rules: Rules, best: float, against: str) -> Score:
-    mine, reference = courses[name], courses[against]
+def _score(
+    name: str,
+    control: str,
+    runs: dict[str, list[SimulatedRun]],
+    settings: SimulationSettings,
+    best: float,
+    reference_name: str,
+) -> Score:
+    mine, reference = runs[name], runs[reference_name]
     unit = best or 1.0
-    finals = [course.hypervolume[-1] / unit for course in mine]
-    gap, low, high = bench.difference(finals, [course.hypervolume[-1] / unit for course in reference])
-    half = [course.seconds[-1] / 2 for course in reference]
+    final_shares = [run.hypervolume[-1] / unit for run in mine]
+    gap, low, high = bench.paired_bootstrap(final_shares, [run.hypervolume[-1] / unit for run in reference])
+    half = [run.seconds[-1] / 2 for run in reference]
     return Score(
         strategy=name,
-        reference=against,
+        reference=reference_name,
         control=control,
         seeds=len(mine),
-        rounds=rules.rounds,
-        final=statistics.mean(finals),
-        mean=statistics.mean(statistics.mean(course.hypervolume) / unit for course in mine),
+        rounds=settings.rounds,
+        final=statistics.mean(final_shares),
+        mean=statistics.mean(statistics.mean(run.hypervolume) / unit for run in mine),
         at_equal_seconds=statistics.mean(
-            _until(course, limit) / unit for course, limit in zip(mine, half, strict=True)
+            _hypervolume_at(run, limit) / unit for run, limit in zip(mine, half, strict=True)
         ),
         gap=gap,
         gap_low=low,
         gap_high=high,
-        verified=statistics.mean(course.verified for course in mine),
-        seconds=statistics.mean(course.seconds[-1] for course in mine),
-        dollars=statistics.mean(course.dollars[-1] for course in mine),
+        verified=statistics.mean(run.verified for run in mine),
+        seconds=statistics.mean(run.seconds[-1] for run in mine),
+        dollars=statistics.mean(run.dollars[-1] for run in mine),
     )
 
 
-def _until(course: Course, seconds: float) -> float:
+def _hypervolume_at(run: SimulatedRun, seconds: float) -> float:
     """The hypervolume when that much training was spent."""
-    reached = [volume for volume, at in zip(course.hypervolume, course.seconds, strict=True) if at <= seconds]
+    reached = [volume for volume, at in zip(run.hypervolume, run.seconds, strict=True) if at <= seconds]
     return reached[-1] if reached else 0.0
 
 
-def sampled(count: int, seed: str = "qecbench-tab") -> list[space.Config]:
+def sample_configs(count: int, seed: str = "qecbench-tab") -> list[space.Config]:
     """The configs of a table: the templates, then uniform draws of the space, none twice; the same on every machine."""
     rng = random.Random(seed)
     found = {space.digest(one.config): one.config for one in space.TEMPLATES}
     while len(found) < count:
-        params: space.Params = {"type": space.BY_KEY["type"].draw(rng)}
-        params |= {one.key: one.draw(rng) for one in space.active(params["type"]) if one.key != "type"}
+        params: space.Params = {"type": space.DIMENSION_BY_KEY["type"].draw(rng)}
+        params |= {one.key: one.draw(rng) for one in space.active_dimensions(params["type"]) if one.key != "type"}
         config = space.build(params)
         found.setdefault(space.digest(config), config)
     return list(found.values())[:count]

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import autoqec
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
 from autoqec.store import jsonl
@@ -43,13 +43,13 @@ def unpack(text: str, shots: int) -> Bits:
     return np.unpackbits(packed, count=shots).astype(bool)
 
 
-def cell_key(env: str, config: Config, fidelity: str, seed: int) -> str:
+def entry_key(env: str, config: Config, fidelity: str, seed: int) -> str:
     """One name a cell; the builder skips those that stand in the file."""
     return sha256_json({"env": env, "config": config, "fidelity": fidelity, "seed": seed})
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableEntry:
     """One measured config. differs: int64 [k], in order, the shots where it fails and the plain backend does not, or
     the other way round; None where training failed."""
 
@@ -60,56 +60,56 @@ class Cell:
     n_params: int | None
     flops: int | None
     seconds: float
-    differs: NDArray[np.int64] | None
+    differing_shots: NDArray[np.int64] | None
 
 
 class Table:
     """The cells of one env, fidelity and training seed; a proposal stands for the nearest cell of its family.
 
-    Raises InputError for a file that is missing or holds no such cells.
+    Raises UsageError for a file that is missing or holds no such cells.
     """
 
-    def __init__(self, cells: Sequence[Cell], plain: Bits, *, env: str = "") -> None:
-        if not cells:
-            raise InputError("the table holds no cells of this env and fidelity", where="QECBench-Tab", mend=HINT)
-        self.cells, self.plain, self.env = list(cells), plain, env
+    def __init__(self, entries: Sequence[TableEntry], baseline: Bits, *, env: str = "") -> None:
+        if not entries:
+            raise UsageError("the table holds no cells of this env and fidelity", where="QECBench-Tab", hint=HINT)
+        self.entries, self.baseline, self.env = list(entries), baseline, env
         self._by_family: dict[str, list[int]] = {}
-        for index, cell in enumerate(self.cells):
-            self._by_family.setdefault(cell.params["type"], []).append(index)
+        for index, entry in enumerate(self.entries):
+            self._by_family.setdefault(entry.params["type"], []).append(index)
 
     @classmethod
     def read(cls, path: Path, *, env: str | None = None, fidelity: str = "full", seed: int = 0) -> Table:
         """env: None takes the first one of the file."""
         if not path.is_file():
-            raise InputError("the table is not there", where=str(path), mend=HINT)
+            raise UsageError("the table is not there", where=str(path), hint=HINT)
         lines = jsonl.read(path)
         references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
-        plain = next((line for line in references if line["name"] == line["plain"]), None)
-        if plain is None:
-            raise InputError(f"the table holds no reference for env {env}", where=str(path), mend=HINT)
-        mine = (plain["env"], fidelity, seed)
+        baseline = next((line for line in references if line["name"] == line["plain"]), None)
+        if baseline is None:
+            raise UsageError(f"the table holds no reference for env {env}", where=str(path), hint=HINT)
+        mine = (baseline["env"], fidelity, seed)
         rows = [
             line for line in lines if line["kind"] == "cell" and (line["env"], line["fidelity"], line["seed"]) == mine
         ]
-        cells = [_cell(line) for line in rows if space.params_of(line["config"])]
-        return cls(cells, unpack(plain["failures"], plain["shots"]), env=plain["env"])
+        entries = [_entry_of_row(line) for line in rows if space.params_of(line["config"])]
+        return cls(entries, unpack(baseline["failures"], baseline["shots"]), env=baseline["env"])
 
-    def nearest(self, params: Params, taken: set[int]) -> int:
+    def nearest(self, params: Params, used_entries: set[int]) -> int:
         """Index of the nearest cell that is not taken: of the same family, or of any where that one is used up."""
-        family = [index for index in self._by_family.get(params["type"], []) if index not in taken]
-        pool = family or [index for index in range(len(self.cells)) if index not in taken]
+        family = [index for index in self._by_family.get(params["type"], []) if index not in used_entries]
+        pool = family or [index for index in range(len(self.entries)) if index not in used_entries]
         if not pool:
-            raise InputError("every cell of the table was tried", where="QECBench-Tab", mend="give fewer --rounds")
-        return min(pool, key=lambda index: (distance(params, self.cells[index].params), index))
+            raise UsageError("every cell of the table was tried", where="QECBench-Tab", hint="give fewer --rounds")
+        return min(pool, key=lambda index: (distance(params, self.entries[index].params), index))
 
     def counts(self, index: int, shots: slice) -> PairedCounts | None:
         """The plain backend and a cell on a slice of the shots; None where training failed."""
-        differs = self.cells[index].differs
-        if differs is None:
+        differing_shots = self.entries[index].differing_shots
+        if differing_shots is None:
             return None
-        start, stop, _ = shots.indices(self.plain.size)
-        inside = differs[np.searchsorted(differs, start) : np.searchsorted(differs, stop)]
-        errors, fixed = np.count_nonzero(self.plain[shots]), np.count_nonzero(self.plain[inside])
+        start, stop, _ = shots.indices(self.baseline.size)
+        inside = differing_shots[np.searchsorted(differing_shots, start) : np.searchsorted(differing_shots, stop)]
+        errors, fixed = np.count_nonzero(self.baseline[shots]), np.count_nonzero(self.baseline[inside])
         broken = inside.size - fixed
         return PairedCounts(
             shots=stop - start,
@@ -124,7 +124,7 @@ def distance(one: Params, other: Params) -> float:
     """Sum over the dimensions both have: steps on a log scale for numbers, 1 for another name."""
     total = 0.0
     for key in one.keys() & other.keys():
-        dimension = space.BY_KEY[key]
+        dimension = space.DIMENSION_BY_KEY[key]
         if dimension.choices:
             total += float(one[key] != other[key])
         else:
@@ -134,42 +134,44 @@ def distance(one: Params, other: Params) -> float:
 
 # Controls: a table as an agent sees it -----------------------------------------------------------------------------
 
-Mirror = Callable[[Params], Params]
-FEW = 16  # whole numbers up to here are mirrored by counting from the other end, larger ones on the log scale
+ParamsTransform = Callable[[Params], Params]
+MAX_LINEAR_INT = (
+    16  # whole numbers up to here are mirrored by counting from the other end, larger ones on the log scale
+)
 
 
-def as_is(params: Params) -> Params:
+def identity(params: Params) -> Params:
     return params
 
 
-def renamed(params: Params) -> Params:
+def mirror_params(params: Params) -> Params:
     """Every knob turned the other way round: the same landscape under names whose meaning is gone. Its own inverse."""
     out: Params = {}
     for key, value in params.items():
-        dimension = space.BY_KEY[key]
+        dimension = space.DIMENSION_BY_KEY[key]
         if key == "type":
             out[key] = value
         elif dimension.choices:
             out[key] = dimension.choices[-1 - dimension.choices.index(value)]
-        elif isinstance(dimension.low, int) and dimension.high <= FEW:
+        elif isinstance(dimension.low, int) and dimension.high <= MAX_LINEAR_INT:
             out[key] = dimension.low + int(dimension.high) - value
         else:
-            out[key] = dimension.tidy(dimension.low * dimension.high / value)
+            out[key] = dimension.rounded(dimension.low * dimension.high / value)
     return out
 
 
-def shuffled(table: Table, seed: int) -> list[int]:
+def shuffled_indices(table: Table, seed: int) -> list[int]:
     """Whose figures an agent is told for each cell: another one's, of any family."""
-    order = list(range(len(table.cells)))
+    order = list(range(len(table.entries)))
     random.Random(f"shuffled/{seed}").shuffle(order)
     return order
 
 
-def _cell(line: dict[str, Any]) -> Cell:
+def _entry_of_row(line: dict[str, Any]) -> TableEntry:
     params = space.params_of(line["config"])
     assert params is not None  # chosen so
-    differs = None if line["differs"] is None else np.flatnonzero(unpack(line["differs"], line["shots"]))
-    return Cell(
+    differing_shots = None if line["differs"] is None else np.flatnonzero(unpack(line["differs"], line["shots"]))
+    return TableEntry(
         line["config"], params, line["status"], line["reason"], line["n_params"], line["flops_per_syndrome"],
-        line["seconds"], differs,
+        line["seconds"], differing_shots,
     )  # fmt: skip

@@ -9,7 +9,7 @@ from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import CoderResponse, parse_response
 from autoqec.store.files import dump_config
-from autoqec.store.layout import SURFACE_CONFIG
+from autoqec.store.layout import EDITABLE_CONFIG
 
 
 def code(view: dict[str, Any]) -> CoderResponse:
@@ -18,10 +18,10 @@ def code(view: dict[str, Any]) -> CoderResponse:
     Raises ContractError for a proposal that is no predecoder config.
     """
     config = parse_dsl(view["proposal"], where="proposal").config()
-    edit = {"path": PurePosixPath(SURFACE_CONFIG).name, "text": dump_config(config)}
-    reply = {
+    edit = {"path": PurePosixPath(EDITABLE_CONFIG).name, "text": dump_config(config)}
+    response = {
         "dsl_config": config,
         "edits": [] if view["compose_mode"] == "pure" else [edit],
         "commit_message": f"{view['slug']}: {view['hypothesis']}"[:400],
     }
-    return parse_response(CoderResponse, canonical_json(reply))
+    return parse_response(CoderResponse, canonical_json(response))

@@ -13,23 +13,23 @@ from typing import Any
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import dominates
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import Move, State
+from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Params
 
-POPULATION = 24  # youngest measured rounds that may have children
-SAMPLE = 6  # rivals for parenthood
-STARTUP = 8  # measured rounds before there are parents; uniform draws till then
-TWO_KEYS = 0.3  # of the children differ from their parent in a second key
+POPULATION_SIZE = 24  # youngest measured rounds that may have children
+TOURNAMENT_SIZE = 6  # rivals for parenthood
+N_STARTUP_ROUNDS = 8  # measured rounds before there are parents; uniform draws till then
+SECOND_KEY_PROBABILITY = 0.3  # of the children differ from their parent in a second key
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
     """The next proposal; a function of the view alone. Round 1 is the best known template."""
-    state = State.read(view)
-    move = moves.template(state) or _child(state) or moves.fresh(state, moves.draw)
-    return moves.reply(move, source=f"evolve {state.spoken}")
+    state = SearchState.read(view)
+    move = moves.next_template(state) or _child(state) or moves.unseen_config(state, moves.draw)
+    return moves.to_response(move, source=f"evolve {state.n_proposed}")
 
 
-def merit(row: dict[str, Any]) -> tuple[float, float, float] | None:
+def objectives(row: dict[str, Any]) -> tuple[float, float, float] | None:
     """Objectives of a measured row, all maximised; a verdict comes before the Runner. None: not measured."""
     gain = row["delta_vs_baseline_holdout"]
     gain = row["delta_ler"] if gain is None else gain
@@ -38,27 +38,27 @@ def merit(row: dict[str, Any]) -> tuple[float, float, float] | None:
     return gain, -float(row["flops_per_syndrome"]), -float(row["n_params"])
 
 
-def _child(state: State) -> Move | None:
+def _child(state: SearchState) -> Move | None:
     """A mutant of a sample's best; None while there are too few parents, or where every mutant was tried."""
-    living = [row for row in state.told if merit(row) and state.params_of(row["dsl_config"])]
-    if len(living) < STARTUP:
+    population = [row for row in state.observed if objectives(row) and state.params_of(row["dsl_config"])]
+    if len(population) < N_STARTUP_ROUNDS:
         return None
     rng = state.rng("evolve")
-    for _ in range(moves.TRIES):
-        pool = living[-POPULATION:]
-        parent = best(rng.sample(pool, min(SAMPLE, len(pool))))
+    for _ in range(moves.MAX_TRIES):
+        pool = population[-POPULATION_SIZE:]
+        parent = best_ranked(rng.sample(pool, min(TOURNAMENT_SIZE, len(pool))))
         params = state.params_of(parent["dsl_config"])
         assert params is not None  # asked above
-        child = mutant(params, rng, state.active)
+        child = mutate(params, rng, state.active_dimensions)
         config = state.build(child)
         if config is not None and state.is_new(config):
             return _move(parent, params, child, config)
     return None
 
 
-def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def best_ranked(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """The row that the fewest others dominate; among equals the one that gains most, then the youngest."""
-    points = {row["round"]: merit(row) for row in rows}
+    points = {row["round"]: objectives(row) for row in rows}
     known = [point for point in points.values() if point]
 
     def rank(row: dict[str, Any]) -> tuple[int, float, int]:
@@ -69,13 +69,17 @@ def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return min(rows, key=rank)
 
 
-def mutant(params: Params, rng: random.Random, active: Callable[[str], list[space.Dimension]] = space.active) -> Params:
+def mutate(
+    params: Params,
+    rng: random.Random,
+    active_dimensions: Callable[[str], list[space.Dimension]] = space.active_dimensions,
+) -> Params:
     """One key moved, sometimes a second one. A new family draws its own keys and keeps how it is trained.
 
     active: what may move, by family.
     """
-    for _ in range(2 if rng.random() < TWO_KEYS else 1):
-        dimensions = active(params["type"])
+    for _ in range(2 if rng.random() < SECOND_KEY_PROBABILITY else 1):
+        dimensions = active_dimensions(params["type"])
         if not dimensions:
             break
         dimension = rng.choice(dimensions)
@@ -84,8 +88,13 @@ def mutant(params: Params, rng: random.Random, active: Callable[[str], list[spac
             continue
         params = params | {dimension.key: value}
         if dimension.key == "type":
-            there = active(value)
-            params = {one.key: params[one.key] if one.key in params else one.draw(rng) for one in there}
+            new_family = active_dimensions(value)
+            params = {
+                family_dimension.key: params[family_dimension.key]
+                if family_dimension.key in params
+                else family_dimension.draw(rng)
+                for family_dimension in new_family
+            }
     return params
 
 
@@ -93,15 +102,15 @@ def _move(parent: dict[str, Any], params: Params, child: Params, config: space.C
     keys = [
         key for key in child if params.get(key) != child[key] and (key in params or params["type"] == child["type"])
     ]
-    words = ", ".join(f"{key} {_say(params.get(key))} -> {_say(child[key])}" for key in keys)
-    why = "; ".join(space.BY_KEY[key].why for key in keys)
+    changes = ", ".join(f"{key} {_format_value(params.get(key))} -> {_format_value(child[key])}" for key in keys)
+    rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in keys)
     return Move(
         slug="-".join([f"r{parent['round']}", *(key.split(".")[-1] for key in keys)]),
-        hypothesis=f"Round {parent['round']} did best among its rivals; {words} may take it further: {why}",
+        hypothesis=f"Round {parent['round']} did best among its rivals; {changes} may take it further: {rationale}",
         config=config,
         fork_from=parent["branch"] if parent["forkable"] else "baseline",
     )
 
 
-def _say(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

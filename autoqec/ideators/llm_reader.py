@@ -18,8 +18,8 @@ from autoqec.ideators import prompts
 from autoqec.ideators.llm_roles import Role
 from autoqec.llm.base import Message, Request
 
-About = Literal["how a run searched", "why rounds ended as they did"]
-FINDINGS_CHARS = 12_000
+FindingsTopic = Literal["how a run searched", "why rounds ended as they did"]
+MAX_FINDINGS_CHARS = 12_000
 
 
 class Point(Contract):
@@ -39,13 +39,13 @@ class LlmReader(Role):
 
     name = "reader"
 
-    def __call__(self, findings: Sequence[dict[str, Any]], about: About) -> ReaderAnswer | None:
-        known = {number for one in findings for number in one.get("rounds") or [one.get("round")]}
-        return self._ask(self.request(findings, about), lambda answer: _grounded(answer, known))
+    def __call__(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> ReaderAnswer | None:
+        known = {number for finding in findings for number in finding.get("rounds") or [finding.get("round")]}
+        return self._request_with_retry(self.request(findings, topic), lambda answer: _checked_points(answer, known))
 
-    def request(self, findings: Sequence[dict[str, Any]], about: About) -> Request:
-        shown = (prompts.clean(json.dumps(_bare(one), sort_keys=True), 900) for one in findings)
-        turn = prompts.fence(f"findings: {about}", prompts.fit(shown, FINDINGS_CHARS))
+    def request(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> Request:
+        shown = (prompts.sanitize(json.dumps(_without_paths(finding), sort_keys=True), 900) for finding in findings)
+        turn = prompts.data_block(f"findings: {topic}", prompts.fit_lines(shown, MAX_FINDINGS_CHARS))
         return Request(
             role=self.name,
             system=(prompts.READER,),
@@ -54,19 +54,21 @@ class LlmReader(Role):
         )
 
 
-def _bare(finding: dict[str, Any]) -> dict[str, Any]:
+def _without_paths(finding: dict[str, Any]) -> dict[str, Any]:
     """Without places of this machine and whole configs."""
     return {name: value for name, value in finding.items() if value and name not in ("see", "config")}
 
 
-def _grounded(answer: ReaderAnswer, known: set[Any]) -> ReaderAnswer:
+def _checked_points(answer: ReaderAnswer, known: set[Any]) -> ReaderAnswer:
     """The answer with its words made harmless. ContractError: a round that no finding names."""
     for point in answer.points:
         unknown = sorted(set(point.rounds) - known)
         if unknown:
             raise ContractError(f"no finding names round {unknown[0]}", where="points.rounds")
-    clean = [
-        point.model_copy(update={"what": prompts.clean(point.what, 400), "change": prompts.clean(point.change, 400)})
+    sanitize = [
+        point.model_copy(
+            update={"what": prompts.sanitize(point.what, 400), "change": prompts.sanitize(point.change, 400)}
+        )
         for point in answer.points
     ]
-    return answer.model_copy(update={"points": tuple(clean)})
+    return answer.model_copy(update={"points": tuple(sanitize)})

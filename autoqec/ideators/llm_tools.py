@@ -6,19 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.contracts.pins import pinned
+from autoqec.contracts.pins import apply_pins
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.ideators import prompts
 from autoqec.llm.base import Tool, ToolCall
 
-ANSWER_CHARS = 3000
-MOST_ROWS = 20
+MAX_RESULT_CHARS = 3000
+MAX_ROWS = 20
 
 _INTEGER = {"type": "integer"}
 TOOLS = (
     Tool(
         name="query_history",
-        description=f"Rounds of this run, newest first, at most {MOST_ROWS}. Every filter may be left out.",
+        description=f"Rounds of this run, newest first, at most {MAX_ROWS}. Every filter may be left out.",
         input_schema={
             "type": "object",
             "properties": {
@@ -66,29 +66,31 @@ class ViewTools:
         """The answer, and whether the call was a good one. A wrong call is told why; nothing is raised."""
         known = {"query_history": self._history, "diff": self._diff, "check_proposal": self._check}
         if call.name not in known:
-            return f"there is no tool {prompts.clean(call.name, 64)!r}; there are: {', '.join(known)}", False
+            return f"there is no tool {prompts.sanitize(call.name, 64)!r}; there are: {', '.join(known)}", False
         try:
-            return prompts.fence(call.name, known[call.name](call.input)), True
+            return prompts.data_block(call.name, known[call.name](call.input)), True
         except (AutoqecError, KeyError, TypeError, ValueError) as error:
-            return prompts.clean(f"{call.name}: {error}", 400), False
+            return prompts.sanitize(f"{call.name}: {error}", 400), False
 
-    def _history(self, asked: dict[str, Any]) -> str:
-        rounds = set(asked.get("rounds") or ())
-        wanted = [
+    def _history(self, arguments: dict[str, Any]) -> str:
+        rounds = set(arguments.get("rounds") or ())
+        matching = [
             row
             for row in self._view["history"][::-1]
             if (not rounds or row["round"] in rounds)
-            and asked.get("status") in (None, row.get("status"))
-            and asked.get("verdict") in (None, row.get("verify_verdict"))
-            and asked.get("family") in (None, (row.get("dsl_config") or {}).get("type"))
+            and arguments.get("status") in (None, row.get("status"))
+            and arguments.get("verdict") in (None, row.get("verify_verdict"))
+            and arguments.get("family") in (None, (row.get("dsl_config") or {}).get("type"))
         ]
-        lines = [prompts.round_line(row, self._names) for row in wanted[:MOST_ROWS]]
-        return prompts.fit([f"{len(wanted)} rounds match", *lines], ANSWER_CHARS)
+        lines = [prompts.round_line(row, self._names) for row in matching[:MAX_ROWS]]
+        return prompts.fit_lines([f"{len(matching)} rounds match", *lines], MAX_RESULT_CHARS)
 
-    def _diff(self, asked: dict[str, Any]) -> str:
-        one, other = (prompts.flat(self._config(int(asked[name]))) for name in ("one", "other"))
+    def _diff(self, arguments: dict[str, Any]) -> str:
+        one, other = (prompts.flatten(self._config(int(arguments[name]))) for name in ("one", "other"))
         keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-        return prompts.fit([f"{key}: {one.get(key)} -> {other.get(key)}" for key in keys] or ["same"], ANSWER_CHARS)
+        return prompts.fit_lines(
+            [f"{key}: {one.get(key)} -> {other.get(key)}" for key in keys] or ["same"], MAX_RESULT_CHARS
+        )
 
     def _config(self, number: int) -> dict[str, Any]:
         if number == 0:
@@ -98,12 +100,16 @@ class ViewTools:
             raise ValueError(f"round {number} has no config")
         return dict(row["dsl_config"])
 
-    def _check(self, asked: dict[str, Any]) -> str:
-        proposal = pinned(asked["proposal"], self._view.get("pins") or {})
+    def _check(self, arguments: dict[str, Any]) -> str:
+        proposal = apply_pins(arguments["proposal"], self._view.get("pins") or {})
         dsl = parse_dsl(proposal, where="proposal")
-        twin = measured_before(self._view, dsl)
-        told = "new" if twin is None else f"computes and learns what round {twin} does: it would be turned down"
-        lines = ["valid", told]
+        find_equivalent = find_duplicate_round(self._view, dsl)
+        novelty = (
+            "new"
+            if find_equivalent is None
+            else f"computes and learns what round {find_equivalent} does: it would be turned down"
+        )
+        lines = ["valid", novelty]
         if self._predict_cost is not None:
             cost, bounds = self._predict_cost(dsl), (self._view.get("env") or {}).get("constraints") or {}
             lines += [f"{name}: {value}" for name, value in cost.items()]
@@ -113,18 +119,18 @@ class ViewTools:
         return "\n".join(lines)
 
 
-def measured_before(view: dict[str, Any], dsl: PredecoderDSL) -> int | None:
+def find_duplicate_round(view: dict[str, Any], dsl: PredecoderDSL) -> int | None:
     """The round, measured or running, whose config computes and learns what this one does; None for a new one."""
-    from autoqec.decoders.equivalence import twin
+    from autoqec.decoders.equivalence import find_equivalent
 
     finetunes = (view.get("env") or {}).get("backend", "mwpm") == "mwpm"
     for row in [*view["history"], *view["pending"]]:
-        if row.get("status") in prompts.LOST or not row.get("dsl_config"):
+        if row.get("status") in prompts.ABORTED_STATUSES or not row.get("dsl_config"):
             continue
         try:
             other = parse_dsl(row["dsl_config"])
         except ContractError:
             continue
-        if twin(dsl, [other], finetunes=finetunes) is not None:
+        if find_equivalent(dsl, [other], finetunes=finetunes) is not None:
             return int(row["round"])
     return None

@@ -14,35 +14,36 @@ from typing import Any
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import IdeatorResponse, parse_response
-from autoqec.contracts.pins import pinned, told
+from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
 
-LOST = ("orphaned_branch", "branch_manually_deleted")  # rows that tell nothing about their config
-LOST_TWICE = 2  # a config that took its run down this often is not asked for again
-TRIES = 200
-DRAWS = 5000  # without a new config among them there is none to be had
+ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows that tell nothing about their config
+MAX_ABORTED_ATTEMPTS = 2  # a config that took its run down this often is not asked for again
+MAX_TRIES = 200
+MAX_DRAWS = 5000  # without a new config among them there is none to be had
 
 
 @dataclass(frozen=True)
-class State:
+class SearchState:
     """The view as a search reads it.
 
-    told: measured rows, oldest first. spoken: measured and pending rounds; rounds lost to a crash do not count, so
-    that the next proposal after a crash is the one that was lost. taken: digests never to be asked for again.
-    tried_sets: parent sets that were composed. verified: rows one can fork from, best first.
+    observed: measured rows, oldest first. n_proposed: measured and pending rounds; rounds lost to a crash do not
+    count, so
+    that the next proposal after a crash is the one that was lost. seen_digests: digests never to be asked for again.
+    composed_parents: parent sets that were composed. verified: rows one can fork from, best first.
     inputs: what a net of this env reads (`all` where the code has no other sector). finetunes: whether its backend can
     be fine-tuned through. pins: keys that the run holds fixed, and their values; they are no dimensions of its search.
     """
 
     seed: int
-    spoken: int
-    told: tuple[dict[str, Any], ...]
+    n_proposed: int
+    observed: tuple[dict[str, Any], ...]
     pending: tuple[dict[str, Any], ...]
-    taken: frozenset[str]
-    tried_sets: frozenset[str]
+    seen_digests: frozenset[str]
+    composed_parents: frozenset[str]
     verified: tuple[dict[str, Any], ...]
     baseline: Config
     inputs: str
@@ -50,25 +51,27 @@ class State:
     pins: Params
 
     @classmethod
-    def read(cls, view: dict[str, Any]) -> State:
+    def read(cls, view: dict[str, Any]) -> SearchState:
         """From the ideator's view (`RunMemory.l2_for_ideator`)."""
         history, pending = view["history"], tuple(view["pending"])
-        told = tuple(row for row in history if row["status"] not in LOST)
-        lost = Counter(_digest(row) for row in history if row["status"] in LOST)
-        taken = {_digest(row) for row in (*told, *pending)} | {key for key, n in lost.items() if n >= LOST_TWICE}
-        sets = {row["fork_from_canonical"] for row in (*told, *pending) if row["compose_mode"]}
-        verified = [row for row in told if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
+        observed = tuple(row for row in history if row["status"] not in ABORTED_STATUSES)
+        aborted = Counter(_digest(row) for row in history if row["status"] in ABORTED_STATUSES)
+        seen_digests = {_digest(row) for row in (*observed, *pending)} | {
+            key for key, n in aborted.items() if n >= MAX_ABORTED_ATTEMPTS
+        }
+        composed = {row["fork_from_canonical"] for row in (*observed, *pending) if row["compose_mode"]}
+        verified = [row for row in observed if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
         verified.sort(key=lambda row: (-row["delta_vs_baseline_holdout"], row["round"]))
         pins = view.get("pins") or {}
         return cls(
             seed=view["seed"],
-            spoken=len(told) + len(pending),
-            told=told,
+            n_proposed=len(observed) + len(pending),
+            observed=observed,
             pending=pending,
-            taken=frozenset(key for key in taken if key),
-            tried_sets=frozenset(sets),
+            seen_digests=frozenset(key for key in seen_digests if key),
+            composed_parents=frozenset(composed),
             verified=tuple(verified),
-            baseline=pinned(space.normalise(view["baseline_config"]), pins),
+            baseline=apply_pins(space.normalise(view["baseline_config"]), pins),
             inputs=view.get("inputs", "other_sector"),
             finetunes=(view.get("env") or {}).get("backend", "mwpm") == "mwpm",
             pins=pins,
@@ -76,61 +79,61 @@ class State:
 
     def rng(self, purpose: str) -> random.Random:
         """The same stream for the same run seed and number of rounds spoken of."""
-        return random.Random(f"{self.seed}/{self.spoken}/{purpose}")
+        return random.Random(f"{self.seed}/{self.n_proposed}/{purpose}")
 
-    def active(self, family: str) -> list[space.Dimension]:
+    def active_dimensions(self, family: str) -> list[space.Dimension]:
         """What may be searched of a family."""
-        return [one for one in space.active(family) if one.key not in self.pins]
+        return [one for one in space.active_dimensions(family) if one.key not in self.pins]
 
     def params_of(self, config: Config) -> Params | None:
         """The family, and values of what may be searched; None where one lies outside the space."""
-        return space.params_of(config, but=self.pins.keys() - {"type"})
+        return space.params_of(config, exclude=self.pins.keys() - {"type"})
 
     def build(self, params: Params) -> Config | None:
         """The config of these values, and of the pins; None where they do not go together."""
         try:
-            return self.held(space.build(params))
+            return self.with_pins(space.build(params))
         except ContractError:
             return None
 
-    def held(self, config: Config) -> Config | None:
+    def with_pins(self, config: Config) -> Config | None:
         """The config under what the run holds: what a net reads, the pins. None for another family than is pinned."""
         if config["type"] != self.pins.get("type", config["type"]):
             return None
         try:
-            return pinned(reading(config, self.inputs), self.pins)
+            return apply_pins(with_inputs(config, self.inputs), self.pins)
         except ContractError:
             return None
 
     def is_new(self, config: Config) -> bool:
         """Whether nothing that was tried, or is under way, computes and learns what `config` does."""
-        if space.digest(config) in self.taken:
+        if space.digest(config) in self.seen_digests:
             return False
         tried = self._by_recipe.get(self._recipe(parse_dsl(config)))
         if not tried:
             return True
-        from autoqec.decoders.equivalence import twin
+        from autoqec.decoders.equivalence import find_equivalent
 
-        return twin(parse_dsl(config), tried, finetunes=self.finetunes) is None
+        return find_equivalent(parse_dsl(config), tried, finetunes=self.finetunes) is None
 
     def _recipe(self, dsl: PredecoderDSL) -> str:
-        return canonical_json(dsl.recipe(finetunes=self.finetunes))
+        return canonical_json(dsl.training_signature(finetunes=self.finetunes))
 
     @cached_property
     def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
         """Tried configs that are trained alike: only among these can two nets be one."""
-        found: dict[str, list[PredecoderDSL]] = defaultdict(list)
-        for row in (*self.told, *self.pending):
-            if _digest(row) in self.taken:
+        by_recipe: dict[str, list[PredecoderDSL]] = defaultdict(list)
+        for row in (*self.observed, *self.pending):
+            if _digest(row) in self.seen_digests:
                 dsl = parse_dsl(row["dsl_config"])
-                found[self._recipe(dsl)].append(dsl)
-        return found
+                by_recipe[self._recipe(dsl)].append(dsl)
+        return by_recipe
 
     def config_of(self, fork_from: ForkFrom) -> Config | None:
         """The config that a branch or the baseline stands for."""
         if fork_from == "baseline":
             return self.baseline
-        return next((row["dsl_config"] for row in self.told if row["branch"] == fork_from), None)
+        return next((row["dsl_config"] for row in self.observed if row["branch"] == fork_from), None)
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Move:
     compose_mode: ComposeMode | None = None
 
 
-def reply(move: Move, *, source: str) -> IdeatorResponse:
+def to_response(move: Move, *, source: str) -> IdeatorResponse:
     """Through the same door as a language model's words."""
     return parse_response(
         IdeatorResponse,
@@ -166,46 +169,48 @@ def slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "try"
 
 
-def template(state: State) -> Move | None:
+def next_template(state: SearchState) -> Move | None:
     """The first template that was not tried yet."""
     for one in space.TEMPLATES:
-        config = state.held(one.config)
+        config = state.with_pins(one.config)
         if config is not None and state.is_new(config):
             return Move(one.slug, one.hypothesis, config)
     return None
 
 
-def fresh(state: State, draws: Callable[[State], Iterator[Params]]) -> Move:
-    """A config of the space that was never tried, forked from the baseline. InputError where pins leave none."""
-    for params in itertools.chain(itertools.islice(draws(state), TRIES), itertools.islice(draw(state), DRAWS)):
+def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterator[Params]]) -> Move:
+    """A config of the space that was never tried, forked from the baseline. UsageError where pins leave none."""
+    for params in itertools.chain(
+        itertools.islice(candidates(state), MAX_TRIES), itertools.islice(draw(state), MAX_DRAWS)
+    ):
         config = state.build(params)
         if config is not None and state.is_new(config):
-            return Move(_name(config), _about(config), config)
-    what = f"{DRAWS} draws found no config that was not tried, under {told(state.pins) or 'no pins'}"
-    raise InputError(what, where="--pin", mend="start a run that holds fewer knobs")
+            return Move(_name(config), _hypothesis(config), config)
+    what = f"{MAX_DRAWS} draws found no config that was not tried, under {format_pins(state.pins) or 'no pins'}"
+    raise UsageError(what, where="--pin", hint="start a run that holds fewer knobs")
 
 
-def draw(state: State) -> Iterator[Params]:
+def draw(state: SearchState) -> Iterator[Params]:
     """Endless uniform draws."""
     rng = state.rng("draw")
     while True:
-        params: Params = {"type": state.pins.get("type") or space.BY_KEY["type"].draw(rng)}
-        params |= {one.key: one.draw(rng) for one in state.active(params["type"]) if one.key != "type"}
+        params: Params = {"type": state.pins.get("type") or space.DIMENSION_BY_KEY["type"].draw(rng)}
+        params |= {one.key: one.draw(rng) for one in state.active_dimensions(params["type"]) if one.key != "type"}
         yield params
 
 
-def reading(config: Config, inputs: str) -> Config:
+def with_inputs(config: Config, inputs: str) -> Config:
     """The config with another choice of what the net reads."""
     return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
 
 
-def extend(state: State) -> Move | None:
+def extend(state: SearchState) -> Move | None:
     """One or two keys of the best verified branch moved by a step.
 
     Where only training changed, every other such child goes on from its parent's weights.
     """
     rng = state.rng("extend")
-    for _ in range(TRIES if state.verified else 0):
+    for _ in range(MAX_TRIES if state.verified else 0):
         parent = state.verified[min(int(rng.expovariate(1.5)), len(state.verified) - 1)]
         steps = _steps(state, parent["dsl_config"], rng)
         if not steps:
@@ -216,32 +221,33 @@ def extend(state: State) -> Move | None:
         init = {"training.init": "parent" if keep_weights else "fresh"}
         config = space.normalise(space.unflatten(flat | init | state.pins))
         if state.is_new(config):
-            words = ", ".join(
-                f"{key} {_say(space.get(parent['dsl_config'], key))} -> {_say(steps[key])}" for key in steps
+            changes = ", ".join(
+                f"{key} {_format_value(space.get(parent['dsl_config'], key))} -> {_format_value(steps[key])}"
+                for key in steps
             )
-            why = "; ".join(space.BY_KEY[key].why for key in steps)
+            rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in steps)
             weights = "on from its weights" if keep_weights else "weights fresh"
-            text = f"Round {parent['round']} is verified; {words} ({weights}) should add to it: {why}"
+            text = f"Round {parent['round']} is verified; {changes} ({weights}) should add to it: {rationale}"
             name = "-".join(key.split(".")[-1] for key in steps)
             return Move(f"r{parent['round']}-{name}", text, config, fork_from=parent["branch"])
     return None
 
 
-def _steps(state: State, config: Config, rng: random.Random) -> Params:
-    dimensions = [one for one in state.active(config["type"]) if one.key != "type"]
+def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
+    dimensions = [one for one in state.active_dimensions(config["type"]) if one.key != "type"]
     chosen = rng.sample(dimensions, min(1 if rng.random() < 0.6 else 2, len(dimensions)))
     steps = {one.key: one.step(space.get(config, one.key), rng) for one in chosen}
     return {key: value for key, value in steps.items() if value is not None}
 
 
-def compose(state: State) -> Move | None:
+def compose(state: SearchState) -> Move | None:
     """Two verified children of one parent that changed different keys, merged; the most promising pair first."""
     for one, other in itertools.combinations(state.verified, 2):
         parents = (one["branch"], other["branch"])
-        if canonical_fork(parents) in state.tried_sets or one["fork_from"] != other["fork_from"]:
+        if canonical_fork(parents) in state.composed_parents or one["fork_from"] != other["fork_from"]:
             continue
         base = state.config_of(one["fork_from"]) if isinstance(one["fork_from"], str) else None
-        config = merged(base, one["dsl_config"], other["dsl_config"]) if base else None
+        config = merge_configs(base, one["dsl_config"], other["dsl_config"]) if base else None
         if config is not None and state.is_new(config):
             text = f"Rounds {one['round']} and {other['round']} are verified and changed different keys of one parent; "
             text += "their gains should add up"
@@ -249,9 +255,9 @@ def compose(state: State) -> Move | None:
     return None
 
 
-def merged(base: Config, one: Config, other: Config) -> Config | None:
+def merge_configs(base: Config, one: Config, other: Config) -> Config | None:
     """Both changes to `base`; None where they touch the same key, or nothing, or do not fit together."""
-    mine, theirs = space.changed(one, base), space.changed(other, base)
+    mine, theirs = space.changed_keys(one, base), space.changed_keys(other, base)
     if not mine or not theirs or set(mine) & set(theirs):
         return None
     flat = space.flatten(base) | mine | theirs
@@ -277,17 +283,18 @@ def _name(config: Config) -> str:
     return f"{config['type']}-h{width}-{depth}" if width else f"{config['type']}-{depth}"
 
 
-def _about(config: Config) -> str:
+def _hypothesis(config: Config) -> str:
     """The hypothesis of a drawn config: what sets it apart."""
     width, depth = _size(config)
     training = config["training"]
     size = f"width {width}, {depth} layers" if width else f"{depth} iterations"
     return (
         f"A {config['type']} of {size}, head {config['head']}, trained by {training['loss']} at rate "
-        f"{_say(training['learning_rate'])} in batches of {training['batch_size']}, may reach a better trade of errors "
+        f"{_format_value(training['learning_rate'])} in batches of {training['batch_size']}, may reach "
+        "a better trade of errors "
         "against cost than what was tried"
     )
 
 
-def _say(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,8 +10,8 @@ from autoqec.ideators import moves
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
     """The next proposal; a function of the view alone. Round 1 is the best known template."""
-    state = moves.State.read(view)
-    first = moves.template(state)
+    state = moves.SearchState.read(view)
+    first = moves.next_template(state)
     if first is not None:
-        return moves.reply(first, source=f"random {state.spoken}")
-    return moves.reply(moves.fresh(state, moves.draw), source=f"random {state.spoken}")
+        return moves.to_response(first, source=f"random {state.n_proposed}")
+    return moves.to_response(moves.unseen_config(state, moves.draw), source=f"random {state.n_proposed}")

@@ -8,46 +8,46 @@ from typing import Any
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import ForkFrom
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import LOST, Move, State
+from autoqec.ideators.moves import ABORTED_STATUSES, Move, SearchState
 from autoqec.store.layout import BRANCH
 
 
-class Replay:
+class ReplayIdeator:
     """View -> the older run's next proposal. rows: that run's history; rounds that were lost are passed over.
 
     A parent is the round that repeats the old parent; where that one left no branch, the config starts at the
-    baseline with fresh weights. Raises InputError once the old proposals are used up.
+    baseline with fresh weights. Raises UsageError once the old proposals are used up.
     """
 
     def __init__(self, rows: Sequence[HistoryRow]) -> None:
         self._rows = [
             row
             for row in rows
-            if row.status not in LOST and row.refers_to_attempt is None and row.dsl_config is not None
+            if row.status not in ABORTED_STATUSES and row.refers_to_attempt is None and row.dsl_config is not None
         ]
-        self._place = {row.branch: place for place, row in enumerate(self._rows) if row.branch}
+        self._index_by_branch = {row.branch: index for index, row in enumerate(self._rows) if row.branch}
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse:
-        state = State.read(view)
-        if state.spoken >= len(self):
-            raise InputError(
+        state = SearchState.read(view)
+        if state.n_proposed >= len(self):
+            raise UsageError(
                 f"the older run holds {len(self)} proposals, and all were made",
                 where="replay",
-                mend="give fewer --rounds",
+                hint="give fewer --rounds",
             )
-        row = self._rows[state.spoken]
+        row = self._rows[state.n_proposed]
         assert row.dsl_config is not None  # chosen so
         config, fork = dict(row.dsl_config), self._fork(row.fork_from, state)
         if fork is None:
             # The config is whole; only what git would have merged in and the parent's weights are out of reach.
             training = {**config.get("training", {}), "init": "fresh"}
             config = {**config, "training": training} if space.digest(config) else config
-        return moves.reply(
+        return moves.to_response(
             Move(
                 slug=_slug(row),
                 hypothesis=row.hypothesis,
@@ -58,18 +58,18 @@ class Replay:
             source=f"replay {row.round}: {row.ideator_source}"[:200],
         )
 
-    def _fork(self, old: ForkFrom, state: State) -> ForkFrom | None:
+    def _fork(self, old: ForkFrom, state: SearchState) -> ForkFrom | None:
         """The old parents as branches of this run; None where one is missing."""
         if old == "baseline":
             return "baseline"
-        spoken = sorted((*state.told, *state.pending), key=lambda row: int(row["round"]))
+        n_proposed = sorted((*state.observed, *state.pending), key=lambda row: int(row["round"]))
         branches = []
         for branch in (old,) if isinstance(old, str) else old:
-            place = self._place.get(branch)
-            twin = spoken[place] if place is not None and place < len(spoken) else None
-            if twin is None or not twin["forkable"]:
+            index = self._index_by_branch.get(branch)
+            counterpart = n_proposed[index] if index is not None and index < len(n_proposed) else None
+            if counterpart is None or not counterpart["forkable"]:
                 return None
-            branches.append(twin["branch"])
+            branches.append(counterpart["branch"])
         return branches[0] if isinstance(old, str) else tuple(branches)
 
 

@@ -24,18 +24,18 @@ class Dimension:
     """
 
     key: str
-    why: str
+    rationale: str
     families: tuple[str, ...] = ()
     choices: tuple[Any, ...] = ()
     low: float = 0
     high: float = 0
 
-    def holds(self, value: Any) -> bool:
+    def contains(self, value: Any) -> bool:
         if self.choices:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
 
-    def tidy(self, value: Any) -> Any:
+    def rounded(self, value: Any) -> Any:
         """The value as it is written into a config: three significant digits for a real number."""
         if self.choices:
             return value
@@ -46,28 +46,28 @@ class Dimension:
     def draw(self, rng: random.Random) -> Any:
         if self.choices:
             return rng.choice(self.choices)
-        return self.tidy(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
+        return self.rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
     def step(self, value: Any, rng: random.Random) -> Any:
         """A neighbour of `value`, never `value` itself; None where there is none."""
         if self.choices:
             others = [choice for choice in self.choices if choice != value]
             return rng.choice(others) if others else None
-        factors = [factor for factor in (0.5, 2 / 3, 1.5, 2.0) if self.holds(self.tidy(value * factor))]
-        moved = [self.tidy(value * factor) for factor in factors]
+        factors = [factor for factor in (0.5, 2 / 3, 1.5, 2.0) if self.contains(self.rounded(value * factor))]
+        moved = [self.rounded(value * factor) for factor in factors]
         moved = [other for other in moved if other != value]
         return rng.choice(moved) if moved else None
 
 
-HEADED = ("mlp", "gnn", "conv")  # families whose hidden features a head maps
-MESSAGES = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
+FAMILIES_WITH_HEAD = ("mlp", "gnn", "conv")  # families whose hidden features a head maps
+MESSAGE_FUNCTIONS = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
 SHARINGS = ("none", "per_layer", "per_check")
 DAMPINGS = ("fixed", "learnable_scalar", "learnable_per_iter")
 AGGREGATIONS = ("sum", "mean", "max", "attention_pool", "gated_sum")
 
 # A net that reads its own sector too counts evidence twice that the matching already uses: `inputs` stays out.
 # Widths end where d=5 would pass the envs' bounds or a laptop's patience.
-SPACE: tuple[Dimension, ...] = (
+SEARCH_SPACE: tuple[Dimension, ...] = (
     Dimension("type", "another family sees other structure", choices=FAMILIES),
     Dimension("mlp.hidden", "width sets how many error patterns it can tell apart", ("mlp",), low=64, high=768),
     Dimension("mlp.depth", "depth composes patterns across the lattice", ("mlp",), low=1, high=4),
@@ -75,7 +75,7 @@ SPACE: tuple[Dimension, ...] = (
     Dimension("mlp.skip", "a linear path carries the pairwise part", ("mlp",), choices=(True, False)),
     Dimension("gnn.hidden", "width sets what a message can say", ("gnn",), low=8, high=64),
     Dimension("gnn.layers", "layers set how far evidence travels", ("gnn",), low=2, high=6),
-    Dimension("gnn.message_fn", "gates let a message be ignored", ("gnn",), choices=MESSAGES),
+    Dimension("gnn.message_fn", "gates let a message be ignored", ("gnn",), choices=MESSAGE_FUNCTIONS),
     Dimension("gnn.aggregation", "how messages add up", ("gnn",), choices=AGGREGATIONS),
     Dimension("gnn.normalization", "normalised states train more evenly", ("gnn",), choices=("none", "layer", "batch")),
     Dimension("gnn.residual", "residual states keep what was seen", ("gnn",), choices=(True, False)),
@@ -91,7 +91,7 @@ SPACE: tuple[Dimension, ...] = (
     Dimension("conv.layers", "layers set how far evidence travels", ("conv",), low=2, high=6),
     Dimension("conv.kernel", "a wider kernel sees further in one layer", ("conv",), choices=(3, 5)),
     Dimension("conv.residual", "residual cells keep what was seen", ("conv",), choices=(True, False)),
-    Dimension("head", "a small head bends the last map", HEADED, choices=("linear", "mlp_small")),
+    Dimension("head", "a small head bends the last map", FAMILIES_WITH_HEAD, choices=("linear", "mlp_small")),
     Dimension("training.loss", "the loss sets which edges count", choices=("bce", "focal", "weighted_bce")),
     Dimension("training.learning_rate", "the step size sets how far training gets", low=5e-4, high=1e-2),
     Dimension("training.batch_size", "smaller batches take more steps", choices=(256, 512, 1024, 2048)),
@@ -100,7 +100,7 @@ SPACE: tuple[Dimension, ...] = (
     Dimension("training.finetune_share", "more shots through the matching", choices=(0.0, 0.5, 1.0)),
     Dimension("training.finetune_gap", "which shots count as near failure", low=3.0, high=12.0),
 )
-BY_KEY = {dimension.key: dimension for dimension in SPACE}
+DIMENSION_BY_KEY = {dimension.key: dimension for dimension in SEARCH_SPACE}
 
 
 @dataclass(frozen=True)
@@ -141,10 +141,10 @@ def unflatten(flat: Params) -> Config:
     config: Config = {}
     for key, value in flat.items():
         *parents, leaf = key.split(".")
-        place = config
+        node = config
         for part in parents:
-            place = place.setdefault(part, {})
-        place[leaf] = value
+            node = node.setdefault(part, {})
+        node[leaf] = value
     return config
 
 
@@ -161,8 +161,8 @@ def digest(config: Config) -> str | None:
         return None
 
 
-def active(family: str) -> list[Dimension]:
-    return [dimension for dimension in SPACE if not dimension.families or family in dimension.families]
+def active_dimensions(family: str) -> list[Dimension]:
+    return [dimension for dimension in SEARCH_SPACE if not dimension.families or family in dimension.families]
 
 
 def build(params: Params) -> Config:
@@ -172,23 +172,23 @@ def build(params: Params) -> Config:
     return normalise(config)
 
 
-def params_of(config: Config, *, but: Container[str] = ()) -> Params | None:
+def params_of(config: Config, *, exclude: Container[str] = ()) -> Params | None:
     """The inverse of `build`: None where a value lies outside the space. but: keys that are left out unseen."""
     params: Params = {}
-    for dimension in active(config.get("type", "")):
-        if dimension.key in but:
+    for dimension in active_dimensions(config.get("type", "")):
+        if dimension.key in exclude:
             continue
         try:
             value = get(config, dimension.key)
         except (KeyError, TypeError):
             return None
-        if not dimension.holds(value):
+        if not dimension.contains(value):
             return None
         params[dimension.key] = value
     return params if config.get("type") in FAMILIES else None
 
 
-def changed(config: Config, base: Config) -> dict[str, Any]:
+def changed_keys(config: Config, base: Config) -> dict[str, Any]:
     """Dotted keys whose value differs from `base`, with the value in `config` (None: taken out)."""
     mine, theirs = flatten(config), flatten(base)
     keys = [*mine, *(key for key in theirs if key not in mine)]

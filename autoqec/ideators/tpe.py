@@ -12,34 +12,34 @@ from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import State
+from autoqec.ideators.moves import SearchState
 from autoqec.ideators.space import Dimension, Params
 
-COMPOSE_SHARE = 0.5  # of the proposals that could be compositions
-EXTEND_SHARE = 0.6  # of the rest, once a branch is verified
-STARTUP = 6  # told rounds before the estimator speaks; uniform draws till then
-WORST = (-1.0, 1e12, 1e12)  # what a config that would not compile or train is told as
+COMPOSE_PROBABILITY = 0.5  # of the proposals that could be compositions
+EXTEND_PROBABILITY = 0.6  # of the rest, once a branch is verified
+N_STARTUP_ROUNDS = 6  # told rounds before the estimator speaks; uniform draws till then
+FAILED_TRIAL_VALUES = (-1.0, 1e12, 1e12)  # what a config that would not compile or train is told as
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
     """The next proposal; a function of the view alone. Round 1 is the best known template."""
-    state = State.read(view)
-    return moves.reply(_move(state), source=f"tpe {state.spoken}")
+    state = SearchState.read(view)
+    return moves.to_response(_move(state), source=f"tpe {state.n_proposed}")
 
 
-def _move(state: State) -> moves.Move:
-    first = moves.template(state)
+def _move(state: SearchState) -> moves.Move:
+    first = moves.next_template(state)
     if first is not None:
         return first
     rng = state.rng("move")
-    if rng.random() < COMPOSE_SHARE and (composition := moves.compose(state)) is not None:
+    if rng.random() < COMPOSE_PROBABILITY and (composition := moves.compose(state)) is not None:
         return composition
-    if rng.random() < EXTEND_SHARE and (extension := moves.extend(state)) is not None:
+    if rng.random() < EXTEND_PROBABILITY and (extension := moves.extend(state)) is not None:
         return extension
-    return moves.fresh(state, asked)
+    return moves.unseen_config(state, suggestions)
 
 
-def asked(state: State) -> Iterator[Params]:
+def suggestions(state: SearchState) -> Iterator[Params]:
     """Endless suggestions; one that is turned down stays pending and pushes the next one away."""
     import optuna
 
@@ -51,31 +51,31 @@ def asked(state: State) -> Iterator[Params]:
             multivariate=True,
             group=True,
             constant_liar=True,
-            n_startup_trials=STARTUP,
+            n_startup_trials=N_STARTUP_ROUNDS,
         )
         study = optuna.create_study(directions=("maximize", "minimize", "minimize"), sampler=sampler)
         _tell(study, state)
     while True:
         trial = study.ask()
         params: Params = {"type": state.pins["type"]} if "type" in state.pins else {}
-        for dimension in space.SPACE:
+        for dimension in space.SEARCH_SPACE:
             if dimension.key in state.pins:
                 continue
             if not dimension.families or params["type"] in dimension.families:
-                params[dimension.key] = dimension.tidy(_suggest(trial, dimension))
+                params[dimension.key] = dimension.rounded(_suggest(trial, dimension))
         yield params
 
 
-def _tell(study: Any, state: State) -> None:
+def _tell(study: Any, state: SearchState) -> None:
     """Every row whose config lies in the space; a verdict's figure counts before the Runner's own."""
     from optuna.trial import TrialState, create_trial
 
-    for row in (*state.told, *state.pending):
+    for row in (*state.observed, *state.pending):
         params = state.params_of(row["dsl_config"]) if row["dsl_config"] else None
         if params is None:
             continue
         params = {key: value for key, value in params.items() if key not in state.pins}
-        distributions = {key: _distribution(space.BY_KEY[key]) for key in params}
+        distributions = {key: _distribution(space.DIMENSION_BY_KEY[key]) for key in params}
         pending = row["status"] is None
         study.add_trial(
             create_trial(
@@ -91,7 +91,7 @@ def _values(row: dict[str, Any]) -> tuple[float, float, float]:
     gain = row["delta_vs_baseline_holdout"]
     gain = row["delta_ler"] if gain is None else gain
     if row["status"] != "ok" or gain is None:
-        return WORST
+        return FAILED_TRIAL_VALUES
     return gain, float(row["flops_per_syndrome"]), float(row["n_params"])
 
 

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pydantic import BaseModel, ValidationError
 
 from autoqec.llm import prices
-from autoqec.llm.anthropic_transport import Watch, count_lost, observe, watching
+from autoqec.llm.anthropic_transport import CallAttempts, count_lost_attempt, current_attempts, track_attempts
 from autoqec.llm.base import (
-    MAX_ANSWER_CHARS,
+    MAX_RESPONSE_CHARS,
     MIN_MAX_TOKENS,
-    Caller,
+    BaseLanguageModel,
     Effort,
-    Reply,
     Request,
+    Response,
     ToolCall,
     Usage,
     estimate_tokens,
-    parse_answer,
+    parse_output,
 )
 from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmRefusal, LmTruncated, LmUnavailable
 
@@ -36,7 +36,7 @@ STREAM_ABOVE = 21_000
 _RETRIED_IN_STREAM = ("overloaded_error", "api_error", "rate_limit_error", "timeout_error")
 
 
-class AnthropicLM(Caller):
+class AnthropicLM(BaseLanguageModel):
     """One model behind the Messages API. Instances may be shared by threads.
 
     api_key: None takes ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN; with an explicit `base_url` no key of the environment
@@ -63,19 +63,19 @@ class AnthropicLM(Caller):
         self._max_retries = max_retries
         self._client = _client(base_url, api_key, max_retries, timeout_s)
 
-    def complete(self, request: Request) -> Reply:
+    def complete(self, request: Request) -> Response:
         start = time.monotonic()
-        watch = Watch()
-        token = watching.set(watch)
+        attempts = CallAttempts()
+        token = current_attempts.set(attempts)
         try:
             streamed = self._stream or request.max_tokens > STREAM_ABOVE
-            message = self._streamed(request) if streamed else self._parsed(request, watch)
-            return self._reply(request, message, watch, int((time.monotonic() - start) * 1000))
+            message = self._stream_message(request) if streamed else self._create_message(request, attempts)
+            return self._to_response(request, message, attempts, int((time.monotonic() - start) * 1000))
         except LmError as error:
-            error.lost_attempts = watch.lost
+            error.lost_attempts = attempts.lost
             raise
         finally:
-            watching.reset(token)
+            current_attempts.reset(token)
 
     def count_tokens(self, request: Request) -> int:
         """The provider's own count; an estimate from above where the endpoint cannot count."""
@@ -88,12 +88,12 @@ class AnthropicLM(Caller):
         try:
             return int(self._client.messages.count_tokens(**body).input_tokens)
         except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
-            _raise(error, self.model)
+            _raise_lm_error(error, self.model)
         except (anthropic.AnthropicError, AttributeError, TypeError, ValueError):
             return estimate_tokens(request.text())
 
-    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        return prices.worst_cost_usd(self.model, prompt_tokens, request, cache_hour=self._cache_ttl == "1h")
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        return prices.max_cost_usd(self.model, prompt_tokens, request, cache_hour=self._cache_ttl == "1h")
 
     def _body(self, request: Request) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -101,7 +101,7 @@ class AnthropicLM(Caller):
             "max_tokens": request.max_tokens,
             "messages": [
                 {"role": m.role, "content": m.content if isinstance(m.content, str) else list(m.content)}
-                for m in request.turns()
+                for m in request.rendered_messages()
             ],
         }
         if request.system:
@@ -120,7 +120,7 @@ class AnthropicLM(Caller):
         system[max(len(system) - 2, 0)]["cache_control"] = {"type": "ephemeral", "ttl": self._cache_ttl}
         return system
 
-    def _parsed(self, request: Request, watch: Watch) -> Any:
+    def _create_message(self, request: Request, attempts: CallAttempts) -> Any:
         """One answer in one piece, as `messages.parse` gives it; retries are the package's."""
         import anthropic
 
@@ -131,13 +131,13 @@ class AnthropicLM(Caller):
             return self._client.messages.parse(**body)
         except ValidationError:
             # A refusal, a cut answer, or one that breaks a bound: what came is still there, with its usage.
-            if watch.body is None:
+            if attempts.body is None:
                 raise
-            return anthropic.types.Message.construct(**_as_message(watch.body))
+            return anthropic.types.Message.construct(**_as_message(attempts.body))
         except anthropic.AnthropicError as error:
-            _raise(error, self.model)
+            _raise_lm_error(error, self.model)
 
-    def _streamed(self, request: Request) -> Any:
+    def _stream_message(self, request: Request) -> Any:
         """One answer piece by piece. The package does not retry what breaks inside a stream; this does."""
         import anthropic
         import httpx2
@@ -154,17 +154,17 @@ class AnthropicLM(Caller):
                     message = stream.get_final_message()
                 if message.stop_reason is not None:
                     return message
-                fault: Exception = LmUnavailable("the stream ended before the answer did")
+                last_error: Exception = LmUnavailable("the stream ended before the answer did")
             except (httpx2.HTTPError, AssertionError, ValueError) as error:
-                fault = error
+                last_error = error
             except anthropic.AnthropicError as error:
                 if getattr(error, "status_code", 0) != 200 or getattr(error, "type", "") not in _RETRIED_IN_STREAM:
-                    _raise(error, self.model)
-                fault = error
-            count_lost()
-        _raise(fault, self.model)
+                    _raise_lm_error(error, self.model)
+                last_error = error
+            count_lost_attempt()
+        _raise_lm_error(last_error, self.model)
 
-    def _reply(self, request: Request, message: Any, watch: Watch, duration_ms: int) -> Reply:
+    def _to_response(self, request: Request, message: Any, attempts: CallAttempts, duration_ms: int) -> Response:
         usage, hour = _usage(message.usage)
         cost = prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour)
         text = "".join(block.text for block in message.content if block.type == "text")
@@ -174,12 +174,12 @@ class AnthropicLM(Caller):
             if block.type == "tool_use"
         )
         try:
-            _check_end(message, text, self.model)
+            _check_stop_reason(message, text, self.model)
             parsed = None if request.output is None or calls else _parse(request.output, message, text)
         except LmError as error:
             error.usage, error.cost_usd = usage, cost
             raise
-        return Reply(
+        return Response(
             text=text,
             parsed=parsed,
             tool_calls=calls,
@@ -188,8 +188,8 @@ class AnthropicLM(Caller):
             model=message.model or self.model,
             cost_usd=cost,
             duration_ms=duration_ms,
-            blocks=tuple(_plain(block) for block in message.content),
-            lost_attempts=watch.lost,
+            blocks=tuple(_block_dict(block) for block in message.content),
+            lost_attempts=attempts.lost,
         )
 
 
@@ -204,7 +204,7 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
             raise LmAuth(
                 "no key for the Messages API",
                 where="environment variable ANTHROPIC_API_KEY",
-                mend="set it, or choose --ideator tpe, which asks no model; a local endpoint needs no key: name it by "
+                hint="set it, or choose --ideator tpe, which asks no model; a local endpoint needs no key: name it by "
                 "`base_url`, or a role's by AUTOQEC_<ROLE>_BASE_URL",
             )
     import anthropic
@@ -215,7 +215,7 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
         base_url=base_url,
         max_retries=max_retries,
         timeout=anthropic.Timeout(timeout_s, connect=min(5.0, timeout_s)),
-        middleware=[observe],
+        middleware=[track_attempts],
     )
 
 
@@ -232,7 +232,7 @@ def _usage(usage: Any) -> tuple[Usage, int]:
     return Usage(**counters), int(getattr(by_ttl, "ephemeral_1h_input_tokens", 0) or 0)
 
 
-def _check_end(message: Any, text: str, model: str) -> None:
+def _check_stop_reason(message: Any, text: str, model: str) -> None:
     """Typed errors for the ends that are no answers."""
     reason = message.stop_reason
     if reason == "refusal":
@@ -240,37 +240,37 @@ def _check_end(message: Any, text: str, model: str) -> None:
         why = getattr(details, "explanation", None) or getattr(details, "category", None) or "no reason given"
         raise LmRefusal(f"the model declined to answer: {str(why)[:300]}", where=model)
     if reason in ("max_tokens", "model_context_window_exceeded"):
-        raise LmTruncated(f"the answer was cut off ({reason})", where=model, mend="allow more tokens")
+        raise LmTruncated(f"the answer was cut off ({reason})", where=model, hint="allow more tokens")
     if reason not in ("end_turn", "tool_use", "stop_sequence"):
         raise LmBadAnswer(f"the answer ended with {reason!r}", where=model)
-    if len(text) > MAX_ANSWER_CHARS:
-        raise LmBadAnswer(f"the answer has {len(text)} characters; {MAX_ANSWER_CHARS} are allowed", where=model)
+    if len(text) > MAX_RESPONSE_CHARS:
+        raise LmBadAnswer(f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", where=model)
 
 
 def _parse(output: type[BaseModel], message: Any, text: str) -> BaseModel:
     done = getattr(message, "parsed_output", None)
-    return done if isinstance(done, output) else parse_answer(output, text)
+    return done if isinstance(done, output) else parse_output(output, text)
 
 
 def _tool_input(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _plain(block: Any) -> dict[str, Any]:
+def _block_dict(block: Any) -> dict[str, Any]:
     """A content block as it may be sent back."""
     plain: dict[str, Any] = block.to_dict() if hasattr(block, "to_dict") else dict(block)
     plain.pop("parsed_output", None)
     return plain
 
 
-def _raise(error: Exception, model: str) -> NoReturn:
+def _raise_lm_error(error: Exception, model: str) -> NoReturn:
     """The package's error as one of ours, without its traceback's request."""
     import anthropic
 
-    said = str(getattr(error, "api_message", None) or error)[:300]
+    detail = str(getattr(error, "api_message", None) or error)[:300]
     if isinstance(error, anthropic.AuthenticationError | anthropic.PermissionDeniedError | anthropic.CredentialsError):
-        raise LmAuth(f"the provider does not take the key: {said}", where=model, mend="check the key") from None
+        raise LmAuth(f"the provider does not take the key: {detail}", where=model, hint="check the key") from None
     status = getattr(error, "status_code", None)
     if isinstance(error, anthropic.APIStatusError) and status in (400, 402, 404, 413, 422):
-        raise LmBadRequest(f"the provider refuses the request ({status}): {said}", where=model) from None
-    raise LmUnavailable(f"no answer after all retries: {said}", where=model) from None
+        raise LmBadRequest(f"the provider refuses the request ({status}): {detail}", where=model) from None
+    raise LmUnavailable(f"no answer after all retries: {detail}", where=model) from None

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field, ValidationError
 
-from autoqec.contracts.base import Contract, canonical_json, first_fault, sha256_json
+from autoqec.contracts.base import Contract, canonical_json, first_validation_error, sha256_json
 from autoqec.llm.errors import LmBadAnswer
 
 # Thinking counts into max_tokens, so a small cap cuts answers off before they begin.
 MIN_MAX_TOKENS = 8192
 # One answer beyond this is no answer: the largest reply of the contracts holds eight files of 200 kB.
-MAX_ANSWER_CHARS = 2_000_000
+MAX_RESPONSE_CHARS = 2_000_000
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
 Count = Annotated[int, Field(ge=0)]
@@ -82,10 +82,10 @@ class Request(Contract):
     def fingerprint(self, model: str) -> str:
         """SHA-256 of all that can change the answer, but for `aside`."""
         schema = self.output.model_json_schema() if self.output else None
-        asked = {name: value for name, value in self.dump().items() if name != "aside"}
-        return sha256_json({"model": model, "schema": schema, **asked})
+        fields = {name: value for name, value in self.dump().items() if name != "aside"}
+        return sha256_json({"model": model, "schema": schema, **fields})
 
-    def turns(self) -> tuple[Message, ...]:
+    def rendered_messages(self) -> tuple[Message, ...]:
         """The messages as a backend sends them."""
         first, *more = self.messages
         if not self.aside or not isinstance(first.content, str):
@@ -94,14 +94,14 @@ class Request(Contract):
 
     def text(self) -> str:
         """Everything the model reads, as one string: for estimates."""
-        parts = [*self.system, *(_text_of(message.content) for message in self.turns())]
+        parts = [*self.system, *(_text_of(message.content) for message in self.rendered_messages())]
         parts += [canonical_json(tool.dump()) for tool in self.tools]
         if self.output:
             parts.append(canonical_json(self.output.model_json_schema()))
         return "\n\n".join(parts)
 
 
-class Reply(Contract):
+class Response(Contract):
     """One answer. blocks: the turn as the provider spelled it, to be passed back unchanged in a tool loop.
 
     cost_usd: null where no price is known. lost_attempts: earlier tries of this call that were cut off, cost unknown.
@@ -128,28 +128,28 @@ class LanguageModel(Protocol):
     """What a backend offers. Instances may be shared by threads. takes_tools: whether a request may carry tools."""
 
     model: str
-    takes_tools: bool
+    supports_tools: bool
 
-    def complete(self, request: Request) -> Reply:
+    def complete(self, request: Request) -> Response:
         """Answer, or raise an LmError."""
 
     def count_tokens(self, request: Request) -> int:
         """Prompt tokens of the request: exact where the provider counts, else an estimate from above."""
 
-    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
         """The most that the call can cost; None where no price is known."""
 
     def call(self, system_prompt: str, user_prompt: str) -> str:
         """Text in, text out."""
 
 
-class Caller:
+class BaseLanguageModel:
     """`call` in terms of `complete`, for every backend and wrapper."""
 
     max_output_tokens: int = MIN_MAX_TOKENS
-    takes_tools: bool = True
+    supports_tools: bool = True
 
-    def complete(self, request: Request) -> Reply:
+    def complete(self, request: Request) -> Response:
         raise NotImplementedError
 
     def call(self, system_prompt: str, user_prompt: str) -> str:
@@ -175,19 +175,21 @@ def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Me
     )
 
 
-def parse_answer(output: type[BaseModel], text: str) -> BaseModel:
+def parse_output(output: type[BaseModel], text: str) -> BaseModel:
     """`text` as an instance of `output`; LmBadAnswer names the first fault.
 
     Bounds and patterns are checked here: providers only promise the schema's shape.
     """
-    if len(text) > MAX_ANSWER_CHARS:
+    if len(text) > MAX_RESPONSE_CHARS:
         raise LmBadAnswer(
-            f"the answer has {len(text)} characters; {MAX_ANSWER_CHARS} are allowed", where=output.__name__
+            f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", where=output.__name__
         )
     try:
         return output.model_validate_json(text)
     except ValidationError as error:
-        raise LmBadAnswer(f"the answer is no {output.__name__}: {first_fault(error)}", where=output.__name__) from None
+        raise LmBadAnswer(
+            f"the answer is no {output.__name__}: {first_validation_error(error)}", where=output.__name__
+        ) from None
 
 
 def estimate_tokens(text: str) -> int:
@@ -195,11 +197,11 @@ def estimate_tokens(text: str) -> int:
     return math.ceil(len(text.encode()) / 3)
 
 
-def with_output(reply: Reply, request: Request) -> Reply:
+def with_parsed_output(response: Response, request: Request) -> Response:
     """`reply` with `parsed` filled in from its text, where the request asked for an output and no tool was called."""
-    if request.output is None or reply.tool_calls:
-        return reply
-    return reply.model_copy(update={"parsed": parse_answer(request.output, reply.text)})
+    if request.output is None or response.tool_calls:
+        return response
+    return response.model_copy(update={"parsed": parse_output(request.output, response.text)})
 
 
 def _text_of(content: str | tuple[dict[str, Any], ...]) -> str:

@@ -11,31 +11,39 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm import errors, prices
-from autoqec.llm.base import MIN_MAX_TOKENS, Caller, LanguageModel, Reply, Request, Usage, with_output
+from autoqec.llm.base import (
+    MIN_MAX_TOKENS,
+    BaseLanguageModel,
+    LanguageModel,
+    Request,
+    Response,
+    Usage,
+    with_parsed_output,
+)
 from autoqec.llm.errors import LmCassetteMiss, LmError
 from autoqec.llm.redact import redact_value
 from autoqec.store import jsonl
 
 Mode = Literal["live", "record", "replay"]
 
-_KINDS: dict[str, type[LmError]] = {
+_RECORDED_ERRORS: dict[str, type[LmError]] = {
     kind.__name__: kind for kind in (errors.LmRefusal, errors.LmTruncated, errors.LmBadAnswer, errors.LmUnavailable)
 }  # an answer that a model gave; faults of the machine (no key, no credit) are not worth replaying
 
 
-class Tape:
+class CassetteFile:
     """One file of calls; roles share it. Threads may share it."""
 
     def __init__(self, path: Path, mode: Mode) -> None:
         self.path, self.mode = path, mode
         self._lock = threading.Lock()
         self._rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        self._played: dict[str, int] = defaultdict(int)
+        self._n_replayed: dict[str, int] = defaultdict(int)
         if mode == "replay":
             if not path.is_file():
-                raise InputError("the cassette is not there", where=str(path), mend="record one first")
+                raise UsageError("the cassette is not there", where=str(path), hint="record one first")
             for row in jsonl.read(path):
                 self._rows[row["key"]].append(row)
 
@@ -45,19 +53,19 @@ class Tape:
 
     def next(self, key: str, request: Request, model: str, *, what: str) -> dict[str, Any]:
         with self._lock:
-            rows, index = self._rows.get(key, []), self._played[key]
+            rows, index = self._rows.get(key, []), self._n_replayed[key]
             if index < len(rows):
-                self._played[key] = index + 1
+                self._n_replayed[key] = index + 1
                 return rows[index]
         again = f", asked for the {index + 1}. time" if rows else ""
         raise LmCassetteMiss(
             f"the cassette holds no such {what} of role {request.role} to {model} (key {key[:12]}{again})",
             where=str(self.path),
-            mend="record the run again, or replay it with the versions that it was recorded with",
+            hint="record the run again, or replay it with the versions that it was recorded with",
         )
 
 
-class Cassette(Caller):
+class CassetteLM(BaseLanguageModel):
     """A language model on tape. inner: the model behind it; None is enough for a replay.
 
     model: the name under which the calls were recorded. The other options: as the recorded model had them.
@@ -65,64 +73,72 @@ class Cassette(Caller):
 
     def __init__(
         self,
-        tape: Tape,
+        cassette_file: CassetteFile,
         model: str,
-        inner: LanguageModel | None = None,
+        wrapped: LanguageModel | None = None,
         *,
-        takes_tools: bool = True,
+        supports_tools: bool = True,
         max_output_tokens: int = MIN_MAX_TOKENS,
         max_call_usd: float | None = None,
     ) -> None:
-        if inner is None and tape.mode != "replay":
-            raise InputError(f"mode `{tape.mode}` needs a model behind the cassette", where=str(tape.path))
-        self.tape, self.model, self.inner = tape, model, inner
-        self.takes_tools, self.max_output_tokens, self._max_call_usd = takes_tools, max_output_tokens, max_call_usd
+        if wrapped is None and cassette_file.mode != "replay":
+            raise UsageError(
+                f"mode `{cassette_file.mode}` needs a model behind the cassette", where=str(cassette_file.path)
+            )
+        self.cassette_file, self.model, self.wrapped = cassette_file, model, wrapped
+        self.supports_tools, self.max_output_tokens, self._max_call_usd = (
+            supports_tools,
+            max_output_tokens,
+            max_call_usd,
+        )
 
-    def complete(self, request: Request) -> Reply:
+    def complete(self, request: Request) -> Response:
         key = request.fingerprint(self.model)
-        if self.tape.mode == "replay":
+        if self.cassette_file.mode == "replay":
             return self._replay(key, request)
         row = {"kind": "complete", "key": key, "role": request.role, "model": self.model, "request": request.dump()}
         try:
-            reply = self._inner().complete(request)
+            response = self._wrapped_model().complete(request)
         except LmError as error:
-            if type(error).__name__ in _KINDS and self.tape.mode == "record":
-                self.tape.write({**row, "reply": None, "error": _error_row(error)})
+            if type(error).__name__ in _RECORDED_ERRORS and self.cassette_file.mode == "record":
+                self.cassette_file.write({**row, "reply": None, "error": _error_row(error)})
             raise
-        if self.tape.mode == "record":
-            self.tape.write({**row, "reply": reply.dump(), "error": None})
-        return reply
+        if self.cassette_file.mode == "record":
+            self.cassette_file.write({**row, "reply": response.dump(), "error": None})
+        return response
 
     def count_tokens(self, request: Request) -> int:
         """As recorded: a replay must meet its budget at the same call."""
         key = "count:" + request.fingerprint(self.model)
-        if self.tape.mode == "replay":
-            return int(self.tape.next(key, request, self.model, what="token count")["tokens"])
-        tokens = self._inner().count_tokens(request)
-        if self.tape.mode == "record":
-            self.tape.write({"kind": "count", "key": key, "role": request.role, "model": self.model, "tokens": tokens})
+        if self.cassette_file.mode == "replay":
+            return int(self.cassette_file.next(key, request, self.model, what="token count")["tokens"])
+        tokens = self._wrapped_model().count_tokens(request)
+        if self.cassette_file.mode == "record":
+            self.cassette_file.write(
+                {"kind": "count", "key": key, "role": request.role, "model": self.model, "tokens": tokens}
+            )
         return tokens
 
-    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        if self.inner is not None:
-            return self.inner.worst_cost_usd(request, prompt_tokens)
-        known = prices.worst_cost_usd(self.model, prompt_tokens, request)
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        if self.wrapped is not None:
+            return self.wrapped.max_cost_usd(request, prompt_tokens)
+        known = prices.max_cost_usd(self.model, prompt_tokens, request)
         return known if known is not None else self._max_call_usd
 
-    def _inner(self) -> LanguageModel:
-        assert self.inner is not None  # checked when built
-        return self.inner
+    def _wrapped_model(self) -> LanguageModel:
+        assert self.wrapped is not None  # checked when built
+        return self.wrapped
 
-    def _replay(self, key: str, request: Request) -> Reply:
-        row = self.tape.next(key, request, self.model, what="call")
+    def _replay(self, key: str, request: Request) -> Response:
+        row = self.cassette_file.next(key, request, self.model, what="call")
         if row["error"] is None:
-            return with_output(Reply.read(row["reply"], where=str(self.tape.path)), request)
+            return with_parsed_output(Response.read(row["reply"], where=str(self.cassette_file.path)), request)
         error = row["error"]
-        usage = Usage.read(error["usage"], where=str(self.tape.path)) if error["usage"] else None
-        raise _KINDS[error["kind"]](
+        usage = Usage.read(error["usage"], where=str(self.cassette_file.path)) if error["usage"] else None
+        raise _RECORDED_ERRORS[error["kind"]](
             error["what"],
             where=error["where"],
-            mend=error["mend"],
+            hint=error["mend"],
             usage=usage,
             cost_usd=error["cost_usd"],
             lost_attempts=error["lost_attempts"],
@@ -134,7 +150,7 @@ def _error_row(error: LmError) -> dict[str, Any]:
         "kind": type(error).__name__,
         "what": error.what,
         "where": error.where,
-        "mend": error.mend,
+        "mend": error.hint,
         "usage": error.usage.dump() if error.usage else None,
         "cost_usd": error.cost_usd,
         "lost_attempts": error.lost_attempts,

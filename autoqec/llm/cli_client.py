@@ -18,16 +18,32 @@ from typing import IO, Any, Literal
 from pydantic import BaseModel
 
 from autoqec.contracts.base import canonical_json
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm import cli_output, prices
-from autoqec.llm.base import MIN_MAX_TOKENS, Caller, Effort, Reply, Request, estimate_tokens, with_output
+from autoqec.llm.base import (
+    MIN_MAX_TOKENS,
+    BaseLanguageModel,
+    Effort,
+    Request,
+    Response,
+    estimate_tokens,
+    with_parsed_output,
+)
 from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmUnavailable
 from autoqec.system.process import child
 
 Program = Literal["claude", "codex"]
 _MAX_OUTPUT = 16 * 2**20  # bytes on stdout: far more than an answer, far less than memory
-_SHARED = ("USER", "LOGNAME", "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "HTTPS_PROXY", "NO_PROXY")
-_OWN: dict[str, tuple[str, ...]] = {
+_SHARED_ENV_VARS = (
+    "USER",
+    "LOGNAME",
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "NODE_EXTRA_CA_CERTS",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+)
+_PROGRAM_ENV_VARS: dict[str, tuple[str, ...]] = {
     "claude": (
         "ANTHROPIC_API_KEY",
         "ANTHROPIC_AUTH_TOKEN",
@@ -40,14 +56,14 @@ _OWN: dict[str, tuple[str, ...]] = {
 _AUTH_WORDS = ("api key", "/login", "log in", "unauthorized", "401", "authentication", "not logged in")
 
 
-class CliLM(Caller):
+class CliLM(BaseLanguageModel):
     """One program that answers. model None: the program's own default. Tools of a request are refused: the program
     has a loop of its own that could not be watched.
 
     timeout_s ends the child and everything below it. max_call_usd: cap that `claude` keeps by itself.
     """
 
-    takes_tools = False
+    supports_tools = False
 
     def __init__(
         self,
@@ -61,12 +77,12 @@ class CliLM(Caller):
     ) -> None:
         path = shutil.which(program)
         if path is None:
-            raise InputError(f"the program `{program}` is not on PATH", where="backend", mend=f"install {program}")
+            raise UsageError(f"the program `{program}` is not on PATH", where="backend", hint=f"install {program}")
         self.model, self.max_output_tokens = model or program, max_output_tokens
-        self._program, self._path, self._named = program, path, model
+        self._program, self._path, self._requested_model = program, path, model
         self._effort, self._timeout_s, self._max_call_usd = effort, timeout_s, max_call_usd
 
-    def complete(self, request: Request) -> Reply:
+    def complete(self, request: Request) -> Response:
         if request.tools:
             raise LmBadRequest(f"`{self._program}` takes no tools from outside", where=f"role {request.role}")
         start = time.monotonic()
@@ -74,59 +90,63 @@ class CliLM(Caller):
             out, err, returncode = self._run(request, Path(name))
         read = cli_output.read_claude if self._program == "claude" else cli_output.read_codex
         try:
-            answer = read(out, self.model)
+            program_response = read(out, self.model)
         except LmUnavailable as error:
-            raise self._failure(f"{error.what}; {err}" if err else error.what, returncode) from None
-        reply = Reply(
-            text=answer.text,
-            usage=answer.usage,
-            stop_reason=answer.stop_reason,
-            model=answer.model,
-            cost_usd=answer.cost_usd,
+            raise self._error_from_output(f"{error.what}; {err}" if err else error.what, returncode) from None
+        response = Response(
+            text=program_response.text,
+            usage=program_response.usage,
+            stop_reason=program_response.stop_reason,
+            model=program_response.model,
+            cost_usd=program_response.cost_usd,
             duration_ms=int((time.monotonic() - start) * 1000),
         )
         try:
-            return with_output(reply, request)
+            return with_parsed_output(response, request)
         except LmError as error:
-            error.usage, error.cost_usd = reply.usage, reply.cost_usd
+            error.usage, error.cost_usd = response.usage, response.cost_usd
             raise
 
     def count_tokens(self, request: Request) -> int:
         return estimate_tokens(request.text())
 
-    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        known = prices.worst_cost_usd(self.model, prompt_tokens, request)
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        known = prices.max_cost_usd(self.model, prompt_tokens, request)
         return known if known is not None else self._max_call_usd
 
     def _run(self, request: Request, work: Path) -> tuple[bytes, str, int]:
         """The program's stdout, the end of its stderr, its exit status."""
-        argv = self._claude(request, work) if self._program == "claude" else self._codex(request, work)
+        argv = self._claude_argv(request, work) if self._program == "claude" else self._codex_argv(request, work)
         prompt = _prompt(request) if self._program == "claude" else "\n\n".join([*request.system, _prompt(request)])
         empty = work / "empty"
         empty.mkdir()
         limits = child.Limits(wallclock_s=self._timeout_s)
-        env = {name: os.environ[name] for name in (*_SHARED, *_OWN[self._program]) if name in os.environ}
+        env = {
+            name: os.environ[name]
+            for name in (*_SHARED_ENV_VARS, *_PROGRAM_ENV_VARS[self._program])
+            if name in os.environ
+        }
         with child.start(argv, cwd=empty, env=env, limits=limits, stderr=work / "stderr") as process:
-            feeder = threading.Thread(target=_feed, args=(process.stdin, prompt.encode()), daemon=True)
-            feeder.start()
+            writer_thread = threading.Thread(target=_write_stdin, args=(process.stdin, prompt.encode()), daemon=True)
+            writer_thread.start()
             out = process.stdout.read(_MAX_OUTPUT + 1)
             result = process.wait(5.0) or process.kill()
-            feeder.join()
-        if result.killed:
-            raise LmUnavailable(f"`{self._program}` was ended: {result.killed}", lost_attempts=1)
+            writer_thread.join()
+        if result.limit_broken:
+            raise LmUnavailable(f"`{self._program}` was ended: {result.limit_broken}", lost_attempts=1)
         if len(out) > _MAX_OUTPUT:
             raise LmBadAnswer(f"`{self._program}` wrote more than {_MAX_OUTPUT} bytes", where=self.model)
-        said = (work / "stderr").read_bytes()[-500:].decode(errors="replace")
-        return out, " ".join(said.split()), result.returncode
+        stderr_tail = (work / "stderr").read_bytes()[-500:].decode(errors="replace")
+        return out, " ".join(stderr_tail.split()), result.returncode
 
-    def _claude(self, request: Request, work: Path) -> list[str]:
+    def _claude_argv(self, request: Request, work: Path) -> list[str]:
         argv = [self._path, "-p", "--output-format", "json", "--tools", "", "--strict-mcp-config"]
         argv += ["--no-session-persistence"]
         if request.system:
             (work / "system.txt").write_text("\n\n".join(request.system), "utf-8")
             argv += ["--system-prompt-file", str(work / "system.txt")]
-        if self._named:
-            argv += ["--model", self._named]
+        if self._requested_model:
+            argv += ["--model", self._requested_model]
         if effort := request.effort or self._effort:
             argv += ["--effort", effort]
         if self._max_call_usd is not None:
@@ -135,10 +155,10 @@ class CliLM(Caller):
             argv += ["--json-schema", canonical_json(request.output.model_json_schema())]
         return argv
 
-    def _codex(self, request: Request, work: Path) -> list[str]:
+    def _codex_argv(self, request: Request, work: Path) -> list[str]:
         argv = [self._path, "exec", "--json", "--sandbox", "read-only", "--skip-git-repo-check", "--ephemeral"]
-        if self._named:
-            argv += ["--model", self._named]
+        if self._requested_model:
+            argv += ["--model", self._requested_model]
         if effort := request.effort or self._effort:
             argv += ["-c", f'model_reasoning_effort="{"xhigh" if effort == "max" else effort}"']
         if request.output is not None:
@@ -146,10 +166,10 @@ class CliLM(Caller):
             argv += ["--output-schema", str(work / "schema.json")]
         return [*argv, "-"]
 
-    def _failure(self, said: str, returncode: int) -> LmError:
-        what = f"`{self._program}` gave no answer (exit {returncode}): {said[:300]}"
-        if any(word in said.lower() for word in _AUTH_WORDS):
-            return LmAuth(what, mend=f"log in with `{self._program}`, or set {_OWN[self._program][0]}")
+    def _error_from_output(self, stderr_tail: str, returncode: int) -> LmError:
+        what = f"`{self._program}` gave no answer (exit {returncode}): {stderr_tail[:300]}"
+        if any(word in stderr_tail.lower() for word in _AUTH_WORDS):
+            return LmAuth(what, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}")
         return LmUnavailable(what)
 
 
@@ -173,13 +193,15 @@ def strict_schema(output: type[BaseModel]) -> dict[str, Any]:
 
 def _prompt(request: Request) -> str:
     """The conversation as one text; several turns are told apart by their speaker."""
-    turns = [(turn.role, turn.content if isinstance(turn.content, str) else "") for turn in request.turns()]
-    if len(turns) == 1:
-        return turns[0][1]
-    return "\n\n".join(f"[{role}]\n{text}" for role, text in turns)
+    messages = [
+        (turn.role, turn.content if isinstance(turn.content, str) else "") for turn in request.rendered_messages()
+    ]
+    if len(messages) == 1:
+        return messages[0][1]
+    return "\n\n".join(f"[{role}]\n{text}" for role, text in messages)
 
 
-def _feed(pipe: IO[bytes], data: bytes) -> None:
+def _write_stdin(pipe: IO[bytes], data: bytes) -> None:
     # A program that ends early closes the pipe; what it said tells why.
     with suppress(OSError, ValueError):
         pipe.write(data)

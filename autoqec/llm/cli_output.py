@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autoqec.llm import prices
-from autoqec.llm.base import MAX_ANSWER_CHARS, Usage
+from autoqec.llm.base import MAX_RESPONSE_CHARS, Usage
 from autoqec.llm.errors import LmBadAnswer, LmError, LmRefusal, LmTruncated, LmUnavailable
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProgramResponse:
     """What a program said, before it is checked against the request's output."""
 
     text: str
@@ -23,38 +23,41 @@ class Answer:
     stop_reason: str = "end_turn"
 
 
-def read_claude(out: bytes, asked: str) -> Answer:
+def read_claude(out: bytes, requested_model: str) -> ProgramResponse:
     """The one object of `--output-format json`."""
-    said = next((line for line in _objects(out) if line.get("type") == "result"), None)
-    if said is None:
+    payload = next((line for line in _json_objects(out) if line.get("type") == "result"), None)
+    if payload is None:
         raise LmUnavailable("no result on stdout")
-    usage, cost = _usage(said.get("usage"), "input_tokens"), said.get("total_cost_usd")
-    cost = float(cost) if isinstance(cost, int | float) else prices.cost_usd(asked, usage)
-    text = str(said.get("result") or "")
-    structured = said.get("structured_output")
-    model = next(iter(said.get("modelUsage") or {}), asked)
-    fault: type[LmError] | None = None
-    if said.get("stop_reason") == "refusal":
-        fault = LmRefusal
-    elif said.get("stop_reason") == "max_tokens" or said.get("subtype") in ("error_max_budget_usd", "error_max_turns"):
-        fault = LmTruncated
-    elif said.get("subtype") == "error_max_structured_output_retries":
-        fault = LmBadAnswer
-    elif said.get("is_error"):
-        raise LmUnavailable(text or str(said.get("subtype")))
-    elif len(text) > MAX_ANSWER_CHARS:
-        fault, text = LmBadAnswer, f"an answer of {len(text)} characters"
-    if fault is not None:
-        raise fault(f"{said.get('subtype')}: {text[:300]}", where=asked, usage=usage, cost_usd=cost)
-    whole = json.dumps(structured, ensure_ascii=False) if structured is not None else text
-    return Answer(whole, usage, cost, model, str(said.get("stop_reason") or "end_turn"))
+    usage, cost = _usage(payload.get("usage"), "input_tokens"), payload.get("total_cost_usd")
+    cost = float(cost) if isinstance(cost, int | float) else prices.cost_usd(requested_model, usage)
+    text = str(payload.get("result") or "")
+    structured = payload.get("structured_output")
+    model = next(iter(payload.get("modelUsage") or {}), requested_model)
+    error_type: type[LmError] | None = None
+    if payload.get("stop_reason") == "refusal":
+        error_type = LmRefusal
+    elif payload.get("stop_reason") == "max_tokens" or payload.get("subtype") in (
+        "error_max_budget_usd",
+        "error_max_turns",
+    ):
+        error_type = LmTruncated
+    elif payload.get("subtype") == "error_max_structured_output_retries":
+        error_type = LmBadAnswer
+    elif payload.get("is_error"):
+        raise LmUnavailable(text or str(payload.get("subtype")))
+    elif len(text) > MAX_RESPONSE_CHARS:
+        error_type, text = LmBadAnswer, f"an answer of {len(text)} characters"
+    if error_type is not None:
+        raise error_type(f"{payload.get('subtype')}: {text[:300]}", where=requested_model, usage=usage, cost_usd=cost)
+    content = json.dumps(structured, ensure_ascii=False) if structured is not None else text
+    return ProgramResponse(content, usage, cost, model, str(payload.get("stop_reason") or "end_turn"))
 
 
-def read_codex(out: bytes, asked: str) -> Answer:
+def read_codex(out: bytes, requested_model: str) -> ProgramResponse:
     """The event stream of `--json`: the last agent message, and the turn's usage."""
     text: str | None = None
-    usage, faults, done = Usage(), [], False
-    for event in _objects(out):
+    usage, failure_messages, done = Usage(), [], False
+    for event in _json_objects(out):
         kind, item = event.get("type"), event.get("item")
         if kind == "item.completed" and isinstance(item, dict) and item.get("type") == "agent_message":
             text = str(item.get("text") or "")
@@ -62,21 +65,21 @@ def read_codex(out: bytes, asked: str) -> Answer:
             usage, done = usage + _usage(event.get("usage"), "all_input"), True
         elif kind in ("turn.failed", "error"):
             error = event.get("error")
-            faults.append(str(error.get("message") if isinstance(error, dict) else event.get("message")))
+            failure_messages.append(str(error.get("message") if isinstance(error, dict) else event.get("message")))
     if text is None or not done:
-        raise LmUnavailable("; ".join(faults) or "no answer on stdout")
-    cost = prices.cost_usd(asked, usage)
-    if len(text) > MAX_ANSWER_CHARS:
-        raise LmBadAnswer(f"an answer of {len(text)} characters", where=asked, usage=usage, cost_usd=cost)
-    return Answer(text, usage, cost, asked)
+        raise LmUnavailable("; ".join(failure_messages) or "no answer on stdout")
+    cost = prices.cost_usd(requested_model, usage)
+    if len(text) > MAX_RESPONSE_CHARS:
+        raise LmBadAnswer(f"an answer of {len(text)} characters", where=requested_model, usage=usage, cost_usd=cost)
+    return ProgramResponse(text, usage, cost, requested_model)
 
 
-def _usage(said: Any, counting: Literal["input_tokens", "all_input"]) -> Usage:
+def _usage(payload: Any, counting: Literal["input_tokens", "all_input"]) -> Usage:
     """all_input: the input count holds the cached tokens too, as codex counts."""
-    said = said if isinstance(said, dict) else {}
+    payload = payload if isinstance(payload, dict) else {}
 
     def count(name: str) -> int:
-        value = said.get(name)
+        value = payload.get(name)
         return max(value, 0) if isinstance(value, int) else 0
 
     if counting == "input_tokens":
@@ -89,7 +92,7 @@ def _usage(said: Any, counting: Literal["input_tokens", "all_input"]) -> Usage:
     )
 
 
-def _objects(out: bytes) -> Iterator[dict[str, Any]]:
+def _json_objects(out: bytes) -> Iterator[dict[str, Any]]:
     """JSON objects: the whole output, or those among its lines; programs mix in notices."""
     for line in (out, *out.splitlines()):
         try:

@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from autoqec.contracts.base import Contract, first_fault
-from autoqec.errors import InputError
+from autoqec.contracts.base import Contract, first_validation_error
+from autoqec.errors import UsageError
 from autoqec.llm import scripted
 from autoqec.llm.base import Effort, LanguageModel
-from autoqec.llm.cassette import Cassette, Tape
-from autoqec.llm.ledger import Ledger, Metered
+from autoqec.llm.cassette import CassetteFile, CassetteLM
+from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.prices import price_list
 
 Backend = Literal["anthropic", "claude", "codex", "scripted"]
 ROLES = ("ideator", "coder", "analyst")
-_KNOWN = (
+_KNOWN_MODELS = (
     "claude-* (Messages API), any name with `base_url` (an endpoint that speaks the Messages API; "
     "AUTOQEC_<ROLE>_BASE_URL of a role), "
     "backend `claude` or `codex` (command lines), scripted:*"
@@ -46,7 +46,7 @@ class LMConfig(Contract):
     max_call_usd: float | None = Field(default=None, gt=0)
 
     def resolved_backend(self) -> Backend:
-        """The backend that the model's name means; InputError lists what is known."""
+        """The backend that the model's name means; UsageError lists what is known."""
         if self.backend:
             return self.backend
         name = self.model or price_list().default_model
@@ -54,7 +54,7 @@ class LMConfig(Contract):
             return "scripted"
         if name.startswith("claude-") or self.base_url:
             return "anthropic"
-        raise InputError(f"no backend for the model {name!r}; known: {_KNOWN}", where="lm.model")
+        raise UsageError(f"no backend for the model {name!r}; known: {_KNOWN_MODELS}", where="lm.model")
 
     def resolved_model(self) -> str:
         """The name under which calls are booked, priced and taped."""
@@ -77,47 +77,52 @@ def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str,
     try:
         return LMConfig.model_validate(fields)
     except ValidationError as error:
-        raise InputError(first_fault(error), where=f"AUTOQEC_{role.upper()}_*") from error
+        raise UsageError(first_validation_error(error), where=f"AUTOQEC_{role.upper()}_*") from error
 
 
-def get_lm_client(config: LMConfig, *, tape: Tape | None = None, ledger: Ledger | None = None) -> LanguageModel:
+def get_lm_client(
+    config: LMConfig, *, cassette_file: CassetteFile | None = None, ledger: Ledger | None = None
+) -> LanguageModel:
     """A language model for `config`, taped and metered where asked. A replay needs neither key nor program.
 
-    Raises InputError for a name without a backend, LmAuth without a key.
+    Raises UsageError for a name without a backend, LmAuth without a key.
     """
-    lm = _backend(config) if tape is None or tape.mode != "replay" else None
-    if tape is not None:
-        lm = Cassette(
-            tape,
+    lm = _backend(config) if cassette_file is None or cassette_file.mode != "replay" else None
+    if cassette_file is not None:
+        lm = CassetteLM(
+            cassette_file,
             config.resolved_model(),
             lm,
-            takes_tools=config.resolved_backend() not in ("claude", "codex"),
+            supports_tools=config.resolved_backend() not in ("claude", "codex"),
             max_output_tokens=config.max_output_tokens,
             max_call_usd=config.max_call_usd,
         )
     assert lm is not None  # without a tape there is a backend
-    return Metered(lm, ledger) if ledger is not None else lm
+    return MeteredLM(lm, ledger) if ledger is not None else lm
 
 
 def role_clients(
     config: LMConfig | None = None,
     *,
     environ: Mapping[str, str] | None = None,
-    tape: Tape | None = None,
+    cassette_file: CassetteFile | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, LanguageModel]:
     """A model for each of the three roles."""
-    return {role: get_lm_client(role_config(role, config, environ), tape=tape, ledger=ledger) for role in ROLES}
+    return {
+        role: get_lm_client(role_config(role, config, environ), cassette_file=cassette_file, ledger=ledger)
+        for role in ROLES
+    }
 
 
 def _backend(config: LMConfig) -> LanguageModel:
     backend, model = config.resolved_backend(), config.resolved_model()
     if backend == "scripted":
         return scripted.from_name(model, max_output_tokens=config.max_output_tokens)
-    warm = "temperature" in config.model_fields_set
-    if warm and config.base_url is None:
-        raise InputError(
-            f"backend `{backend}` takes no temperature", where="lm.temperature", mend="leave `temperature` out"
+    sends_temperature = "temperature" in config.model_fields_set
+    if sends_temperature and config.base_url is None:
+        raise UsageError(
+            f"backend `{backend}` takes no temperature", where="lm.temperature", hint="leave `temperature` out"
         )
     if backend == "anthropic":
         from autoqec.llm.anthropic_client import AnthropicLM
@@ -129,7 +134,7 @@ def _backend(config: LMConfig) -> LanguageModel:
             max_retries=config.max_retries,
             timeout_s=config.timeout_s,
             max_output_tokens=config.max_output_tokens,
-            extra_body={"temperature": config.temperature} if warm else None,
+            extra_body={"temperature": config.temperature} if sends_temperature else None,
         )
     from autoqec.llm.cli_client import CliLM
 

@@ -25,12 +25,12 @@ class LmError(AutoqecError):
         what: str,
         *,
         where: str | None = None,
-        mend: str | None = None,
+        hint: str | None = None,
         usage: Usage | None = None,
         cost_usd: float | None = None,
         lost_attempts: int = 0,
     ) -> None:
-        super().__init__(redact(what), where=where, mend=mend)
+        super().__init__(redact(what), where=where, hint=hint)
         self.usage, self.cost_usd, self.lost_attempts = usage, cost_usd, lost_attempts
 
 

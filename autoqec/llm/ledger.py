@@ -11,26 +11,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoqec.llm.base import Caller, LanguageModel, Reply, Request, Usage, estimate_tokens
+from autoqec.llm.base import BaseLanguageModel, LanguageModel, Request, Response, Usage, estimate_tokens
 from autoqec.llm.errors import BudgetExceeded, LmError
 from autoqec.store import jsonl
 
-_attempt: ContextVar[str | None] = ContextVar("round_attempt_id", default=None)
+_current_attempt_id: ContextVar[str | None] = ContextVar("round_attempt_id", default=None)
 
 
 @dataclass(frozen=True)
-class Worst:
+class CostBound:
     """Upper bounds of one call; usd is None where no price is known."""
 
     tokens: int
     usd: float | None
 
-    def times(self, count: int) -> Worst:
-        return Worst(self.tokens * count, None if self.usd is None else self.usd * count)
+    def times(self, count: int) -> CostBound:
+        return CostBound(self.tokens * count, None if self.usd is None else self.usd * count)
 
 
 @dataclass
-class Spent:
+class UsageTotals:
     """Sums over settled calls. cost_usd is None as soon as one call's cost is unknown; known_usd sums the others."""
 
     calls: int = 0
@@ -75,51 +75,51 @@ class Ledger:
         self, path: Path | None = None, *, max_usd: float | None = None, max_tokens: int | None = None
     ) -> None:
         self.path, self.max_usd, self.max_tokens = path, max_usd, max_tokens
-        self.spent = Spent()
-        self.by_role: dict[str, Spent] = {}
-        self.by_attempt: dict[str, Spent] = {}
-        self._open: dict[str, tuple[dict[str, Any], Worst]] = {}
-        self._lost: list[Worst] = []
+        self.totals = UsageTotals()
+        self.by_role: dict[str, UsageTotals] = {}
+        self.by_attempt: dict[str, UsageTotals] = {}
+        self._pending: dict[str, tuple[dict[str, Any], CostBound]] = {}
+        self._lost_bounds: list[CostBound] = []
         self._lock = threading.Lock()
         for line in jsonl.read(path) if path else []:
             self._apply(line)
 
     @property
-    def limited(self) -> bool:
+    def has_limit(self) -> bool:
         return self.max_usd is not None or self.max_tokens is not None
 
     @property
-    def possible(self) -> Worst:
+    def unsettled(self) -> CostBound:
         """Upper bounds of calls whose cost is not known (yet)."""
-        pending = [worst for _, worst in self._open.values()] + self._lost
-        return Worst(sum(worst.tokens for worst in pending), sum(worst.usd or 0.0 for worst in pending))
+        pending = [bound for _, bound in self._pending.values()] + self._lost_bounds
+        return CostBound(sum(bound.tokens for bound in pending), sum(bound.usd or 0.0 for bound in pending))
 
     @contextmanager
     def round(self, round_attempt_id: str) -> Iterator[None]:
         """Calls made inside are booked under this attempt."""
-        token = _attempt.set(round_attempt_id)
+        token = _current_attempt_id.set(round_attempt_id)
         try:
             yield
         finally:
-            _attempt.reset(token)
+            _current_attempt_id.reset(token)
 
-    def ask(self, request: Request, model: str, worst: Worst) -> str:
+    def reserve(self, request: Request, model: str, bound: CostBound) -> str:
         """Book a call before it is sent; its id. Raises BudgetExceeded, and then nothing was booked."""
         line = {
             "kind": "asked",
             "id": uuid.uuid4().hex,
-            "round_attempt_id": _attempt.get(),
+            "round_attempt_id": _current_attempt_id.get(),
             "role": request.role,
             "model": model,
-            "worst_tokens": worst.tokens,
-            "worst_usd": worst.usd,
+            "worst_tokens": bound.tokens,
+            "worst_usd": bound.usd,
         }
         with self._lock:
-            self._check(request, model, worst)
+            self._check(request, model, bound)
             self._write(line)
         return str(line["id"])
 
-    def settle(self, call_id: str, outcome: str, result: Reply | LmError) -> None:
+    def settle(self, call_id: str, outcome: str, result: Response | LmError) -> None:
         """Book what the call cost. outcome: `ok`, or the error's name."""
         usage = result.usage
         line = {
@@ -128,35 +128,35 @@ class Ledger:
             "outcome": outcome,
             "usage": usage.dump() if usage else None,
             "cost_usd": result.cost_usd,
-            "duration_ms": result.duration_ms if isinstance(result, Reply) else None,
+            "duration_ms": result.duration_ms if isinstance(result, Response) else None,
             "lost_attempts": result.lost_attempts,
         }
         with self._lock:
             self._write(line)
 
-    def _check(self, request: Request, model: str, worst: Worst) -> None:
-        possible = self.possible
+    def _check(self, request: Request, model: str, bound: CostBound) -> None:
+        unsettled = self.unsettled
         if self.max_tokens is not None:
-            after = self.spent.usage.total + possible.tokens + worst.tokens
+            after = self.totals.usage.total + unsettled.tokens + bound.tokens
             if after > self.max_tokens:
                 raise BudgetExceeded(
-                    f"the next call could take {worst.tokens} tokens, {after} in all; the budget is {self.max_tokens}",
+                    f"the next call could take {bound.tokens} tokens, {after} in all; the budget is {self.max_tokens}",
                     where=f"role {request.role}",
-                    mend="give a larger budget",
+                    hint="give a larger budget",
                 )
         if self.max_usd is not None:
-            if worst.usd is None:
+            if bound.usd is None:
                 raise BudgetExceeded(
                     f"no price is known for the model {model!r}, so a budget in dollars cannot be kept",
                     where=f"role {request.role}",
-                    mend="give the budget in tokens, or choose a model that autoqec/llm/prices.yaml lists",
+                    hint="give the budget in tokens, or choose a model that autoqec/llm/prices.yaml lists",
                 )
-            dollars = self.spent.known_usd + (possible.usd or 0.0) + worst.usd
+            dollars = self.totals.known_usd + (unsettled.usd or 0.0) + bound.usd
             if dollars > self.max_usd:
                 raise BudgetExceeded(
-                    f"the next call could cost ${worst.usd:.4f}, ${dollars:.4f} in all; the budget is ${self.max_usd}",
+                    f"the next call could cost ${bound.usd:.4f}, ${dollars:.4f} in all; the budget is ${self.max_usd}",
                     where=f"role {request.role}",
-                    mend="give a larger budget",
+                    hint="give a larger budget",
                 )
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -166,42 +166,42 @@ class Ledger:
 
     def _apply(self, line: dict[str, Any]) -> None:
         if line["kind"] == "asked":
-            self._open[line["id"]] = (line, Worst(line["worst_tokens"], line["worst_usd"]))
+            self._pending[line["id"]] = (line, CostBound(line["worst_tokens"], line["worst_usd"]))
             return
-        asked, worst = self._open.pop(line["id"])
+        reservation, bound = self._pending.pop(line["id"])
         if line["lost_attempts"]:
-            self._lost.append(worst.times(line["lost_attempts"]))
-        self.spent.add(line)
-        self.by_role.setdefault(asked["role"], Spent()).add(line)
-        if asked["round_attempt_id"]:
-            self.by_attempt.setdefault(asked["round_attempt_id"], Spent()).add(line)
+            self._lost_bounds.append(bound.times(line["lost_attempts"]))
+        self.totals.add(line)
+        self.by_role.setdefault(reservation["role"], UsageTotals()).add(line)
+        if reservation["round_attempt_id"]:
+            self.by_attempt.setdefault(reservation["round_attempt_id"], UsageTotals()).add(line)
 
 
-class Metered(Caller):
+class MeteredLM(BaseLanguageModel):
     """A language model whose every call is booked, and refused before it could break the budget."""
 
-    def __init__(self, inner: LanguageModel, ledger: Ledger) -> None:
-        self.inner, self.ledger, self.model = inner, ledger, inner.model
-        self.max_output_tokens = getattr(inner, "max_output_tokens", self.max_output_tokens)
-        self.takes_tools = inner.takes_tools
+    def __init__(self, wrapped: LanguageModel, ledger: Ledger) -> None:
+        self.wrapped, self.ledger, self.model = wrapped, ledger, wrapped.model
+        self.max_output_tokens = getattr(wrapped, "max_output_tokens", self.max_output_tokens)
+        self.supports_tools = wrapped.supports_tools
 
-    def complete(self, request: Request) -> Reply:
-        call = self.ledger.ask(request, self.model, self._worst(request))
+    def complete(self, request: Request) -> Response:
+        call = self.ledger.reserve(request, self.model, self._cost_bound(request))
         try:
-            reply = self.inner.complete(request)
+            response = self.wrapped.complete(request)
         except LmError as error:
             self.ledger.settle(call, type(error).__name__, error)
             raise
-        self.ledger.settle(call, "ok", reply)
-        return reply
+        self.ledger.settle(call, "ok", response)
+        return response
 
     def count_tokens(self, request: Request) -> int:
-        return self.inner.count_tokens(request)
+        return self.wrapped.count_tokens(request)
 
-    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        return self.inner.worst_cost_usd(request, prompt_tokens)
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        return self.wrapped.max_cost_usd(request, prompt_tokens)
 
-    def _worst(self, request: Request) -> Worst:
+    def _cost_bound(self, request: Request) -> CostBound:
         # Counting is a request of its own: only a budget needs the exact figure.
-        prompt = self.inner.count_tokens(request) if self.ledger.limited else estimate_tokens(request.text())
-        return Worst(prompt + request.max_tokens, self.inner.worst_cost_usd(request, prompt))
+        prompt = self.wrapped.count_tokens(request) if self.ledger.has_limit else estimate_tokens(request.text())
+        return CostBound(prompt + request.max_tokens, self.wrapped.max_cost_usd(request, prompt))

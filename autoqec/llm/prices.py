@@ -66,7 +66,7 @@ def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> flo
     return price.factor(usage.prompt_tokens) * (prompt * price.input + usage.output_tokens * price.output) / 1e6
 
 
-def worst_cost_usd(model: str, prompt_tokens: int, request: Request, *, cache_hour: bool = False) -> float | None:
+def max_cost_usd(model: str, prompt_tokens: int, request: Request, *, cache_hour: bool = False) -> float | None:
     """The most that a call can cost: the whole prompt written to the cache, every output token used; None: unknown."""
-    worst = Usage(cache_creation_input_tokens=prompt_tokens, output_tokens=request.max_tokens)
-    return cost_usd(model, worst, cache_write_1h_tokens=prompt_tokens if cache_hour else 0)
+    upper_bound = Usage(cache_creation_input_tokens=prompt_tokens, output_tokens=request.max_tokens)
+    return cost_usd(model, upper_bound, cache_write_1h_tokens=prompt_tokens if cache_hour else 0)

@@ -7,31 +7,31 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-KEY_NAMES = (
+SECRET_ENV_VARS = (
     "ANTHROPIC_API_KEY",
     "ANTHROPIC_AUTH_TOKEN",
     "CLAUDE_CODE_OAUTH_TOKEN",
     "OPENAI_API_KEY",
     "CODEX_API_KEY",
 )
-REDACTED = "[key removed]"
+REDACTED_TEXT = "[key removed]"
 
-_SHAPES = re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}")
-_SHORTEST = 8  # a shorter value would black out ordinary words
+_SECRET_PATTERN = re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}")
+_MIN_SECRET_LENGTH = 8  # a shorter value would black out ordinary words
 
 
-def keys(environ: Mapping[str, str] | None = None) -> list[str]:
+def secret_values(environ: Mapping[str, str] | None = None) -> list[str]:
     """Values of the environment's key variables, longest first."""
     environ = os.environ if environ is None else environ
-    values = {environ[name] for name in KEY_NAMES if len(environ.get(name, "")) >= _SHORTEST}
+    values = {environ[name] for name in SECRET_ENV_VARS if len(environ.get(name, "")) >= _MIN_SECRET_LENGTH}
     return sorted(values, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
     """`text` without any key of the environment, and without anything shaped like one."""
-    for key in keys():
-        text = text.replace(key, REDACTED)
-    return _SHAPES.sub(REDACTED, text)
+    for key in secret_values():
+        text = text.replace(key, REDACTED_TEXT)
+    return _SECRET_PATTERN.sub(REDACTED_TEXT, text)
 
 
 def redact_value(value: Any) -> Any:

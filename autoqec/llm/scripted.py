@@ -15,21 +15,30 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.base import canonical_json
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm import prices
-from autoqec.llm.base import MIN_MAX_TOKENS, Caller, Reply, Request, ToolCall, Usage, estimate_tokens, with_output
+from autoqec.llm.base import (
+    MIN_MAX_TOKENS,
+    BaseLanguageModel,
+    Request,
+    Response,
+    ToolCall,
+    Usage,
+    estimate_tokens,
+    with_parsed_output,
+)
 from autoqec.llm.errors import LmBadAnswer, LmError
 from autoqec.store import jsonl
 
 PREFIX = "scripted:"
 
-Answer = str | dict[str, Any] | ToolCall | LmError
-Script = Callable[[Request], Answer]
+ScriptedResponse = str | dict[str, Any] | ToolCall | LmError
+Script = Callable[[Request], ScriptedResponse]
 
-_registered: dict[str, Script] = {}
+_registered_scripts: dict[str, Script] = {}
 
 
-class ScriptedLM(Caller):
+class ScriptedLM(BaseLanguageModel):
     """Answers from a function of the request, or from a list, one a call; a list that is used up is a bad answer.
 
     Usage is estimated from the texts, so that the same calls always cost the same tokens. Threads may share it, and
@@ -37,22 +46,32 @@ class ScriptedLM(Caller):
     """
 
     def __init__(
-        self, answers: Script | Sequence[Answer], *, name: str = "test", max_output_tokens: int = MIN_MAX_TOKENS
+        self,
+        responses: Script | Sequence[ScriptedResponse],
+        *,
+        name: str = "test",
+        max_output_tokens: int = MIN_MAX_TOKENS,
     ) -> None:
         self.model, self.max_output_tokens = PREFIX + name, max_output_tokens
         self.requests: deque[Request] = deque(maxlen=1000)
-        self._script = answers if callable(answers) else _one_by_one(list(answers))
+        self._script = responses if callable(responses) else _in_order(list(responses))
 
-    def complete(self, request: Request) -> Reply:
+    def complete(self, request: Request) -> Response:
         self.requests.append(request)
-        answer = self._script(request)
-        if isinstance(answer, LmError):
-            raise answer
-        calls = (answer,) if isinstance(answer, ToolCall) else ()
-        text = answer if isinstance(answer, str) else "" if calls else json.dumps(answer, ensure_ascii=False)
-        spoken = text or canonical_json([call.dump() for call in calls])
-        usage = Usage(input_tokens=estimate_tokens(request.text()), output_tokens=estimate_tokens(spoken))
-        reply = Reply(
+        script_result = self._script(request)
+        if isinstance(script_result, LmError):
+            raise script_result
+        calls = (script_result,) if isinstance(script_result, ToolCall) else ()
+        text = (
+            script_result
+            if isinstance(script_result, str)
+            else ""
+            if calls
+            else json.dumps(script_result, ensure_ascii=False)
+        )
+        output_text = text or canonical_json([call.dump() for call in calls])
+        usage = Usage(input_tokens=estimate_tokens(request.text()), output_tokens=estimate_tokens(output_text))
+        response = Response(
             text=text,
             tool_calls=calls,
             usage=usage,
@@ -63,7 +82,7 @@ class ScriptedLM(Caller):
             blocks=tuple({"type": "tool_use", **call.dump()} for call in calls),
         )
         try:
-            return with_output(reply, request)
+            return with_parsed_output(response, request)
         except LmError as error:
             error.usage, error.cost_usd = usage, 0.0
             raise
@@ -71,64 +90,66 @@ class ScriptedLM(Caller):
     def count_tokens(self, request: Request) -> int:
         return estimate_tokens(request.text())
 
-    def worst_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        return prices.worst_cost_usd(self.model, prompt_tokens, request)
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        return prices.max_cost_usd(self.model, prompt_tokens, request)
 
 
 def register(name: str, script: Script) -> None:
     """Make `scripted:<name>` known in this process."""
-    _registered[name] = script
+    _registered_scripts[name] = script
 
 
 def from_name(model: str, *, max_output_tokens: int = MIN_MAX_TOKENS) -> ScriptedLM:
-    """The scripted model of that name; InputError lists the known ones."""
+    """The scripted model of that name; UsageError lists the known ones."""
     name = model.removeprefix(PREFIX)
     if name.endswith(".jsonl"):
         script = _rules(Path(name))
-    elif name in _registered:
-        script = _registered[name]
+    elif name in _registered_scripts:
+        script = _registered_scripts[name]
     else:
-        known = ", ".join(PREFIX + known for known in sorted(_registered))
-        raise InputError(f"unknown scripted model {model!r}; known: {known}, {PREFIX}PATH.jsonl", where="model")
+        known = ", ".join(PREFIX + known for known in sorted(_registered_scripts))
+        raise UsageError(f"unknown scripted model {model!r}; known: {known}, {PREFIX}PATH.jsonl", where="model")
     return ScriptedLM(script, name=name, max_output_tokens=max_output_tokens)
 
 
-def last_turn(request: Request) -> str:
+def last_message_text(request: Request) -> str:
     content = request.messages[-1].content
     return content if isinstance(content, str) else canonical_json(list(content))
 
 
-def _one_by_one(answers: list[Answer]) -> Script:
-    left, lock = iter(answers), threading.Lock()
+def _in_order(responses: list[ScriptedResponse]) -> Script:
+    left, lock = iter(responses), threading.Lock()
 
-    def script(request: Request) -> Answer:
+    def script(request: Request) -> ScriptedResponse:
         with lock:
-            answer = next(left, None)
-        return LmBadAnswer(f"the script has no answer after {len(answers)}") if answer is None else answer
+            script_result = next(left, None)
+        return (
+            LmBadAnswer(f"the script has no answer after {len(responses)}") if script_result is None else script_result
+        )
 
     return script
 
 
 def _rules(path: Path) -> Script:
     if not path.is_file():
-        raise InputError("the file of scripted answers is not there", where=str(path), mend="correct the model's name")
+        raise UsageError("the file of scripted answers is not there", where=str(path), hint="correct the model's name")
     rules: list[tuple[re.Pattern[str], Any]] = []
     for number, row in enumerate(jsonl.read(path), start=1):
         if "say" not in row:
-            raise InputError("a rule needs `say`", where=f"{path}:{number}")
+            raise UsageError("a rule needs `say`", where=f"{path}:{number}")
         try:
             rules.append((re.compile(row.get("when", ""), re.DOTALL), row["say"]))
         except re.error as error:
-            raise InputError(f"`when` is no regular expression: {error}", where=f"{path}:{number}") from error
+            raise UsageError(f"`when` is no regular expression: {error}", where=f"{path}:{number}") from error
 
-    def script(request: Request) -> Answer:
-        turn = last_turn(request)
-        for when, say in rules:
-            if when.search(turn):
-                return say if isinstance(say, str) else dict(say)
+    def script(request: Request) -> ScriptedResponse:
+        turn = last_message_text(request)
+        for pattern, reply_text in rules:
+            if pattern.search(turn):
+                return reply_text if isinstance(reply_text, str) else dict(reply_text)
         return LmBadAnswer("no rule of the script matches", where=str(path))
 
     return script
 
 
-register("echo", last_turn)
+register("echo", last_message_text)

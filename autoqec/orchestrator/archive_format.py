@@ -16,7 +16,7 @@ from typing import BinaryIO
 from autoqec.contracts.archive import MAX_BYTES, MAX_MEMBERS, ArchiveFile, ArchiveManifest
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.names import plain_path
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.store import atomic, extract
 
 MANIFEST, SEAL = "archive.json", "archive.sha256"
@@ -47,19 +47,19 @@ def unpack(archive: Path, into: Path) -> ArchiveManifest:
         into: Gets `branches.bundle` and `run/`. What it holds after an exception is not to be used.
 
     Raises:
-        InputError: There is no such file.
+        UsageError: There is no such file.
         ContractError: The archive is damaged, or a name, hash, size or field in it is not allowed; names the place.
     """
     try:
         fd = os.open(archive, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise InputError("there is no such archive", where=str(archive), mend="autoqec package-run RUN") from error
+        raise UsageError("there is no such archive", where=str(archive), hint="autoqec package-run RUN") from error
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror}", where=str(archive)) from error
+        raise UsageError(f"cannot be read: {error.strerror}", where=str(archive)) from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
-        raise InputError("is not a regular file", where=str(archive))
+        raise UsageError("is not a regular file", where=str(archive))
     with os.fdopen(fd, "rb") as stream:
         if status.st_size > MAX_BYTES:
             raise ContractError(f"is larger than {MAX_BYTES} bytes", where=str(archive))
@@ -115,7 +115,7 @@ def _extract(reader: _Reader, expected: ArchiveFile, size: int, into: Path) -> N
             chunk = reader.take(min(left, _CHUNK))
             left -= len(chunk)
             digest.update(chunk)
-            with atomic.disk(into / expected.name):
+            with atomic.storage_errors(into / expected.name):
                 atomic.write_all(fd, chunk)
     if digest.hexdigest() != expected.sha256:
         what = f"was changed: SHA-256 was {expected.sha256}, is {digest.hexdigest()}"
@@ -134,10 +134,10 @@ class _Reader:
         self._stream, self._size, self._at, self._members = stream, size, 0, 0
 
     def damaged(self, what: str) -> ContractError:
-        return ContractError(f"is damaged ({what})", where=self.where, mend=_AGAIN)
+        return ContractError(f"is damaged ({what})", where=self.where, hint=_AGAIN)
 
     def changed(self, what: str, name: str) -> ContractError:
-        return ContractError(what, where=f"{self.where}, {name}", mend=_AGAIN)
+        return ContractError(what, where=f"{self.where}, {name}", hint=_AGAIN)
 
     def take(self, size: int) -> bytes:
         data = self._stream.read(size)
@@ -202,7 +202,7 @@ class _Reader:
 
     def _between(self, at: int) -> ContractError:
         what = f"was changed between its members, first at byte {at} of {self._size}"
-        return ContractError(what, where=self.where, mend=_AGAIN)
+        return ContractError(what, where=self.where, hint=_AGAIN)
 
 
 def _rounded(size: int) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.store.run_state import RunState, is_finished
 
 _KEYS = ("rounds", "hours", "compute_hours", "cpu_hours", "gpu_hours", "plateau")
@@ -34,8 +34,8 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """`rounds=20,hours=2.5,plateau=8`. InputError names what is no limit."""
-        found: dict[str, Any] = {}
+        """`rounds=20,hours=2.5,plateau=8`. UsageError names what is no limit."""
+        limits: dict[str, Any] = {}
         for part in filter(None, (part.strip() for part in text.split(","))):
             key, _, value = part.partition("=")
             try:
@@ -43,29 +43,29 @@ class Budget:
             except ValueError:
                 number = 0
             if key not in _KEYS or not 0 < number < float("inf"):
-                raise InputError(f"{part!r} is no limit", where="--budget", mend=f"KEY=NUMBER of {', '.join(_KEYS)}")
-            found[key] = number
-        return cls(**found)
+                raise UsageError(f"{part!r} is no limit", where="--budget", hint=f"KEY=NUMBER of {', '.join(_KEYS)}")
+            limits[key] = number
+        return cls(**limits)
 
-    def spent(self, state: RunState, elapsed_s: float, under_way: int = 0) -> str | None:
+    def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0) -> str | None:
         """Which limit forbids another round, in words; None where one may begin. under_way: rounds not recorded yet."""
-        count = under_way + state.totals.finished
+        count = n_running + state.totals.finished
         if self.rounds is not None and count >= self.rounds:
             return f"{count} of {self.rounds} rounds"
-        late = self.late(elapsed_s)
-        if late is not None:
-            return late
+        hours_exhausted = self.hours_exhausted(elapsed_s)
+        if hours_exhausted is not None:
+            return hours_exhausted
         for kind in ("compute", "cpu", "gpu"):
             limit = getattr(self, f"{kind}_hours")
             used = 0.0 if limit is None else used_hours(state, kind)
             if limit is not None and used >= limit:
                 return f"{used:.2f} of {limit:g} {kind} hours"
-        still = unchanged_for(state) if self.plateau is not None else 0
-        if self.plateau is not None and still >= self.plateau:
-            return f"a plateau: the front has not moved for {still} rounds"
+        unchanged_rounds = rounds_since_front_change(state) if self.plateau is not None else 0
+        if self.plateau is not None and unchanged_rounds >= self.plateau:
+            return f"a plateau: the front has not moved for {unchanged_rounds} rounds"
         return None
 
-    def late(self, elapsed_s: float) -> str | None:
+    def hours_exhausted(self, elapsed_s: float) -> str | None:
         """`hours` alone, which needs no history."""
         if self.hours is None or elapsed_s < 3600 * self.hours:
             return None
@@ -75,60 +75,60 @@ class Budget:
 def used_hours(state: RunState, kind: str) -> float:
     """Hours that training and measuring took: of all rounds (`compute`), or of those with or without a GPU."""
     on_gpu = {"compute": (False, True), "cpu": (False,), "gpu": (True,)}[kind]
-    rows = (found.row for found in state.rounds.values())
+    rows = (limits.row for limits in state.rounds.values())
     counted = (row for row in rows if bool(row.vram_peak_gb) in on_gpu)
     return sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in counted) / 3600
 
 
-def unchanged_for(state: RunState) -> int:
+def rounds_since_front_change(state: RunState) -> int:
     """Finished rounds since the last one that is on the verified front."""
     front = {entry.round_attempt_id for entry in state.front}
     count = 0
-    for found in reversed([*state.rounds.values()]):
-        if found.attempt_id in front:
+    for limits in reversed([*state.rounds.values()]):
+        if limits.attempt_id in front:
             break
-        count += is_finished(found.row)
+        count += is_finished(limits.row)
     return count
 
 
-class Interrupts:
+class InterruptHandler:
     """Ctrl-C and SIGTERM: once, `asked` is set and the round under way is finished; twice, KeyboardInterrupt.
 
     A context manager; outside the main thread no signal is taken.
     """
 
     def __init__(self) -> None:
-        self.asked = self._left = False
-        self._before: dict[int, Any] = {}
+        self.requested = self._exited = False
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._take)
+                self._previous_handlers[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._left = True
-        for number, handler in self._before.items():
+        self._exited = True
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def stopped(self) -> str | None:
+    def stop_reason(self) -> str | None:
         """Why a round that waits for its turn is not to be measured any more; None where it is."""
-        return "the run was told to stop" if self.asked or self._left else None
+        return "the run was told to stop" if self.requested or self._exited else None
 
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
 
 class Clock:
     """Seconds since this start; a moved wall clock does not move it."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._start = time.monotonic()
 
     def elapsed(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start

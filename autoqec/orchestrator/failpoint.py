@@ -6,8 +6,8 @@ import os
 import signal
 from collections import Counter
 
-VARIABLE = "AUTOQEC_FAILPOINT"
-PLACES = (
+FAILPOINT_VARIABLE = "AUTOQEC_FAILPOINT"
+FAILPOINTS = (
     "run_created",
     "begun",
     "ideated",
@@ -36,15 +36,15 @@ PLACES = (
     "garbage_refs_dropped",
     "garbage_recorded",
 )
-_reached: Counter[str] = Counter()
+_hits: Counter[str] = Counter()
 
 
-def reach(place: str) -> None:
+def failpoint(name: str) -> None:
     """SIGKILL to this process where AUTOQEC_FAILPOINT is `place`, or `place@N` at the N-th time it is reached."""
-    wanted = os.environ.get(VARIABLE)
-    if wanted is None:
+    requested = os.environ.get(FAILPOINT_VARIABLE)
+    if requested is None:
         return
-    assert place in PLACES, place
-    _reached[place] += 1
-    if wanted in (place, f"{place}@{_reached[place]}"):
+    assert name in FAILPOINTS, name
+    _hits[name] += 1
+    if requested in (name, f"{name}@{_hits[name]}"):
         os.kill(os.getpid(), signal.SIGKILL)

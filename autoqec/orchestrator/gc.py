@@ -16,12 +16,12 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.provenance import ManifestArtifact
 from autoqec.contracts.round import ForkFrom, parent_branches
 from autoqec.orchestrator import round_recorder
-from autoqec.orchestrator.failpoint import reach
+from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.apply import recover
-from autoqec.orchestrator.recovery.plan import in_use
+from autoqec.orchestrator.recovery.plan import paths_in_use
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import RoundState
@@ -32,7 +32,7 @@ Kind = Literal["worktree", "quarantine", "checkpoint", "unverified"]
 
 
 @dataclass(frozen=True)
-class Garbage:
+class RemovableItem:
     """One thing that may go. name: a directory, a branch, or a file below the run's directory."""
 
     kind: Kind
@@ -45,93 +45,95 @@ class Garbage:
         return {"kind": self.kind, "name": self.name, "why": self.why, "bytes": self.bytes}
 
 
-def find(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list[Garbage]:
+def find_removable(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list[RemovableItem]:
     """What may go, without touching anything. Call it of a run that nobody holds: what is unfinished is then left over.
 
-    Raises RunPaused where the run's truth is damaged.
+    Raises ManualInterventionRequired where the run's truth is damaged.
     """
     memory = memory or RunMemory(layout.root)
-    state = inspect.gather(repo, layout, memory)
-    left = [path for path in state.worktrees if path not in in_use(state)]
-    found = [Garbage("worktree", str(path), "its round is over", _size(path)) for path in left]
+    state = inspect.inspect_run(repo, layout, memory)
+    leftover_worktrees = [path for path in state.worktrees if path not in paths_in_use(state)]
+    found = [RemovableItem("worktree", str(path), "its round is over", _size(path)) for path in leftover_worktrees]
     standing = memory.state.rounds
-    stood_on = {branch for one in standing.values() for branch in parent_branches(one.row.fork_from)}
+    parent_branches = {branch for one in standing.values() for branch in parent_branches(one.row.fork_from)}
     for one in standing.values():
         branch = one.row.branch
-        if branch is None or not branch.startswith("quarantine/") or branch in stood_on:
+        if branch is None or not branch.startswith("quarantine/") or branch in parent_branches:
             continue
         if branch in state.branches or one.attempt_id in state.pins:
             why = f"round {one.row.round} was refused, {one.row.status}: nothing stands on it"
             if one.row.status == "orphaned_branch":
                 why = f"round {one.row.round} was lost to a crash; `autoqec adopt` could still bring it back"
-            found.append(Garbage("quarantine", branch, why, attempt_id=one.attempt_id))
-    return [*found, *_weights(layout, memory)]
+            found.append(RemovableItem("quarantine", branch, why, attempt_id=one.attempt_id))
+    return [*found, *_removable_checkpoints(layout, memory)]
 
 
-def remove(layout: RunLayout, repo: Repo, agreed: Collection[Garbage]) -> list[Garbage]:
+def remove(layout: RunLayout, repo: Repo, confirmed: Collection[RemovableItem]) -> list[RemovableItem]:
     """Remove what was agreed to and is garbage still; returns what was removed.
 
     The run is held meanwhile; where a worktree goes it is recovered, for that is what takes one away: edits that were
-    not committed are salvaged, and its round gets its row. Raises InputError where another process holds the run,
-    RunPaused as recovery does.
+    not committed are salvaged, and its round gets its row. Raises UsageError where another process holds the run,
+    ManualInterventionRequired as recovery does.
     """
-    names = {(one.kind, one.name) for one in agreed}
-    with run_lock.hold(layout.root):
+    names = {(one.kind, one.name) for one in confirmed}
+    with run_lock.lock_run(layout.root):
         memory = RunMemory(layout.root)
-        doomed = [one for one in find(layout, repo, memory) if (one.kind, one.name) in names]
-        if any(one.kind == "worktree" for one in doomed):
+        to_remove = [one for one in find_removable(layout, repo, memory) if (one.kind, one.name) in names]
+        if any(one.kind == "worktree" for one in to_remove):
             recover(layout, repo, memory=memory)
-        _drop_branches(layout, repo, memory, [one for one in doomed if one.kind == "quarantine"])
-        for one in doomed:
+        _drop_branches(layout, repo, memory, [one for one in to_remove if one.kind == "quarantine"])
+        for one in to_remove:
             if one.kind in ("checkpoint", "unverified"):
-                _unlink(layout, one)
-        return doomed
+                _remove_file(layout, one)
+        return to_remove
 
 
-def removed(layout: RunLayout) -> dict[str, str]:
+def removed_files(layout: RunLayout) -> dict[str, str]:
     """Files of the run that were removed on purpose: name below the run's directory -> SHA-256 of what it held."""
-    return {line["name"]: line["sha256"] for line in jsonl.read(layout.removed)}
+    return {line["name"]: line["sha256"] for line in jsonl.read(layout.removed_files)}
 
 
-def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, doomed: list[Garbage]) -> None:
+def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, to_remove: list[RemovableItem]) -> None:
     """The rows first: a branch that is still there is then garbage again, and none is ever missed without a row."""
-    if not doomed:
+    if not to_remove:
         return
     standing = memory.state.rounds
-    for one in doomed:
-        lost = standing[str(one.attempt_id)]
-        if not lost.gone:
+    for one in to_remove:
+        quarantined_round = standing[str(one.attempt_id)]
+        if not quarantined_round.gone:
             memory.append_round(
-                round_recorder.deleted_row(lost.row, lost.attempt_id, why="was removed by `autoqec gc`")
+                round_recorder.deleted_row(
+                    quarantined_round.row, quarantined_round.attempt_id, why="was removed by `autoqec gc`"
+                )
             )
-            reach("garbage_row_appended")
+            failpoint("garbage_row_appended")
     refs = repo.refs(f"refs/heads/quarantine/{layout.run_id}") | repo.refs(layout.pin_prefix)
-    names = {f"refs/heads/{one.name}" for one in doomed} | {layout.pin(str(one.attempt_id)) for one in doomed}
+    names = {f"refs/heads/{one.name}" for one in to_remove} | {layout.pin(str(one.attempt_id)) for one in to_remove}
     updates = [RefUpdate(ref, None, sha) for ref, sha in refs.items() if ref in names]
     if updates:
         repo.update_refs(updates)
-        reach("garbage_refs_dropped")
+        failpoint("garbage_refs_dropped")
     memory.rebuild_views()
 
 
-def _weights(layout: RunLayout, memory: RunMemory) -> Iterator[Garbage]:
-    needed, is_open = _needed(layout, memory), not is_closed(layout)
+def _removable_checkpoints(layout: RunLayout, memory: RunMemory) -> Iterator[RemovableItem]:
+    needed, is_open = _needed_attempts(layout, memory), not is_closed(layout)
     for one in memory.state.rounds.values():
         adoptable = one.row.status == "orphaned_branch" and one.branch is not None
         if one.attempt_id in needed or adoptable:
             continue
-        place = layout.round(one.row.round)
-        for path in [place.checkpoint, *sorted(place.train_dir.glob("*.pt"))]:
+        round_layout = layout.round(one.row.round)
+        for path in [round_layout.checkpoint, *sorted(round_layout.train_dir.glob("*.pt"))]:
             if path.is_file() and not path.is_symlink():
                 name = path.relative_to(layout.root).as_posix()
                 why = f"round {one.row.round} ({one.row.verify_verdict or one.row.status}) is not on the verified front"
-                wanted = is_open and one.row.status == "ok" and path == place.checkpoint
-                if wanted:
+                may_be_needed = is_open and one.row.status == "ok" and path == round_layout.checkpoint
+                if may_be_needed:
                     why += "; the run is open, so `autoqec verify` or a later round may want it"
-                yield Garbage("unverified" if wanted else "checkpoint", name, why, _size(path))
+                yield RemovableItem("unverified" if may_be_needed else "checkpoint", name, why, _size(path))
 
 
-def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:
+def _needed_attempts(layout: RunLayout, memory: RunMemory) -> set[str]:
     """Attempts whose weights stay. Of a run that may go on, every verified round's: it may yet be forked or joined."""
     standing = memory.state.rounds
     by_branch = {one.row.branch: one for one in standing.values()}
@@ -143,10 +145,12 @@ def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:
     if not is_closed(layout):
         queue += [one for one in standing.values() if one.row.verify_verdict == "VERIFIED"]
     # A round without a row may be a cluster's job, which has yet to read the weights that it starts from.
-    begun = [one.planned for one in memory.attempt_state.attempts.values() if one.planned and one.id not in standing]
-    starts = [(told.dsl_config, told.fork_from) for told in begun]
-    starts += [(one.row.dsl_config or {}, one.row.fork_from) for one in standing.values()]
-    for config, fork_from in starts:
+    open_plans = [
+        one.planned for one in memory.attempt_state.attempts.values() if one.planned and one.id not in standing
+    ]
+    starting_points = [(plan_line.dsl_config, plan_line.fork_from) for plan_line in open_plans]
+    starting_points += [(one.row.dsl_config or {}, one.row.fork_from) for one in standing.values()]
+    for config, fork_from in starting_points:
         if (config.get("training") or {}).get("init") == "parent":
             queue += parents(fork_from)[:1]
     found: set[str] = set()
@@ -158,16 +162,16 @@ def _needed(layout: RunLayout, memory: RunMemory) -> set[str]:
     return found
 
 
-def _unlink(layout: RunLayout, one: Garbage) -> None:
+def _remove_file(layout: RunLayout, one: RemovableItem) -> None:
     """What goes is on record first, with its hash: a file that is missing without a line here was lost, not removed."""
     path = layout.root / one.name
-    with atomic.disk(path):
+    with atomic.storage_errors(path):
         data = path.read_bytes()
     line = ManifestArtifact(name=one.name, bytes=len(data), sha256=sha256_bytes(data))
-    if removed(layout).get(one.name) != line.sha256:
-        jsonl.append(layout.removed, line.dump(), salvage=layout.salvage)
-        reach("garbage_recorded")
-    with atomic.disk(path):
+    if removed_files(layout).get(one.name) != line.sha256:
+        jsonl.append(layout.removed_files, line.dump(), salvage=layout.salvage)
+        failpoint("garbage_recorded")
+    with atomic.storage_errors(path):
         path.unlink(missing_ok=True)
     atomic.fsync_dir(path.parent)
 

@@ -9,22 +9,36 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import InputError
-from autoqec.orchestrator.budget import Budget, Clock, Interrupts
-from autoqec.orchestrator.executors.local import Executor, NotBegun, Parallel, Pending, Serial
-from autoqec.orchestrator.rounds import OnEvent, Opened, open_round, refuse, runner_config, settle, under_way
+from autoqec.errors import UsageError
+from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
+from autoqec.orchestrator.executors.local import (
+    Executor,
+    NotStartedError,
+    ParallelExecutor,
+    RoundFuture,
+    SerialExecutor,
+)
+from autoqec.orchestrator.rounds import (
+    OnEvent,
+    StartedRound,
+    finish_round,
+    reject_round,
+    runner_config,
+    start_round,
+    under_way,
+)
 from autoqec.orchestrator.run import Roles, Run, check_start, resume_run, start_run
 from autoqec.store import run_log
 
-__all__ = ["Budget", "Executor", "Outcome", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
+__all__ = ["Budget", "Executor", "LoopResult", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoopResult:
     """What one call of the loop did. rows: the rounds it recorded. stopped: why no further one was begun."""
 
     rows: tuple[HistoryRow, ...]
-    stopped: str
+    stop_reason: str
     interrupted: bool = False
 
     @property
@@ -41,7 +55,7 @@ def run_rounds(
     budget: Budget | None = None,
     parallel: int = 1,
     executor: Executor | None = None,
-) -> Outcome:
+) -> LoopResult:
     """Go on until the run has `rounds` finished rows (resumed ones count), a limit is reached or a person says stop.
 
     executor: where rounds are measured; without one here, `parallel` at once. Rounds that an earlier start had handed
@@ -50,79 +64,88 @@ def run_rounds(
     Ctrl-C or SIGTERM once: rounds under way are finished, but for one that waits for its turn, and no further one
     begins; twice: KeyboardInterrupt, jobs of a cluster are ended, and the next start recovers. Rows are in the order
     in which the rounds began, however many run at once, and what a proposal knows of the others depends on no clock.
-    Raises InputError where a cluster refuses a job.
+    Raises UsageError where a cluster refuses a job.
     """
-    tell, clock, recorded, person = _one_at_a_time(run_log.logged(on_event)), Clock(), list[HistoryRow](), Interrupts()
+    emit, clock, recorded, interrupts = (
+        _serialize_events(run_log.logged(on_event)),
+        Clock(),
+        list[HistoryRow](),
+        InterruptHandler(),
+    )
     limits = [Budget(rounds=rounds), budget or Budget()]
     if executor is None and parallel > 1:
-        executor = Parallel(parallel, stopped=lambda: person.stopped() or limits[1].late(clock.elapsed()))
-    executor = executor or Serial()
-    with person:
-        pending: deque[tuple[Opened, Pending]] = deque(_gone_on_with(run, executor, tell))
+        executor = ParallelExecutor(
+            parallel, stop_reason=lambda: interrupts.stop_reason() or limits[1].hours_exhausted(clock.elapsed())
+        )
+    executor = executor or SerialExecutor()
+    with interrupts:
+        pending: deque[tuple[StartedRound, RoundFuture]] = deque(_resume_cluster_rounds(run, executor, emit))
         try:
             while True:
-                stopped = _stopped(run, limits, clock, person, len(pending))
-                if stopped is None and len(pending) < executor.room:
-                    opened = open_round(run, tell)
-                    if opened.row is not None:
-                        recorded.append(opened.row)
+                stop_reason = _stop_reason(run, limits, clock, interrupts, len(pending))
+                if stop_reason is None and len(pending) < executor.capacity:
+                    started = start_round(run, emit)
+                    if started.row is not None:
+                        recorded.append(started.row)
                     else:
-                        pending.append((opened, _handed_over(run, opened, executor, tell)))
+                        pending.append((started, _submit(run, started, executor, emit)))
                 elif pending:
-                    recorded.append(_recorded(run, pending, tell))
+                    recorded.append(_record_oldest(run, pending, emit))
                 else:
-                    run_log.event("run_stopped", {"why": str(stopped)})
-                    return Outcome(tuple(recorded), str(stopped), person.asked)
+                    run_log.event("run_stopped", {"why": str(stop_reason)})
+                    return LoopResult(tuple(recorded), str(stop_reason), interrupts.requested)
         except KeyboardInterrupt:
-            for _, measuring in pending:
-                measuring.cancel()
+            for _, future in pending:
+                future.cancel()
             raise
 
 
-def _gone_on_with(run: Run, executor: Executor, tell: OnEvent) -> Iterator[tuple[Opened, Pending]]:
-    found = under_way(run)
-    if found:
-        from autoqec.orchestrator.executors.slurm import Slurm
+def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Iterator[tuple[StartedRound, RoundFuture]]:
+    cluster_rounds = under_way(run)
+    if cluster_rounds:
+        from autoqec.orchestrator.executors.slurm import SlurmExecutor
 
-        cluster = executor if isinstance(executor, Slurm) else Slurm()
-        for opened, order in found:
-            tell("round_begun", {"round": opened.attempt.round, "phase": "found again", "job": order.job_id})
-            yield opened, cluster.attach(order, tell)
+        cluster = executor if isinstance(executor, SlurmExecutor) else SlurmExecutor()
+        for started, order in cluster_rounds:
+            emit("round_begun", {"round": started.attempt.round, "phase": "found again", "job": order.job_id})
+            yield started, cluster.attach(order, emit)
 
 
-def _handed_over(run: Run, opened: Opened, executor: Executor, tell: OnEvent) -> Pending:
+def _submit(run: Run, started: StartedRound, executor: Executor, emit: OnEvent) -> RoundFuture:
     try:
-        return executor.submit(runner_config(run, opened), tell)
-    except InputError as error:
-        refuse(run, opened, str(error), tell)
+        return executor.submit(runner_config(run, started), emit)
+    except UsageError as error:
+        reject_round(run, started, str(error), emit)
         raise
 
 
-def _recorded(run: Run, pending: deque[tuple[Opened, Pending]], tell: OnEvent) -> HistoryRow:
+def _record_oldest(run: Run, pending: deque[tuple[StartedRound, RoundFuture]], emit: OnEvent) -> HistoryRow:
     """The round that began first, waited for."""
-    opened, measuring = pending[0]
+    started, future = pending[0]
     try:
-        metrics = measuring.result()
-    except NotBegun as reason:
+        metrics = future.result()
+    except NotStartedError as reason:
         pending.popleft()
-        return refuse(run, opened, f"never measured, it waited for its turn: {reason}", tell)
+        return reject_round(run, started, f"never measured, it waited for its turn: {reason}", emit)
     pending.popleft()  # there is nothing to cancel any more
-    return settle(run, opened, metrics, tell)
+    return finish_round(run, started, metrics, emit)
 
 
-def _stopped(run: Run, limits: list[Budget], clock: Clock, person: Interrupts, under_way: int) -> str | None:
-    if person.asked:
+def _stop_reason(
+    run: Run, limits: list[Budget], clock: Clock, interrupts: InterruptHandler, under_way: int
+) -> str | None:
+    if interrupts.requested:
         return "interrupted; --resume goes on"
     state = run.memory.state
-    return next(filter(None, (limit.spent(state, clock.elapsed(), under_way) for limit in limits)), None)
+    return next(filter(None, (limit.exhausted(state, clock.elapsed(), under_way) for limit in limits)), None)
 
 
-def _one_at_a_time(on_event: OnEvent) -> OnEvent:
+def _serialize_events(on_event: OnEvent) -> OnEvent:
     """Rounds that run at once tell their events one by one."""
     lock = threading.Lock()
 
-    def tell(kind: str, payload: dict[str, Any]) -> None:
+    def emit(kind: str, payload: dict[str, Any]) -> None:
         with lock:
             on_event(kind, payload)
 
-    return tell
+    return emit

@@ -17,8 +17,8 @@ from autoqec.errors import ContractError
 from autoqec.store.layout import path_in_run
 from autoqec.store.run_state import Attempt
 
-_FOLLOW_UPS = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
-_LOST = "the round was lost: the process died before it was recorded"
+_FOLLOW_UP_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
+_ABORTED = "the round was lost: the process died before it was recorded"
 
 
 def build_row(
@@ -29,7 +29,7 @@ def build_row(
     report: VerifyReport | None = None,
     config: dict[str, Any] | None = None,
     sandbox: str | None = None,
-    unjudged: str | None = None,
+    unverified_reason: str | None = None,
     conflicting_files: tuple[str, ...] | None = None,
     branch: str | None = None,
     commit_sha: str | None = None,
@@ -43,13 +43,13 @@ def build_row(
     finished_at: of a round that ended before it was measured, which no line on disk tells; else the last recorded step.
     """
     planned, analyst = attempt.planned, attempt.nominated.analyst if attempt.nominated else None
-    said: dict[str, Any] = {
+    nomination: dict[str, Any] = {
         "verdict": analyst.verdict if analyst else "ignore",
         "summary_1line": analyst.summary_1line if analyst else f"{metrics.status}: {metrics.status_reason}"[:400],
         "analysis": analyst.analysis if analyst else "",
         "next_hypothesis_seed": analyst.next_hypothesis_seed if analyst else "",
     }
-    placed = {
+    provenance = {
         "branch": pointer.branch if pointer else branch,
         "commit_sha": pointer.commit_sha if pointer else commit_sha,
         "conflicting_files": conflicting_files,
@@ -58,15 +58,19 @@ def build_row(
     return HistoryRow(
         **metrics.dump() | _paths(attempt.round, metrics),
         **_identity(attempt),
-        **said,
-        **placed,
+        **nomination,
+        **provenance,
         **_config(config if config is not None or planned is None else planned.dsl_config),
-        **(_judged(report) if report else {"verify_reasons": (unjudged,) if unjudged else ()}),
+        **(
+            _verification_fields(report)
+            if report
+            else {"verify_reasons": (unverified_reason,) if unverified_reason else ()}
+        ),
         **_timing(attempt, metrics, report, finished_at),
     )
 
 
-def lost_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str | None = None, why: str) -> HistoryRow:
+def aborted_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str | None = None, why: str) -> HistoryRow:
     """The row of an attempt that recovery closed: no metrics, no verdict."""
     return HistoryRow(
         status="orphaned_branch",
@@ -89,7 +93,7 @@ def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
         verdict="ignore",
         round=pointer.round_idx,
         round_attempt_id=pointer.round_attempt_id,
-        hypothesis=_LOST,
+        hypothesis=_ABORTED,
         branch=branch,
         commit_sha=pointer.commit_sha,
         fork_from=pointer.fork_from,
@@ -106,7 +110,7 @@ def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its co
         verdict="ignore",
         round=row.round,
         hypothesis=row.hypothesis,
-        reconcile_id=str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/deleted")),
+        reconcile_id=str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/deleted")),
         refers_to_attempt=attempt_id,
         branch=row.branch,
         commit_sha=row.commit_sha,
@@ -118,26 +122,28 @@ def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its co
     )
 
 
-def adopted_row(whole: HistoryRow, attempt_id: str) -> HistoryRow:
+def restored_row(full_row: HistoryRow, attempt_id: str) -> HistoryRow:
     """The follow-up of a quarantined round that a person had judged: a candidate by their word."""
     follow_up = {
         "round_attempt_id": None,
-        "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/adopted")),
+        "reconcile_id": str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/adopted")),
         "refers_to_attempt": attempt_id,
         "verdict": "candidate",
     }
-    return HistoryRow.model_validate({**whole.dump(), **follow_up})
+    return HistoryRow.model_validate({**full_row.dump(), **follow_up})
 
 
-def judged_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
+def verified_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
     """The follow-up of a round that was judged after it was recorded."""
     follow_up = {
         "round_attempt_id": None,
-        "reconcile_id": str(uuid.uuid5(_FOLLOW_UPS, f"{attempt_id}/judged")),
+        "reconcile_id": str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/judged")),
         "refers_to_attempt": attempt_id,
     }
     when = {"finished_at": report.finished_at, "verify_wallclock_s": report.judge_wallclock_s}
-    return HistoryRow.model_validate({**row.dump(), **follow_up, **_judged(report), **when, "sandbox": report.sandbox})
+    return HistoryRow.model_validate(
+        {**row.dump(), **follow_up, **_verification_fields(report), **when, "sandbox": report.sandbox}
+    )
 
 
 def _paths(number: int, metrics: RoundMetrics) -> dict[str, Any]:
@@ -173,7 +179,7 @@ def _identity(attempt: Attempt) -> dict[str, Any]:
     return {
         "round": attempt.round,
         "round_attempt_id": attempt.id,
-        "hypothesis": planned.ideator.hypothesis if planned else _LOST,
+        "hypothesis": planned.ideator.hypothesis if planned else _ABORTED,
         "ideator_source": planned.ideator.source if planned else "",
         "fork_from": fork_from,
         "fork_from_canonical": canonical_fork(fork_from),
@@ -192,22 +198,22 @@ def _config(config: dict[str, Any] | None) -> dict[str, Any]:
     return {"dsl_config": config, "dsl_config_sha256": digest}
 
 
-def _judged(report: VerifyReport) -> dict[str, Any]:
-    found: dict[str, Any] = {
+def _verification_fields(report: VerifyReport) -> dict[str, Any]:
+    fields: dict[str, Any] = {
         "verify_verdict": report.verdict,
         "verify_reasons": report.reasons,
         "paired_eval_bundle_id": report.bundle_id,
         "beats_panel": {member.name: member.beats for member in report.panel} or None,
     }
     if report.composition is not None:
-        found["composition_verdict"] = report.composition.verdict
-        found["composition_bundle_id"] = report.composition.bundle_id
+        fields["composition_verdict"] = report.composition.verdict
+        fields["composition_bundle_id"] = report.composition.bundle_id
     if report.cost is not None:
-        found["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
-        found["judge_n_params"] = report.cost.n_params
+        fields["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
+        fields["judge_n_params"] = report.cost.n_params
     if report.effect is not None:
         effect = report.effect
-        found |= {
+        fields |= {
             "delta_vs_baseline_holdout": effect.delta,
             "delta_holdout_low": effect.delta_low,
             "delta_holdout_high": effect.delta_high,
@@ -216,4 +222,4 @@ def _judged(report: VerifyReport) -> dict[str, Any]:
             "relative_holdout_high": effect.relative_high,
             "holdout_shots": effect.counts.shots,
         }
-    return found
+    return fields

@@ -14,19 +14,19 @@ from typing import Any
 from autoqec.contracts.history import Begun, HistoryRow, Nominated, Planned
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
-from autoqec.contracts.pins import pinned, told
+from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, parent_branches
 from autoqec.contracts.timing import utc_now
-from autoqec.errors import AutoqecError, ContractError, InputError, RoundFailed
+from autoqec.errors import AutoqecError, ContractError, RoundError, UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
-from autoqec.orchestrator.failpoint import reach
-from autoqec.orchestrator.recovery.inspect import job_order, round_files
+from autoqec.orchestrator.failpoint import failpoint
+from autoqec.orchestrator.recovery.inspect import read_job_order, read_round_files
 from autoqec.orchestrator.run import Run, search
-from autoqec.orchestrator.verify_round import Candidate, judge
+from autoqec.orchestrator.verify_round import Candidate, verify_candidate
 from autoqec.store import atomic, files
-from autoqec.store.layout import SURFACE, SURFACE_CONFIG, RoundLayout, pointer_on_branch, quarantined
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of
 from autoqec.store.run_log import LOGGER
 from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import sandbox
@@ -36,7 +36,7 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
-class Opened:
+class StartedRound:
     """A round under way. row: it ended before there was anything to measure, and is recorded already."""
 
     attempt: Attempt
@@ -49,54 +49,59 @@ class Opened:
         return self.attempt.planned
 
 
-def open_round(run: Run, on_event: OnEvent) -> Opened:
+def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     """Begin an attempt and bring its branch to the code commit."""
     history = run.memory.history
     number = run.memory.next_round()
     begun = Begun(round_attempt_id=str(uuid.uuid4()), round=number, at=utc_now())
     history.append_attempt(begun)
     atomic.make_dir(run.layout.round(number).dir)
-    reach("begun")
+    failpoint("begun")
     on_event("round_begun", {"round": number, "phase": "thinking"})
     attempt = Attempt(begun.round_attempt_id, number, begun.at)
     try:
-        planned, edits, tips = _plan(run, attempt)
-    except RoundFailed as failure:
-        return _ended(run, attempt, on_event, status=failure.status, reason=failure.what)
+        planned, edits, tips = _plan_round(run, attempt)
+    except RoundError as failure:
+        return _end_early(run, attempt, on_event, status=failure.status, reason=failure.what)
     except AutoqecError as error:
-        _record(run, round_recorder.lost_row(attempt, why=f"no proposal was made: {error.what}"), on_event)
+        _record_row(run, round_recorder.aborted_row(attempt, why=f"no proposal was made: {error.what}"), on_event)
         raise
     history.append_attempt(planned)
-    reach("planned")
+    failpoint("planned")
     attempt = replace(attempt, planned=planned)
-    told = {"round": number, "hypothesis": planned.ideator.hypothesis, "branch": planned.branch, "phase": "coding"}
-    on_event("planned", told)
+    format_pins = {
+        "round": number,
+        "hypothesis": planned.ideator.hypothesis,
+        "branch": planned.branch,
+        "phase": "coding",
+    }
+    on_event("planned", format_pins)
     try:
         sha = worktree.create(run.repo, run.layout, planned, tips, edits)
-        _config_on(run.layout.worktree(planned.branch))
-        confined(run.layout.worktree(planned.branch) / SURFACE)
+        _branch_config(run.layout.worktree(planned.branch))
+        require_sandbox(run.layout.worktree(planned.branch) / EDITABLE_MODULES)
     except MergeConflict as conflict:
         more = {"conflicting_files": conflict.files}
-        return _ended(run, attempt, on_event, status="compose_conflict", reason=conflict.what, **more)
-    except RoundFailed as failure:
-        return _refused(run, attempt, failure, on_event)
-    return Opened(attempt, sha)
+        return _end_early(run, attempt, on_event, status="compose_conflict", reason=conflict.what, **more)
+    except RoundError as failure:
+        return _reject_edit(run, attempt, failure, on_event)
+    return StartedRound(attempt, sha)
 
 
-def runner_config(run: Run, opened: Opened) -> RunnerConfig:
+def runner_config(run: Run, opened: StartedRound) -> RunnerConfig:
     """What the Runner is given; the config is what the branch says."""
     planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
-    parents = _standing(run, parent_branches(planned.fork_from))
+    parents = _parent_rounds(run, parent_branches(planned.fork_from))
     deltas = [one.row.delta_ler for one in parents if one.row.delta_ler is not None]
     return RunnerConfig(
         env_yaml=run.env_text,
-        predecoder_config=_config_on(place),
+        predecoder_config=_branch_config(place),
         profile=run.info.profile,
-        seed=run.seed_of(planned.round),
+        seed=run.round_seed(planned.round),
         round_dir=str(run.layout.round(planned.round).dir),
         run_id=run.info.run_id,
         round_idx=planned.round,
-        modules_dir=str(place / SURFACE),
+        modules_dir=str(place / EDITABLE_MODULES),
         code_cwd=str(place),
         branch=planned.branch,
         commit_sha=opened.commit_sha,
@@ -105,103 +110,111 @@ def runner_config(run: Run, opened: Opened) -> RunnerConfig:
         round_attempt_id=opened.attempt.id,
         # Of a composition's parents, the better one is what it has to beat.
         parent_delta_ler=max(deltas, default=None),
-        parent_checkpoint=_weights_of(run, parents[0]) if parents else None,
+        parent_checkpoint=_parent_weights(run, parents[0]) if parents else None,
         threads=run.threads,
     )
 
 
-def _weights_of(run: Run, parent: RoundState) -> str | None:
+def _parent_weights(run: Run, parent: RoundState) -> str | None:
     """The parent's checkpoint; None if `autoqec gc` removed it, which only matters to rounds that start from it."""
     path = run.layout.stored(parent.row.checkpoint_path)
     return None if path is None else str(path)
 
 
-def under_way(run: Run) -> list[tuple[Opened, JobOrder]]:
+def under_way(run: Run) -> list[tuple[StartedRound, JobOrder]]:
     """Rounds that recovery left to their cluster's job, in the order in which they began."""
     closed, attempts = run.memory.state.rounds, run.memory.attempt_state.attempts
     open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
-    orders = [(attempt, job_order(run.layout.round(attempt.round), attempt.id)) for attempt in open_attempts]
-    return [(Opened(attempt, order.config.commit_sha), order) for attempt, order in orders if order is not None]
+    orders = [(attempt, read_job_order(run.layout.round(attempt.round), attempt.id)) for attempt in open_attempts]
+    return [(StartedRound(attempt, order.config.commit_sha), order) for attempt, order in orders if order is not None]
 
 
-def refuse(run: Run, opened: Opened, why: str, on_event: OnEvent) -> HistoryRow:
+def reject_round(run: Run, opened: StartedRound, why: str, on_event: OnEvent) -> HistoryRow:
     """Close a round that could not be handed over for measuring: it counts for nothing, its branch is set aside."""
-    row = _refused(run, opened.attempt, RoundFailed("orphaned_branch", why), on_event).row
+    row = _reject_edit(run, opened.attempt, RoundError("orphaned_branch", why), on_event).row
     assert row is not None
     return row
 
 
-def confined(surface: Path) -> None:
-    """RoundFailed for code of a branch where nothing would confine it and nobody said that it may run so."""
-    if sandbox.probe() == "none" and not worktree.is_config_only(surface) and not sandbox.waived():
+def require_sandbox(modules_dir: Path) -> None:
+    """RoundError for code of a branch where nothing would confine it and nobody said that it may run so."""
+    if sandbox.probe() == "none" and not worktree.is_config_only(modules_dir) and not sandbox.opted_out():
         what = "the branch changes code, and no sandbox runs here"
-        mend = f"{sandbox.INSTALL} (or {sandbox.WAIVER}=1 to run it with all your rights, never to be VERIFIED)"
-        raise RoundFailed("killed_by_safety", f"{what}. Mend: {mend}")
+        hint = (
+            f"{sandbox.INSTALL} (or {sandbox.OPT_OUT_VARIABLE}=1 to run it with all your rights, never to be VERIFIED)"
+        )
+        raise RoundError("killed_by_safety", f"{what}. Mend: {hint}")
 
 
-def _config_on(place: Path) -> dict[str, Any]:
-    """The config of a checked-out branch. RoundFailed where a merge or an edit left none."""
+def _branch_config(place: Path) -> dict[str, Any]:
+    """The config of a checked-out branch. RoundError where a merge or an edit left none."""
     try:
-        config = files.load_yaml(files.read_text(place / SURFACE_CONFIG), where=SURFACE_CONFIG)
-    except InputError as error:
-        raise RoundFailed("compile_error", str(error)) from error
+        config = files.load_yaml(files.read_text(place / EDITABLE_CONFIG), where=EDITABLE_CONFIG)
+    except UsageError as error:
+        raise RoundError("compile_error", str(error)) from error
     if not isinstance(config, dict):
-        raise RoundFailed("compile_error", f"{SURFACE_CONFIG} holds no config")
+        raise RoundError("compile_error", f"{EDITABLE_CONFIG} holds no config")
     return config
 
 
-def settle(run: Run, opened: Opened, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:
+def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:
     """Pointer commit, nomination, judgement, row, views, pin; the worktree goes, the branch stays."""
     attempt, number = opened.attempt, opened.attempt.round
-    reach("measured")
+    failpoint("measured")
     on_event("measured", {"round": number, "phase": "recording", **metrics.dump()})
     tip = worktree.commit_pointer(run.repo, run.layout, opened.planned, opened.commit_sha)
-    reach("pointer_committed")
+    failpoint("pointer_committed")
     layout = run.layout.round(number)
-    said = _nominate(run, layout, opened.planned, metrics)
-    nominated = Nominated(round_attempt_id=attempt.id, round=number, analyst=said, at=utc_now())
+    response = _nominate(run, layout, opened.planned, metrics)
+    nominated = Nominated(round_attempt_id=attempt.id, round=number, analyst=response, at=utc_now())
     run.memory.history.append_attempt(nominated)
-    reach("nominated")
-    told = {"round": number, "verdict": said.verdict, "summary_1line": said.summary_1line}
-    on_event("nominated", told)
-    attempt, report, unjudged = replace(attempt, nominated=nominated), None, None
-    if said.verdict == "candidate":
+    failpoint("nominated")
+    format_pins = {"round": number, "verdict": response.verdict, "summary_1line": response.summary_1line}
+    on_event("nominated", format_pins)
+    attempt, report, unverified_reason = replace(attempt, nominated=nominated), None, None
+    if response.verdict == "candidate":
         try:
-            surface = run.layout.worktree(opened.planned.branch) / SURFACE
-            if not surface.is_dir():
-                mend = f"autoqec verify {layout.dir}"
-                raise InputError("its worktree was removed under way", where=str(surface), mend=mend)
-            candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, surface)
-            report = judge(run.memory, run.info, candidate, run.secret, on_event)
-        except (ContractError, InputError) as error:
+            modules_dir = run.layout.worktree(opened.planned.branch) / EDITABLE_MODULES
+            if not modules_dir.is_dir():
+                hint = f"autoqec verify {layout.dir}"
+                raise UsageError("its worktree was removed under way", where=str(modules_dir), hint=hint)
+            candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
+            report = verify_candidate(run.memory, run.info, candidate, run.secret, on_event)
+        except (ContractError, UsageError) as error:
             LOGGER.warning("not judged", exc_info=True, extra={"round": number})
-            unjudged = f"not judged: {error}"
-    found = round_files(layout)
-    pointer = _pointer(run, layout, opened.planned, tip)
+            unverified_reason = f"not judged: {error}"
+    recorded_files = read_round_files(layout)
+    pointer = _read_committed_pointer(run, layout, opened.planned, tip)
     row = round_recorder.build_row(
-        attempt, metrics, pointer=pointer, report=report, config=found.config, sandbox=found.sandbox, unjudged=unjudged
+        attempt,
+        metrics,
+        pointer=pointer,
+        report=report,
+        config=recorded_files.config,
+        sandbox=recorded_files.sandbox,
+        unverified_reason=unverified_reason,
     )
-    _record(run, row, on_event)
+    _record_row(run, row, on_event)
     run.repo.update_refs([RefUpdate(run.layout.pin(attempt.id), tip, None)])
-    reach("pinned")
+    failpoint("pinned")
     run.repo.worktree_remove(run.layout.worktree(opened.planned.branch))
-    reach("worktree_removed")
+    failpoint("worktree_removed")
     return row
 
 
-def _plan(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]]:
-    """What the round is to be: the proposal, the edits, the commits to merge in. RoundFailed for one that cannot be."""
+def _plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]]:
+    """What the round is to be: the proposal, the edits, the commits to merge in. RoundError for one that cannot be."""
     view = run.memory.l2_for_ideator(run.env, run.baseline_config, inputs=run.inputs)
     try:
-        proposal = _held(run, run.roles.ideator(view) or search("tpe")(view))
+        proposal = _apply_pins(run, run.roles.ideator(view) or search("tpe")(view))
     except ContractError as error:
-        raise RoundFailed("compile_error", f"the ideator's reply: {error}") from error
-    reach("ideated")
-    bases = [_base(run, one) for one in _standing(run, parent_branches(proposal.fork_from))]
+        raise RoundError("compile_error", f"the ideator's reply: {error}") from error
+    failpoint("ideated")
+    bases = [_base_commit(run, one) for one in _parent_rounds(run, parent_branches(proposal.fork_from))]
     try:
-        edits = _edits(run, proposal, bases)
+        edits = _request_edits(run, proposal, bases)
     except ContractError as error:
-        raise RoundFailed("compile_error", f"the coder's reply: {error}") from error
+        raise RoundError("compile_error", f"the coder's reply: {error}") from error
     planned = Planned(
         round_attempt_id=attempt.id,
         round=attempt.round,
@@ -216,7 +229,7 @@ def _plan(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]
     return planned, edits, bases[1:]
 
 
-def _edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse:
+def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse:
     view: dict[str, Any] = {
         "hypothesis": proposal.hypothesis,
         "slug": proposal.slug,
@@ -225,61 +238,61 @@ def _edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderRespon
     }
     if run.roles.open_surface:
         base = bases[0] if bases else run.info.baseline_sha
-        entries = [entry for entry in run.repo.ls_tree(base, SURFACE) if entry.regular]
+        entries = [entry for entry in run.repo.ls_tree(base, EDITABLE_MODULES) if entry.regular]
         blobs = run.repo.objects([entry.oid for entry in entries])
         view["surface"] = {
-            entry.path.removeprefix(f"{SURFACE}/"): blob[1].decode("utf-8", "replace")
+            entry.path.removeprefix(f"{EDITABLE_MODULES}/"): blob[1].decode("utf-8", "replace")
             for entry, blob in zip(entries, blobs, strict=True)
             if blob is not None
         }
-    said = run.roles.coder(view) or coder.code(view)
-    config = pinned(said.dsl_config, run.info.pins)
-    if config == said.dsl_config:
-        return said
+    response = run.roles.coder(view) or coder.code(view)
+    config = apply_pins(response.dsl_config, run.info.pins)
+    if config == response.dsl_config:
+        return response
     # The Coder let go of a pin: the config's file is written anew, its code stays.
     edits = coder.code({**view, "proposal": config}).edits
-    others = (edit for edit in said.edits if edit.path not in {one.path for one in edits})
-    return said.model_copy(update={"dsl_config": config, "edits": (*edits, *others)})
+    others = (edit for edit in response.edits if edit.path not in {one.path for one in edits})
+    return response.model_copy(update={"dsl_config": config, "edits": (*edits, *others)})
 
 
-def _held(run: Run, proposal: IdeatorResponse) -> IdeatorResponse:
+def _apply_pins(run: Run, proposal: IdeatorResponse) -> IdeatorResponse:
     """The proposal under the run's pins, whoever made it; its source says so. ContractError where they do not go
     together."""
     if not run.info.pins:
         return proposal
-    source = f"{proposal.source}; pinned {told(run.info.pins)}"[:200]
-    return proposal.model_copy(update={"proposal": pinned(proposal.proposal, run.info.pins), "source": source})
+    source = f"{proposal.source}; pinned {format_pins(run.info.pins)}"[:200]
+    return proposal.model_copy(update={"proposal": apply_pins(proposal.proposal, run.info.pins), "source": source})
 
 
-def _standing(run: Run, branches: tuple[str, ...]) -> list[RoundState]:
-    """The recorded rounds of these branches, in this order. RoundFailed for one that cannot be forked."""
-    known = run.memory.state.by_branch(branches)
+def _parent_rounds(run: Run, branches: tuple[str, ...]) -> list[RoundState]:
+    """The recorded rounds of these branches, in this order. RoundError for one that cannot be forked."""
+    recorded = run.memory.state.by_branch(branches)
     for branch in branches:
-        if branch not in known or known[branch].row.commit_sha is None:
-            raise RoundFailed("compile_error", f"`fork_from` names {branch}, which is no recorded branch of this run")
-    return [known[branch] for branch in branches]
+        if branch not in recorded or recorded[branch].row.commit_sha is None:
+            raise RoundError("compile_error", f"`fork_from` names {branch}, which is no recorded branch of this run")
+    return [recorded[branch] for branch in branches]
 
 
-def _base(run: Run, one: RoundState) -> str:
+def _base_commit(run: Run, one: RoundState) -> str:
     """The commit to fork from: the recorded pointer commit, whatever a person has put on the branch since."""
     sha = str(one.row.commit_sha)
-    pinned = run.repo.refs(run.layout.pin(one.attempt_id)).values()
-    return next(iter(pinned), sha)
+    apply_pins = run.repo.refs(run.layout.pin(one.attempt_id)).values()
+    return next(iter(apply_pins), sha)
 
 
 def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMetrics) -> AnalystResponse:
     view = run.memory.l3_for_analyst(layout.dir, hypothesis=planned.ideator.hypothesis)
     try:
-        said = run.roles.analyst(view)
+        response = run.roles.analyst(view)
     except ContractError as error:
         LOGGER.warning("the analyst's reply was not used: %s", error, extra={"round": layout.round})
-        said = None
-    if said is None or (said.verdict == "candidate" and metrics.status != "ok"):
+        response = None
+    if response is None or (response.verdict == "candidate" and metrics.status != "ok"):
         return analyst.analyse(view)
-    return said
+    return response
 
 
-def _pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
+def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
     """As it was committed: what a person does to the worktree meanwhile costs nothing."""
     from autoqec.runner.pointer import read_pointer
 
@@ -289,37 +302,40 @@ def _pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Point
     return read_pointer(data, where=f"{planned.branch}:{name}", run_id=run.info.run_id, branch=planned.branch)
 
 
-def _record(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
+def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
     """The commit point, and the views that follow from it."""
     run.memory.append_round(row)
-    reach("row_appended")
+    failpoint("row_appended")
     run.memory.update_views(row)
-    reach("views_written")
+    failpoint("views_written")
     on_event("round_recorded", {"round": row.round, "phase": "done", "row": row.dump()})
 
 
-def _ended(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason: str, **more: Any) -> Opened:
+def _end_early(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason: str, **more: Any) -> StartedRound:
     """A round that came to its end before it could be measured."""
     metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason})
     on_event("measured", {"round": attempt.round, "status": status, "status_reason": reason})
     row = round_recorder.build_row(attempt, metrics, finished_at=utc_now(), **more)
-    _record(run, row, on_event)
-    return Opened(attempt, row=row)
+    _record_row(run, row, on_event)
+    return StartedRound(attempt, row=row)
 
 
-def _refused(run: Run, attempt: Attempt, failure: RoundFailed, on_event: OnEvent) -> Opened:
+def _reject_edit(run: Run, attempt: Attempt, failure: RoundError, on_event: OnEvent) -> StartedRound:
     """An edit that may not be: what was committed of it is set aside, the worktree goes."""
     planned = attempt.planned
     assert planned is not None
     branch, sha = planned.branch, run.repo.rev_parse(f"refs/heads/{planned.branch}")
     place: dict[str, Any] = {}
     if sha is not None:
-        worktree.salvage_and_remove(run.repo, run.layout, Path(run.layout.worktree(branch)))
+        worktree.salvage_and_remove_worktree(run.repo, run.layout, Path(run.layout.worktree(branch)))
         if sha == planned.base_sha:
             run.repo.update_refs([RefUpdate(f"refs/heads/{branch}", None, sha)])
         else:
-            shelf = quarantined(branch)
-            moved = [RefUpdate(f"refs/heads/{shelf}", sha, None), RefUpdate(f"refs/heads/{branch}", None, sha)]
+            quarantine_branch = quarantine_branch_of(branch)
+            moved = [
+                RefUpdate(f"refs/heads/{quarantine_branch}", sha, None),
+                RefUpdate(f"refs/heads/{branch}", None, sha),
+            ]
             run.repo.update_refs([*moved, RefUpdate(run.layout.pin(attempt.id), sha, None)])
-            place = {"branch": shelf, "commit_sha": sha}
-    return _ended(run, attempt, on_event, status=failure.status, reason=failure.what, **place)
+            place = {"branch": quarantine_branch, "commit_sha": sha}
+    return _end_early(run, attempt, on_event, status=failure.status, reason=failure.what, **place)

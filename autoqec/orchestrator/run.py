@@ -20,22 +20,22 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
-from autoqec.contracts.pins import Pins, understood
+from autoqec.contracts.pins import Pins, validate_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
-from autoqec.errors import ContractError, InputError, RunPaused
+from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.ideators import analyst, coder
-from autoqec.orchestrator.failpoint import reach
+from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
 from autoqec.orchestrator.recovery.apply import OnEvent, recover
 from autoqec.store import atomic, files, run_log
-from autoqec.store.layout import RUN_ID, SURFACE, SURFACE_CONFIG, RunLayout, runs_dir
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, runs_dir
 from autoqec.system import machine, run_lock
 from autoqec.system.git import Repo
 
 SECRET_BYTES = 32
 # Ideators without a language model, by name; what they need is imported when one is asked for.
-SEARCHES = {
+BUILTIN_IDEATORS = {
     "tpe": "autoqec.ideators.tpe",
     "random": "autoqec.ideators.random",
     "evolve": "autoqec.ideators.evolve",
@@ -58,10 +58,10 @@ class Roles:
 
 
 def search(name: str) -> Callable[[View], IdeatorResponse]:
-    """An ideator without a language model, by name. InputError lists the known ones."""
-    if name not in SEARCHES:
-        raise InputError(f"unknown ideator {name!r}", where="--ideator", mend=f"one of {', '.join(SEARCHES)}")
-    propose: Callable[[View], IdeatorResponse] = importlib.import_module(SEARCHES[name]).propose
+    """An ideator without a language model, by name. UsageError lists the known ones."""
+    if name not in BUILTIN_IDEATORS:
+        raise UsageError(f"unknown ideator {name!r}", where="--ideator", hint=f"one of {', '.join(BUILTIN_IDEATORS)}")
+    propose: Callable[[View], IdeatorResponse] = importlib.import_module(BUILTIN_IDEATORS[name]).propose
     return propose
 
 
@@ -95,7 +95,7 @@ class Run:
         """The judge's; read where it is needed and nowhere kept."""
         return self.layout.secret.read_bytes()
 
-    def seed_of(self, number: int) -> int:
+    def round_seed(self, number: int) -> int:
         """The Runner's seed of a round: a function of the run's seed and the round's number."""
         text = f"autoqec/round-seed/{self.info.seed}/{number}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
@@ -113,7 +113,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartCheck:
     """What a run would begin with; nothing is written yet. notes: what a person should be told."""
 
     repo: Repo
@@ -128,21 +128,21 @@ class Start:
 
 def check_start(
     env_path: Path | str, repo: Path | str, profile: str, *, secret_file: Path | str | None = None
-) -> Start:
-    """Everything that can be found wrong before a run exists. Raises InputError; writes nothing."""
+) -> StartCheck:
+    """Everything that can be found wrong before a run exists. Raises UsageError; writes nothing."""
     env, env_text = files.load_env(env_path)
     if profile not in PROFILES:
-        raise InputError(f"unknown profile {profile!r}", where="--profile", mend=f"one of {', '.join(PROFILES)}")
-    lab = Repo.discover(repo)
-    baseline = lab.head_sha()
-    baseline_config = _surface(lab, baseline)
-    _clean(lab)
-    _writable(lab.root)
-    secret = _secret(secret_file)
-    inputs = _decodable(env)
-    told = f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched"
-    notes = (told,) if lab.head_ref() is None else ()
-    return Start(lab, env, env_text, baseline, baseline_config, inputs, secret, notes)
+        raise UsageError(f"unknown profile {profile!r}", where="--profile", hint=f"one of {', '.join(PROFILES)}")
+    workspace = Repo.discover(repo)
+    baseline = workspace.head_sha()
+    baseline_config = _baseline_config_at(workspace, baseline)
+    _require_clean(workspace)
+    _require_writable(workspace.root)
+    secret = _load_secret(secret_file)
+    inputs = _require_decodable(env)
+    message = f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched"
+    notes = (message,) if workspace.head_ref() is None else ()
+    return StartCheck(workspace, env, env_text, baseline, baseline_config, inputs, secret, notes)
 
 
 def start_run(
@@ -158,22 +158,22 @@ def start_run(
     pins: Pins | None = None,
     command_line: tuple[str, ...] = (),
 ) -> Run:
-    """A new run in the repository that holds `repo`. Raises InputError for any fault, with nothing written.
+    """A new run in the repository that holds `repo`. Raises UsageError for any fault, with nothing written.
 
     ideator: its name on record; without `roles` one of SEARCHES. secret_file: the judge's secret, for tests and
     replays; without it 32 random bytes. pins: knobs that every proposal holds. The caller closes the run.
     """
-    held = understood(pins or {})
+    held = validate_pins(pins or {})
     start = check_start(env_path, repo, profile, secret_file=secret_file)
     roles = roles or Roles(search(ideator))
-    lab, env, baseline, secret = start.repo, start.env, start.baseline, start.secret
-    layout = _new_directory(lab.root)
+    workspace, env, baseline, secret = start.repo, start.env, start.baseline, start.secret
+    layout = _create_run_directory(workspace.root)
     info = RunInfo(
         run_id=layout.run_id,
         env_name=env.name,
         env_yaml_sha256=sha256_bytes(start.env_text.encode()),
         baseline_sha=baseline,
-        baseline_ref=lab.head_ref(),
+        baseline_ref=workspace.head_ref(),
         profile=profile,
         seed=seed,
         ideator=ideator,
@@ -184,10 +184,10 @@ def start_run(
         versions=machine.versions(),
         command_line=command_line,
     )
-    run = Run(lab, layout, info, env, start.env_text, start.baseline_config, start.inputs, roles, threads)
+    run = Run(workspace, layout, info, env, start.env_text, start.baseline_config, start.inputs, roles, threads)
     run.notes.extend(start.notes)
     try:
-        _hold(run)
+        _acquire(run)
         atomic.write_text(layout.env, start.env_text)
         atomic.write_bytes(layout.secret, secret, mode=0o600)
         run.memory.history.write_info(info)
@@ -196,7 +196,7 @@ def start_run(
         run.__exit__(*sys.exc_info())
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
-    reach("run_created")
+    failpoint("run_created")
     run_log.event("run_started", {"run_id": info.run_id, "env": info.env_name, "profile": profile, "seed": seed})
     return run
 
@@ -209,89 +209,92 @@ def resume_run(
     threads: int = 1,
     on_event: OnEvent | None = None,
 ) -> Run:
-    """An earlier run, brought in line first. Raises InputError where there is none or another holds it, RunPaused
+    """An earlier run, brought in line first. Raises UsageError where there is none or another holds it,
+    ManualInterventionRequired
     where the trusted code is another by now, or where recovery needs a person."""
-    lab = Repo.discover(repo)
-    layout = RunLayout(lab.root, run_id)
+    workspace = Repo.discover(repo)
+    layout = RunLayout(workspace.root, run_id)
     if not RUN_ID.match(run_id) or not layout.root.is_dir():
-        raise InputError("there is no such run here", where=f"run {run_id}", mend="autoqec show")
+        raise UsageError("there is no such run here", where=f"run {run_id}", hint="autoqec show")
     info = RunMemory(layout.root).history.info()
-    env_text = files.read_text(layout.env, what="the run's env", mend=f"restore {layout.env}")
+    env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
     env = files.parse_env(env_text, where=str(layout.env))
-    _unchanged(layout, info, env_text)
+    _require_unchanged(layout, info, env_text)
     note = code_change(info)
-    if lab.rev_parse(info.baseline_sha) is None:
-        raise RunPaused(f"git no longer has the baseline commit {info.baseline_sha}", where=run_id, mend="git fetch")
+    if workspace.rev_parse(info.baseline_sha) is None:
+        raise ManualInterventionRequired(
+            f"git no longer has the baseline commit {info.baseline_sha}", where=run_id, hint="git fetch"
+        )
     roles = roles or Roles(search(info.ideator))
-    surface = _surface(lab, info.baseline_sha)
-    run = Run(lab, layout, info, env, env_text, surface, _decodable(env), roles, threads)
-    _hold(run)
+    baseline_config = _baseline_config_at(workspace, info.baseline_sha)
+    run = Run(workspace, layout, info, env, env_text, baseline_config, _require_decodable(env), roles, threads)
+    _acquire(run)
     if note is not None:
         run.notes.append(note)
     run_log.event("run_resumed", {"run_id": run_id, "notes": run.notes})
     try:
-        recover(layout, lab, run_log.logged(on_event), memory=run.memory)
+        recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:
         run.__exit__(*sys.exc_info())
         raise
     return run
 
 
-def _hold(run: Run) -> None:
-    held = run.held.enter_context(run_lock.hold(run.layout.root))
+def _acquire(run: Run) -> None:
+    held = run.held.enter_context(run_lock.lock_run(run.layout.root))
     run.held.enter_context(run_log.attach(run.layout))
     if held.warning:
         run.notes.append(held.warning)
-    if held.ended:
-        run.notes.append(f"ended {len(held.ended)} processes that an earlier start had left")
+    if held.killed_pids:
+        run.notes.append(f"ended {len(held.killed_pids)} processes that an earlier start had left")
 
 
-def _surface(repo: Repo, commit: str) -> dict[str, Any]:
+def _baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:
     """The config that a commit's search surface stands for."""
-    mend = "`autoqec init DIR` makes a repository that has one"
-    data = repo.show_file(commit, SURFACE_CONFIG)
+    hint = "`autoqec init DIR` makes a repository that has one"
+    data = repo.show_file(commit, EDITABLE_CONFIG)
     if data is None:
-        raise InputError(f"commit {commit[:12]} has no search surface: {SURFACE_CONFIG} is missing", mend=mend)
-    config = files.load_yaml(data.decode("utf-8", "replace"), where=SURFACE_CONFIG)
+        raise UsageError(f"commit {commit[:12]} has no search surface: {EDITABLE_CONFIG} is missing", hint=hint)
+    config = files.load_yaml(data.decode("utf-8", "replace"), where=EDITABLE_CONFIG)
     try:
-        return parse_dsl(config, where=SURFACE_CONFIG).config()
+        return parse_dsl(config, where=EDITABLE_CONFIG).config()
     except ContractError as error:
-        raise InputError(error.what, where=SURFACE_CONFIG, mend=f"edit {SURFACE_CONFIG} and commit it") from error
+        raise UsageError(error.what, where=EDITABLE_CONFIG, hint=f"edit {EDITABLE_CONFIG} and commit it") from error
 
 
-def _clean(repo: Repo) -> None:
-    dirty = repo.dirty_paths(SURFACE)
+def _require_clean(repo: Repo) -> None:
+    dirty = repo.dirty_paths(EDITABLE_MODULES)
     if dirty:
         what = f"the search surface has changes that are not committed: {', '.join(dirty[:3])}"
-        raise InputError(what, where=SURFACE, mend=f"git add {SURFACE} && git commit, or git stash")
+        raise UsageError(what, where=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash")
 
 
-def _writable(root: Path) -> None:
-    place = runs_dir(root)
-    nearest = place if place.exists() or place.is_symlink() else root
+def _require_writable(root: Path) -> None:
+    runs_root = runs_dir(root)
+    nearest = runs_root if runs_root.exists() or runs_root.is_symlink() else root
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise InputError("is no directory one may write to", where=str(nearest), mend=f"ls -ld {nearest}; chmod u+rwx")
+        raise UsageError("is no directory one may write to", where=str(nearest), hint=f"ls -ld {nearest}; chmod u+rwx")
 
 
-def _secret(path: Path | str | None) -> bytes:
+def _load_secret(path: Path | str | None) -> bytes:
     if path is None:
         return os.urandom(SECRET_BYTES)
     try:
         secret = Path(path).read_bytes()
     except OSError as error:
-        raise InputError(
-            f"cannot be read: {error.strerror}", where=str(path), mend="name another --secret-file"
+        raise UsageError(
+            f"cannot be read: {error.strerror}", where=str(path), hint="name another --secret-file"
         ) from error
     if len(secret) < SECRET_BYTES // 2:
-        raise InputError(
+        raise UsageError(
             f"a secret needs at least {SECRET_BYTES // 2} bytes",
             where=str(path),
-            mend=f"head -c {SECRET_BYTES} /dev/urandom > {path}",
+            hint=f"head -c {SECRET_BYTES} /dev/urandom > {path}",
         )
     return secret
 
 
-def _decodable(env: EnvSpec) -> str:
+def _require_decodable(env: EnvSpec) -> str:
     """Build the problem once: a circuit that cannot be decoded is found before the run exists.
 
     Returns what a net may read: `all` where no detector lies outside the backend's own sector.
@@ -299,12 +302,12 @@ def _decodable(env: EnvSpec) -> str:
     from autoqec.qec import external_decoders
     from autoqec.qec.problem import Problem
 
-    external_decoders.require(env)
+    external_decoders.require_installed(env)
     problems = [Problem.from_env(env, p) for p in env.points]
-    return "other_sector" if len(problems[0].graph.other) else "all"
+    return "other_sector" if len(problems[0].graph.out_of_sector) else "all"
 
 
-def _new_directory(root: Path) -> RunLayout:
+def _create_run_directory(root: Path) -> RunLayout:
     """Its own, by an exclusive mkdir: a second start in the same second gets `-2`."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     number = 1
@@ -316,17 +319,17 @@ def _new_directory(root: Path) -> RunLayout:
         number += 1
 
 
-def _unchanged(layout: RunLayout, info: RunInfo, env_text: str) -> None:
+def _require_unchanged(layout: RunLayout, info: RunInfo, env_text: str) -> None:
     """What a run froze at its start must still be so."""
     if is_closed(layout):
-        raise InputError("the run is closed: its secret is published", where=info.run_id, mend="start a new run")
+        raise UsageError("the run is closed: its secret is published", where=info.run_id, hint="start a new run")
     for what, path, was, now in (
         ("env", layout.env, info.env_yaml_sha256, sha256_bytes(env_text.encode())),
         ("secret", layout.secret, info.secret_sha256, sha256_bytes(layout.secret.read_bytes())),
     ):
         if was != now:
-            told = f"the run's {what} is no longer what it began with: SHA-256 was {was}, is {now}"
-            raise RunPaused(told, where=str(path), mend=f"restore {path}")
+            message = f"the run's {what} is no longer what it began with: SHA-256 was {was}, is {now}"
+            raise ManualInterventionRequired(message, where=str(path), hint=f"restore {path}")
 
 
 def code_change(info: RunInfo) -> str | None:
@@ -337,16 +340,17 @@ def code_change(info: RunInfo) -> str | None:
         the whole package changes with every version, so it cannot tell what changed. None if nothing changed.
 
     Raises:
-        RunPaused: if code changed that can change a result, so that old and new rounds would not be comparable.
+        ManualInterventionRequired: if code changed that can change a result, so that old and new rounds would not be
+        comparable.
     """
     if info.package_sha256 is None:
         return "an earlier version of AutoQEC started this run; its new rounds are measured by the installed version"
     if info.code_sha256 != machine.code_sha256():
-        raise RunPaused(
+        raise ManualInterventionRequired(
             f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) differs from the code that the run "
             "began with, so its old and new rounds would not be comparable",
             where=info.run_id,
-            mend="check out or install the version that started it, or start a new run",
+            hint="check out or install the version that started it, or start a new run",
         )
     if info.package_sha256 != machine.package_sha256():
         return "code that cannot change results differs from the code that the run began with"

@@ -26,7 +26,7 @@ def log_head(info: RunInfo) -> str:
     """The beginning of log.md; the `section` of every row follows."""
     head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
     head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
-    held = f"Held in every proposal: {pins.told(info.pins)}.\n\n" if info.pins else ""
+    held = f"Held in every proposal: {pins.format_pins(info.pins)}.\n\n" if info.pins else ""
     guidance = "Val shots steer the search, which reuses them every round: their figures prove nothing. "
     return f"{head}{held}{guidance}The judge's are of fresh shots. Intervals are 95%.\n\n"
 

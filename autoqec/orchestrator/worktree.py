@@ -11,81 +11,83 @@ from pathlib import Path
 import autoqec
 from autoqec.contracts.history import Planned
 from autoqec.contracts.messages import CoderResponse, FileEdit
-from autoqec.errors import InputError, RoundFailed
-from autoqec.orchestrator.failpoint import reach
+from autoqec.errors import RoundError, UsageError
+from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
-from autoqec.store.layout import SURFACE, RunLayout, pointer_on_branch
-from autoqec.system.git import GitFailed, RefUpdate, Repo
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
+from autoqec.system.git import GitError, RefUpdate, Repo
 
 TRAILER = "Autoqec-Attempt"
-MAX_FILE, MAX_SURFACE, MAX_FILES = 256 * 1024, 2 * 2**20, 64
+MAX_FILE_BYTES, MAX_MODULES_BYTES, MAX_FILES = 256 * 1024, 2 * 2**20, 64
 # Names that Python, pytest or git give a meaning of their own fall outside, as does everything hidden.
-_NAME = re.compile(r"([a-z0-9_]+/){0,2}[a-z0-9_]+\.(py|yaml)")
-_MEANT = ("sitecustomize.py", "usercustomize.py", "conftest.py")
+_ALLOWED_NAME = re.compile(r"([a-z0-9_]+/){0,2}[a-z0-9_]+\.(py|yaml)")
+_RESERVED_NAMES = ("sitecustomize.py", "usercustomize.py", "conftest.py")
 
 
 def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str], edits: CoderResponse) -> str:
     """Branch and worktree at the fork's tip, compositions merged, the edits committed; returns the code commit.
 
     tips: the other parents of a composition, in order. The attempt's id is the commit's trailer. Raises MergeConflict
-    (and then nothing was made), RoundFailed where an edit is refused: its branch then still stands.
+    (and then nothing was made), RoundError where an edit is refused: its branch then still stands.
     """
     path, trailers = layout.worktree(planned.branch), {TRAILER: planned.round_attempt_id}
     for edit in edits.edits:
-        if fault := edit_fault(edit):
-            raise RoundFailed("compile_error", f"edit of `{edit.path}` refused: {fault}")
+        if problem := edit_problem(edit):
+            raise RoundError("compile_error", f"edit of `{edit.path}` refused: {problem}")
     if tips:
         repo.merge_tree([planned.base_sha, *tips])
     repo.worktree_add(path, planned.branch, planned.base_sha)
-    reach("branched")
+    failpoint("branched")
     base = repo.merge(path, tips, edits.commit_message, trailers) if tips else planned.base_sha
     if tips and not edits.edits:
         return base
     for edit in edits.edits:
-        target = path / SURFACE / edit.path
+        target = path / EDITABLE_MODULES / edit.path
         atomic.make_dir(target.parent)
         atomic.write_text(target, edit.text)
-    reach("edited")
-    sha = repo.commit(path, [SURFACE], edits.commit_message, trailers)
-    reach("coded")
-    guard(repo, base, sha)
+    failpoint("edited")
+    sha = repo.commit(path, [EDITABLE_MODULES], edits.commit_message, trailers)
+    failpoint("coded")
+    check_commit(repo, base, sha)
     return sha
 
 
-def edit_fault(edit: FileEdit) -> str | None:
+def edit_problem(edit: FileEdit) -> str | None:
     """Why a file may not stand in the search surface; None where it may."""
-    return _name_fault(edit.path) or (_size_fault(len(edit.text.encode())))
+    return _name_problem(edit.path) or (_size_problem(len(edit.text.encode())))
 
 
-def guard(repo: Repo, base: str, tip: str) -> None:
-    """Refuse a commit that touches more than the search surface. Raises RoundFailed naming the first such path."""
+def check_commit(repo: Repo, base: str, tip: str) -> None:
+    """Refuse a commit that touches more than the search surface. Raises RoundError naming the first such path."""
     for entry in repo.diff_entries(base, tip):
-        if not entry.path.startswith(f"{SURFACE}/"):
-            fault: str | None = "it lies outside the search surface"
+        if not entry.path.startswith(f"{EDITABLE_MODULES}/"):
+            problem: str | None = "it lies outside the search surface"
         elif entry.status == "D":
-            fault = None
+            problem = None
         elif entry.new_mode != "100644":
-            fault = f"no plain file (mode {entry.new_mode})"
+            problem = f"no plain file (mode {entry.new_mode})"
         else:
-            fault = _name_fault(entry.path.removeprefix(f"{SURFACE}/"))
-        if fault:
-            raise RoundFailed("compile_error", f"edit of `{entry.path}` refused: {fault}")
-    files = repo.ls_tree(tip, SURFACE)
+            problem = _name_problem(entry.path.removeprefix(f"{EDITABLE_MODULES}/"))
+        if problem:
+            raise RoundError("compile_error", f"edit of `{entry.path}` refused: {problem}")
+    files = repo.ls_tree(tip, EDITABLE_MODULES)
     for file in files:
-        if fault := (None if file.regular else f"no plain file (mode {file.mode})") or _size_fault(file.size or 0):
-            raise RoundFailed("compile_error", f"edit of `{file.path}` refused: {fault}")
-    if len(files) > MAX_FILES or sum(file.size or 0 for file in files) > MAX_SURFACE:
-        raise RoundFailed("compile_error", f"search surface refused: over {MAX_FILES} files or {MAX_SURFACE} bytes")
+        if problem := (None if file.regular else f"no plain file (mode {file.mode})") or _size_problem(file.size or 0):
+            raise RoundError("compile_error", f"edit of `{file.path}` refused: {problem}")
+    if len(files) > MAX_FILES or sum(file.size or 0 for file in files) > MAX_MODULES_BYTES:
+        raise RoundError(
+            "compile_error", f"search surface refused: over {MAX_FILES} files or {MAX_MODULES_BYTES} bytes"
+        )
 
 
-def _name_fault(name: str) -> str | None:
-    if not _NAME.fullmatch(name) or name.rsplit("/", 1)[-1] in _MEANT:
+def _name_problem(name: str) -> str | None:
+    if not _ALLOWED_NAME.fullmatch(name) or name.rsplit("/", 1)[-1] in _RESERVED_NAMES:
         return "only plain .py and .yaml names of lower-case letters, digits and _ may stand there"
     return None
 
 
-def _size_fault(size: int) -> str | None:
-    return f"{size} bytes, at most {MAX_FILE} are allowed" if size > MAX_FILE else None
+def _size_problem(size: int) -> str | None:
+    return f"{size} bytes, at most {MAX_FILE_BYTES} are allowed" if size > MAX_FILE_BYTES else None
 
 
 def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None) -> str:
@@ -95,47 +97,47 @@ def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: st
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
     try:
         return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
-    except InputError:
+    except UsageError:
         if code_sha is None or repo.rev_parse(ref) is not None:
             raise
     repo.update_refs([RefUpdate(ref, code_sha, None)])
     return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
 
 
-def is_config_only(surface: Path) -> bool:
+def is_config_only(modules_dir: Path) -> bool:
     """Whether a checked-out surface differs from the running package's own in predecoder.yaml alone."""
-    own = Path(autoqec.__file__).resolve().parent / SURFACE.removeprefix("autoqec/")
-    return _code_of(surface) == _code_of(own)
+    package_modules = Path(autoqec.__file__).resolve().parent / EDITABLE_MODULES.removeprefix("autoqec/")
+    return _code_hashes(modules_dir) == _code_hashes(package_modules)
 
 
-def _code_of(surface: Path) -> dict[str, str]:
+def _code_hashes(modules_dir: Path) -> dict[str, str]:
     """Hash of every file but the config; what is no regular file counts by its kind."""
     found = {}
-    for where, folders, names in os.walk(surface):
+    for where, folders, names in os.walk(modules_dir):
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in (Path(where, name) for name in (*names, *folders)):
             if path.is_file() and not path.is_symlink():
-                found[path.relative_to(surface).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
+                found[path.relative_to(modules_dir).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
             elif path.is_symlink() or not path.is_dir():
-                found[path.relative_to(surface).as_posix()] = "no regular file"
+                found[path.relative_to(modules_dir).as_posix()] = "no regular file"
     found.pop("predecoder.yaml", None)
     return found
 
 
 def leftovers(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> tuple[Path, ...]:
     """Checkouts that planned rounds left: git's records of them, and directories that no record names."""
-    place = layout.worktree("any").parent
-    found = {entry.path.name for entry in repo.worktrees() if entry.path.parent == place}
-    found |= {path.name for directory in (place, repo.common / "worktrees") for path in directory.glob("*")}
+    worktrees_dir = layout.worktree("any").parent
+    found = {entry.path.name for entry in repo.worktrees() if entry.path.parent == worktrees_dir}
+    found |= {path.name for directory in (worktrees_dir, repo.common / "worktrees") for path in directory.glob("*")}
     return tuple(path for path in map(layout.worktree, branches) if path.name in found)
 
 
-def salvage_and_remove(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
+def salvage_and_remove_worktree(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
     """Remove a dead round's checkout; what was not committed in it is kept under salvage/. Returns what was kept."""
-    kept = _salvage(repo, layout, path) if path.exists() else None
+    saved = _salvage(repo, layout, path) if path.exists() else None
     repo.worktree_remove(path)
     repo.worktree_prune(path.parent, prefixes=(path.name,))
-    return kept
+    return saved
 
 
 def _salvage(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
@@ -145,17 +147,17 @@ def _salvage(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
     if record is not None:
         try:
             patch = repo.uncommitted_patch(path)
-        except GitFailed:
-            return _moved(layout, path)
-        return _kept(layout, path, patch) if patch else None
+        except GitError:
+            return _salvage_directory(layout, path)
+        return _save_patch(layout, path, patch) if patch else None
     if any(path.iterdir()):
-        return _moved(layout, path)
-    with atomic.disk(path):
+        return _salvage_directory(layout, path)
+    with atomic.storage_errors(path):
         path.rmdir()
     return None
 
 
-def _kept(layout: RunLayout, path: Path, patch: bytes) -> Path:
+def _save_patch(layout: RunLayout, path: Path, patch: bytes) -> Path:
     """The name is a function of the bytes: salvage that is killed and repeated keeps one file."""
     atomic.make_dir(layout.salvage)
     target = layout.salvage / f"{path.name}.{hashlib.sha256(patch).hexdigest()[:12]}.patch"
@@ -163,13 +165,13 @@ def _kept(layout: RunLayout, path: Path, patch: bytes) -> Path:
     return target
 
 
-def _moved(layout: RunLayout, path: Path) -> Path:
+def _salvage_directory(layout: RunLayout, path: Path) -> Path:
     """A checkout that git cannot read is kept as it is."""
     atomic.make_dir(layout.salvage)
     number = 1
     while (target := layout.salvage / f"{path.name}.{number}").exists():
         number += 1
-    with atomic.disk(target):
+    with atomic.storage_errors(target):
         os.rename(path, target)
     atomic.fsync_dir(layout.salvage)
     return target

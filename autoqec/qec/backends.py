@@ -10,13 +10,13 @@ import pymatching
 import scipy.sparse as sp
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.errors import InputError
-from autoqec.qec.bp import BpDecoder, Stage
+from autoqec.errors import UsageError
+from autoqec.qec.bp import BpDecoder, PostProcessing
 from autoqec.qec.decoder_trust import external_decoder
 from autoqec.qec.external_decoders import ExternalDecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
-from autoqec.qec.weighted_mwpm import ExactMatcher
+from autoqec.qec.weighted_mwpm import WeightedMatcher
 
 
 class Backend(Protocol):
@@ -24,13 +24,13 @@ class Backend(Protocol):
 
     name: str
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray: ...
+    def decode(self, detection_events: np.ndarray) -> np.ndarray: ...
 
 
 class SoftBackend(Backend, Protocol):
     """decode_soft: also log-odds float32 [n, n_edges], each shot decoded exactly under its own."""
 
-    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray: ...
+    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray: ...
 
 
 class Mwpm:
@@ -46,40 +46,42 @@ class Mwpm:
         self._n_detectors = problem.n_detectors
         self._graph = graph
         inside = np.zeros((1, problem.n_detectors), np.uint8)
-        inside[0, graph.own] = 1
-        self._own_bits = np.packbits(inside, axis=1, bitorder="little")
-        self._exact = ExactMatcher(graph.check_matrix)
-        self._wide = self._build_wide(problem)
+        inside[0, graph.in_sector] = 1
+        self._in_sector_mask = np.packbits(inside, axis=1, bitorder="little")
+        self._matcher = WeightedMatcher(graph.check_matrix)
+        self._packed_matching = self._build_packed_matching(problem)
 
-    def _build_wide(self, problem: Problem) -> pymatching.Matching:
+    def _build_packed_matching(self, problem: Problem) -> pymatching.Matching:
         """The same graph over all detector ids, so that packed shots need no repacking."""
         matching = pymatching.Matching()
-        for (one, two), weight, flips in zip(
+        for (u, v), weight, flips in zip(
             self._graph.endpoints, -self._graph.log_odds, self._graph.observables, strict=True
         ):
             ids = set(np.nonzero(flips)[0].tolist())
-            if two < 0:
-                matching.add_boundary_edge(int(one), weight=weight, fault_ids=ids, merge_strategy="smallest-weight")
+            if v < 0:
+                matching.add_boundary_edge(int(u), weight=weight, fault_ids=ids, merge_strategy="smallest-weight")
             else:
-                matching.add_edge(int(one), int(two), weight=weight, fault_ids=ids, merge_strategy="smallest-weight")
+                matching.add_edge(int(u), int(v), weight=weight, fault_ids=ids, merge_strategy="smallest-weight")
         matching.ensure_num_fault_ids(problem.n_observables)
         return matching
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
-        own = detectors & self._own_bits
-        columns = -(-self._wide.num_detectors // 8)  # detectors beyond the last edge have no bit to give
-        return self._wide.decode_batch(np.ascontiguousarray(own[:, :columns]), bit_packed_shots=True).astype(bool)
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        in_sector = detection_events & self._in_sector_mask
+        columns = -(-self._packed_matching.num_detectors // 8)  # detectors beyond the last edge have no bit to give
+        return self._packed_matching.decode_batch(
+            np.ascontiguousarray(in_sector[:, :columns]), bit_packed_shots=True
+        ).astype(bool)
 
-    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
         """Each shot exactly, under weights -log_odds clipped to +-MAX_LOG_ODDS nats.
 
         Raises ValueError on a wrong shape or a value that is not finite.
         """
         graph = self._graph
-        if log_odds.shape != (len(detectors), graph.n_edges):
-            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), graph.n_edges)}")
-        taken = self._exact.solve(unpack(detectors, self._n_detectors)[:, graph.own], log_odds)
-        return (taken @ graph.observables & 1).astype(bool)
+        if log_odds.shape != (len(detection_events), graph.n_edges):
+            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detection_events), graph.n_edges)}")
+        selected = self._matcher.solve(unpack(detection_events, self._n_detectors)[:, graph.in_sector], log_odds)
+        return (selected @ graph.observables & 1).astype(bool)
 
 
 class CorrelatedMwpm:
@@ -90,17 +92,19 @@ class CorrelatedMwpm:
     def __init__(self, problem: Problem) -> None:
         self._matching = pymatching.Matching.from_detector_error_model(problem.dem, enable_correlations=True)
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
-        answers = self._matching.decode_batch(detectors, bit_packed_shots=True, enable_correlations=True)
-        return answers.astype(bool)
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        predictions = self._matching.decode_batch(detection_events, bit_packed_shots=True, enable_correlations=True)
+        return predictions.astype(bool)
 
 
-def _bp(stage: Stage, name: str, order: int | None = None, joint: bool = False) -> Callable[[Problem], Backend]:
+def _bp_factory(
+    post_processing: PostProcessing, name: str, order: int | None = None, joint: bool = False
+) -> Callable[[Problem], Backend]:
     """The env's own BP settings, but for a fixed order where the name gives one."""
 
     def build(problem: Problem) -> Backend:
         settings = problem.env.bp if order is None else problem.env.bp.model_copy(update={"order": order})
-        return BpDecoder(problem, stage, settings, name, joint=joint)
+        return BpDecoder(problem, post_processing, settings, name, joint=joint)
 
     return build
 
@@ -108,26 +112,26 @@ def _bp(stage: Stage, name: str, order: int | None = None, joint: bool = False) 
 BACKENDS: dict[str, Callable[[Problem], Backend]] = {
     "mwpm": Mwpm,
     "mwpm_correlated": CorrelatedMwpm,
-    "bposd": _bp("bposd", "bposd"),
-    "bplsd": _bp("bplsd", "bplsd"),
-    "bposd0": _bp("bposd", "bposd0", 0),
-    "bposd_cs10": _bp("bposd", "bposd_cs10", 10),
-    "bposd_joint": _bp("bposd", "bposd_joint", joint=True),
+    "bposd": _bp_factory("bposd", "bposd"),
+    "bplsd": _bp_factory("bplsd", "bplsd"),
+    "bposd0": _bp_factory("bposd", "bposd0", 0),
+    "bposd_cs10": _bp_factory("bposd", "bposd_cs10", 10),
+    "bposd_joint": _bp_factory("bposd", "bposd_joint", joint=True),
 }
 
 
-def make(name: str, problem: Problem) -> Backend:
-    """A backend by its name in an env; InputError lists the known ones."""
+def make_backend(name: str, problem: Problem) -> Backend:
+    """A backend by its name in an env; UsageError lists the known ones."""
     if (spec := external_decoder(name)) is not None:
         return ExternalDecoder(problem, name, spec)
     if name not in BACKENDS:
-        raise InputError(
-            f"unknown backend {name!r}", where="env field `backend`", mend=f"choose one of {', '.join(BACKENDS)}"
+        raise UsageError(
+            f"unknown backend {name!r}", where="env field `backend`", hint=f"choose one of {', '.join(BACKENDS)}"
         )
     return BACKENDS[name](problem)
 
 
-class HardFlip:
+class HardFlipBackend:
     """A backend behind applied corrections: mechanisms with log-odds above 0 are taken as having happened.
 
     Their detectors are cleaned from the syndrome and their observables added to the backend's answer: the
@@ -138,31 +142,31 @@ class HardFlip:
         self.name = backend.name
         self._backend = backend
         self._n_detectors = problem.n_detectors
-        self._detectors_of = problem.H.T.astype(np.int32).tocsr()
-        self._observables_of = problem.L.T.astype(np.int32).tocsr()
+        self._mechanism_to_detectors = problem.H.T.astype(np.int32).tocsr()
+        self._mechanism_to_observables = problem.L.T.astype(np.int32).tocsr()
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
-        return self._backend.decode(detectors)
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        return self._backend.decode(detection_events)
 
-    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
         """log_odds: [n, n_faults]. Raises ValueError on a wrong shape or a value that is not finite."""
-        expected = (len(detectors), self._detectors_of.shape[0])
+        expected = (len(detection_events), self._mechanism_to_detectors.shape[0])
         if log_odds.shape != expected:
             raise ValueError(f"log-odds have shape {log_odds.shape}, expected {expected}")
         if not np.isfinite(log_odds).all():
             raise ValueError("log-odds hold values that are not finite")
-        cleaned, frame = self.apply(detectors, log_odds > 0)
+        cleaned, frame = self.apply(detection_events, log_odds > 0)
         return self._backend.decode(cleaned) ^ frame
 
-    def apply(self, detectors: np.ndarray, flips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def apply(self, detection_events: np.ndarray, flips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cleaned syndrome (packed) and the observables' frame, bool [n, n_observables]; flips: bool [n, n_faults]."""
-        taken = sp.csr_matrix(flips.astype(np.int32))
-        events = ((taken @ self._detectors_of).toarray() & 1).astype(np.uint8)
-        frame = ((taken @ self._observables_of).toarray() & 1).astype(bool)
-        return detectors ^ pack(events), frame
+        selected = sp.csr_matrix(flips.astype(np.int32))
+        events = ((selected @ self._mechanism_to_detectors).toarray() & 1).astype(np.uint8)
+        frame = ((selected @ self._mechanism_to_observables).toarray() & 1).astype(bool)
+        return detection_events ^ pack(events), frame
 
 
-def make_soft(problem: Problem, output_mode: OutputMode = "soft_priors") -> SoftBackend:
+def make_soft_backend(problem: Problem, output_mode: OutputMode = "soft_priors") -> SoftBackend:
     """The env's backend as a predecoder of this output mode drives it; its outputs go to `decode_soft`."""
-    backend = make(problem.env.backend, problem)
-    return HardFlip(problem, backend) if output_mode == "hard_flip" else cast(SoftBackend, backend)
+    backend = make_backend(problem.env.backend, problem)
+    return HardFlipBackend(problem, backend) if output_mode == "hard_flip" else cast(SoftBackend, backend)

@@ -46,8 +46,8 @@ def row_reduce(matrix: np.ndarray) -> tuple[np.ndarray, list[int]]:
         if len(found) == 0:
             continue
         work[[row, row + found[0]]] = work[[row + found[0], row]]
-        others = np.nonzero(work[:, column])[0]
-        work[others[others != row]] ^= work[row]
+        out_of_sector_checks = np.nonzero(work[:, column])[0]
+        work[out_of_sector_checks[out_of_sector_checks != row]] ^= work[row]
         pivots.append(column)
         row += 1
     return work[:row], pivots
@@ -133,12 +133,12 @@ def memory_circuit(
         circuit += extraction(first=False) * (rounds - 1)
     circuit.append("X_ERROR" if basis == "z" else "Z_ERROR", data, p)
     circuit.append("M" if basis == "z" else "MX", data)
-    mine, others, kind = (hz, hx, 1) if basis == "z" else (hx, hz, 0)
+    in_sector_checks, out_of_sector_checks, kind = (hz, hx, 1) if basis == "z" else (hx, hz, 0)
     for check in range(n):
-        records = [stim.target_rec(int(q) - 2 * n) for q in np.nonzero(mine[check])[0]]
+        records = [stim.target_rec(int(q) - 2 * n) for q in np.nonzero(in_sector_checks[check])[0]]
         records.append(stim.target_rec(-4 * n + kind * n + check))
         circuit.append("DETECTOR", records, (check // height, check % height, 1, kind))
-    for index, logical in enumerate(logicals(others, mine)):
+    for index, logical in enumerate(logicals(out_of_sector_checks, in_sector_checks)):
         circuit.append("OBSERVABLE_INCLUDE", [stim.target_rec(int(q) - 2 * n) for q in np.nonzero(logical)[0]], index)
     return circuit
 
@@ -147,7 +147,7 @@ def cnot_layers(width: int, height: int, a: Sequence[Term], b: Sequence[Term]) -
     """Seven layers of (control, target) pairs: X ancilla -> data, data -> Z ancilla; each qubit at most once."""
     n = width * height
 
-    def met(kind: str, neighbour: int, check: int) -> int:
+    def neighbor_qubit(kind: str, neighbour: int, check: int) -> int:
         on_left = neighbour < 3
         terms = a if on_left == (kind == "x") else b  # Hx = [A | B], Hz = [B^T | A^T]
         matrix = shift(width, height, terms[neighbour % 3])
@@ -159,8 +159,8 @@ def cnot_layers(width: int, height: int, a: Sequence[Term], b: Sequence[Term]) -
         pairs: list[int] = []
         for check in range(n):
             if x_neighbour is not None:
-                pairs += [2 * n + check, met("x", x_neighbour, check)]
+                pairs += [2 * n + check, neighbor_qubit("x", x_neighbour, check)]
             if z_neighbour is not None:
-                pairs += [met("z", z_neighbour, check), 3 * n + check]
+                pairs += [neighbor_qubit("z", z_neighbour, check), 3 * n + check]
         layers.append(pairs)
     return layers

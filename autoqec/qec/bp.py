@@ -16,8 +16,8 @@ from autoqec.qec.graph import TannerGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
-Stage = Literal["bposd", "bplsd"]
-CERTAIN = 1e-9  # ldpc wants channel probabilities strictly inside (0, 1)
+PostProcessing = Literal["bposd", "bplsd"]
+MIN_CHANNEL_PROB = 1e-9  # ldpc wants channel probabilities strictly inside (0, 1)
 # ldpc 2.4.1 writes `lsd_order` bytes into a buffer of one byte per redundant column of a cluster, and a cluster may
 # have a single one (https://github.com/quantumgizmos/ldpc/issues/105). The smallest block of malloc holds 24 bytes.
 MAX_LSD_ORDER = 24
@@ -30,64 +30,68 @@ class BpDecoder:
     joint: all detectors and mechanisms, whatever sector the env's backend decodes.
     """
 
-    def __init__(self, problem: Problem, stage: Stage, settings: BpSettings, name: str, *, joint: bool = False) -> None:
+    def __init__(
+        self, problem: Problem, post_processing: PostProcessing, settings: BpSettings, name: str, *, joint: bool = False
+    ) -> None:
         self.name = name
         self._n_detectors = problem.n_detectors
         graph = problem.graph if isinstance(problem.graph, TannerGraph) and not joint else problem.mechanisms
-        self._own = graph.own
+        self._in_sector = graph.in_sector
         self._prior = graph.prior
         self._flips = sp.csr_matrix(graph.observables)
-        self._decoder = make_ldpc(graph, stage, settings)
+        self._decoder = make_ldpc(graph, post_processing, settings)
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
-        return self._decode(detectors, None)
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        return self._decode(detection_events, None)
 
-    def decode_soft(self, detectors: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
         """Each shot under channel probabilities sigmoid(log_odds[shot]), float32 [n, n_edges].
 
         Raises ValueError on a wrong shape or a value that is not finite.
         """
-        if log_odds.shape != (len(detectors), len(self._prior)):
-            raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detectors), len(self._prior))}")
+        if log_odds.shape != (len(detection_events), len(self._prior)):
+            raise ValueError(
+                f"log-odds have shape {log_odds.shape}, expected {(len(detection_events), len(self._prior))}"
+            )
         if not np.isfinite(log_odds).all():
             raise ValueError("log-odds hold values that are not finite")
         try:
-            return self._decode(detectors, log_odds)
+            return self._decode(detection_events, log_odds)
         finally:
             self._decoder.update_channel_probs(self._prior)
 
-    def _decode(self, detectors: np.ndarray, log_odds: np.ndarray | None) -> np.ndarray:
-        events = np.ascontiguousarray(unpack(detectors, self._n_detectors)[:, self._own])
-        answers = np.zeros((len(detectors), self._flips.shape[1]), bool)
+    def _decode(self, detection_events: np.ndarray, log_odds: np.ndarray | None) -> np.ndarray:
+        events = np.ascontiguousarray(unpack(detection_events, self._n_detectors)[:, self._in_sector])
+        predictions = np.zeros((len(detection_events), self._flips.shape[1]), bool)
         for shot, syndrome in enumerate(events):
             if log_odds is not None:
                 probability = 1 / (1 + np.exp(-log_odds[shot].astype(np.float64)))
-                self._decoder.update_channel_probs(np.clip(probability, CERTAIN, 1 - CERTAIN))
-            faults = np.nonzero(self._decoder.decode(syndrome))[0]
-            answers[shot] = np.asarray(self._flips[faults].sum(axis=0)).ravel() & 1
-        return answers
+                self._decoder.update_channel_probs(np.clip(probability, MIN_CHANNEL_PROB, 1 - MIN_CHANNEL_PROB))
+            mechanisms = np.nonzero(self._decoder.decode(syndrome))[0]
+            predictions[shot] = np.asarray(self._flips[mechanisms].sum(axis=0)).ravel() & 1
+        return predictions
 
 
-def make_ldpc(graph: TannerGraph, stage: Stage, settings: BpSettings) -> Any:
+def make_ldpc(graph: TannerGraph, post_processing: PostProcessing, settings: BpSettings) -> Any:
     """The ldpc object of one stage: OSD-0 or OSD-CS of the given order, or LSD-CS."""
     from ldpc.bplsd_decoder import BpLsdDecoder
     from ldpc.bposd_decoder import BpOsdDecoder
 
-    order = safe_order(graph.check_matrix, stage, settings.order)
+    order = safe_order(graph.check_matrix, post_processing, settings.order)
     shared: dict[str, Any] = {
         "error_channel": graph.prior.tolist(),
         "max_iter": settings.iterations,
         "bp_method": settings.method,
         "ms_scaling_factor": settings.scaling,
     }
-    if stage == "bplsd":
+    if post_processing == "bplsd":
         method = "LSD_0" if order == 0 else "LSD_CS"
         return BpLsdDecoder(graph.check_matrix, **shared, lsd_method=method, lsd_order=order)
     method = "OSD_0" if order == 0 else "OSD_CS"
     return BpOsdDecoder(graph.check_matrix, **shared, osd_method=method, osd_order=order)
 
 
-def safe_order(check_matrix: sp.csc_matrix, stage: Stage, order: int) -> int:
+def safe_order(check_matrix: sp.csc_matrix, post_processing: PostProcessing, order: int) -> int:
     """Clamp the order of a second stage to what ldpc can search without writing outside its buffers.
 
     Args:
@@ -105,8 +109,10 @@ def safe_order(check_matrix: sp.csc_matrix, stage: Stage, order: int) -> int:
     limit = n_columns - n_checks  # rank <= n_checks: the rank itself is needed for small redundancy only
     if order > limit:
         limit = n_columns - rank(sp.csr_matrix(check_matrix))
-    if stage == "bplsd":
+    if post_processing == "bplsd":
         limit = min(limit, MAX_LSD_ORDER)
     if order > limit:
-        _LOG.warning("%s: order %d exceeds the %d that this code allows; using %d", stage, order, limit, limit)
+        _LOG.warning(
+            "%s: order %d exceeds the %d that this code allows; using %d", post_processing, order, limit, limit
+        )
     return min(order, limit)

@@ -16,7 +16,7 @@ from autoqec.contracts.env import (
     EnvSpec,
     StimFileCode,
 )
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec import bicycle
 from autoqec.store.files import load_yaml
 
@@ -26,24 +26,24 @@ Source: TypeAlias = stim.Circuit | stim.DetectorErrorModel
 def build_source(env: EnvSpec, p: float | None) -> Source:
     """The experiment of `env` at physical error rate `p` (None: the file's own noise); a DEM for kind `dem_file`.
 
-    Raises InputError where stim can't read or build it, or where nothing can be decoded in it.
+    Raises UsageError where stim can't read or build it, or where nothing can be decoded in it.
     """
     try:
         source = _build(env, p)
     except (ValueError, IndexError) as error:
-        raise InputError(
+        raise UsageError(
             f"stim can't build this circuit ({str(error).strip().splitlines()[0]})",
             where=f"env `{env.name}`, field `code`",
-            mend="check the file with `stim analyze_errors --in FILE`"
+            hint="check the file with `stim analyze_errors --in FILE`"
             if isinstance(env.code, FILE_CODES)
             else "choose another distance or number of rounds",
         ) from error
     if source.num_observables == 0 or source.num_detectors == 0:
-        raise InputError(
+        raise UsageError(
             f"the circuit has {source.num_detectors} detectors and {source.num_observables} observables; "
             "a decoder needs at least one of each",
             where=f"env `{env.name}`, field `code`",
-            mend="add DETECTOR and OBSERVABLE_INCLUDE lines to the circuit",
+            hint="add DETECTOR and OBSERVABLE_INCLUDE lines to the circuit",
         )
     return source
 
@@ -51,7 +51,7 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
 def _build(env: EnvSpec, p: float | None) -> Source:
     code = env.code
     if isinstance(code, FILE_CODES) and code.text is None:
-        raise InputError("the file's text is missing", where="code.text", mend="load the env from its file")
+        raise UsageError("the file's text is missing", where="code.text", hint="load the env from its file")
     if isinstance(code, DemFileCode):
         return stim.DetectorErrorModel(code.text)
     if isinstance(code, StimFileCode):
@@ -102,28 +102,32 @@ def css_circuit(code: CssFileCode, p: float) -> stim.Circuit:
     """Data qubits start in the basis' eigenstate, suffer DEPOLARIZE1(p), and every check is read without noise."""
     matrices = css_matrices(code.text or "", code.path)
     hx, hz = matrices["hx"], matrices["hz"]
-    own, kind = (hz, "Z") if code.basis == "z" else (hx, "X")
-    other = hx if code.basis == "z" else hz
+    in_sector_checks, kind = (hz, "Z") if code.basis == "z" else (hx, "X")
+    out_of_sector_checks = hx if code.basis == "z" else hz
     logical = matrices.get("lz" if code.basis == "z" else "lx")
     if logical is None:
-        logical = bicycle.logicals(other, own)
-    if (other @ logical.T % 2).any() or len(logical) == 0:
-        raise InputError(
-            "a logical does not commute with the checks, or there is none", where=code.path, mend=f"correct {code.path}"
+        logical = bicycle.logicals(out_of_sector_checks, in_sector_checks)
+    if (out_of_sector_checks @ logical.T % 2).any() or len(logical) == 0:
+        raise UsageError(
+            "a logical does not commute with the checks, or there is none", where=code.path, hint=f"correct {code.path}"
         )
-    qubits = range(own.shape[1])
+    qubits = range(in_sector_checks.shape[1])
     circuit = stim.Circuit()
     circuit.append("R" if kind == "Z" else "RX", qubits)
     cross = "X" if kind == "Z" else "Z"
-    _measure(circuit, other, cross)  # projects into the code space: the other sector's first values are random
+    _measure(
+        circuit, out_of_sector_checks, cross
+    )  # projects into the code space: the other sector's first values are random
     circuit.append("DEPOLARIZE1", qubits, p)
-    _measure(circuit, other, cross)
-    for row in range(len(other)):
-        last = -len(other) + row
-        circuit.append("DETECTOR", [stim.target_rec(last), stim.target_rec(last - len(other))], (row, 0, 0))
+    _measure(circuit, out_of_sector_checks, cross)
+    for row in range(len(out_of_sector_checks)):
+        last = -len(out_of_sector_checks) + row
+        circuit.append(
+            "DETECTOR", [stim.target_rec(last), stim.target_rec(last - len(out_of_sector_checks))], (row, 0, 0)
+        )
     circuit.append("M" if kind == "Z" else "MX", qubits)
     n = len(qubits)
-    for row, check in enumerate(own):
+    for row, check in enumerate(in_sector_checks):
         circuit.append("DETECTOR", [stim.target_rec(int(q) - n) for q in np.nonzero(check)[0]], (row, 1, 0))
     for index, row_bits in enumerate(logical):
         circuit.append("OBSERVABLE_INCLUDE", [stim.target_rec(int(q) - n) for q in np.nonzero(row_bits)[0]], index)
@@ -140,25 +144,25 @@ def _measure(circuit: stim.Circuit, checks: np.ndarray, pauli: str) -> None:
 
 
 def css_matrices(text: str, where: str) -> dict[str, np.ndarray]:
-    """hx, hz and, where given, lx, lz: uint8 [rows, n_qubits]. InputError naming the matrix that is wrong."""
+    """hx, hz and, where given, lx, lz: uint8 [rows, n_qubits]. UsageError naming the matrix that is wrong."""
     data = load_yaml(text, where=where)
     if not isinstance(data, dict) or not {"hx", "hz"} <= set(data) <= {"hx", "hz", "lx", "lz"}:
-        raise InputError("needs the keys hx and hz, and may have lx and lz", where=where, mend=f"edit {where}")
-    found: dict[str, np.ndarray] = {}
+        raise UsageError("needs the keys hx and hz, and may have lx and lz", where=where, hint=f"edit {where}")
+    matrices: dict[str, np.ndarray] = {}
     for name, rows in data.items():
         rows = rows if isinstance(rows, list) else []
         if not rows or any(not isinstance(row, str) or set(row) - {"0", "1"} or "1" not in row for row in rows):
-            raise InputError(
+            raise UsageError(
                 'must be a list of rows such as "0110", each with a 1',
                 where=f"{where}, key {name}",
-                mend=f"edit {where}",
+                hint=f"edit {where}",
             )
         if len({len(row) for row in rows}) != 1:
-            raise InputError("rows differ in length", where=f"{where}, key {name}", mend=f"edit {where}")
-        found[name] = np.array([[int(bit) for bit in row] for row in rows], np.uint8)
-    widths = {name: matrix.shape[1] for name, matrix in found.items()}
+            raise UsageError("rows differ in length", where=f"{where}, key {name}", hint=f"edit {where}")
+        matrices[name] = np.array([[int(bit) for bit in row] for row in rows], np.uint8)
+    widths = {name: matrix.shape[1] for name, matrix in matrices.items()}
     if len(set(widths.values())) != 1:
-        raise InputError(f"matrices differ in width: {widths}", where=where, mend=f"edit {where}")
-    if (found["hx"] @ found["hz"].T % 2).any():
-        raise InputError("the checks of hx and hz do not commute", where=where, mend=f"edit {where}")
-    return found
+        raise UsageError(f"matrices differ in width: {widths}", where=where, hint=f"edit {where}")
+    if (matrices["hx"] @ matrices["hz"].T % 2).any():
+        raise UsageError("the checks of hx and hz do not commute", where=where, hint=f"edit {where}")
+    return matrices

@@ -16,9 +16,9 @@ from importlib import metadata
 from importlib.machinery import ModuleSpec, PathFinder
 
 from autoqec.contracts.env import SINTER_DECODER
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
-GROUP = "autoqec.decoders"
+PTB64_GROUP = "autoqec.decoders"
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -78,13 +78,13 @@ def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) ->
         registered: Whether decoders that installed packages register are trusted too.
 
     Raises:
-        InputError: A name is not of the form `MODULE:FUNCTION`.
+        UsageError: A name is not of the form `MODULE:FUNCTION`.
     """
     global _trust
     functions = frozenset(functions)
     for name in sorted(functions):
         if not FUNCTION.fullmatch(name):
-            raise InputError(f"{name!r} is not of the form MODULE:FUNCTION", where="--trust-decoder")
+            raise UsageError(f"{name!r} is not of the form MODULE:FUNCTION", where="--trust-decoder")
     _trust = _Trust(functions, registered)
 
 
@@ -100,19 +100,19 @@ def locate(name: str, spec: ExternalDecoderSpec, *, where: str) -> ModuleSpec:
     """Find the installed top-level module of a trusted decoder, without importing it.
 
     Raises:
-        InputError: The decoder is not trusted or not installed.
+        UsageError: The decoder is not trusted or not installed.
     """
     if not spec.known and spec.source not in _trust.functions:
         if not _trust.registered:
             what = f"decoder {name!r} is named by an env of others, and is not trusted"
-            raise InputError(what, where=where, mend=f"--trust-decoder {spec.source}, if you know the package")
+            raise UsageError(what, where=where, hint=f"--trust-decoder {spec.source}, if you know the package")
         if spec.source not in registered_functions():
             what = f"decoder {name!r} is neither registered by an installed package nor trusted"
             hint = f"--trust-decoder {spec.source}, if you know the package, or remove the baseline"
-            raise InputError(what, where=where, mend=hint)
+            raise UsageError(what, where=where, hint=hint)
     found = PathFinder.find_spec(spec.module.partition(".")[0], _import_path())
     if found is None or found.origin is None:
-        raise InputError(f"decoder {name!r} is not installed", where=where, mend=spec.hint)
+        raise UsageError(f"decoder {name!r} is not installed", where=where, hint=spec.hint)
     return found
 
 
@@ -123,7 +123,7 @@ def registered_functions() -> frozenset[str]:
         point.value.replace(" ", "")
         for distribution in distributions
         for point in distribution.entry_points
-        if point.group == GROUP
+        if point.group == PTB64_GROUP
     )
 
 

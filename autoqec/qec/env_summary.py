@@ -10,11 +10,11 @@ from autoqec.qec import backends, external_decoders
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import band_seed, sample
-from autoqec.qec.stats import rate, wrong
+from autoqec.qec.stats import error_mask, rate
 
 
 @dataclass(frozen=True)
-class Appraisal:
+class EnvSummary:
     """Figures at the env's target. inputs: what a net of this env can read. rates: by baseline, on the same shots.
 
     distance_bound: errors of the shortest undetected logical error found among those that flip two detectors at most;
@@ -31,45 +31,47 @@ class Appraisal:
     rates: dict[str, Rate]
 
 
-def appraise(env: EnvSpec, shots: int) -> Appraisal:
-    """Build the env at each of its points, and decode `shots` shots at the target. InputError on any fault."""
-    external_decoders.require(env)
+def summarize_env(env: EnvSpec, shots: int) -> EnvSummary:
+    """Build the env at each of its points, and decode `shots` shots at the target. UsageError on any fault."""
+    external_decoders.require_installed(env)
     problems = {p: Problem.from_env(env, p) for p in env.points}
     problem = problems[env.target]
     seed = band_seed(env.seed_policy.train, "appraise", env.name)
-    drawn = sample(problem, shots, seed)
+    sampled = sample(problem, shots, seed)
     found = {}
     for name in dict.fromkeys((env.plain, *env.baselines)):
-        errors = int(wrong(backends.make(name, problem).decode(drawn.detectors), drawn.observables).sum())
+        errors = int(
+            error_mask(backends.make_backend(name, problem).decode(sampled.detection_events), sampled.observables).sum()
+        )
         found[name] = rate(errors, shots, rounds=problem.rounds)
-    return Appraisal(
+    return EnvSummary(
         n_detectors=problem.n_detectors,
         n_observables=problem.n_observables,
-        n_faults=problem.n_faults,
+        n_faults=problem.n_mechanisms,
         n_variables=problem.graph.n_edges,
-        inputs="other_sector" if len(problem.graph.other) else "all",
-        distance_bound=_bound(problem),
+        inputs="other_sector" if len(problem.graph.out_of_sector) else "all",
+        distance_bound=_distance_bound(problem),
         seed=seed,
         rates=found,
     )
 
 
-def _bound(problem: Problem) -> int | None:
+def _distance_bound(problem: Problem) -> int | None:
     try:
         return len(problem.dem.shortest_graphlike_error(ignore_ungraphlike_errors=True))
     except ValueError:
         return None
 
 
-def suggested_backend(env: EnvSpec) -> str:
-    """`mwpm` where the code has a matching graph, else `bposd`; env: one with backend `mwpm`. InputError as
+def suggest_backend(env: EnvSpec) -> str:
+    """`mwpm` where the code has a matching graph, else `bposd`; env: one with backend `mwpm`. UsageError as
     `Problem.from_env`, for a fault that another backend would not mend."""
-    from autoqec.errors import InputError
+    from autoqec.errors import UsageError
 
     try:
         assert isinstance(Problem.from_env(env).graph, MatchingGraph)
         return "mwpm"
-    except InputError as error:
-        if "bposd" not in (error.mend or ""):
+    except UsageError as error:
+        if "bposd" not in (error.hint or ""):
             raise
         return "bposd"

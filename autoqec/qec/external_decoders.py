@@ -16,7 +16,7 @@ import stim
 
 import autoqec
 from autoqec.contracts.env import EnvSpec
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec.decoder_trust import ExternalDecoderSpec, external_decoder, locate
 from autoqec.qec.external_process import FAILED, HEADER
 from autoqec.qec.problem import Problem
@@ -25,7 +25,7 @@ from autoqec.system import sandbox
 from autoqec.system.process import child
 from autoqec.system.scratch import scratch
 
-ANSWER_S = 3600.0  # the longest wait for one batch
+ANSWER_TIMEOUT_S = 3600.0  # the longest wait for one batch
 LIFETIME_S = 14 * 24 * 3600.0
 MEMORY_GB, DISK_MB, PROCESSES = 16.0, 256.0, 64
 MAX_MESSAGE = 2**16
@@ -35,7 +35,7 @@ class ExternalDecoder:
     """An external decoder, compiled for one problem.
 
     Raises:
-        InputError: The decoder is not trusted, not installed, cannot be loaded, does not take the problem, or fails.
+        UsageError: The decoder is not trusted, not installed, cannot be loaded, does not take the problem, or fails.
     """
 
     def __init__(self, problem: Problem, name: str, spec: ExternalDecoderSpec) -> None:
@@ -44,18 +44,18 @@ class ExternalDecoder:
         dem = problem.dem if spec.split else without_separators(problem.dem)
         self._process = _DecoderProcess(problem.env, name, spec, dem)
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables]."""
-        shape = (len(detectors), -(-self._n_observables // 8))
-        packed = self._process.ask(np.ascontiguousarray(detectors).tobytes(), shape[0] * shape[1])
+        shape = (len(detection_events), -(-self._n_observables // 8))
+        packed = self._process.ask(np.ascontiguousarray(detection_events).tobytes(), shape[0] * shape[1])
         return unpack(np.frombuffer(packed, np.uint8).reshape(shape), self._n_observables).astype(bool)
 
 
-def require(env: EnvSpec) -> None:
+def require_installed(env: EnvSpec) -> None:
     """Check that each external decoder among the env's baselines can be loaded.
 
     Raises:
-        InputError: One is not trusted, not installed or cannot be loaded.
+        UsageError: One is not trusted, not installed or cannot be loaded.
     """
     for name in env.baselines:
         if (spec := external_decoder(name)) is not None:
@@ -86,7 +86,7 @@ class _DecoderProcess:
 
     def ask(self, payload: bytes, size: int) -> bytes:
         """Send one request; return its answer of `size` bytes."""
-        watchdog = threading.Timer(ANSWER_S, self._process.kill)
+        watchdog = threading.Timer(ANSWER_TIMEOUT_S, self._process.kill)
         watchdog.start()
         try:
             self._process.stdin.write(HEADER.pack(0, len(payload)) + payload)
@@ -105,16 +105,16 @@ class _DecoderProcess:
             raise self._error(answer.decode(errors="replace"))
         return answer
 
-    def _error(self, what: str) -> InputError:
+    def _error(self, what: str) -> UsageError:
         """The message of other people's code, one line of printable characters."""
         text = "".join(char if char.isprintable() else " " for char in what)[:500]
-        return InputError(f"decoder {self._name!r}: {text}", where=self._where, mend=self._hint)
+        return UsageError(f"decoder {self._name!r}: {text}", where=self._where, hint=self._hint)
 
     def _end(self) -> str:
         result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known
         lines = self._log.read_text(errors="replace")[-2000:].split("\n") if self._log.exists() else []
         said = next((line for line in reversed(lines) if line.strip()), "")
-        return f"{result.killed or f'exit status {result.returncode}'} {said}".strip()
+        return f"{result.limit_broken or f'exit status {result.returncode}'} {said}".strip()
 
 
 def _start(module: ModuleSpec, directory: Path) -> child.Process:
@@ -122,7 +122,7 @@ def _start(module: ModuleSpec, directory: Path) -> child.Process:
     private = directory / "scratch"
     private.mkdir()
     places = module.submodule_search_locations or [str(module.origin)]
-    policy = sandbox.Policy(
+    policy = sandbox.SandboxPolicy(
         read_only=tuple(map(Path, places)),
         scratch=private,
         tmp_mb=int(DISK_MB),

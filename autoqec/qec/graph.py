@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import scipy.sparse as sp
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 Component = tuple[tuple[int, ...], int]  # sorted detectors, bit mask of observables
 
@@ -23,9 +23,9 @@ class DecodingGraph:
 
     observables: np.ndarray
     prior: np.ndarray
-    fault_to_edge: sp.csr_matrix
-    own: np.ndarray
-    other: np.ndarray
+    mechanism_to_edge: sp.csr_matrix
+    in_sector: np.ndarray
+    out_of_sector: np.ndarray
 
     @property
     def n_edges(self) -> int:
@@ -62,64 +62,66 @@ class MatchingGraph(DecodingGraph):
     @cached_property
     def check_matrix(self) -> sp.csc_matrix:
         """uint8 [len(own), n_edges]: edges against own detectors, in the order of `own`."""
-        position = {int(detector): row for row, detector in enumerate(self.own)}
+        position = {int(detector): row for row, detector in enumerate(self.in_sector)}
         rows, columns = [], []
         for edge, ends in enumerate(self.endpoints):
             for detector in ends[ends >= 0]:
                 rows.append(position[int(detector)])
                 columns.append(edge)
-        shape = (len(self.own), self.n_edges)
+        shape = (len(self.in_sector), self.n_edges)
         return sp.csc_matrix((np.ones(len(rows), np.uint8), (rows, columns)), shape)
 
 
 def tanner_graph(H: sp.csr_matrix, L: sp.csr_matrix, probs: np.ndarray, name: str) -> TannerGraph:
     """One variable a mechanism, as stim's DEM lists them: same detectors and observables are already one."""
     if (probs >= 1).any() or (probs <= 0).any():
-        raise InputError("a mechanism has probability 0 or 1", where=f"env `{name}`", mend="give it one in between")
+        raise UsageError("a mechanism has probability 0 or 1", where=f"env `{name}`", hint="give it one in between")
     return TannerGraph(
         observables=L.T.toarray().astype(np.uint8),
         prior=probs,
-        fault_to_edge=sp.identity(len(probs), dtype=np.int32, format="csr"),
-        own=np.arange(H.shape[0]),
-        other=np.arange(0),
+        mechanism_to_edge=sp.identity(len(probs), dtype=np.int32, format="csr"),
+        in_sector=np.arange(H.shape[0]),
+        out_of_sector=np.arange(0),
         check_matrix=sp.csc_matrix(H),
     )
 
 
-def sector_graph(whole: TannerGraph, inside: np.ndarray, name: str) -> TannerGraph:
+def sector_graph(full_graph: TannerGraph, sector_mask: np.ndarray, name: str) -> TannerGraph:
     """What is left of a Tanner graph on the detectors `inside`, bool [n_detectors].
 
     Mechanisms that flip the same of them, and the same observables, are one variable, its probability their XOR.
-    InputError where a mechanism flips an observable and none of these detectors: it would go unseen.
+    UsageError where a mechanism flips an observable and none of these detectors: it would go unseen.
     """
-    own = np.nonzero(inside)[0]
-    seen = sp.csc_matrix(whole.check_matrix[own])
+    in_sector = np.nonzero(sector_mask)[0]
+    sector_checks = sp.csc_matrix(full_graph.check_matrix[in_sector])
     index: dict[tuple[bytes, bytes], int] = {}
-    edge_of = np.full(whole.n_edges, -1)
-    for fault, flips in enumerate(whole.observables):
-        detectors = np.sort(seen.indices[seen.indptr[fault] : seen.indptr[fault + 1]])
+    edge_of = np.full(full_graph.n_edges, -1)
+    for mechanism, flips in enumerate(full_graph.observables):
+        detectors = np.sort(
+            sector_checks.indices[sector_checks.indptr[mechanism] : sector_checks.indptr[mechanism + 1]]
+        )
         if len(detectors):
-            edge_of[fault] = index.setdefault((detectors.tobytes(), flips.tobytes()), len(index))
+            edge_of[mechanism] = index.setdefault((detectors.tobytes(), flips.tobytes()), len(index))
         elif flips.any():
-            raise InputError(
+            raise UsageError(
                 "a mechanism flips an observable and no detector of this sector",
                 where=f"env `{name}`, field `bp.sector`",
-                mend="name the sector that detects the observables' errors, or leave `sector` out",
+                hint="name the sector that detects the observables' errors, or leave `sector` out",
             )
     kept = np.nonzero(edge_of >= 0)[0]
     prior = np.zeros(len(index))
-    for column, p in zip(edge_of[kept], whole.prior[kept], strict=True):
+    for column, p in zip(edge_of[kept], full_graph.prior[kept], strict=True):
         prior[column] = prior[column] * (1 - p) + p * (1 - prior[column])
     first = np.zeros(len(index), int)
     first[edge_of[kept[::-1]]] = kept[::-1]  # the first mechanism of each variable stands for all
-    shape = (whole.n_edges, len(index))
+    shape = (full_graph.n_edges, len(index))
     return TannerGraph(
-        observables=whole.observables[first],
+        observables=full_graph.observables[first],
         prior=prior,
-        fault_to_edge=sp.csr_matrix((np.ones(len(kept), np.int32), (kept, edge_of[kept])), shape),
-        own=own,
-        other=np.nonzero(~inside)[0],
-        check_matrix=sp.csc_matrix(seen[:, first]),
+        mechanism_to_edge=sp.csr_matrix((np.ones(len(kept), np.int32), (kept, edge_of[kept])), shape),
+        in_sector=in_sector,
+        out_of_sector=np.nonzero(~sector_mask)[0],
+        check_matrix=sp.csc_matrix(sector_checks[:, first]),
     )
 
 
@@ -132,23 +134,23 @@ def matching_graph(
         for part in parts:
             if part[0]:  # a part without detectors can't be matched
                 index.setdefault(part, len(index))
-    labels = connected(index, n_detectors)
-    decisive = {labels[detectors[0]] for detectors, mask in index if mask}
-    if not decisive:
-        raise InputError(
-            "no detectable error flips an observable", where=f"env `{name}`", mend="check OBSERVABLE_INCLUDE"
+    labels = component_labels(index, n_detectors)
+    logical_components = {labels[detectors[0]] for detectors, mask in index if mask}
+    if not logical_components:
+        raise UsageError(
+            "no detectable error flips an observable", where=f"env `{name}`", hint="check OBSERVABLE_INCLUDE"
         )
-    kept = [part for part in index if labels[part[0][0]] in decisive]
+    kept = [part for part in index if labels[part[0][0]] in logical_components]
     column = {part: edge for edge, part in enumerate(kept)}
 
     prior = np.zeros(len(kept))
     rows, columns = [], []
-    for fault, parts in enumerate(mechanisms):
+    for mechanism, parts in enumerate(mechanisms):
         for part in parts:
             edge = column.get(part)
             if edge is not None:
-                prior[edge] = prior[edge] * (1 - probs[fault]) + probs[fault] * (1 - prior[edge])
-                rows.append(fault)
+                prior[edge] = prior[edge] * (1 - probs[mechanism]) + probs[mechanism] * (1 - prior[edge])
+                rows.append(mechanism)
                 columns.append(edge)
     used = prior > 0
     if not used.all():  # mechanisms of probability 0 leave edges nobody ever takes
@@ -157,26 +159,26 @@ def matching_graph(
         rows, columns = [r for r, _ in pairs], [int(c) for _, c in pairs]
         kept, prior = [part for part, keep in zip(kept, used, strict=True) if keep], prior[used]
     if (prior >= 1).any():
-        raise InputError("a mechanism has probability 1", where=f"env `{name}`", mend="give it a probability below 1")
+        raise UsageError("a mechanism has probability 1", where=f"env `{name}`", hint="give it a probability below 1")
     endpoints = np.full((len(kept), 2), -1, np.int32)
     observables = np.zeros((len(kept), n_observables), np.uint8)
     for edge, (detectors, mask) in enumerate(kept):
         endpoints[edge, : len(detectors)] = detectors
         observables[edge] = [mask >> bit & 1 for bit in range(n_observables)]
     shape = (len(mechanisms), len(kept))
-    fault_to_edge = sp.csr_matrix((np.ones(len(rows), np.int32), (rows, columns)), shape)
-    inside = np.isin(labels, list(decisive))
+    mechanism_to_edge = sp.csr_matrix((np.ones(len(rows), np.int32), (rows, columns)), shape)
+    sector_mask = np.isin(labels, list(logical_components))
     return MatchingGraph(
         observables=observables,
         prior=prior,
-        fault_to_edge=fault_to_edge,
-        own=np.nonzero(inside)[0],
-        other=np.nonzero(~inside)[0],
+        mechanism_to_edge=mechanism_to_edge,
+        in_sector=np.nonzero(sector_mask)[0],
+        out_of_sector=np.nonzero(~sector_mask)[0],
         endpoints=endpoints,
     )
 
 
-def connected(index: dict[Component, int], n_detectors: int) -> np.ndarray:
+def component_labels(index: dict[Component, int], n_detectors: int) -> np.ndarray:
     """int [n_detectors]: label of each detector's connected component; the boundary joins nothing."""
     pairs = np.array([detectors for detectors, _ in index if len(detectors) == 2], dtype=int).reshape(-1, 2)
     adjacency = sp.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), (n_detectors, n_detectors))

@@ -11,65 +11,65 @@ import numpy as np
 import pymatching
 import scipy.sparse as sp
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, ExactMatcher
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatcher
 
 
-class TwoClassMatcher:
+class LogicalClassMatcher:
     """Matches every shot twice: given that the observable did not flip, and given that it did.
 
     Needs one observable, and a graph that a cut of its boundary edges opens (surface and repetition codes);
-    InputError where there is none.
+    UsageError where there is none.
     """
 
     def __init__(self, problem: Problem) -> None:
         graph = problem.matching_graph
         name = problem.env.name
         if problem.n_observables != 1:
-            raise InputError(
+            raise UsageError(
                 f"matching under both logical classes needs one observable, this circuit has {problem.n_observables}",
                 where=f"env `{name}`",
-                mend="set `training.finetune_share: 0`",
+                hint="set `training.finetune_share: 0`",
             )
-        self._own = graph.own
+        self._in_sector = graph.in_sector
         self._gauge = _gauge(graph, name)
         self._checks = _cut(graph, self._gauge, name)
-        self._exact = ExactMatcher(self._checks)
+        self._matcher = WeightedMatcher(self._checks)
         self._weights = -graph.log_odds
         self._capped: tuple[float, pymatching.Matching] | None = None
 
-    def gap(self, detections: np.ndarray, cap: float = MAX_LOG_ODDS) -> np.ndarray:
+    def complementary_gap(self, detections: np.ndarray, cap: float = MAX_LOG_ODDS) -> np.ndarray:
         """float32 [n]: weight(observable flipped) - weight(not flipped), in nats under the priors, within +-cap.
 
         Positive where plain matching answers "not flipped". detections: uint8 [n, n_detectors].
         A smaller cap is faster: matching stops looking beyond it.
         """
         matching = self._with_cap(cap)
-        quiet, fired = (
+        unflipped_weight, flipped_weight = (
             matching.decode_batch(pack(rows), bit_packed_shots=True, return_weights=True)[1]
             for rows in self._syndromes(detections)
         )
-        gap: np.ndarray = (fired - quiet).astype(np.float32)
-        return gap
+        complementary_gap: np.ndarray = (flipped_weight - unflipped_weight).astype(np.float32)
+        return complementary_gap
 
-    def solutions(self, detections: np.ndarray, log_odds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def match_both_classes(self, detections: np.ndarray, log_odds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Cheapest edge sets of both classes, each shot under its own weights -log_odds.
 
         detections: uint8 [n, n_detectors]; log_odds: [n, n_edges], clipped to +-MAX_LOG_ODDS.
         Returns (not flipped, flipped), both uint8 [n, n_edges]. Raises ValueError on a value that is not finite.
         """
         syndromes = np.stack(self._syndromes(detections), axis=1)
-        taken = self._exact.solve(syndromes.reshape(-1, syndromes.shape[2]), log_odds)
-        return taken[::2], taken[1::2]
+        selected = self._matcher.solve(syndromes.reshape(-1, syndromes.shape[2]), log_odds)
+        return selected[::2], selected[1::2]
 
     def _syndromes(self, detections: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """uint8 [n, len(own) + 1] for either class: B fires by the class and by the gauge of what fired."""
-        own = detections[:, self._own]
-        parity = (own @ self._gauge & 1)[:, None]
-        return np.concatenate([own, parity], axis=1), np.concatenate([own, 1 - parity], axis=1)
+        in_sector = detections[:, self._in_sector]
+        parity = (in_sector @ self._gauge & 1)[:, None]
+        return np.concatenate([in_sector, parity], axis=1), np.concatenate([in_sector, 1 - parity], axis=1)
 
     def _with_cap(self, cap: float) -> pymatching.Matching:
         """The prior graph with one more edge, from B to the boundary at weight `cap`."""
@@ -87,14 +87,14 @@ class TwoClassMatcher:
 
 def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:
     """uint8 [len(own)]: bits whose difference along each inner edge is that edge's observable."""
-    position = {int(detector): row for row, detector in enumerate(graph.own)}
-    neighbours: list[list[tuple[int, int]]] = [[] for _ in graph.own]
-    for (one, two), flips in zip(graph.endpoints, graph.observables[:, 0], strict=True):
-        if two >= 0:
-            a, b = position[int(one)], position[int(two)]
+    position = {int(detector): row for row, detector in enumerate(graph.in_sector)}
+    neighbours: list[list[tuple[int, int]]] = [[] for _ in graph.in_sector]
+    for (u, v), flips in zip(graph.endpoints, graph.observables[:, 0], strict=True):
+        if v >= 0:
+            a, b = position[int(u)], position[int(v)]
             neighbours[a].append((b, int(flips)))
             neighbours[b].append((a, int(flips)))
-    gauge = np.full(len(graph.own), -1, int)
+    gauge = np.full(len(graph.in_sector), -1, int)
     for start in range(len(gauge)):
         if gauge[start] >= 0:
             continue
@@ -107,25 +107,25 @@ def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:
                     gauge[there] = gauge[here] ^ flips
                     stack.append(there)
                 elif gauge[there] != gauge[here] ^ flips:
-                    raise _no_cut(name, "a closed loop of edges flips the observable")
+                    raise _no_cut_error(name, "a closed loop of edges flips the observable")
     return gauge.astype(np.uint8, copy=False)
 
 
 def _cut(graph: MatchingGraph, gauge: np.ndarray, name: str) -> sp.csc_matrix:
     """uint8 [len(own) + 1, n_edges]: the check matrix with detector B in its last row."""
-    position = {int(detector): row for row, detector in enumerate(graph.own)}
-    ends = [position[int(one)] for one in graph.endpoints[:, 0]]
+    position = {int(detector): row for row, detector in enumerate(graph.in_sector)}
+    ends = [position[int(u)] for u in graph.endpoints[:, 0]]
     outer = graph.endpoints[:, 1] < 0
     crossing = outer & ((graph.observables[:, 0] ^ gauge[ends]) == 1)
     if not crossing.any() or crossing.sum() == outer.sum():
-        raise _no_cut(name, "both ends of every error chain lie on one boundary")
+        raise _no_cut_error(name, "both ends of every error chain lie on one boundary")
     last = sp.csc_matrix(crossing[None, :].astype(np.uint8))
     return sp.vstack([graph.check_matrix, last]).tocsc()
 
 
-def _no_cut(name: str, why: str) -> InputError:
-    return InputError(
-        f"no cut of boundary edges separates the two logical classes: {why}",
+def _no_cut_error(name: str, reason: str) -> UsageError:
+    return UsageError(
+        f"no cut of boundary edges separates the two logical classes: {reason}",
         where=f"env `{name}`",
-        mend="set `training.finetune_share: 0`",
+        hint="set `training.finetune_share: 0`",
     )

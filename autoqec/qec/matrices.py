@@ -8,27 +8,27 @@ from pathlib import Path
 import numpy as np
 import scipy.sparse as sp
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
-ENDINGS = (".npy", ".npz", ".mtx", ".txt")
+MATRIX_SUFFIXES = (".npy", ".npz", ".mtx", ".txt")
 
 
 def read_matrix(path: Path) -> np.ndarray:
     """uint8 [rows, columns] of 0 and 1: .npy, .npz (scipy's sparse), .mtx (Matrix Market), or rows of text.
 
-    InputError naming the file where it is none. Nothing in it is run: pickled arrays are refused.
+    UsageError naming the file where it is none. Nothing in it is run: pickled arrays are refused.
     """
-    mend = f"write 0s and 1s as {', '.join(ENDINGS)}"
+    hint = f"write 0s and 1s as {', '.join(MATRIX_SUFFIXES)}"
     try:
-        found = _read(path)
+        matrix = _read(path)
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path), mend=mend) from error
+        raise UsageError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
     except (ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"holds no matrix ({why})", where=str(path), mend=mend) from error
-    if found.ndim != 2 or not found.size or not np.isin(found, (0, 1)).all():
-        raise InputError(f"is no matrix of 0s and 1s (shape {found.shape})", where=str(path), mend=mend)
-    return found.astype(np.uint8)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UsageError(f"holds no matrix ({reason})", where=str(path), hint=hint) from error
+    if matrix.ndim != 2 or not matrix.size or not np.isin(matrix, (0, 1)).all():
+        raise UsageError(f"is no matrix of 0s and 1s (shape {matrix.shape})", where=str(path), hint=hint)
+    return matrix.astype(np.uint8)
 
 
 def _read(path: Path) -> np.ndarray:
@@ -39,8 +39,8 @@ def _read(path: Path) -> np.ndarray:
     if path.suffix == ".mtx":
         from scipy.io import mmread
 
-        found = mmread(path)
-        return np.asarray(found.toarray() if sp.issparse(found) else found)
+        matrix = mmread(path)
+        return np.asarray(matrix.toarray() if sp.issparse(matrix) else matrix)
     rows = [line.split("#")[0] for line in path.read_text(encoding="utf-8").splitlines()]
     parts = [row.replace(",", " ").split() for row in rows if row.strip()]
     digits = [list(part[0]) if len(part) == 1 else part for part in parts]

@@ -13,7 +13,7 @@ import stim
 
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.env import EnvSpec
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec.codes import Source, build_source
 from autoqec.qec.graph import (
     Component,
@@ -25,7 +25,7 @@ from autoqec.qec.graph import (
     tanner_graph,
 )
 
-TARGET: Any = object()  # "the env's target point" as a default, since None is a point too
+TARGET_POINT: Any = object()  # "the env's target point" as a default, since None is a point too
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,37 +39,37 @@ class Problem:
     p: float | None
     source: Source
     dem: stim.DetectorErrorModel
-    fault_probs: np.ndarray
+    mechanism_probs: np.ndarray
     H: sp.csr_matrix
     L: sp.csr_matrix
     graph: DecodingGraph
 
     @classmethod
-    def from_env(cls, env: EnvSpec, p: float | None = TARGET) -> Problem:
-        """Build the problem; InputError where matching is asked for and the noise does not decompose into a graph."""
-        if p is TARGET:
+    def from_env(cls, env: EnvSpec, p: float | None = TARGET_POINT) -> Problem:
+        """Build the problem; UsageError where matching is asked for and the noise does not decompose into a graph."""
+        if p is TARGET_POINT:
             p = env.target
         source = build_source(env, p)
-        return cls._of_model(env, p, source, error_model(source, env))
+        return cls._from_dem(env, p, source, error_model(source, env))
 
-    def with_model(self, dem: stim.DetectorErrorModel) -> Problem:
+    def with_dem(self, dem: stim.DetectorErrorModel) -> Problem:
         """The same env under another detector error model, as a user's circuit at another p gives it."""
-        return self._of_model(self.env, None, self.source, dem)
+        return self._from_dem(self.env, None, self.source, dem)
 
     @classmethod
-    def _of_model(cls, env: EnvSpec, p: float | None, source: Source, dem: stim.DetectorErrorModel) -> Problem:
+    def _from_dem(cls, env: EnvSpec, p: float | None, source: Source, dem: stim.DetectorErrorModel) -> Problem:
         dem = dem.flattened()
         probs, components = read_mechanisms(dem)
-        H, L = incidence(components, dem.num_detectors, dem.num_observables)
+        H, L = incidence_matrices(components, dem.num_detectors, dem.num_observables)
         graph: DecodingGraph
         if env.backend == "mwpm":
-            refuse_hyperedges(components, env.name)
+            check_graphlike(components, env.name)
             graph = matching_graph(components, probs, dem.num_detectors, dem.num_observables, env.name)
         else:
-            refuse_blind(H, L, env.name)
+            check_observables_detectable(H, L, env.name)
             graph = tanner_graph(H, L, probs, env.name)
             if env.bp.sector is not None:
-                graph = sector_graph(graph, in_sector(source, dem.num_detectors, env), env.name)
+                graph = sector_graph(graph, sector_mask(source, dem.num_detectors, env), env.name)
         return cls(env, p, source, dem, probs, H, L, graph)
 
     def variables(self, output_mode: OutputMode) -> DecodingGraph:
@@ -79,24 +79,24 @@ class Problem:
     @cached_property
     def mechanisms(self) -> TannerGraph:
         """Every mechanism over all detectors, whatever the backend decodes."""
-        return tanner_graph(self.H, self.L, self.fault_probs, self.env.name)
+        return tanner_graph(self.H, self.L, self.mechanism_probs, self.env.name)
 
     @property
     def matching_graph(self) -> MatchingGraph:
-        """The graph that matching runs on; InputError where the env's backend has none."""
+        """The graph that matching runs on; UsageError where the env's backend has none."""
         if not isinstance(self.graph, MatchingGraph):
-            raise InputError(
+            raise UsageError(
                 f"backend `{self.env.backend}` decodes without a matching graph",
                 where=f"env `{self.env.name}`",
-                mend="choose `backend: mwpm` for a code that decomposes into a graph",
+                hint="choose `backend: mwpm` for a code that decomposes into a graph",
             )
         return self.graph
 
     @property
     def circuit(self) -> stim.Circuit:
-        """The circuit; InputError where the env gives no more than a detector error model."""
+        """The circuit; UsageError where the env gives no more than a detector error model."""
         if isinstance(self.source, stim.DetectorErrorModel):
-            raise InputError("this env has a detector error model and no circuit", where=f"env `{self.env.name}`")
+            raise UsageError("this env has a detector error model and no circuit", where=f"env `{self.env.name}`")
         return self.source
 
     @property
@@ -108,8 +108,8 @@ class Problem:
         return self.L.shape[0]
 
     @property
-    def n_faults(self) -> int:
-        return len(self.fault_probs)
+    def n_mechanisms(self) -> int:
+        return len(self.mechanism_probs)
 
     @property
     def rounds(self) -> int:
@@ -122,10 +122,10 @@ class Problem:
     @cached_property
     def coordinates(self) -> np.ndarray:
         """float64 [n_detectors, k]: detector coordinates, missing ones 0."""
-        return coordinates_of(self.source, self.n_detectors)
+        return detector_coordinates(self.source, self.n_detectors)
 
 
-def coordinates_of(source: Source, n_detectors: int) -> np.ndarray:
+def detector_coordinates(source: Source, n_detectors: int) -> np.ndarray:
     """float64 [n_detectors, k]: detector coordinates, missing ones 0; more detectors of `source` are left out."""
     found = source.get_detector_coordinates()
     table = np.zeros((n_detectors, max((len(value) for value in found.values()), default=0)))
@@ -135,22 +135,22 @@ def coordinates_of(source: Source, n_detectors: int) -> np.ndarray:
     return table
 
 
-def in_sector(source: Source, n_detectors: int, env: EnvSpec) -> np.ndarray:
+def sector_mask(source: Source, n_detectors: int, env: EnvSpec) -> np.ndarray:
     """bool [n_detectors]: the detectors whose last coordinate is the env's `bp.sector`.
 
-    InputError, naming the values there are, where that is none of them.
+    UsageError, naming the values there are, where that is none of them.
     """
-    table = coordinates_of(source, n_detectors)
+    table = detector_coordinates(source, n_detectors)
     last = table[:, -1] if table.shape[1] else np.full(n_detectors, np.nan)
-    inside: np.ndarray = last == env.bp.sector
-    if not inside.any():
+    matches: np.ndarray = last == env.bp.sector
+    if not matches.any():
         known = ", ".join(f"{value:g}" for value in np.unique(last)[:8]) if table.shape[1] else "none"
-        raise InputError(
+        raise UsageError(
             f"no detector has {env.bp.sector:g} for its last coordinate; there are {known}",
             where=f"env `{env.name}`, field `bp.sector`",
-            mend="name one of them, or leave `sector` out",
+            hint="name one of them, or leave `sector` out",
         )
-    return inside
+    return matches
 
 
 def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
@@ -165,11 +165,11 @@ def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
     try:
         return source.detector_error_model(decompose_errors=True, approximate_disjoint_errors=True)
     except ValueError as error:
-        raise InputError(
+        raise UsageError(
             "the detector error model can't be decomposed into a matching graph "
             f"({str(error).strip().splitlines()[0]})",
             where=f"env `{env.name}`, backend `mwpm`",
-            mend="choose `backend: bposd`, which needs no graph",
+            hint="choose `backend: bposd`, which needs no graph",
         ) from error
 
 
@@ -196,41 +196,41 @@ def read_mechanisms(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, list[tupl
     return np.array(probs), mechanisms
 
 
-def refuse_hyperedges(mechanisms: list[tuple[Component, ...]], name: str) -> None:
-    """InputError naming the first part that flips more than two detectors."""
-    wide = next((part for parts in mechanisms for part in parts if len(part[0]) > 2), None)
-    if wide is not None:
-        raise InputError(
-            f"a mechanism flips {len(wide[0])} detectors at once ({' '.join(f'D{d}' for d in wide[0])})",
+def check_graphlike(mechanisms: list[tuple[Component, ...]], name: str) -> None:
+    """UsageError naming the first part that flips more than two detectors."""
+    hyperedge = next((part for parts in mechanisms for part in parts if len(part[0]) > 2), None)
+    if hyperedge is not None:
+        raise UsageError(
+            f"a mechanism flips {len(hyperedge[0])} detectors at once ({' '.join(f'D{d}' for d in hyperedge[0])})",
             where=f"env `{name}`, backend `mwpm`",
-            mend="choose `backend: bposd`, which needs no graph",
+            hint="choose `backend: bposd`, which needs no graph",
         )
 
 
-def refuse_blind(H: sp.csr_matrix, L: sp.csr_matrix, name: str) -> None:
-    """InputError where no mechanism flips a detector and an observable: any answer would be as good."""
+def check_observables_detectable(H: sp.csr_matrix, L: sp.csr_matrix, name: str) -> None:
+    """UsageError where no mechanism flips a detector and an observable: any answer would be as good."""
     if not (np.diff(H.tocsc().indptr) * np.diff(L.tocsc().indptr)).any():
-        raise InputError(
-            "no detectable error flips an observable", where=f"env `{name}`", mend="check the logicals of the code"
+        raise UsageError(
+            "no detectable error flips an observable", where=f"env `{name}`", hint="check the logicals of the code"
         )
 
 
-def incidence(
+def incidence_matrices(
     mechanisms: list[tuple[Component, ...]], n_detectors: int, n_observables: int
 ) -> tuple[sp.csr_matrix, sp.csr_matrix]:
     """H [n_detectors, n_faults] and L [n_observables, n_faults], both modulo 2."""
     h_rows, h_columns, l_rows, l_columns = [], [], [], []
-    for fault, parts in enumerate(mechanisms):
+    for mechanism, parts in enumerate(mechanisms):
         flipped: set[int] = set()
         mask = 0
         for detectors, observables in parts:
             flipped ^= set(detectors)
             mask ^= observables
         h_rows += sorted(flipped)
-        h_columns += [fault] * len(flipped)
-        hit = [bit for bit in range(n_observables) if mask >> bit & 1]
-        l_rows += hit
-        l_columns += [fault] * len(hit)
+        h_columns += [mechanism] * len(flipped)
+        flipped_observables = [bit for bit in range(n_observables) if mask >> bit & 1]
+        l_rows += flipped_observables
+        l_columns += [mechanism] * len(flipped_observables)
     n = len(mechanisms)
     H = sp.csr_matrix((np.ones(len(h_rows), np.uint8), (h_rows, h_columns)), (n_detectors, n))
     L = sp.csr_matrix((np.ones(len(l_rows), np.uint8), (l_rows, l_columns)), (n_observables, n))

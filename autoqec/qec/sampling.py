@@ -18,15 +18,15 @@ from autoqec.qec.problem import Problem
 class Shots:
     """detectors: uint8 [n, ceil(n_detectors / 8)], bit-packed, little-endian. observables: bool [n, n_observables]."""
 
-    detectors: np.ndarray
+    detection_events: np.ndarray
     observables: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.detectors)
+        return len(self.detection_events)
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class LabelledShots:
     """detections uint8 [n, n_detectors], observables bool [n, n_observables], edges uint8 [n, n_edges].
 
     edges[i, e] = 1 where an odd number of the shot's mechanisms run over edge e; for hard_flip, over mechanism e.
@@ -46,11 +46,11 @@ def sample(problem: Problem, n: int, seed: int) -> Shots:
     The same seed gives the same shots for one stim version and CPU width.
     """
     if isinstance(problem.source, stim.DetectorErrorModel):
-        detectors, observables, _ = problem.source.compile_sampler(seed=seed).sample(n, bit_packed=True)
+        detection_events, observables, _ = problem.source.compile_sampler(seed=seed).sample(n, bit_packed=True)
     else:
         sampler = problem.source.compile_detector_sampler(seed=seed)
-        detectors, observables = sampler.sample(n, separate_observables=True, bit_packed=True)
-    return Shots(detectors, unpack(observables, problem.n_observables).astype(bool))
+        detection_events, observables = sampler.sample(n, separate_observables=True, bit_packed=True)
+    return Shots(detection_events, unpack(observables, problem.n_observables).astype(bool))
 
 
 class LabelledSampler:
@@ -58,16 +58,16 @@ class LabelledSampler:
 
     def __init__(self, problem: Problem, seed: int, output_mode: OutputMode = "soft_priors") -> None:
         self.problem = problem
-        self._fault_to_edge = problem.variables(output_mode).fault_to_edge
+        self._mechanism_to_edge = problem.variables(output_mode).mechanism_to_edge
         self._sampler = problem.dem.compile_sampler(seed=seed)
 
-    def draw(self, n: int) -> Labelled:
+    def draw(self, n: int) -> LabelledShots:
         problem = self.problem
-        detectors, observables, faults = self._sampler.sample(n, return_errors=True, bit_packed=True)
-        edges = sparse_bits(faults, problem.n_faults) @ self._fault_to_edge
+        detection_events, observables, faults = self._sampler.sample(n, return_errors=True, bit_packed=True)
+        edges = sparse_bits(faults, problem.n_mechanisms) @ self._mechanism_to_edge
         edges.data &= 1
-        return Labelled(
-            unpack(detectors, problem.n_detectors),
+        return LabelledShots(
+            unpack(detection_events, problem.n_detectors),
             unpack(observables, problem.n_observables).astype(bool),
             edges.astype(np.uint8).toarray(),
         )

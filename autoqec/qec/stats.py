@@ -35,7 +35,7 @@ def rate(errors: int, shots: int, *, rounds: int = 1, confidence: float = 0.95) 
     return Rate(shots=shots, errors=errors, rate=value, low=low, high=high, per_round=per_round(value, rounds))
 
 
-def wrong(predictions: NDArray[np.bool_], observables: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def error_mask(predictions: NDArray[np.bool_], observables: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """[n, n_observables] twice -> bool [n]: a shot is wrong when any observable is."""
     return np.asarray((predictions != observables).any(axis=1))
 
@@ -60,7 +60,7 @@ def add_pairs(one: PairedCounts, other: PairedCounts) -> PairedCounts:
 NO_PAIRS = PairedCounts(shots=0, errors_reference=0, errors_candidate=0, fixed=0, broken=0)
 
 
-def paired(
+def paired_effect(
     counts: PairedCounts, *, reference: str = "mwpm", p: float | None = None, confidence: float = 0.95
 ) -> PairedEffect:
     """Difference and relative reduction of two error rates on the same shots.
@@ -115,9 +115,9 @@ def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> t
         b = -(fixed + broken) + (2 * shots - fixed + broken) * delta
         c = -broken * delta * (1 - delta)
         q = (math.sqrt(max(b * b - 8 * shots * c, 0.0)) - b) / (4 * shots)
-        return _standardised(fixed - broken - shots * delta, shots * (2 * q + delta * (1 - delta)))
+        return _standardized(fixed - broken - shots * delta, shots * (2 * q + delta * (1 - delta)))
 
-    return _solve(score, estimate, z, -1.0, 1.0)
+    return _solve_interval(score, estimate, z, -1.0, 1.0)
 
 
 def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
@@ -135,19 +135,19 @@ def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, flo
         c = -counts.broken * u * v
         root = math.sqrt(max(b * b - 4 * a * c, 0.0))
         q = -2 * c / (b + root) if b > 0 else (root - b) / (2 * a) if a else 0.0
-        return _standardised(candidate - ratio * reference, ratio * (u + (1 + ratio) * q))
+        return _standardized(candidate - ratio * reference, ratio * (u + (1 + ratio) * q))
 
     high = max(2.0, 2 * candidate / reference)
     while score(high) > -z:
         high *= 2
-    return _solve(score, candidate / reference, z, 0.0, high)
+    return _solve_interval(score, candidate / reference, z, 0.0, high)
 
 
-def _standardised(value: float, variance: float) -> float:
+def _standardized(value: float, variance: float) -> float:
     return value / math.sqrt(max(variance, 1e-300))
 
 
-def _solve(
+def _solve_interval(
     score: Callable[[float], float], estimate: float, z: float, floor: float, ceiling: float
 ) -> tuple[float, float]:
     """Where a decreasing score passes +z (low end) and -z (high end), inside [floor, ceiling]."""

@@ -23,7 +23,7 @@ _FUNCTION = "autoqec_match_1"  # renamed with its arguments: a library of anothe
 
 
 @functools.cache
-def compiled() -> Any | None:
+def compiled_matcher() -> Any | None:
     """The C function; None where it was not built."""
     try:
         function = getattr(ctypes.CDLL(str(_LIBRARY)), _FUNCTION)
@@ -35,14 +35,14 @@ def compiled() -> Any | None:
     return function
 
 
-def outdated() -> bool:
+def is_outdated() -> bool:
     """Whether the library of a checkout is older than its source. In an installed package the times say nothing."""
     source = Path(__file__).with_name("match.c")
     checkout = Path(__file__).parents[2] / "pyproject.toml"
     return checkout.exists() and _LIBRARY.exists() and _LIBRARY.stat().st_mtime < source.stat().st_mtime
 
 
-class ExactMatcher:
+class WeightedMatcher:
     """Minimum-weight edge sets that explain a syndrome, every shot under its own weights.
 
     check_matrix: uint8 [n_nodes, n_edges]; one or two nodes an edge, one where it ends on the boundary.
@@ -77,30 +77,37 @@ class ExactMatcher:
         if not np.isfinite(log_odds).all():
             raise ValueError("log-odds hold values that are not finite")
         clipped = np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS, dtype=np.float32)
-        taken = np.empty((len(events), self._n_edges), np.uint8)
-        copies = len(events) // n
-        for shot in np.nonzero(~self._solved(events, clipped, taken, copies))[0]:
-            taken[shot] = self._rebuilt(events[shot], clipped[shot // copies])
-        return taken
+        selected = np.empty((len(events), self._n_edges), np.uint8)
+        shots_per_row = len(events) // n
+        for shot in np.nonzero(~self._solve_compiled(events, clipped, selected, shots_per_row))[0]:
+            selected[shot] = self._solve_with_pymatching(events[shot], clipped[shot // shots_per_row])
+        return selected
 
-    def _rebuilt(self, events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+    def _solve_with_pymatching(self, events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
         """One shot by a graph of its own. Likelier edges are taken first: of parallel edges PyMatching keeps one."""
         likelier = (log_odds > 0).astype(np.uint8)
         rest = events.astype(np.uint8) ^ (self._checks @ likelier & 1).astype(np.uint8)
         matching = pymatching.Matching.from_check_matrix(self._checks, weights=np.abs(log_odds).astype(float))
         return np.asarray(matching.decode(rest) ^ likelier)
 
-    def _solved(self, events: np.ndarray, log_odds: np.ndarray, taken: np.ndarray, copies: int) -> np.ndarray:
+    def _solve_compiled(
+        self, events: np.ndarray, log_odds: np.ndarray, selected: np.ndarray, shots_per_row: int
+    ) -> np.ndarray:
         """bool [n]: the shots whose line of `taken` is written."""
-        function = compiled()
+        function = compiled_matcher()
         if function is None or len(events) == 0:
             # Nothing fired and no edge is likelier flipped than not: the empty matching is the minimum.
-            taken[:] = 0
-            quiet: np.ndarray = ~events.any(axis=1) & np.repeat((log_odds <= 0).all(axis=1), copies)
+            selected[:] = 0
+            quiet: np.ndarray = ~events.any(axis=1) & np.repeat((log_odds <= 0).all(axis=1), shots_per_row)
             return quiet
         done = np.empty(len(events), np.uint8)
-        toggled = np.array(events, np.uint8, order="C")
+        syndrome_buffer = np.array(events, np.uint8, order="C")
         graph = (self._n_nodes, self._n_edges, self._ends, self._start, self._near, self._via)
-        if function(len(events), copies, *graph, np.ascontiguousarray(log_odds), toggled, taken, done) != 0:
+        if (
+            function(
+                len(events), shots_per_row, *graph, np.ascontiguousarray(log_odds), syndrome_buffer, selected, done
+            )
+            != 0
+        ):
             done[:] = 0  # no memory for a table of nodes against nodes, which PyMatching does without
         return done.astype(bool)

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.reporting import live_status, run_data, run_view
-from autoqec.reporting.live_status import Plan
+from autoqec.reporting.live_status import RunLimits
 from autoqec.reporting.run_view import RunView
 from autoqec.reporting.summary import front_table, last_rounds
 from autoqec.reporting.text import count, duration, plain
@@ -24,17 +24,19 @@ class Dashboard:
 
     def __init__(self, layout: RunLayout, clock: Callable[[], float] = time.time) -> None:
         self.layout, self.clock = layout, clock
-        self._judged: dict[int, float] = {}
-        self.look()
+        self._verifier_s: dict[int, float] = {}
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read the run again. Raises what `run_view.load` raises."""
         self.view: RunView = run_view.load(self.layout)
-        self.told = live_status.read(self.layout) if run_data.living(self.layout) else live_status.Told(Plan(), {})
+        self.told = (
+            live_status.read(self.layout) if run_data.living(self.layout) else live_status.LiveStatus(RunLimits(), {})
+        )
         self.spent = run_data.spent(self.layout)
         self.ended = self.view.ended
         self.compute_s = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in self.ended)
-        self.round_s = (self.compute_s + sum(map(self._judge_s, self.ended))) / max(1, len(self.ended))
+        self.round_s = (self.compute_s + sum(map(self._verifier_seconds, self.ended))) / max(1, len(self.ended))
         self._front = front_table(self.view) if self.view.front else None  # made here: it reads the judge's counts
         self._rounds = last_rounds(self.ended[-SHOWN_ROUNDS:]) if self.ended else None
         self._last_end = self._end_of(self.ended[-1]) if self.ended else 0.0
@@ -43,14 +45,14 @@ class Dashboard:
         """Seconds since the epoch; rows of earlier versions hold no time, so the file's stands for it."""
         return row.finished_at.timestamp() if row.finished_at else self.layout.history.stat().st_mtime
 
-    def _judge_s(self, row: HistoryRow) -> float:
+    def _verifier_seconds(self, row: HistoryRow) -> float:
         """Seconds that the round took before the judge; 0 where it was not judged."""
         if row.verify_verdict is None:
             return 0.0
-        if row.round not in self._judged:
+        if row.round not in self._verifier_s:
             report = run_view.report(self.layout.round(row.round)) if row.verify_wallclock_s is None else None
-            self._judged[row.round] = row.verify_wallclock_s or (report.judge_wallclock_s if report else 0.0)
-        return self._judged[row.round]
+            self._verifier_s[row.round] = row.verify_wallclock_s or (report.judge_wallclock_s if report else 0.0)
+        return self._verifier_s[row.round]
 
     def seconds_left(self) -> float | None:
         """Until the run's limits end it, at the pace of its history; None where no pace or no end is known."""
@@ -58,10 +60,10 @@ class Dashboard:
         ends = []
         if self.ended and self.round_s > 0:
             # A round is under way since the last one ended; it takes no less than nothing.
-            begun = min(max(0.0, now - max(self._last_end, plan.began)), self.round_s)
+            elapsed_in_round = min(max(0.0, now - max(self._last_end, plan.began)), self.round_s)
             if plan.rounds is not None:
                 rest = max(0, plan.rounds - len(self.ended)) * self.round_s / max(1, plan.parallel)
-                ends.append(max(0.0, rest - begun) if rest else 0.0)
+                ends.append(max(0.0, rest - elapsed_in_round) if rest else 0.0)
             if plan.compute_hours is not None and self.compute_s > 0:
                 share = (3600 * plan.compute_hours - self.compute_s) / self.compute_s
                 ends.append(max(0.0, share * len(self.ended) * self.round_s / max(1, plan.parallel)))
@@ -92,8 +94,8 @@ class Dashboard:
         of = f" of {plan.compute_hours:g}" if plan.compute_hours is not None else ""
         hours = self.compute_s / 3600
         parts.append(f"{hours:{'.2f' if hours >= 0.05 else '.1g'}}{of} compute hours")
-        for name, most in (("CPU", plan.cpu_hours), ("GPU", plan.gpu_hours)):
-            parts += [f"at most {most:g} of them on a {name}"] if most is not None else []
+        for name, limit_hours in (("CPU", plan.cpu_hours), ("GPU", plan.gpu_hours)):
+            parts += [f"at most {limit_hours:g} of them on a {name}"] if limit_hours is not None else []
         if plan.plateau is not None:
             parts.append(f"ends after {plan.plateau:g} rounds that leave the front as it is")
         if self.spent is not None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.round import RoundMetrics
-from autoqec.errors import AutoqecError, ContractError, InputError
+from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.reporting import predict_cost, suggest_fix
 from autoqec.reporting import rows as read
 from autoqec.store.files import load_yaml
@@ -46,7 +46,7 @@ class Diagnosis:
 
 
 def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
-    """The env first, where it is broken; then every round that is not well. InputError where there is no such run."""
+    """The env first, where it is broken; then every round that is not well. UsageError where there is no such run."""
     history = History(layout)
     info, rounds = history.info(), history.state().rounds.values()
     env_yaml = _text(layout.env)
@@ -74,41 +74,49 @@ def diagnose_round(layout: RoundLayout, env_yaml: str | None = None) -> Diagnosi
     metrics = _metrics(layout)
     config = _config(layout)
     found = _cause(metrics, layout, config, env_yaml)
-    change, patched = suggest_fix.propose(found.cause, metrics.status_reason or "", config, _phase(layout), env_yaml)
+    change, patched = suggest_fix.suggest_config(
+        found.cause, metrics.status_reason or "", config, _phase(layout), env_yaml
+    )
     if patched is None:
         return found
     return replace(found, change=change, config=patched)
 
 
-def _cause(m: RoundMetrics, layout: RoundLayout, config: dict[str, Any] | None, env_yaml: str | None) -> Diagnosis:
-    reason = " ".join((m.status_reason or "").split())
+def _cause(
+    metrics: RoundMetrics, layout: RoundLayout, config: dict[str, Any] | None, env_yaml: str | None
+) -> Diagnosis:
+    reason = " ".join((metrics.status_reason or "").split())
 
-    def said(cause: Cause, advice: str, *see: Path, what: str = reason) -> Diagnosis:
+    def diagnosis(cause: Cause, advice: str, *see: Path, what: str = reason) -> Diagnosis:
         paths = tuple(str(path) for path in (*see, layout.metrics) if path.exists())
-        return Diagnosis(layout.round, m.status, cause, what, advice, paths)
+        return Diagnosis(layout.round, metrics.status, cause, what, advice, paths)
 
-    if m.status == "ok":
-        return _measured(m, layout)
-    if env_yaml is not None and m.status == "compile_error":
-        fault = predict_cost.fault_of_env(env_yaml)
+    if metrics.status == "ok":
+        return _diagnose_measured(metrics, layout)
+    if env_yaml is not None and metrics.status == "compile_error":
+        fault = predict_cost.env_problem(env_yaml)
         if fault is not None:
-            return said("env broken", "mend the env and start a new run: an env is frozen with its run", what=fault)
+            return diagnosis(
+                "env broken", "mend the env and start a new run: an env is frozen with its run", what=fault
+            )
     if "exceeds the env's limit" in reason:
-        return said("cost limit", "a smaller net, or a higher bound in the env's `constraints`", layout.config)
+        return diagnosis("cost limit", "a smaller net, or a higher bound in the env's `constraints`", layout.config)
     if "not finite" in reason or any(math.isnan(loss) for loss in read.losses(layout.train_log)[-1:]):
-        return said("not finite", f"a smaller step size while {_phase(layout)}", layout.train_log, layout.config)
-    if any(sign in reason.lower() for sign in ("out of memory", "memory ", "alloc")):
-        return said("out of memory", "smaller batches, then a smaller net", layout.config)
-    for sign, cause, advice in _LIMITS:
-        if reason.startswith(sign):
-            return said(cause, advice, layout.config, layout.train_log)
+        return diagnosis("not finite", f"a smaller step size while {_phase(layout)}", layout.train_log, layout.config)
+    if any(marker in reason.lower() for marker in ("out of memory", "memory ", "alloc")):
+        return diagnosis("out of memory", "smaller batches, then a smaller net", layout.config)
+    for marker, cause, advice in _LIMITS:
+        if reason.startswith(marker):
+            return diagnosis(cause, advice, layout.config, layout.train_log)
     if "modules/" in reason:
-        return said("surface code", "mend the named line of the search surface on the round's branch", layout.config)
-    if suggest_fix.faults(config):
-        return said("bad config", "; ".join(suggest_fix.faults(config)), layout.config)
-    if m.status == "compile_error":
-        return said("does not fit", "the config is valid and does not fit this env or its parent", layout.config)
-    return said(
+        return diagnosis(
+            "surface code", "mend the named line of the search surface on the round's branch", layout.config
+        )
+    if suggest_fix.config_problems(config):
+        return diagnosis("bad config", "; ".join(suggest_fix.config_problems(config)), layout.config)
+    if metrics.status == "compile_error":
+        return diagnosis("does not fit", "the config is valid and does not fit this env or its parent", layout.config)
+    return diagnosis(
         "crash", "run the round again by hand: `autoqec run-round`; it repeats itself exactly", layout.train_log
     )
 
@@ -124,20 +132,20 @@ _LIMITS: tuple[tuple[str, Cause, str], ...] = (
 )
 
 
-def _measured(m: RoundMetrics, layout: RoundLayout) -> Diagnosis:
+def _diagnose_measured(metrics: RoundMetrics, layout: RoundLayout) -> Diagnosis:
     """A round that was measured: harm, no effect, or nothing wrong."""
-    effect, fell = read.effect(m), read.fall(read.losses(layout.train_log))
+    effect, loss_drop = read.effect(metrics), read.relative_drop(read.losses(layout.train_log))
     see = tuple(str(path) for path in (layout.metrics, layout.train_log) if path.exists())
-    moved = "" if fell is None else f"; the loss fell by {100 * fell:.0f}%"
+    loss_text = "" if loss_drop is None else f"; the loss fell by {100 * loss_drop:.0f}%"
     if effect is None or effect.delta_low > 0:
         return Diagnosis(layout.round, "ok", "none", "nothing is wrong with this round", "")
-    span = f"delta {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}] per shot{moved}"
+    effect_text = f"delta {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}] per shot{loss_text}"
     counts = f"{effect.counts.fixed} shots fixed, {effect.counts.broken} broken"
     if effect.delta_high < 0:
         advice = "nets that read the observable's own sector count evidence twice, hard flips break more than they fix"
-        return Diagnosis(layout.round, "ok", "does harm", f"{span}: {counts}", advice, see)
+        return Diagnosis(layout.round, "ok", "does harm", f"{effect_text}: {counts}", advice, see)
     advice = "train longer (a larger profile), or let the loss see the matching (training.finetune_share above 0)"
-    return Diagnosis(layout.round, "ok", "no effect", f"{span}: {counts}", advice, see)
+    return Diagnosis(layout.round, "ok", "no effect", f"{effect_text}: {counts}", advice, see)
 
 
 def _env_fault(text: str | None, recorded: str) -> str | None:
@@ -145,16 +153,16 @@ def _env_fault(text: str | None, recorded: str) -> str | None:
         return "env.yaml is missing or cannot be read"
     if sha256_bytes(text.encode()) != recorded:
         return "env.yaml is not the one the run was started with: its hash differs from the one in run.json"
-    return predict_cost.fault_of_env(text)
+    return predict_cost.env_problem(text)
 
 
 def _metrics(layout: RoundLayout) -> RoundMetrics:
     try:
         return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), where=str(layout.metrics))
     except FileNotFoundError:
-        raise InputError("holds no metrics.json", where=str(layout.dir), mend="name a round's directory") from None
+        raise UsageError("holds no metrics.json", where=str(layout.dir), hint="name a round's directory") from None
     except (OSError, ValueError, ContractError) as error:
-        raise InputError(f"metrics.json cannot be read: {error}", where=str(layout.dir)) from error
+        raise UsageError(f"metrics.json cannot be read: {error}", where=str(layout.dir)) from error
 
 
 def _config(layout: RoundLayout) -> dict[str, Any] | None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.reporting import run_view, trackers
-from autoqec.reporting.run_data import Round, env_of, rounds_of
+from autoqec.reporting.run_data import RoundEntry, env_of, rounds_of
 from autoqec.reporting.run_view import RunView
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
@@ -48,11 +48,11 @@ def to_sinter_csv(view: RunView) -> str:
     env = env_of(view.layout)
     code = env.code.model_dump(mode="json", exclude={"text"}) if env else {}
     lines = [sinter.CSV_HEADER]
-    for one in rounds_of(view):
-        report = run_view.report(view.layout.round(one.row.round)) if one.row.verify_verdict else None
+    for round_entry in rounds_of(view):
+        report = run_view.report(view.layout.round(round_entry.row.round)) if round_entry.row.verify_verdict else None
         if report is None or report.effect is None:
             continue
-        for decoder, p, errors, shots in _rates(one, report):
+        for decoder, p, errors, shots in _rates(round_entry, report):
             meta = {"env": report.env_name, "p": p, "d": code.get("distance"), "r": code.get("rounds")}
             # A panel member met by several candidates is one decoder on more shots: sinter adds them up.
             whose = report.artifact_sha256 if "+" in decoder else None
@@ -68,36 +68,36 @@ def to_sinter_csv(view: RunView) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rates(one: Round, report: VerifyReport) -> Iterator[tuple[str, float | None, int, int]]:
+def _rates(round_entry: RoundEntry, report: VerifyReport) -> Iterator[tuple[str, float | None, int, int]]:
     """(decoder, p, errors, shots) of the candidate, and of the panel on the same shots."""
-    effect, mine = report.effect, f"{report.backend}+round{one.row.round}"
+    effect, candidate_name = report.effect, f"{report.backend}+round{round_entry.row.round}"
     assert effect is not None
-    yield mine, effect.p, effect.counts.errors_candidate, effect.counts.shots
+    yield candidate_name, effect.p, effect.counts.errors_candidate, effect.counts.shots
     for member in report.panel:
         yield member.name, member.against.p, member.rate.errors, member.rate.shots
     for point in report.points:
         if point.reference == report.backend:  # the others met the candidate on the same shots
-            yield mine, point.p, point.counts.errors_candidate, point.counts.shots
+            yield candidate_name, point.p, point.counts.errors_candidate, point.counts.shots
         yield point.reference, point.p, point.counts.errors_reference, point.counts.shots
 
 
-TEXTS: dict[str, tuple[str, Callable[[RunView], str]]] = {
+TEXT_FORMATS: dict[str, tuple[str, Callable[[RunView], str]]] = {
     "csv": ("history.csv", to_csv),
     "sinter-csv": ("sinter.csv", to_sinter_csv),
 }
-FORMATS = (*TEXTS, *trackers.WRITERS)
+FORMATS = (*TEXT_FORMATS, *trackers.WRITERS)
 
 
 def export(layout: RunLayout, form: str, target: Path | None = None) -> Path:
     """Write the run in this format; where it lies. target: a file, or for a tracker a directory that is empty."""
     view = run_view.load(layout)
-    if form in TEXTS:
-        name, make = TEXTS[form]
+    if form in TEXT_FORMATS:
+        name, render = TEXT_FORMATS[form]
         path = target or layout.exports / name
         if path.is_dir():
-            raise InputError("is a directory", where=str(path), mend="name a file")
+            raise UsageError("is a directory", where=str(path), hint="name a file")
         atomic.make_dir(path.parent)
-        atomic.write_text(path, make(view))
+        atomic.write_text(path, render(view))
         return path
     return trackers.write(view, form, target or layout.exports / form)
 

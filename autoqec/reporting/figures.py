@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec import optional
-from autoqec.reporting.charts import COLOURS, Draw, course, front, ler_against_p
+from autoqec.reporting.charts import COLOURS, Draw, front, ler_vs_p, search_progress
 from autoqec.reporting.run_data import RunData
 from autoqec.store import atomic
 
@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
 }
 _GROUPS = r"figure|axes|text|patch|line2d|matplotlib\.axis|xtick|ytick|legend|[a-zA-Z]*Collection"
 
-FIGURES: dict[str, Draw] = {"front": front, "ler": ler_against_p, "course": course}
+FIGURES: dict[str, Draw] = {"front": front, "ler": ler_vs_p, "course": search_progress}
 
 
 def inline(name: str, runs: Sequence[RunData]) -> str:

@@ -27,7 +27,7 @@ TREE_NODES = 200  # over all runs of a page
 
 
 def write(layouts: Sequence[RunLayout], path: Path) -> Path:
-    """The page about these runs at `path`. Raises what `load` raises, DiskFailed where it cannot be written."""
+    """The page about these runs at `path`. Raises what `load` raises, StorageError where it cannot be written."""
     text = page(load(layouts))
     atomic.make_dir(path.parent)
     atomic.write_text(path, text)
@@ -36,7 +36,7 @@ def write(layouts: Sequence[RunLayout], path: Path) -> Path:
 
 def page(runs: Sequence[RunData], *, following: bool = False) -> str:
     """The whole document. following: it asks its own server for changes, and reloads."""
-    script = _part("report.js")
+    script = _template_text("report.js")
     # Gains of different envs do not compare, so they share no chart.
     together = len({run.info.env_yaml_sha256 for run in runs}) == 1 < len(runs)
     return (
@@ -45,7 +45,7 @@ def page(runs: Sequence[RunData], *, following: bool = False) -> str:
         .render(
             runs=runs,
             following=following,
-            style=_part("report.css"),
+            style=_template_text("report.css"),
             script=script,
             policy=policy(script, following=following),
             together=together,
@@ -63,9 +63,9 @@ def _figures(runs: Sequence[RunData]) -> dict[str, str]:
 
 def notice(title: str, words: str) -> str:
     """A page that says why there is no report (yet)."""
-    script = _part("report.js")
+    script = _template_text("report.js")
     template = _environment().get_template("notice.html.j2")
-    parts = {"style": _part("report.css"), "script": script, "policy": policy(script, following=True)}
+    parts = {"style": _template_text("report.css"), "script": script, "policy": policy(script, following=True)}
     return template.render(title=title, words=words, **parts)
 
 
@@ -94,38 +94,40 @@ def claim(run: RunData) -> str:
     judged = sum(one.row.verify_verdict is not None for one in run.rounds)
     failed = sum(one.row.status != "ok" for one in run.rounds)
     words = f"No decoder is verified: of {ended} round{'s' * (ended != 1)} {judged} came before the judge"
-    return words + (f" and {failed} ended without a result." if failed else ".") + detectable(run)
+    return words + (f" and {failed} ended without a result." if failed else ".") + null_result_note(run)
 
 
-def allowed(run: RunData) -> Profile:
+def profile_limits(run: RunData) -> Profile:
     """What the profile allows a round of this env."""
     profile = PROFILES[run.info.profile]
     return profile if run.env is None else profile.scaled(run.env.protocol.shots_share)
 
 
-def detectable(run: RunData) -> str:
+def null_result_note(run: RunData) -> str:
     """What a null result could have seen, from the last rate of the plain backend that was measured."""
     from autoqec.qec.stats import detectable_effect
 
     rate = next((row.ler_plain_classical for row in reversed(run.view.rows) if row.ler_plain_classical), None)
     if rate is None or rate >= 1:
         return ""
-    shots = min(allowed(run).judge_test_shots, allowed(run).judge_effect_shots)  # a verdict needs both draws
-    least = detectable_effect(shots, rate)
-    return f" On {count(shots)} fresh shots a gain below about {100 * least:.0f}% may well have been missed."
+    shots = min(
+        profile_limits(run).judge_test_shots, profile_limits(run).judge_effect_shots
+    )  # a verdict needs both draws
+    detectable_gain = detectable_effect(shots, rate)
+    return f" On {count(shots)} fresh shots a gain below about {100 * detectable_gain:.0f}% may well have been missed."
 
 
 def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    made = Environment(
+    jinja_env = Environment(
         loader=PackageLoader("autoqec.reporting"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(
+    jinja_env.filters.update(
         words=paragraphs,
         plain=plain,
         count=count,
@@ -143,11 +145,11 @@ def _environment() -> Environment:
         validation=validation,
         judged_interval=_interval,
     )
-    made.globals.update(claim=claim, used=used, outcomes=_outcomes)
-    return made
+    jinja_env.globals.update(claim=claim, used=used, outcomes=_outcomes)
+    return jinja_env
 
 
-def _part(name: str) -> str:
+def _template_text(name: str) -> str:
     return (resources.files("autoqec.reporting") / "templates" / name).read_text(encoding="utf-8")
 
 
@@ -185,20 +187,24 @@ def _outcomes(run: RunData) -> list[tuple[str, int]]:
 
 def used(run: RunData) -> list[tuple[str, str, str]]:
     """What the run took: of what, how much, and what the profile allows a round."""
-    profile = allowed(run)
+    profile = profile_limits(run)
     rows = [one.row for one in run.rounds]
     reports = [detail.report for detail in run.details.values() if detail.report]
     judged = sum(row.verify_verdict is not None for row in rows)
     of = "" if len(reports) >= judged else f" (of {len(reports)} judgements of {judged})"
     lines = [
         ("training shots", count(sum(row.train_shots or 0 for row in rows)), _allowed_shots(profile)),
-        ("training time", _time(row.train_wallclock_s for row in rows), duration(profile.round_wallclock_s)),
-        ("validation time", _time(row.eval_wallclock_s for row in rows), "within the round's time"),
+        ("training time", _total_duration(row.train_wallclock_s for row in rows), duration(profile.round_wallclock_s)),
+        ("validation time", _total_duration(row.eval_wallclock_s for row in rows), "within the round's time"),
         ("validation shots", count(sum(row.val_shots or 0 for row in rows)), count(profile.val_shots)),
-        ("judge's test shots", count(_tested(reports)) + of, f"{count(profile.judge_test_shots)} at most"),
-        ("judge's time", _time(one.judge_wallclock_s for one in reports) + of, duration(profile.judge_wallclock_s)),
+        ("judge's test shots", count(_test_shots(reports)) + of, f"{count(profile.judge_test_shots)} at most"),
+        (
+            "judge's time",
+            _total_duration(one.judge_wallclock_s for one in reports) + of,
+            duration(profile.judge_wallclock_s),
+        ),
         ("judgements", f"{judged}", "error budget α over the whole run"),
-        ("largest memory", _largest(row.rss_peak_gb for row in rows), f"{profile.memory_gb:g} GB"),
+        ("largest memory", _max_gb(row.rss_peak_gb for row in rows), f"{profile.memory_gb:g} GB"),
     ]
     if run.spent is not None:
         known = run.spent["cost_usd"]
@@ -211,15 +217,15 @@ def _allowed_shots(profile: Profile) -> str:
     return f"{count(profile.train_shots)}, and {count(profile.finetune_shots)} of fine-tuning"
 
 
-def _tested(reports: Sequence[Any]) -> int:
+def _test_shots(reports: Sequence[Any]) -> int:
     return sum(report.test.counts.shots for report in reports if report.test)
 
 
-def _time(seconds: Any) -> str:
+def _total_duration(seconds: Any) -> str:
     return duration(sum(second or 0.0 for second in seconds))
 
 
-def _largest(sizes: Any) -> str:
+def _max_gb(sizes: Any) -> str:
     known = [size for size in sizes if size is not None]
     return f"{max(known):.2f} GB" if known else "–"
 

@@ -13,19 +13,19 @@ from dataclasses import asdict, dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
-from autoqec.errors import DiskFailed
+from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
 
-EVERY_S = 1.0  # between two writes
-SHOWN = (
+WRITE_INTERVAL_S = 1.0  # between two writes
+PUBLISHED_FIELDS = (
     *("phase", "step", "steps", "shots", "budget", "eta_s", "p"),
     *("errors_reference", "errors_candidate", "fixed", "broken", "e_value", "threshold"),
 )
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunLimits:
     """The limits of this start of a run; None: none.
 
     parallel: rounds at once. began: seconds since the epoch. sandbox: the tier that rounds will run in.
@@ -45,17 +45,17 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Told:
+class LiveStatus:
     """What live.json holds: the plan, and each round's last words as the payload of an event."""
 
-    plan: Plan
+    plan: RunLimits
     rounds: dict[int, dict[str, Any]]
 
 
-class LiveFile:
+class LiveStatusWriter:
     """Writes live.json: an `on_event(kind, payload)`, at most once a second. A context manager."""
 
-    def __init__(self, layout: RunLayout, plan: Plan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, layout: RunLayout, plan: RunLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.plan, self.clock = layout.live, plan, clock
         self._rounds: dict[int, dict[str, Any]] = {}
         self._last = float("-inf")
@@ -78,30 +78,36 @@ class LiveFile:
             self._rounds.pop(number, None)
         else:
             phase = {"phase": "judging"} if kind.startswith("judg") else {}
-            self._rounds[number] = {"kind": kind, **phase, **{key: payload[key] for key in SHOWN if key in payload}}
-        if self.clock() - self._last >= EVERY_S or kind == "round_recorded":
+            self._rounds[number] = {
+                "kind": kind,
+                **phase,
+                **{key: payload[key] for key in PUBLISHED_FIELDS if key in payload},
+            }
+        if self.clock() - self._last >= WRITE_INTERVAL_S or kind == "round_recorded":
             self._write()
 
     def _write(self) -> None:
         self._last = self.clock()
         # A view that cannot be written costs the view; what a full disk means for the run is the run's to say.
-        with suppress(DiskFailed, ValueError):
+        with suppress(StorageError, ValueError):
             atomic.write_json(self.path, {"plan": asdict(self.plan), "rounds": self._rounds})
 
 
-def read(layout: RunLayout) -> Told:
+def read(layout: RunLayout) -> LiveStatus:
     """What the file says; an empty plan and no rounds where there is none, or none that can be read."""
     try:
-        said = json.loads(layout.live.read_bytes())
-        known = {one.name for one in fields(Plan)}
-        plan = Plan(**{key: value for key, value in said["plan"].items() if key in known and _fits(key, value)})
-        rounds = {int(number): dict(payload) for number, payload in said["rounds"].items()}
+        data = json.loads(layout.live.read_bytes())
+        names = {item.name for item in fields(RunLimits)}
+        plan = RunLimits(
+            **{key: value for key, value in data["plan"].items() if key in names and _has_valid_type(key, value)}
+        )
+        rounds = {int(number): dict(payload) for number, payload in data["rounds"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Told(Plan(), {})
-    return Told(plan, rounds)
+        return LiveStatus(RunLimits(), {})
+    return LiveStatus(plan, rounds)
 
 
-def _fits(key: str, value: Any) -> bool:
+def _has_valid_type(key: str, value: Any) -> bool:
     if key == "sandbox":
         return isinstance(value, str)
     return isinstance(value, int | float) and not isinstance(value, bool)

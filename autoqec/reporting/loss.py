@@ -27,11 +27,11 @@ def _lines(path: Path) -> list[bytes]:
             size = path.stat().st_size
             if size <= SMALL_LOG:
                 return stream.read(SMALL_LOG).splitlines()
-            found: list[bytes] = []
+            lines: list[bytes] = []
             for place in range(0, size, size // (2 * CURVE_POINTS)):
                 stream.seek(place)
-                found += stream.read(512).split(b"\n")[1:-1]  # the first and the last are parts
-            return found
+                lines += stream.read(512).split(b"\n")[1:-1]  # the first and the last are parts
+            return lines
     except OSError:
         return []
 
@@ -60,16 +60,16 @@ def strokes(curve: Sequence[Point], width: int = 300, height: int = 80) -> list[
     """Each stage with its points in a box of this size, y downwards. Stages share the steps; each has heights of its
     own, logarithmic where every loss is above 0."""
     first = curve[0][0]
-    across = (curve[-1][0] - first) or 1
-    return [(stage, _line(stage, first, width / across, height)) for stage in stages(curve)]
+    step_span = (curve[-1][0] - first) or 1
+    return [(stage, _line(stage, first, width / step_span, height)) for stage in stages(curve)]
 
 
 def _line(stage: Sequence[Point], first: int, scale: float, height: int) -> str:
     tell = math.log if all(loss > 0 for _, loss in stage) else float
     losses = [tell(loss) for _, loss in stage]
     low = min(losses)
-    up = (max(losses) - low) or 1
+    span = (max(losses) - low) or 1
     return " ".join(
-        f"{scale * (step - first):.1f},{height * (1 - (loss - low) / up):.1f}"
+        f"{scale * (step - first):.1f},{height * (1 - (loss - low) / span):.1f}"
         for (step, _), loss in zip(stage, losses, strict=True)
     )

@@ -23,10 +23,10 @@ def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
     state: dict[str, Any] = {"machine": machine.snapshot(), "gpu": _gpu_snapshot()}
     if run is None:
         return state
-    return state | took(History(_layout(run)).rows())
+    return state | round_statistics(History(_layout(run)).rows())
 
 
-def took(rows: Sequence[HistoryRow]) -> dict[str, Any]:
+def round_statistics(rows: Sequence[HistoryRow]) -> dict[str, Any]:
     """The rounds' part of `machine_state`."""
     rows = [row for row in rows if row.refers_to_attempt is None]
     timed = [

@@ -29,7 +29,7 @@ def _problem(env_yaml: str) -> Any:
     return Problem.from_env(parse_env(env_yaml, where="env"))
 
 
-def fault_of_env(env_yaml: str) -> str | None:
+def env_problem(env_yaml: str) -> str | None:
     """Why no problem can be built from the env; None where it can."""
     from autoqec.errors import AutoqecError
 

@@ -14,11 +14,11 @@ from rich.text import Text
 from autoqec.reporting.text import count, duration, plain, sparkline
 
 COUNTS = ("shots", "errors_reference", "errors_candidate", "fixed", "broken")
-HEARD = (*COUNTS, "e_value", "threshold")
+TRACKED_FIELDS = (*COUNTS, "e_value", "threshold")
 
 
 @dataclass
-class RoundNow:
+class RoundProgress:
     """What is known of the round; `pairs` are the counts of the decoding under way, `clock` says the seconds."""
 
     number: int
@@ -32,47 +32,49 @@ class RoundNow:
     phase_began: float = 0.0
     loss: float | None = None
     losses: list[float] = field(default_factory=list)
-    heard: dict[str, Any] = field(default_factory=dict)
-    last_line: float = float("-inf")
+    latest: dict[str, Any] = field(default_factory=dict)
+    last_printed: float = float("-inf")
     failed: bool = False
 
-    def absorb(self, payload: dict[str, Any]) -> None:
+    def update_from(self, payload: dict[str, Any]) -> None:
         """Take an event's payload, by its keys; odd values are passed over."""
         phase = payload.get("phase")
         if isinstance(phase, str) and phase != self.phase:
-            self.phase, self.phase_began, self.last_line = phase, self.clock(), float("-inf")
-            self.done, self.total, self.heard, self.losses = 0, 0, {}, []
+            self.phase, self.phase_began, self.last_printed = phase, self.clock(), float("-inf")
+            self.done, self.total, self.latest, self.losses = 0, 0, {}, []
         self.failed = self.failed or payload.get("status") not in (None, "ok")
         self.hypothesis = str(payload.get("hypothesis") or self.hypothesis)
         self.branch = str(payload.get("branch") or self.branch)
         for done, total in (("step", "steps"), ("shots", "budget")):
-            if _whole(payload.get(done)):
+            if _is_count(payload.get(done)):
                 self.done = payload[done]
-                self.total = payload[total] if _whole(payload.get(total)) else 0
-        self.eta_s = payload["eta_s"] if _held(payload.get("eta_s")) else None
-        self.loss = payload["loss"] if isinstance(payload.get("loss"), float) and _held(payload["loss"]) else None
+                self.total = payload[total] if _is_count(payload.get(total)) else 0
+        self.eta_s = payload["eta_s"] if _is_finite_number(payload.get("eta_s")) else None
+        self.loss = (
+            payload["loss"] if isinstance(payload.get("loss"), float) and _is_finite_number(payload["loss"]) else None
+        )
         if self.loss is not None:
             self.losses.append(self.loss)
-        self.heard |= {name: payload[name] for name in HEARD if payload.get(name) is not None}
+        self.latest |= {name: payload[name] for name in TRACKED_FIELDS if payload.get(name) is not None}
 
     def figures(self) -> str:
         """Phase, how far, loss or what its shots say so far, time left."""
-        return " · ".join([*self._how_far(), *self.so_far(), *self._time_left()])
+        return " · ".join([*self._progress_parts(), *self.interim_results(), *self._time_left()])
 
-    def _how_far(self) -> list[str]:
+    def _progress_parts(self) -> list[str]:
         parts = [plain(self.phase, 40)]
         if self.total:
             parts.append(f"{count(self.done)} of {count(self.total)}")
         return parts + ([f"loss {self.loss:.4g}"] if self.loss is not None else [])
 
-    def so_far(self) -> list[str]:
+    def interim_results(self) -> list[str]:
         """Δ_LER of the shots that are in, with its interval at this look, the counts behind it, and the e-value."""
-        found = {name: self.heard.get(name) for name in COUNTS}
+        values = {name: self.latest.get(name) for name in COUNTS}
         parts = []
-        if all(_whole(found[name]) for name in ("shots", "fixed", "broken")):
-            parts += [text for text in [_delta(found)] if text]
-            parts.append(f"fixed {found['fixed']} · broken {found['broken']}")
-        e_value, threshold = self.heard.get("e_value"), self.heard.get("threshold")
+        if all(_is_count(values[name]) for name in ("shots", "fixed", "broken")):
+            parts += [text for text in [_delta(values)] if text]
+            parts.append(f"fixed {values['fixed']} · broken {values['broken']}")
+        e_value, threshold = self.latest.get("e_value"), self.latest.get("threshold")
         if isinstance(e_value, float) and isinstance(threshold, float):
             parts.append(f"e-value {e_value:.3g} of {threshold:.3g}")
         return parts
@@ -82,11 +84,11 @@ class RoundNow:
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=max(self.total, 1), completed=min(self.done, max(self.total, 1)), width=30),
-            Text(" · ".join([*self._how_far(), *self._time_left()])),
+            Text(" · ".join([*self._progress_parts(), *self._time_left()])),
             Text(sparkline(self.losses), style="cyan"),
         )
         head = Text(f"Round {self.number}  {plain(self.hypothesis, 200)}", style="bold")
-        return Group(head, bar, *([Text("  " + " · ".join(self.so_far()))] if self.so_far() else []))
+        return Group(head, bar, *([Text("  " + " · ".join(self.interim_results()))] if self.interim_results() else []))
 
     def _time_left(self) -> list[str]:
         """What the work itself says; else the pace of this phase so far."""
@@ -96,32 +98,32 @@ class RoundNow:
         return [f"{duration(left)} left"] if left is not None else []
 
 
-def _delta(found: dict[str, Any]) -> str:
+def _delta(values: dict[str, Any]) -> str:
     """`Δ_LER = +4.80e-03 [+3.53e-03, +6.17e-03] (70 → 50 errors in 5k shots)`; "" where the counts contradict."""
     from autoqec.contracts.verdict import PairedCounts
-    from autoqec.qec.stats import paired
+    from autoqec.qec.stats import paired_effect
 
-    before, after = found["errors_reference"], found["errors_candidate"]
-    known = _whole(before) and _whole(after)
+    before, after = values["errors_reference"], values["errors_candidate"]
+    known = _is_count(before) and _is_count(after)
     # Δ and its interval need the discordant shots alone; the errors stand beside them where they were told.
     errors = {"errors_reference": before, "errors_candidate": after} if known else {}
-    least = {"errors_reference": found["fixed"], "errors_candidate": found["broken"]}
-    counts = PairedCounts.model_validate({**found, **least, **errors})
-    both = counts.errors_reference - counts.fixed
-    if min(counts.fixed, counts.broken, both) < 0 or both + counts.broken != counts.errors_candidate:
+    required_errors = {"errors_reference": values["fixed"], "errors_candidate": values["broken"]}
+    counts = PairedCounts.model_validate({**values, **required_errors, **errors})
+    both_wrong = counts.errors_reference - counts.fixed
+    if min(counts.fixed, counts.broken, both_wrong) < 0 or both_wrong + counts.broken != counts.errors_candidate:
         return ""
-    if counts.shots < max(1, both + counts.fixed + counts.broken):
+    if counts.shots < max(1, both_wrong + counts.fixed + counts.broken):
         return ""
-    effect = paired(counts)
+    effect = paired_effect(counts)
     figures = f"Δ_LER = {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}]"
-    return f"{figures} ({before} → {after} errors in {count(found['shots'])} shots)" if known else figures
+    return f"{figures} ({before} → {after} errors in {count(values['shots'])} shots)" if known else figures
 
 
-def _whole(value: Any) -> bool:
+def _is_count(value: Any) -> bool:
     """Whether it is a count that arithmetic can hold: a child may write any number of digits."""
-    return isinstance(value, int) and _held(value)
+    return isinstance(value, int) and _is_finite_number(value)
 
 
-def _held(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
     """Whether it is a number, and neither NaN nor too large."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53

@@ -28,7 +28,7 @@ def losses(path: Path) -> list[float]:
     return found
 
 
-def fall(curve: list[float]) -> float | None:
+def relative_drop(curve: list[float]) -> float | None:
     """Share by which the mean of a curve's last tenth lies below that of its first; None where it is too short."""
     tenth = len(curve) // 10
     if tenth < 1 or not all(map(math.isfinite, curve)):
@@ -45,18 +45,18 @@ def effect(row: Any) -> PairedEffect | None:
     from autoqec.qec import stats
 
     names = ("shots", "errors_reference", "errors_candidate", "fixed", "broken")
-    return stats.paired(PairedCounts(**dict(zip(names, counts, strict=True))))
+    return stats.paired_effect(PairedCounts(**dict(zip(names, counts, strict=True))))
 
 
-def flat(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_config(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested config as dotted keys."""
     out: dict[str, Any] = {}
     for key, value in config.items():
-        out.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+        out.update(flatten_config(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
     return out
 
 
-def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+def differing_keys(first_config: dict[str, Any], other: dict[str, Any]) -> list[str]:
     """Dotted keys that two configs spell differently."""
-    mine, theirs = flat(one), flat(other)
-    return [key for key in {**mine, **theirs} if mine.get(key) != theirs.get(key)]
+    first_flat, other_flat = flatten_config(first_config), flatten_config(other)
+    return [key for key in {**first_flat, **other_flat} if first_flat.get(key) != other_flat.get(key)]

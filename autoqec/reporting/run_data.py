@@ -10,14 +10,14 @@ from typing import Any
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import PairedEffect, VerifyReport
-from autoqec.errors import AutoqecError, InputError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.reporting import run_view
 from autoqec.reporting.loss import curve
 from autoqec.reporting.run_view import RunView
 from autoqec.reporting.text import paragraphs
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
-from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout
 from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
@@ -30,7 +30,7 @@ BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundEntry:
     """One attempt as its last row leaves it. parents: anchors of the rounds it forks from; () for the baseline."""
 
     row: HistoryRow
@@ -79,8 +79,8 @@ class RunData:
     """One run. `listed`: the rounds that are shown, oldest first; `details` by key: those told in full."""
 
     view: RunView
-    rounds: tuple[Round, ...]
-    listed: tuple[Round, ...]
+    rounds: tuple[RoundEntry, ...]
+    listed: tuple[RoundEntry, ...]
     pending: tuple[Pending, ...]
     living: bool
     env: EnvSpec | None
@@ -101,13 +101,13 @@ class RunData:
         return self.view.layout.run_id
 
     @cached_property
-    def front(self) -> tuple[Round, ...]:
+    def front(self) -> tuple[RoundEntry, ...]:
         """The verified front, best first."""
         by_key = {one.key: one for one in self.rounds}
         return tuple(by_key[entry.round_attempt_id] for entry in self.view.front)
 
     @property
-    def best(self) -> Round | None:
+    def best(self) -> RoundEntry | None:
         return self.front[0] if self.front else None
 
     @cached_property
@@ -115,14 +115,16 @@ class RunData:
         """Anchors of the rounds that are told in full: what a link may lead to."""
         return {one.anchor for one in self.rounds if one.key in self.details}
 
-    def report(self, one: Round) -> VerifyReport | None:
+    def report(self, one: RoundEntry) -> VerifyReport | None:
         """The judge's report of a round that is told in full."""
         detail = self.details.get(one.key)
         return detail.report if detail else None
 
 
 def load(layouts: Sequence[RunLayout]) -> list[RunData]:
-    """The runs of one page. Raises InputError where there is no such run, RunPaused where its truth is damaged."""
+    """The runs of one page. Raises UsageError where there is no such run, ManualInterventionRequired where its truth
+    is damaged.
+    """
     return [_load(layout, len(layouts)) for layout in layouts]
 
 
@@ -150,18 +152,18 @@ def _load(layout: RunLayout, sharing: int) -> RunData:
     return data
 
 
-def _importance(one: Round) -> tuple[bool, bool, bool, int]:
+def _importance(one: RoundEntry) -> tuple[bool, bool, bool, int]:
     """The front first, then what is verified, then what was judged, then the latest."""
     return one.on_front, one.row.verify_verdict == "VERIFIED", one.row.verify_verdict is not None, one.row.round
 
 
-def rounds_of(view: RunView) -> tuple[Round, ...]:
+def rounds_of(view: RunView) -> tuple[RoundEntry, ...]:
     """One per attempt, in the order of their first rows."""
     state = view.state
     front = {entry.round_attempt_id for entry in state.front}
     anchors = _anchors(view.layout.run_id, state.rounds.values())
     return tuple(
-        Round(
+        RoundEntry(
             row=found.row,
             key=key,
             anchor=anchors[key],
@@ -236,7 +238,7 @@ def spent(layout: RunLayout) -> dict[str, Any] | None:
     if not layout.ledger.exists():
         return None
     try:
-        return Ledger(layout.ledger).spent.to_json()
+        return Ledger(layout.ledger).totals.to_json()
     except (AutoqecError, KeyError, TypeError, ValueError):
         return None
 
@@ -244,11 +246,11 @@ def spent(layout: RunLayout) -> dict[str, Any] | None:
 def _repo(layout: RunLayout) -> Repo | None:
     try:
         return Repo.discover(layout.repo_root)
-    except InputError:
+    except UsageError:
         return None
 
 
-def _detail(layout: RunLayout, one: Round, repo: Repo | None, chars: int) -> Detail:
+def _detail(layout: RunLayout, one: RoundEntry, repo: Repo | None, chars: int) -> Detail:
     files = layout.round(one.row.round)
     judged = one.row.verify_verdict is not None or files.report_json.exists()
     diff, note = _diff(repo, one.row, chars)
@@ -262,7 +264,7 @@ def _diff(repo: Repo | None, row: HistoryRow, chars: int) -> tuple[str, str]:
     if repo is None:
         return "", "The repository of this run is not here."
     try:
-        text = paragraphs(repo.diff_text(f"{row.commit_sha}^", row.commit_sha, [SURFACE]), 50 * chars)
+        text = paragraphs(repo.diff_text(f"{row.commit_sha}^", row.commit_sha, [EDITABLE_MODULES]), 50 * chars)
     except AutoqecError:
         return "", "The commit of this round is not in this repository."
     if not text:

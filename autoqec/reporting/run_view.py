@@ -58,7 +58,7 @@ class RunView:
 
 
 def load(layout: RunLayout) -> RunView:
-    """Raises InputError where there is no such run, RunPaused where its truth is damaged."""
+    """Raises UsageError where there is no such run, ManualInterventionRequired where its truth is damaged."""
     history = History(layout)
     info, rows, state = history.info(), tuple(history.rows()), history.state()
     view = RunView(layout, info, rows, state, None)

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from autoqec.errors import AutoqecError, InputError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.reporting import html, run_data
 from autoqec.store.layout import RunLayout
 
@@ -18,21 +18,21 @@ LOOPBACK = "127.0.0.1"
 _NAMES = ("127.0.0.1", "localhost")
 
 
-class Follower:
+class LivePage:
     """The page as the files stand. A run that cannot be read is a page that says so."""
 
     def __init__(self, layouts: Sequence[RunLayout]) -> None:
         self.layouts = tuple(layouts)
         self._lock = threading.Lock()
-        self._built: tuple[str, str] | None = None
+        self._cached: tuple[str, str] | None = None
 
     def version(self) -> str:
         """Another word whenever the page would be another."""
         seen = [
-            (str(path), found.st_mtime_ns, found.st_size)
+            (str(path), file_status.st_mtime_ns, file_status.st_size)
             for layout in self.layouts
-            for path in _watched(layout)
-            if (found := _stat(path)) is not None
+            for path in _watched_files(layout)
+            if (file_status := _stat(path)) is not None
         ]
         living = [run_data.living(layout) for layout in self.layouts]
         return hashlib.sha256(repr((seen, living)).encode()).hexdigest()[:16]
@@ -40,9 +40,9 @@ class Follower:
     def page(self) -> str:
         with self._lock:
             version = self.version()
-            if self._built is None or self._built[0] != version:
-                self._built = version, self._build()
-            return self._built[1]
+            if self._cached is None or self._cached[0] != version:
+                self._cached = version, self._build()
+            return self._cached[1]
 
     def _build(self) -> str:
         try:
@@ -51,18 +51,18 @@ class Follower:
             return html.notice("This run cannot be shown", str(error))
 
 
-class Server(ThreadingHTTPServer):
+class ReportServer(ThreadingHTTPServer):
     """Answers `/` and `/version`, to this machine only. `serve_forever` runs it, `address` says where."""
 
     daemon_threads = True
 
     def __init__(self, layouts: Sequence[RunLayout], port: int = 0) -> None:
-        self.follower = Follower(layouts)
+        self.follower = LivePage(layouts)
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
-            what = f"port {port} cannot be had: {error.strerror}"
-            raise InputError(what, where="--port", mend="name another port, or 0 for any") from error
+            message = f"port {port} cannot be had: {error.strerror}"
+            raise UsageError(message, where="--port", hint="name another port, or 0 for any") from error
 
     @property
     def address(self) -> str:
@@ -70,7 +70,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: ReportServer
     server_version = "autoqec"
     sys_version = ""
 
@@ -101,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are nobody's news."""
 
 
-def _watched(layout: RunLayout) -> tuple[Path, ...]:
+def _watched_files(layout: RunLayout) -> tuple[Path, ...]:
     return layout.run_info, layout.history, layout.attempts, layout.pareto, layout.ledger
 
 

@@ -13,17 +13,17 @@ from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import AutoqecError
 from autoqec.reporting import predict_cost
-from autoqec.reporting.rows import differing, flat
+from autoqec.reporting.rows import differing_keys, flatten_config
 
 Config = dict[str, Any]
 SIZES = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "neural_bp": "iterations"}
 DEPTHS = {"mlp": "depth", "gnn": "layers", "conv": "layers"}
-SHRINKS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-STEP = 1 / 3  # of a step size that ran away
-LEAST_BATCH = 64
+SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
+LEARNING_RATE_FACTOR = 1 / 3  # of a step size that ran away
+MIN_BATCH_SIZE = 64
 
 
-def propose(
+def suggest_config(
     cause: str, reason: str, config: Config | None, phase: str, env_yaml: str | None
 ) -> tuple[dict[str, list[Any]] | None, Config | None]:
     """({key: [old, new]}, patched config) for a cause of `diagnose`; (None, None) where no config can mend it.
@@ -38,16 +38,16 @@ def propose(
             patched = PredecoderDSL.model_validate(candidate).config()
         except ValidationError:
             continue
-        keys = differing(patched, config)
+        keys = differing_keys(patched, config)
         if keys:
-            old, new = flat(config), flat(patched)
+            old, new = flatten_config(config), flatten_config(patched)
             # Keys that only had their default spelled out are no change.
-            told = {key: [old.get(key), new.get(key)] for key in keys if key in old or not _default(patched, key)}
-            return told, patched
+            changes = {key: [old.get(key), new.get(key)] for key in keys if key in old or not _is_default(patched, key)}
+            return changes, patched
     return None, None
 
 
-def faults(config: Config | None) -> list[str]:
+def config_problems(config: Config | None) -> list[str]:
     """What is wrong with a config by the contract; [] for a valid one."""
     if config is None:
         return ["config.yaml is missing or no mapping"]
@@ -66,22 +66,22 @@ def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: s
         key = "finetune_learning_rate" if phase == "finetuning" else "learning_rate"
         default = TrainingConfig.model_fields[key].default
         rate = float(training.get(key, default))
-        yield _with(config, "training", key, float(f"{rate * STEP:.2g}"))
+        yield _with_value(config, "training", key, float(f"{rate * LEARNING_RATE_FACTOR:.2g}"))
     elif cause == "out of memory":
         batch = int(training.get("batch_size", 512))
-        if batch > LEAST_BATCH:
-            yield _with(config, "training", "batch_size", max(LEAST_BATCH, batch // 2))
+        if batch > MIN_BATCH_SIZE:
+            yield _with_value(config, "training", "batch_size", max(MIN_BATCH_SIZE, batch // 2))
         yield from _smaller(config)
     elif cause == "time limit":
         yield from _smaller(config, start=0.5)
     elif cause == "cost limit":
-        yield from (one for one in _smaller(config) if _fits(one, env_yaml))
+        yield from (one for one in _smaller(config) if _within_limits(one, env_yaml))
     elif cause == "does not fit" and training.get("init") == "parent":
-        yield _with(config, "training", "init", "fresh")
+        yield _with_value(config, "training", "init", "fresh")
     elif cause == "does harm":
-        yield from _milder(config)
+        yield from _less_harmful(config)
     elif cause == "no effect" and training.get("finetune_share") == 0:
-        yield _with(config, "training", "finetune_share", 1.0)
+        yield _with_value(config, "training", "finetune_share", 1.0)
 
 
 def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
@@ -93,29 +93,29 @@ def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
     defaults = PredecoderDSL.model_validate({"type": family, family: {}}).config()[family]
     width = int(block.get(SIZES[family], defaults[SIZES[family]]))
     depth = int(block.get(DEPTHS[family], defaults[DEPTHS[family]])) if family in DEPTHS else 1
-    for factor in SHRINKS:
+    for factor in SHRINK_FACTORS:
         if factor <= start and math.floor(width * factor) >= 1:
-            yield _with(config, family, SIZES[family], math.floor(width * factor))
+            yield _with_value(config, family, SIZES[family], math.floor(width * factor))
     if depth > 1:
-        thin = _with(config, family, SIZES[family], max(1, math.floor(width * SHRINKS[-1])))
-        yield _with(thin, family, DEPTHS[family], 1)
+        narrowest = _with_value(config, family, SIZES[family], max(1, math.floor(width * SHRINK_FACTORS[-1])))
+        yield _with_value(narrowest, family, DEPTHS[family], 1)
 
 
-def _milder(config: Config) -> Iterator[Config]:
+def _less_harmful(config: Config) -> Iterator[Config]:
     """What is known to break more than it fixes, taken back."""
     family = str(config.get("type"))
     block = config.get(family)
     if config.get("output_mode") == "hard_flip":
         yield {**config, "output_mode": "soft_priors"}
     if isinstance(block, dict) and block.get("inputs") == "all":
-        yield _with(config, family, "inputs", "other_sector")
+        yield _with_value(config, family, "inputs", "other_sector")
     training = config.get("training") or {}
     if training.get("finetune_share", 1.0):
         rate = float(training.get("finetune_learning_rate", 3e-4))
-        yield _with(config, "training", "finetune_learning_rate", float(f"{rate * STEP:.2g}"))
+        yield _with_value(config, "training", "finetune_learning_rate", float(f"{rate * LEARNING_RATE_FACTOR:.2g}"))
 
 
-def _fits(config: Config, env_yaml: str | None) -> bool:
+def _within_limits(config: Config, env_yaml: str | None) -> bool:
     """Whether the config keeps the env's bounds; without an env there are none to break."""
     if env_yaml is None:
         return True
@@ -153,11 +153,11 @@ def _drop(config: Config, path: list[str]) -> None:
         config.pop(path[-1], None)
 
 
-def _with(config: Config, block: str, key: str, value: Any) -> Config:
+def _with_value(config: Config, block: str, key: str, value: Any) -> Config:
     return {**config, block: {**(config.get(block) or {}), key: value}}
 
 
-def _default(patched: Config, key: str) -> bool:
+def _is_default(patched: Config, key: str) -> bool:
     family = patched["type"]
-    plain = flat(PredecoderDSL.model_validate({"type": family, family: {}}).config())
-    return flat(patched).get(key) == plain.get(key)
+    default_values = flatten_config(PredecoderDSL.model_validate({"type": family, family: {}}).config())
+    return flatten_config(patched).get(key) == default_values.get(key)

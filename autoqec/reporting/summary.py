@@ -15,9 +15,9 @@ from autoqec.contracts.timing import seconds_between
 from autoqec.reporting import run_view
 from autoqec.reporting.run_data import validation
 from autoqec.reporting.run_view import RunView
-from autoqec.reporting.text import count, counted, duration, effect_line, interval, percent, plain
+from autoqec.reporting.text import count, duration, effect_line, interval, percent, plain, pluralize
 
-SHOWN = 20  # of the front, in a table
+MAX_FRONT_ROWS = 20  # of the front, in a table
 VERDICT_STYLE = {"VERIFIED": "bold green", "SUSPICIOUS": "yellow", "FAILED": "red"}
 
 
@@ -27,10 +27,10 @@ def print_summary(console: Console, view: RunView) -> None:
 
 
 def parts(view: RunView) -> Iterator[RenderableType]:
-    info, rounds = view.info, view.current
+    info, rounds = view.info, view.latest_rows
     verified = sum(row.verify_verdict == "VERIFIED" for row in rounds)
     head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
-    yield Text(f"{head} · {counted(len(rounds), 'round')}, {verified} verified", style="bold")
+    yield Text(f"{head} · {pluralize(len(rounds), 'round')}, {verified} verified", style="bold")
     if rounds:
         yield rounds_table(rounds)
     else:
@@ -40,7 +40,7 @@ def parts(view: RunView) -> Iterator[RenderableType]:
         yield from _best(view)
     else:
         yield Text("No decoder is verified yet: nothing here is a result.")
-    yield Text(f"Log: {_near(view.layout.log)}")
+    yield Text(f"Log: {_display_path(view.layout.log)}")
 
 
 def rounds_table(rows: Sequence[HistoryRow]) -> Table:
@@ -55,12 +55,12 @@ def rounds_table(rows: Sequence[HistoryRow]) -> Table:
     for row in rows:
         table.add_row(
             str(row.round),
-            _tried(row),
-            _validated(row),
+            _hypothesis_cell(row),
+            _val_cell(row),
             count(row.n_params),
             count(row.flops_per_syndrome),
             _outcome(row),
-            Text(_fresh(row)),
+            Text(_test_gain(row)),
         )
     return table
 
@@ -75,10 +75,14 @@ def last_rounds(rows: Sequence[HistoryRow]) -> Table:
     table.add_column("fresh shots", justify="right", no_wrap=True)
     for row in rows:
         val = validation(row)
-        guided = _shares(val.relative, val.relative_low, val.relative_high, val.counts.shots) if val else "–"
-        words = plain(row.hypothesis, 72) if row.status == "ok" else plain(str(row.status_reason), 160)
+        val_gain = _gain_cell(val.relative, val.relative_low, val.relative_high, val.counts.shots) if val else "–"
+        description = plain(row.hypothesis, 72) if row.status == "ok" else plain(str(row.status_reason), 160)
         table.add_row(
-            str(row.round), Text(words).append(_ended(row), style="dim"), Text(guided), _outcome(row), Text(_fresh(row))
+            str(row.round),
+            Text(description).append(_ended(row), style="dim"),
+            Text(val_gain),
+            _outcome(row),
+            Text(_test_gain(row)),
         )
     return table
 
@@ -101,12 +105,12 @@ def _ended(row: HistoryRow) -> str:
     return f"\n{row.finished_at:%H:%M:%S} UTC, took {duration(total)}"
 
 
-def _fresh(row: HistoryRow) -> str:
+def _test_gain(row: HistoryRow) -> str:
     """The judge's figure."""
-    return _shares(row.relative_holdout, row.relative_holdout_low, row.relative_holdout_high, row.holdout_shots)
+    return _gain_cell(row.relative_holdout, row.relative_holdout_low, row.relative_holdout_high, row.holdout_shots)
 
 
-def _shares(gain: float | None, low: float | None, high: float | None, shots: int | None) -> str:
+def _gain_cell(gain: float | None, low: float | None, high: float | None, shots: int | None) -> str:
     """`+4.6% of 20k`, and its interval below."""
     if gain is None:
         return "–"
@@ -114,7 +118,7 @@ def _shares(gain: float | None, low: float | None, high: float | None, shots: in
     return f"{percent(gain)}{of}\n{interval(low, high)}".rstrip()
 
 
-def _tried(row: HistoryRow) -> Text:
+def _hypothesis_cell(row: HistoryRow) -> Text:
     """The hypothesis; below it why it ended without a result, and when it ran."""
     text = Text(plain(row.hypothesis, 160))
     if row.status != "ok":
@@ -129,12 +133,12 @@ def _outcome(row: HistoryRow) -> Text:
     return Text(plain(word), style=VERDICT_STYLE.get(word, "dim" if row.status == "ok" else "red"))
 
 
-def _validated(row: HistoryRow) -> Text:
+def _val_cell(row: HistoryRow) -> Text:
     """Δ on val shots and, below it, the errors it comes from: plain backend → decoder."""
     if row.delta_ler is None:
         return Text("–")
-    known = row.val_errors_plain is not None and row.val_errors_predecoder is not None
-    errors = f"\n{row.val_errors_plain} → {row.val_errors_predecoder} of {count(row.val_shots)}" if known else ""
+    has_counts = row.val_errors_plain is not None and row.val_errors_predecoder is not None
+    errors = f"\n{row.val_errors_plain} → {row.val_errors_predecoder} of {count(row.val_shots)}" if has_counts else ""
     return Text(f"{row.delta_ler:+.2e}{errors}")
 
 
@@ -152,7 +156,7 @@ def front_table(view: RunView) -> Table:
         "branch",
     ):
         table.add_column(name, overflow="fold")
-    for entry in view.front[:SHOWN]:
+    for entry in view.front[:MAX_FRONT_ROWS]:
         row = view.state.rounds[entry.round_attempt_id].row
         beaten = ", ".join(name for name, beats in (row.beats_panel or {}).items() if beats)
         table.add_row(
@@ -165,8 +169,8 @@ def front_table(view: RunView) -> Table:
             count(entry.flops_per_syndrome),
             Text("…/" + plain(entry.branch).rpartition("/")[2]),  # exp/RUN/ is the same in all of them
         )
-    if len(view.front) > SHOWN:
-        table.caption = f"{SHOWN} of {len(view.front)}; all of them: {_near(view.layout.pareto)}"
+    if len(view.front) > MAX_FRONT_ROWS:
+        table.caption = f"{MAX_FRONT_ROWS} of {len(view.front)}; all of them: {_display_path(view.layout.pareto)}"
     return table
 
 
@@ -187,16 +191,16 @@ def _best(view: RunView) -> Iterator[RenderableType]:
         for member in view.best.panel:
             yield Text("  " + effect_line(plain(member.name), member.against))
     else:
-        yield Text(f"  its report cannot be read: {_near(view.layout.round(number).report_json)}")
+        yield Text(f"  its report cannot be read: {_display_path(view.layout.round(number).report_json)}")
     yield Text(f"  git checkout {plain(entry.branch)}")
-    yield Text(f"  report: {_near(view.layout.round(number).report_md)}")
+    yield Text(f"  report: {_display_path(view.layout.round(number).report_md)}")
 
 
 def _gain(row: HistoryRow) -> str:
     return f"{percent(row.relative_holdout)} {interval(row.relative_holdout_low, row.relative_holdout_high)}".strip()
 
 
-def _near(path: Path) -> str:
+def _display_path(path: Path) -> str:
     """Relative to where one stands, if it lies below."""
     here = Path.cwd()
     return plain(os.path.relpath(path, here) if path.is_relative_to(here) else str(path))

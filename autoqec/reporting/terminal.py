@@ -14,24 +14,24 @@ from rich.text import Text
 
 from autoqec.errors import AutoqecError
 from autoqec.reporting.dashboard import Dashboard
-from autoqec.reporting.round_progress import RoundNow
+from autoqec.reporting.round_progress import RoundProgress
 from autoqec.reporting.text import count, plain
 
 QUIET_WIDTH = 160  # of tables where nobody says how wide the paper is
-MODELS_FAULTS = {
+LLM_MESSAGES = {
     "lm_retry": "the {}'s model is told what was wrong, and asked again",
     "lm_given_up": "the {} speaks without its model this time",
     "lm_budget": "no model is asked any more",
 }
-LINE_EVERY_S = 15.0  # between two progress lines of one phase, without a terminal
+PROGRESS_INTERVAL_S = 15.0  # between two progress lines of one phase, without a terminal
 
 
 def console(*, err: bool = False) -> Console:
     """A console that respects NO_COLOR, reads no markup, and is wide where it is no terminal."""
-    made = Console(stderr=err, highlight=False, emoji=False, markup=False)
-    if not made.is_terminal:
-        made.width = QUIET_WIDTH
-    return made
+    result = Console(stderr=err, highlight=False, emoji=False, markup=False)
+    if not result.is_terminal:
+        result.width = QUIET_WIDTH
+    return result
 
 
 class LiveView:
@@ -50,7 +50,7 @@ class LiveView:
     ) -> None:
         self.console, self.quiet, self.clock = target, quiet, clock
         self.dashboard: Dashboard | None = None  # known once the run is
-        self.rounds: dict[int, RoundNow] = {}
+        self.rounds: dict[int, RoundProgress] = {}
         self._last: int | None = None
         self._live: Live | None = None
 
@@ -69,21 +69,23 @@ class LiveView:
 
     def __call__(self, kind: str, payload: dict[str, Any]) -> None:
         """Take one event."""
-        now = self._absorb({"phase": "judging", **payload} if kind.startswith("judge") else payload)
+        now = self._update_round({"phase": "judging", **payload} if kind.startswith("judge") else payload)
         # Why a round failed is said once: that it is not nominated, for the same reason, needs no line.
-        again = now is not None and now.failed and payload.get("verdict") == "ignore"
-        line = None if again else line_of(kind, payload)
+        already_reported = now is not None and now.failed and payload.get("verdict") == "ignore"
+        line = None if already_reported else event_line(kind, payload)
         if line is not None:
-            self._say(line)
+            self._print_line(line)
         elif now is not None and now.total and self._live is None:
             self._progress_line(now)
         if kind == "round_recorded":
-            self.rounds = {number: one for number, one in self.rounds.items() if one is not now}
+            self.rounds = {
+                number: round_progress for number, round_progress in self.rounds.items() if round_progress is not now
+            }
             if self.dashboard is not None:
                 with suppress(AutoqecError):  # the view stays as it was; what is wrong is the run's to say
-                    self.dashboard.look()
+                    self.dashboard.refresh()
 
-    def _absorb(self, payload: dict[str, Any]) -> RoundNow | None:
+    def _update_round(self, payload: dict[str, Any]) -> RoundProgress | None:
         """The round that the event speaks of; where it names none, the last one that was named."""
         number = payload.get("round", self._last)
         if not isinstance(number, int):
@@ -91,30 +93,32 @@ class LiveView:
         if number not in self.rounds:
             if "round" not in payload:
                 return None
-            self.rounds[number] = RoundNow(number, self.clock, phase_began=self.clock())
+            self.rounds[number] = RoundProgress(number, self.clock, phase_began=self.clock())
         self._last = number
-        self.rounds[number].absorb(payload)
+        self.rounds[number].update_from(payload)
         return self.rounds[number]
 
-    def _progress_line(self, now: RoundNow) -> None:
-        if self.clock() - now.last_line >= LINE_EVERY_S:
-            now.last_line = self.clock()
-            self._say(f"  round {now.number}: {now.figures()}")
+    def _progress_line(self, now: RoundProgress) -> None:
+        if self.clock() - now.last_printed >= PROGRESS_INTERVAL_S:
+            now.last_printed = self.clock()
+            self._print_line(f"  round {now.number}: {now.figures()}")
 
-    def _say(self, line: str) -> None:
+    def _print_line(self, line: str) -> None:
         if not self.quiet:
             self.console.print(Text(line), soft_wrap=True)
 
     def screen(self) -> RenderableType:
         """Every round that is running, between the run's head and what it has come to."""
         now = list(self.rounds.values())  # a copy: events come while the screen's thread draws
-        running = [one.screen() for one in sorted(now, key=lambda one: one.number)]
+        running = [
+            round_progress.screen() for round_progress in sorted(now, key=lambda round_progress: round_progress.number)
+        ]
         if self.dashboard is None:
             return Group(*(running or [Text("starting")]))
         return Group(self.dashboard.head(), *running, self.dashboard.body())
 
 
-def line_of(kind: str, payload: dict[str, Any]) -> str | None:
+def event_line(kind: str, payload: dict[str, Any]) -> str | None:
     """What is worth a line that stays, in words; None for mere progress."""
     number = payload.get("round")
     head = f"Round {number}" if number is not None else ""
@@ -128,8 +132,8 @@ def line_of(kind: str, payload: dict[str, Any]) -> str | None:
     if payload.get("verdict") in ("candidate", "ignore"):
         word = "nominated" if payload["verdict"] == "candidate" else "not nominated"
         return f"{head} {word}: {plain(str(payload.get('summary_1line', '')))}"
-    if kind in MODELS_FAULTS:
-        return f"  {MODELS_FAULTS[kind].format(payload.get('role'))}: {plain(str(payload.get('what')))}"
+    if kind in LLM_MESSAGES:
+        return f"  {LLM_MESSAGES[kind].format(payload.get('role'))}: {plain(str(payload.get('what')))}"
     if kind == "job":
         why = f" ({plain(str(payload['why']))})" if payload.get("why") else ""
         return f"{head} is SLURM's job {plain(str(payload.get('job')))}: {plain(str(payload.get('state')))}{why}"

@@ -43,7 +43,7 @@ def count(value: float | None) -> str:
     return f"{value:g}"
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """1 round, 2 rounds."""
     return f"{number} {noun}{'s' * (number != 1)}"
 

@@ -1,6 +1,6 @@
 """A run as the directories of experiment trackers: tensorboard's event files, and runs that wandb holds offline.
 
-Both are written by their own packages, which autoqec does not install: where one is missing, InputError says so.
+Both are written by their own packages, which autoqec does not install: where one is missing, UsageError says so.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from autoqec import optional
-from autoqec.errors import DiskFailed, InputError
+from autoqec.errors import StorageError, UsageError
 from autoqec.reporting import run_view
 from autoqec.reporting.rows import losses
-from autoqec.reporting.run_data import Round, rounds_of
+from autoqec.reporting.run_data import RoundEntry, rounds_of
 from autoqec.reporting.run_view import RunView
 from autoqec.reporting.text import plain
 from autoqec.store import atomic
@@ -34,13 +34,13 @@ def to_tensorboard(view: RunView, directory: Path) -> None:
     """`tensorboard --logdir DIRECTORY`: each round's loss by step, its config, and its figures by round."""
     from torch.utils.tensorboard import SummaryWriter
 
-    for one in rounds_of(view):
-        with SummaryWriter(str(directory / _name(one))) as writer:
-            writer.add_text("hypothesis", plain(one.row.hypothesis), one.row.round)
-            for step, loss in enumerate(losses(view.layout.round(one.row.round).train_log)):
+    for round_entry in rounds_of(view):
+        with SummaryWriter(str(directory / _name(round_entry))) as writer:
+            writer.add_text("hypothesis", plain(round_entry.row.hypothesis), round_entry.row.round)
+            for step, loss in enumerate(losses(view.layout.round(round_entry.row.round).train_log)):
                 writer.add_scalar("loss", loss, step)
-            for name, value in _figures(view, one).items():
-                writer.add_scalar(f"round/{name}", value, one.row.round)
+            for name, value in _figures(view, round_entry).items():
+                writer.add_scalar(f"round/{name}", value, round_entry.row.round)
 
 
 def to_wandb(view: RunView, directory: Path) -> None:
@@ -49,7 +49,7 @@ def to_wandb(view: RunView, directory: Path) -> None:
     Config is the round's, history its loss, summary its figures and the judge's word. The machine's name, the
     packages installed and git's remotes are left out.
     """
-    with tempfile.TemporaryDirectory(prefix="autoqec-wandb-") as home, _kept_to(Path(home)):
+    with tempfile.TemporaryDirectory(prefix="autoqec-wandb-") as home, _wandb_environment(Path(home)):
         import wandb
 
         settings = wandb.Settings(
@@ -65,10 +65,10 @@ def to_wandb(view: RunView, directory: Path) -> None:
             host="autoqec",
         )
         try:
-            for one in rounds_of(view):
-                _wandb_run(wandb, settings, Path(home), view, one)
+            for round_entry in rounds_of(view):
+                _wandb_run(wandb, settings, Path(home), view, round_entry)
         except wandb.Error as error:
-            raise InputError(f"wandb refused: {plain(str(error))}", where="--format wandb") from error
+            raise UsageError(f"wandb refused: {plain(str(error))}", where="--format wandb") from error
         finally:
             wandb.teardown()
         for made in sorted(Path(home, "wandb").glob("offline-run-*")):
@@ -76,23 +76,25 @@ def to_wandb(view: RunView, directory: Path) -> None:
             shutil.move(made, directory / made.name)
 
 
-def _wandb_run(wandb: Any, settings: Any, home: Path, view: RunView, one: Round) -> None:
+def _wandb_run(wandb: Any, settings: Any, home: Path, view: RunView, round_entry: RoundEntry) -> None:
     run = wandb.init(
         project="autoqec",
-        id=f"{view.layout.run_id}-{_name(one)}",
-        name=f"{view.layout.run_id} {_name(one)}",
+        id=f"{view.layout.run_id}-{_name(round_entry)}",
+        name=f"{view.layout.run_id} {_name(round_entry)}",
         group=view.layout.run_id,
-        tags=[plain(one.outcome, 60)],
-        notes=_words(plain(one.row.hypothesis)),
-        config=_harmless(one.row.dsl_config or {}),
+        tags=[plain(round_entry.outcome, 60)],
+        notes=_utf8_safe(plain(round_entry.row.hypothesis)),
+        config=_utf8_safe_value(round_entry.row.dsl_config or {}),
         dir=str(home),
         settings=settings,
         reinit="create_new",
     )
-    for step, loss in enumerate(losses(view.layout.round(one.row.round).train_log)):
+    for step, loss in enumerate(losses(view.layout.round(round_entry.row.round).train_log)):
         run.log({"loss": loss}, step=step)
-    run.summary.update({"round": one.row.round, "outcome": one.outcome, "env": _words(view.info.env_name)})
-    run.summary.update(_figures(view, one))
+    run.summary.update(
+        {"round": round_entry.row.round, "outcome": round_entry.outcome, "env": _utf8_safe(view.info.env_name)}
+    )
+    run.summary.update(_figures(view, round_entry))
     run.finish()
 
 
@@ -101,9 +103,9 @@ WRITERS: dict[str, Callable[[RunView, Path], None]] = {"tensorboard": to_tensorb
 
 def write(view: RunView, form: str, directory: Path) -> Path:
     """The directory, whole or not at all; it must not hold anything yet."""
-    optional.require(form, extra=form, where=f"--format {form}")
+    optional.require_installed(form, extra=form, where=f"--format {form}")
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
-        raise InputError("is not an empty directory", where=str(directory), mend="name a new one, or remove it")
+        raise UsageError("is not an empty directory", where=str(directory), hint="name a new one, or remove it")
     atomic.make_dir(directory.parent)
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
@@ -114,31 +116,31 @@ def write(view: RunView, form: str, directory: Path) -> Path:
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        raise DiskFailed(f"could not be written: {error.strerror or error}", where=str(directory)) from error
+        raise StorageError(f"could not be written: {error.strerror or error}", where=str(directory)) from error
     return directory
 
 
-def _name(one: Round) -> str:
+def _name(round_entry: RoundEntry) -> str:
     """round_3; a number that stands twice gets what its place on the page has, too."""
-    return "round_" + one.anchor.rpartition("-round-")[2]
+    return "round_" + round_entry.anchor.rpartition("-round-")[2]
 
 
-def _figures(view: RunView, one: Round) -> dict[str, float]:
+def _figures(view: RunView, round_entry: RoundEntry) -> dict[str, float]:
     """The round's figures as its row has them, and the judge's counts for the gain."""
-    found = {name: getattr(one.row, name) for name in FIGURES}
-    report = run_view.report(view.layout.round(one.row.round)) if one.row.verify_verdict else None
+    figures = {name: getattr(round_entry.row, name) for name in FIGURES}
+    report = run_view.report(view.layout.round(round_entry.row.round)) if round_entry.row.verify_verdict else None
     if report is not None and report.effect is not None:
         counts = report.effect.counts
-        found |= {"holdout_errors_plain": counts.errors_reference, "holdout_errors": counts.errors_candidate}
-    return {name: value for name, value in found.items() if value is not None}
+        figures |= {"holdout_errors_plain": counts.errors_reference, "holdout_errors": counts.errors_candidate}
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 @contextmanager
-def _kept_to(home: Path) -> Iterator[None]:
+def _wandb_environment(home: Path) -> Iterator[None]:
     """wandb's files of its own below `home`, and its own error reports off."""
-    places = {f"WANDB_{name}": str(home) for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR")}
+    wandb_dirs = {f"WANDB_{name}": str(home) for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR")}
     before = dict(os.environ)
-    os.environ.update(places, WANDB_ERROR_REPORTING="false")
+    os.environ.update(wandb_dirs, WANDB_ERROR_REPORTING="false")
     try:
         yield
     finally:
@@ -146,14 +148,14 @@ def _kept_to(home: Path) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _words(text: str) -> str:
+def _utf8_safe(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _harmless(value: Any) -> Any:
+def _utf8_safe_value(value: Any) -> Any:
     """The value with every string such as UTF-8 holds it."""
     if isinstance(value, str):
-        return _words(value)
+        return _utf8_safe(value)
     if isinstance(value, dict):
-        return {_words(str(key)): _harmless(part) for key, part in value.items()}
-    return [_harmless(part) for part in value] if isinstance(value, list | tuple) else value
+        return {_utf8_safe(str(key)): _utf8_safe_value(part) for key, part in value.items()}
+    return [_utf8_safe_value(part) for part in value] if isinstance(value, list | tuple) else value

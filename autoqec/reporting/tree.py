@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoqec.reporting.run_data import Round
+from autoqec.reporting.run_data import RoundEntry
 
-ROW, MARGIN, STEP, WIDEST = 30, 16, 22, 330  # px; WIDEST: of the columns together
+ROW, MARGIN, STEP, MAX_COLUMNS_WIDTH = 30, 16, 22, 330  # px; WIDEST: of the columns together
 LABEL_WIDTH = 560
 
 
@@ -17,7 +17,7 @@ class Node:
 
     x: float
     y: float
-    round: Round | None
+    round: RoundEntry | None
     edges: tuple[str, ...] = ()
 
 
@@ -35,40 +35,52 @@ class Tree:
         return ROW * len(self.nodes)
 
 
-def tree(rounds: Sequence[Round]) -> Tree:
+def tree(rounds: Sequence[RoundEntry]) -> Tree:
     """A round hangs under its first parent; further parents of a composition are drawn as edges too.
 
     A parent that is not among `rounds` is left out, and its children hang under the baseline.
     """
-    by_anchor = {one.anchor: one for one in rounds}
-    children: dict[str | None, list[Round]] = {}
-    for one in rounds:
-        known = [anchor for anchor in one.parents if anchor in by_anchor and anchor != one.anchor]
-        children.setdefault(known[0] if known else None, []).append(one)
-    order = _depth_first(children)
+    by_anchor = {round_entry.anchor: round_entry for round_entry in rounds}
+    children: dict[str | None, list[RoundEntry]] = {}
+    for round_entry in rounds:
+        known_parents = [
+            anchor for anchor in round_entry.parents if anchor in by_anchor and anchor != round_entry.anchor
+        ]
+        children.setdefault(known_parents[0] if known_parents else None, []).append(round_entry)
+    ordered = _depth_first(children)
     # Foreign history may hold a ring of parents; its rounds are reached from nowhere and stand by themselves.
-    reached = {one.anchor for one, _ in order}
-    order += [(one, 1) for one in rounds if one.anchor not in reached]
-    step = min(STEP, WIDEST / max(1, *(depth for _, depth in order), 1))
-    place = {one.anchor: (MARGIN + step * depth, ROW * (n + 1.5)) for n, (one, depth) in enumerate(order)}
+    reachable = {round_entry.anchor for round_entry, _ in ordered}
+    ordered += [(round_entry, 1) for round_entry in rounds if round_entry.anchor not in reachable]
+    step = min(STEP, MAX_COLUMNS_WIDTH / max(1, *(depth for _, depth in ordered), 1))
+    positions = {
+        round_entry.anchor: (MARGIN + step * depth, ROW * (n + 1.5)) for n, (round_entry, depth) in enumerate(ordered)
+    }
     root = (float(MARGIN), ROW / 2)
     nodes = [Node(*root, None)]
-    for one, _ in order:
-        known = [anchor for anchor in one.parents if anchor in place and anchor != one.anchor]
-        starts = [place[anchor] for anchor in known] or [root]
-        nodes.append(Node(*place[one.anchor], one, tuple(_edge(start, place[one.anchor]) for start in starts)))
+    for round_entry, _ in ordered:
+        known_parents = [
+            anchor for anchor in round_entry.parents if anchor in positions and anchor != round_entry.anchor
+        ]
+        starts = [positions[anchor] for anchor in known_parents] or [root]
+        nodes.append(
+            Node(
+                *positions[round_entry.anchor],
+                round_entry,
+                tuple(_edge(start, positions[round_entry.anchor]) for start in starts),
+            )
+        )
     return Tree(tuple(nodes), max(node.x for node in nodes) + MARGIN)
 
 
-def _depth_first(children: dict[str | None, list[Round]]) -> list[tuple[Round, int]]:
+def _depth_first(children: dict[str | None, list[RoundEntry]]) -> list[tuple[RoundEntry, int]]:
     """Rounds with their depth, each after its first parent. Chains can be long: no recursion."""
-    stack = [(one, 1) for one in reversed(children.get(None, []))]
-    order = []
+    stack = [(round_entry, 1) for round_entry in reversed(children.get(None, []))]
+    ordered = []
     while stack:
-        one, depth = stack.pop()
-        order.append((one, depth))
-        stack += [(child, depth + 1) for child in reversed(children.get(one.anchor, []))]
-    return order
+        round_entry, depth = stack.pop()
+        ordered.append((round_entry, depth))
+        stack += [(child, depth + 1) for child in reversed(children.get(round_entry.anchor, []))]
+    return ordered
 
 
 def _edge(start: tuple[float, float], end: tuple[float, float]) -> str:

@@ -20,29 +20,29 @@ from autoqec.reporting.terminal import LiveView
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import attempt_of
 
-EVERY_S = 1.0
+POLL_INTERVAL_S = 1.0
 
 
 def watch(
     layout: RunLayout, console: Console, *, quiet: bool = False, sleep: Callable[[float], None] = time.sleep
 ) -> RunView:
     """Show the run until nobody runs it any more, then its summary. Raises what `run_view.load` raises."""
-    screen = Screen(layout, console, quiet=quiet)
+    screen = WatchScreen(layout, console, quiet=quiet)
     if console.is_terminal and not quiet:
         with Live(console=console, get_renderable=screen.draw, refresh_per_second=4, screen=True):
-            _until_over(screen, sleep)
+            _poll_until_done(screen, sleep)
     else:
-        _until_over(screen, sleep)
+        _poll_until_done(screen, sleep)
     print_summary(console, screen.view)
     return screen.view
 
 
-def _until_over(screen: Screen, sleep: Callable[[float], None]) -> None:
+def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> None:
     while screen.poll():
-        sleep(EVERY_S)
+        sleep(POLL_INTERVAL_S)
 
 
-class Screen:
+class WatchScreen:
     """What the files say, and what has become of it since the last look."""
 
     def __init__(self, layout: RunLayout, console: Console, *, quiet: bool = False) -> None:
@@ -61,42 +61,45 @@ class Screen:
     def poll(self) -> bool:
         """Look once; whether somebody is still running it."""
         living = run_data.living(self.layout)
-        self.dashboard.look()
+        self.dashboard.refresh()
         for row in self.view.rows:
             if attempt_of(row) not in self._told:
                 self._told.add(attempt_of(row))
-                self._ended(row)
+                self._show_finished(row)
         pending = run_data.pending(self.layout, self.view.state.rounds)
-        for one in pending:
-            self._under_way(one)
-        for number in set(self.now.rounds) - {one.round for one in pending}:
+        for pending_round in pending:
+            self._show_pending(pending_round)
+        for number in set(self.now.rounds) - {pending_round.round for pending_round in pending}:
             del self.now.rounds[number]
         return living
 
     def draw(self) -> RenderableType:
         return Group(self.now.screen(), Text("Ctrl-C leaves; the run goes on.", style="dim"))
 
-    def _under_way(self, one: Pending) -> None:
-        if one.hypothesis and one.round not in self._planned:
-            self._planned.add(one.round)
-            self.now("planned", {"round": one.round, "hypothesis": one.hypothesis, "phase": one.reached})
-        said = self.dashboard.told.rounds.get(one.round, {})
-        if self._forward(one.round):
+    def _show_pending(self, pending_round: Pending) -> None:
+        if pending_round.hypothesis and pending_round.round not in self._planned:
+            self._planned.add(pending_round.round)
+            self.now(
+                "planned",
+                {"round": pending_round.round, "hypothesis": pending_round.hypothesis, "phase": pending_round.reached},
+            )
+        live_payload = self.dashboard.told.rounds.get(pending_round.round, {})
+        if self._forward(pending_round.round):
             return
-        self.now("progress", {"round": one.round, "phase": one.reached, **said})
+        self.now("progress", {"round": pending_round.round, "phase": pending_round.reached, **live_payload})
 
     def _forward(self, number: int) -> bool:
         """The child's own progress, from the file it writes while it trains; False where there is none (any more)."""
-        from autoqec.runner.collect import Events
-        from autoqec.runner.runner import SCRATCH
+        from autoqec.runner.collect import EventForwarder
+        from autoqec.runner.runner import SCRATCH_DIR
 
-        out = self.layout.round(number).dir / SCRATCH / "out"
+        out = self.layout.round(number).dir / SCRATCH_DIR / "out"
         if not out.is_dir():
             return False
-        self._training.setdefault(number, Events(out, number, self.now)).forward()
+        self._training.setdefault(number, EventForwarder(out, number, self.now)).forward()
         return True
 
-    def _ended(self, row: HistoryRow) -> None:
+    def _show_finished(self, row: HistoryRow) -> None:
         for kind, payload in _events(row, told=row.round in self._planned):
             self.now(kind, payload)
 

@@ -19,7 +19,7 @@ FLOPS_PER_PASS = 100_000_000
 # A pass reads every weight and starts every operation, so it needs shots enough to share that among. CPU time of a
 # batch of 512, d=7 hard_flip (dense, 4.1M weights): 581 ms in passes of 12 shots, 203 ms of 128, 168 ms of 256; of a
 # shot, d=7 conv of 59 MFLOP: 9.1 ms in passes of one, 3.0 ms of eight, 3.3 ms of 64.
-USES_OF_A_WEIGHT, LEAST_SHOTS_PER_PASS, MAX_SHOTS_PER_PASS = 512, 8, 4096
+MIN_WEIGHT_REUSE, MIN_SHOTS_PER_PASS, MAX_SHOTS_PER_PASS = 512, 8, 4096
 
 
 class PredecoderAgent:
@@ -33,9 +33,9 @@ class PredecoderAgent:
         self.output_mode = model.output_mode
         self.device = torch.device("cpu")
         weights = sum(value.numel() for value in model.parameters())
-        shots = math.ceil(max(FLOPS_PER_PASS, USES_OF_A_WEIGHT * weights) / max(flops_per_syndrome, 1))
-        self.shots_per_pass = min(MAX_SHOTS_PER_PASS, max(LEAST_SHOTS_PER_PASS, shots))
-        self.shared = False
+        shots = math.ceil(max(FLOPS_PER_PASS, MIN_WEIGHT_REUSE * weights) / max(flops_per_syndrome, 1))
+        self.shots_per_pass = min(MAX_SHOTS_PER_PASS, max(MIN_SHOTS_PER_PASS, shots))
+        self.is_data_parallel = False
 
     def to_device(self, device: str) -> None:
         self.device = torch.device(device)
@@ -43,7 +43,7 @@ class PredecoderAgent:
 
     def data_parallel(self) -> None:
         """From now on every step takes the mean gradient of all ranks; see `broadcast` and `average`."""
-        self.shared = True
+        self.is_data_parallel = True
 
     def broadcast(self) -> None:
         """Rank 0's weights and buffers, on every rank."""
@@ -51,13 +51,15 @@ class PredecoderAgent:
             for value in self.model.state_dict().values():
                 dist.broadcast(value, src=0)
 
-    def average(self, parameters: list[nn.Parameter] | list[Tensor], figures: dict[str, float]) -> dict[str, float]:
+    def all_reduce_mean(
+        self, parameters: list[nn.Parameter] | list[Tensor], figures: dict[str, float]
+    ) -> dict[str, float]:
         """Gradients of `parameters`, running statistics and `figures` become their mean over all ranks.
 
         Once a step, however many passes a batch took; figures are the same on every rank, so that all see a loss
         that is not finite. Without other ranks nothing happens.
         """
-        if not self.shared:
+        if not self.is_data_parallel:
             return figures
         with torch.no_grad():
             for parameter in parameters:

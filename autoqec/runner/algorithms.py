@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autoqec.qec.logical_classes import TwoClassMatcher
+from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.replay_buffer import Selection
+from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.runner.samplers import Samples
 
 FOCAL_GAMMA = 2.0
 POSITIVE_WEIGHT = 2.0
-FLOOR = 0.003  # share of the learning rate that the cosine ends at
+LR_FLOOR = 0.003  # share of the learning rate that the cosine ends at
 
 OptInfo = dict[str, float]
 
@@ -32,7 +32,7 @@ class GradientAlgo(ABC):
     """
 
     warmup_shots: int
-    samples_to_buffer: Selection
+    samples_to_buffer: FieldSelection
 
     def __init__(self, *, learning_rate: float) -> None:
         self.learning_rate = learning_rate
@@ -55,7 +55,9 @@ class GradientAlgo(ABC):
             loss.backward()  # type: ignore[no-untyped-call]
             for name, value in {"loss": loss.item(), **info}.items():
                 total[name] = total.get(name, 0.0) + value
-        total = self.agent.average([value for group in self.optimizer.param_groups for value in group["params"]], total)
+        total = self.agent.all_reduce_mean(
+            [value for group in self.optimizer.param_groups for value in group["params"]], total
+        )
         if math.isfinite(total["loss"]):
             self.optimizer.step()
         return total
@@ -63,7 +65,7 @@ class GradientAlgo(ABC):
     def schedule(self, itr: int) -> float:
         """Factor on the learning rate before batch `itr`."""
         warm = min(1.0, itr * self.batch_size / max(self._warmup, 1.0) + 0.02)
-        return warm * (0.5 * (1 + math.cos(math.pi * itr / self.n_itr)) + FLOOR)
+        return warm * (0.5 * (1 + math.cos(math.pi * itr / self.n_itr)) + LR_FLOOR)
 
     @abstractmethod
     def make_optimizer(self) -> torch.optim.Optimizer: ...
@@ -87,7 +89,7 @@ class SupervisedEdges(GradientAlgo):
     """
 
     warmup_shots = 50_000
-    samples_to_buffer = Selection(("detections", "edges"), bits=("detections", "edges"))
+    samples_to_buffer = FieldSelection(("detections", "edges"), bits=("detections", "edges"))
 
     def __init__(self, *, learning_rate: float, weight_decay: float, loss: str = "bce") -> None:
         super().__init__(learning_rate=learning_rate)
@@ -114,7 +116,7 @@ class SupervisedEdges(GradientAlgo):
         return F.binary_cross_entropy_with_logits(log_odds, truth, reduction="sum", pos_weight=weight) / n, {}
 
 
-class ThroughMatching(GradientAlgo):
+class MatchingFinetune(GradientAlgo):
     """Fine-tuning on what the decoder is judged by.
 
     Each shot is matched under both logical classes with its own weights -z; the weights' difference is the logit of
@@ -123,18 +125,18 @@ class ThroughMatching(GradientAlgo):
     """
 
     warmup_shots = 2_000
-    samples_to_buffer = Selection(("detections", "observables"), bits=("detections",))
-    alpha_rate = 1e-2
+    samples_to_buffer = FieldSelection(("detections", "observables"), bits=("detections",))
+    alpha_learning_rate = 1e-2
 
     def __init__(self, problem: Problem, *, learning_rate: float) -> None:
         super().__init__(learning_rate=learning_rate)
-        self._classes = TwoClassMatcher(problem)
+        self._class_matcher = LogicalClassMatcher(problem)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         self.log_alpha = torch.zeros((), device=self.agent.device, requires_grad=True)
         groups: list[dict[str, Any]] = [
             {"params": list(self.agent.parameters())},
-            {"params": [self.log_alpha], "lr": self.alpha_rate},
+            {"params": [self.log_alpha], "lr": self.alpha_learning_rate},
         ]
         return torch.optim.Adam(groups, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
 
@@ -142,12 +144,12 @@ class ThroughMatching(GradientAlgo):
         if samples.observables is None:
             raise ValueError("fine-tuning needs to know which observables flipped")
         log_odds = self.agent(samples.detections)
-        frozen = log_odds.detach().cpu().numpy()
-        if not np.isfinite(frozen).all():
+        detached = log_odds.detach().cpu().numpy()
+        if not np.isfinite(detached).all():
             return log_odds.sum() * math.nan, {}
-        calm, flipped = self._classes.solutions(samples.detections, frozen)
-        between = torch.from_numpy(calm.astype(np.float32) - flipped).to(log_odds)
-        logit = -(log_odds * between).sum(1) * self.log_alpha.exp()
+        unflipped, flipped = self._class_matcher.match_both_classes(samples.detections, detached)
+        class_difference = torch.from_numpy(unflipped.astype(np.float32) - flipped).to(log_odds)
+        logit = -(log_odds * class_difference).sum(1) * self.log_alpha.exp()
         truth = torch.from_numpy(samples.observables[:, 0]).to(log_odds)
         wrong = float(((logit.detach() > 0) != (truth > 0)).sum()) / n
         share = len(samples) / n

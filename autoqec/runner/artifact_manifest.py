@@ -44,14 +44,14 @@ def write_artifact_manifest(
 def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict[str, Any]) -> Manifest:
     layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
     env = files.parse_env(config.env_yaml, where="env")
-    own = [_on_disk(path) for path in (layout.config, layout.metrics)]
+    round_files = [_file_artifact(path) for path in (layout.config, layout.metrics)]
     return Manifest(
         repo=ManifestRepo(
             commit_sha=config.commit_sha,
             branch=config.branch,
             dirty=_dirty(config),
             code_sha256=machine.code_sha256(),
-            surface_sha256=machine.tree_sha256(modules_of(config)),
+            surface_sha256=machine.tree_sha256(resolve_modules_dir(config)),
         ),
         packages=machine.versions(),
         environment=ManifestEnvironment(
@@ -72,7 +72,8 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
         ),
         sandbox=sandbox,
         artifacts=tuple(
-            ManifestArtifact(name=item.name, bytes=item.bytes, sha256=item.sha256) for item in [*own, *artifacts]
+            ManifestArtifact(name=item.name, bytes=item.bytes, sha256=item.sha256)
+            for item in [*round_files, *artifacts]
         ),
     )
 
@@ -82,21 +83,21 @@ def _dirty(config: RunnerConfig) -> bool | None:
     if config.code_cwd is None:
         return None
     repo = git.Repo.discover(config.code_cwd)
-    return bool(repo.dirty_paths(worktree=worktree_of(config, repo)))
+    return bool(repo.dirty_paths(worktree=find_worktree(config, repo)))
 
 
-def worktree_of(config: RunnerConfig, repo: git.Repo) -> Path | None:
+def find_worktree(config: RunnerConfig, repo: git.Repo) -> Path | None:
     """The linked worktree that the round's code stands in; None: the main one."""
-    place = Path(config.code_cwd or repo.root).resolve()
-    return None if place == repo.root else place
+    code_dir = Path(config.code_cwd or repo.root).resolve()
+    return None if code_dir == repo.root else code_dir
 
 
-def modules_of(config: RunnerConfig) -> Path:
+def resolve_modules_dir(config: RunnerConfig) -> Path:
     """The search surface that this round runs."""
-    own = Path(overlay.__file__).resolve().parent / "modules"
-    return own if config.modules_dir is None else Path(config.modules_dir).resolve()
+    round_files = Path(overlay.__file__).resolve().parent / "modules"
+    return round_files if config.modules_dir is None else Path(config.modules_dir).resolve()
 
 
-def _on_disk(path: Path) -> Artifact:
+def _file_artifact(path: Path) -> Artifact:
     data = path.read_bytes()
     return Artifact(path.name, len(data), sha256_bytes(data))

@@ -22,38 +22,38 @@ from autoqec.contracts.verdict import PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import AutoqecError, ContractError, RoundFailed
+from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.problem import Problem
 from autoqec.runner import training_cost
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult, ChildSpec, ChildStatus, one_line, out_layout
-from autoqec.runner.training import Budget, Phase, phases, train
+from autoqec.runner.training import Phase, TrainingBudget, phases, train
 from autoqec.store import atomic, files
 
-NO_MEMORY = ("can't allocate memory", "out of memory", "cannot allocate memory", "std::bad_alloc")
+OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "out of memory", "cannot allocate memory", "std::bad_alloc")
 
 
-class Round:
+class RoundTask:
     """One round's work in order; what is known so far survives a failure."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
         self.layout = out_layout(Path(spec.out_dir))
-        self.known: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
         self.building = True
 
     def run(self) -> None:
         spec = self.spec
         torch.set_num_threads(spec.threads)
-        overlay.mount(spec.modules_dir)
+        overlay.use_modules_dir(spec.modules_dir)
         env = files.parse_env(spec.env_yaml, where="env")
         self.dsl: PredecoderDSL = parse_dsl(spec.predecoder_config)
         self.problem = Problem.from_env(env)
         self.build()
         self.building = False
-        self.learn()
+        self.run_training()
         self.evaluate()
 
     def build(self) -> None:
@@ -61,92 +61,94 @@ class Round:
         spec, problem = self.spec, self.problem
         self.model: Predecoder = compile_predecoder(self.dsl, problem, seed=spec.seed)
         cost = flops.count(self.model, problem.n_detectors)
-        self.known |= {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
+        self.results |= {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
         limits = problem.env.constraints
         for name, value, limit in (
             ("n_params", cost.n_params, limits.max_params),
             ("flops_per_syndrome", cost.flops_per_syndrome, limits.max_flops_per_syndrome),
         ):
             if value > limit:
-                raise RoundFailed("compile_error", f"{name} = {value} exceeds the env's limit of {limit}")
+                raise RoundError("compile_error", f"{name} = {value} exceeds the env's limit of {limit}")
         if self.dsl.training.init == "parent":
-            inherit(self.model, problem, spec.parent_checkpoint)
+            load_parent_weights(self.model, problem, spec.parent_checkpoint)
         self.agent = PredecoderAgent(self.model, cost.flops_per_syndrome)
-        budget = Budget.of(spec.profile, self.dsl, training_cost.training_flops(self.model, problem.n_detectors))
+        budget = TrainingBudget.of(
+            spec.profile, self.dsl, training_cost.training_flops(self.model, problem.n_detectors)
+        )
         self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed)
 
-    def learn(self) -> None:
-        logger = TrainLogger(self.layout, snapshot_mode="last", on_progress=self.tell)
-        begun = time.perf_counter()
+    def run_training(self) -> None:
+        logger = TrainLogger(self.layout, snapshot_mode="last", on_progress=self.report_progress)
+        start_time = time.perf_counter()
         try:
             shots = train(self.agent, self.plan, self.dsl, logger, self.spec.seed)
         finally:
-            self.known |= {"train_steps": len(logger.losses), "train_wallclock_s": time.perf_counter() - begun}
-        self.known |= {"train_shots": shots, "final_loss": logger.losses[-1]}
+            self.results |= {"train_steps": len(logger.losses), "train_wallclock_s": time.perf_counter() - start_time}
+        self.results |= {"train_shots": shots, "final_loss": logger.losses[-1]}
         checkpoint.save(self.layout.checkpoint, self.model, self.dsl, self.spec.predecoder_config)
 
     def evaluate(self) -> None:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
 
-        def tell(counts: PairedCounts, total: int) -> None:
-            self.tell({"phase": "evaluating", **counts.dump(), "budget": total})
+        def report_progress(counts: PairedCounts, total: int) -> None:
+            self.report_progress({"phase": "evaluating", **counts.dump(), "budget": total})
 
-        self.known["val"] = val_counts(self.problem, self.agent, self.spec.profile.val_shots, tell)
-        self.known["eval_wallclock_s"] = time.perf_counter() - begun
+        self.results["val"] = val_counts(self.problem, self.agent, self.spec.profile.val_shots, report_progress)
+        self.results["eval_wallclock_s"] = time.perf_counter() - start_time
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def report_progress(self, event: dict[str, Any]) -> None:
         """A line for the parent, which reads while we work."""
         with (self.layout.dir / EVENTS).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event) + "\n")
 
 
-def inherit(model: Predecoder, problem: Problem, parent: str | None) -> None:
+def load_parent_weights(model: Predecoder, problem: Problem, parent: str | None) -> None:
     """Start from the fork parent's weights. ContractError naming both sides where they do not fit."""
     if parent is None:
         raise ContractError(
             "`training.init: parent` needs a fork parent with a checkpoint, and this round has none",
             where="training.init",
-            mend="set `training.init: fresh`, or fork from a round",
+            hint="set `training.init: fresh`, or fork from a round",
         )
     state = checkpoint.read(Path(parent))["state_dict"]
-    made_for = state.get("circuit_sha256")
-    if made_for is None or bytes(made_for.tolist()).hex() != problem.circuit_sha256:
+    circuit_hash = state.get("circuit_sha256")
+    if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
         raise ContractError("the parent's checkpoint was made for another circuit", where=parent)
     checkpoint.restore(model, state, where=parent)
 
 
-def failure(error: BaseException, building: bool, modules_dir: str | None) -> tuple[ChildStatus, str]:
+def classify_failure(error: BaseException, building: bool, modules_dir: str | None) -> tuple[ChildStatus, str]:
     """How the round ended and why, with the place in the search surface where there is one."""
-    if isinstance(error, RoundFailed):
+    if isinstance(error, RoundError):
         return error.status, str(error)  # type: ignore[return-value]
     status: ChildStatus = "compile_error" if building else "train_error"
     if isinstance(error, AutoqecError):
         return status, str(error)
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, MemoryError) or any(sign in text for sign in NO_MEMORY):
+    if isinstance(error, MemoryError) or any(message in text for message in OUT_OF_MEMORY_MESSAGES):
         return "killed_by_safety", f"out of memory: {text}"
-    home = str(modules_dir or Path(overlay.__file__).parent / "modules")
-    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(home)]
+    modules_root = str(modules_dir or Path(overlay.__file__).parent / "modules")
+    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(modules_root)]
     place = f"modules/{Path(inside[-1].filename).name}:{inside[-1].lineno}: " if inside else ""
     return status, place + text
 
 
 def main(argv: list[str]) -> int:
     spec = ChildSpec.read(json.loads(Path(argv[0]).read_text(encoding="utf-8")), where=argv[0])
-    body = Round(spec)
+    task = RoundTask(spec)
     status: ChildStatus = "ok"
     reason: str | None = None
     try:
-        body.run()
+        task.run()
     except BaseException as error:  # a branch's code may raise anything; every kind of it ends as a status
         traceback.print_exc()
-        status, reason = failure(error, body.building, spec.modules_dir)
+        status, reason = classify_failure(error, task.building, spec.modules_dir)
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    body.known["rss_peak_gb"] = round(usage.ru_maxrss / 2**20, 4)
+    task.results["rss_peak_gb"] = round(usage.ru_maxrss / 2**20, 4)
     if torch.cuda.is_available():
-        body.known["vram_peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 4)
-    result = ChildResult(status=status, reason=one_line(reason) if reason else None, **body.known)
-    atomic.write_json(body.layout.dir / RESULT, result.dump())
+        task.results["vram_peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 4)
+    result = ChildResult(status=status, reason=one_line(reason) if reason else None, **task.results)
+    atomic.write_json(task.layout.dir / RESULT, result.dump())
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # threads or exit handlers of a branch's code have no say in how this ends

@@ -18,12 +18,12 @@ from autoqec.runner.spec import EVENTS, RESULT, ChildResult
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 
-RESULT_BYTES = 65_536
-EVENT_BYTES = 4_096  # one line
-MOST = 1e15  # of a figure in it
-SNAPSHOT = re.compile(r"^(training|finetuning)_(last|itr_\d{1,9})\.pt$")
+MAX_RESULT_BYTES = 65_536
+MAX_EVENT_BYTES = 4_096  # one line
+MAX_FIGURE = 1e15  # of a figure in it
+SNAPSHOT_NAME = re.compile(r"^(training|finetuning)_(last|itr_\d{1,9})\.pt$")
 PHASES = ("training", "finetuning", "evaluating")
-COUNTS = ("budget", *PairedCounts.model_fields)  # of val shots, as they come in
+COUNT_KEYS = ("budget", *PairedCounts.model_fields)  # of val shots, as they come in
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -37,7 +37,7 @@ class Artifact:
     sha256: str
 
 
-class Refused(Exception):
+class ArtifactRejectedError(Exception):
     """The child left something in place of a file that is no plain file of sane size."""
 
 
@@ -47,12 +47,12 @@ def artifacts(out_dir: Path, layout: RoundLayout, *, max_bytes: int) -> list[Art
     Links are not followed, only regular files with one name are taken. Raises Refused before anything is copied.
     """
     found: dict[str, bytes] = {}
-    left = max_bytes
-    for name in _offered(out_dir):
-        data = read_plain(out_dir, name, left)
+    remaining_bytes = max_bytes
+    for name in _expected_files(out_dir):
+        data = read_regular_file(out_dir, name, remaining_bytes)
         if data is not None:
             found[name] = data
-            left -= len(data)
+            remaining_bytes -= len(data)
     kept = []
     for name, data in found.items():
         target = layout.dir / name
@@ -62,16 +62,16 @@ def artifacts(out_dir: Path, layout: RoundLayout, *, max_bytes: int) -> list[Art
     return kept
 
 
-def _offered(out_dir: Path) -> list[str]:
+def _expected_files(out_dir: Path) -> list[str]:
     names = ["train.log", "checkpoint.pt", "train/progress.csv"]
     train = out_dir / "train"
     # The last weights matter where training was cut short; a checkpoint stands for them otherwise.
     if not (out_dir / "checkpoint.pt").exists() and train.is_dir() and not train.is_symlink():
-        names += sorted(f"train/{entry}" for entry in os.listdir(train) if SNAPSHOT.match(entry))
+        names += sorted(f"train/{entry}" for entry in os.listdir(train) if SNAPSHOT_NAME.match(entry))
     return names
 
 
-def read_plain(root: Path, name: str, max_bytes: int) -> bytes | None:
+def read_regular_file(root: Path, name: str, max_bytes: int) -> bytes | None:
     """Bytes of the regular file `name` below `root`, None where there is none. No component may be a link."""
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -84,32 +84,34 @@ def read_plain(root: Path, name: str, max_bytes: int) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise Refused(f"`{name}` is no plain file ({error.strerror})") from error
+        raise ArtifactRejectedError(f"`{name}` is no plain file ({error.strerror})") from error
     finally:
         os.close(directory)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(fd)
-        raise Refused(f"`{name}` is no plain file")
+        raise ArtifactRejectedError(f"`{name}` is no plain file")
     with os.fdopen(fd, "rb") as stream:
         data = stream.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise Refused(f"`{name}` is larger than the {max_bytes} bytes that are left of the round's disk limit")
+        raise ArtifactRejectedError(
+            f"`{name}` is larger than the {max_bytes} bytes that are left of the round's disk limit"
+        )
     return data
 
 
 def result(out_dir: Path) -> ChildResult | None:
     """What the child says, None where it left nothing. Raises Refused where it can't be read as its contract."""
-    data = read_plain(out_dir, RESULT, RESULT_BYTES)
+    data = read_regular_file(out_dir, RESULT, MAX_RESULT_BYTES)
     if data is None:
         return None
     try:
         return ChildResult.read(json.loads(data), where=RESULT)
     except (ValueError, RecursionError, ContractError) as error:
-        raise Refused(f"`{RESULT}` does not hold what it should: {error}") from error
+        raise ArtifactRejectedError(f"`{RESULT}` does not hold what it should: {error}") from error
 
 
-class Events:
+class EventForwarder:
     """Forwards the child's progress lines as `training` events while it works."""
 
     def __init__(self, out_dir: Path, round_idx: int, on_event: OnEvent | None) -> None:
@@ -129,10 +131,10 @@ class Events:
             return
         with os.fdopen(fd, "rb") as stream:
             stream.seek(self._position)
-            data = stream.read(16 * EVENT_BYTES)
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole) or (len(data) if len(data) == 16 * EVENT_BYTES else 0)
-        for line in whole.splitlines():
+            data = stream.read(16 * MAX_EVENT_BYTES)
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete_lines) or (len(data) if len(data) == 16 * MAX_EVENT_BYTES else 0)
+        for line in complete_lines.splitlines():
             event = _event(line)
             if event is not None:
                 self._on_event("training", {"round": self._round, **event})
@@ -140,16 +142,16 @@ class Events:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        said = json.loads(line)
+        event = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if len(line) > EVENT_BYTES or not isinstance(said, dict) or said.get("phase") not in PHASES:
+    if len(line) > MAX_EVENT_BYTES or not isinstance(event, dict) or event.get("phase") not in PHASES:
         return None
-    told = {key: _number(said.get(key)) for key in ("step", "steps", "loss", "eta_s")}
-    return {"phase": said["phase"], **told, **{key: _number(said[key]) for key in COUNTS if key in said}}
+    progress = {key: _number(event.get(key)) for key in ("step", "steps", "loss", "eta_s")}
+    return {"phase": event["phase"], **progress, **{key: _number(event[key]) for key in COUNT_KEYS if key in event}}
 
 
 def _number(value: Any) -> float | int | None:
     """None for what no honest figure is: NaN, infinities, numbers that arithmetic could not hold."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MOST
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_FIGURE
     return value if fits else None

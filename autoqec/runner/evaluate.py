@@ -15,11 +15,11 @@ from autoqec.runner.agents import PredecoderAgent
 VAL_KEY = "val"  # one seed an env: every round is measured on the same shots
 CHUNK = 2048  # shots unpacked and decoded at once
 
-Progress = Callable[[PairedCounts, int], None]  # counts so far, shots in all
+EvaluationProgress = Callable[[PairedCounts, int], None]  # counts so far, shots in all
 
 
 def val_counts(
-    problem: Problem, agent: PredecoderAgent, n_shots: int, on_progress: Progress | None = None
+    problem: Problem, agent: PredecoderAgent, n_shots: int, on_progress: EvaluationProgress | None = None
 ) -> PairedCounts:
     """Errors of the plain backend and of predecoder + backend on the val band's first `n_shots` shots."""
     shots = sampling.sample(problem, n_shots, sampling.band_seed(problem.env.seed_policy.val, VAL_KEY))
@@ -29,18 +29,18 @@ def val_counts(
 
 
 def decode_both(
-    problem: Problem, agent: PredecoderAgent, shots: sampling.Shots, on_progress: Progress | None = None
+    problem: Problem, agent: PredecoderAgent, shots: sampling.Shots, on_progress: EvaluationProgress | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """bool [n] each: did the plain backend, did predecoder + backend, miss any observable.
 
     Works in chunks: memory does not grow with the number of shots.
     """
-    backend = backends.make_soft(problem, agent.output_mode)
-    plain = (backend.decode(shots.detectors) != shots.observables).any(axis=1)
+    backend = backends.make_soft_backend(problem, agent.output_mode)
+    plain = (backend.decode(shots.detection_events) != shots.observables).any(axis=1)
     candidate = np.empty(len(shots), bool)
     for start in range(0, len(shots), CHUNK):
         part = slice(start, min(start + CHUNK, len(shots)))
-        packed = shots.detectors[part]
+        packed = shots.detection_events[part]
         log_odds = agent.infer(sampling.unpack(packed, problem.n_detectors))
         candidate[part] = (backend.decode_soft(packed, log_odds) != shots.observables[part]).any(axis=1)
         if on_progress is not None:

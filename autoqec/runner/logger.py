@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from autoqec.errors import RoundFailed
+from autoqec.errors import RoundError
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 
 SnapshotMode = Literal["none", "last", "all", "gap"]
-Progress = Callable[[dict[str, Any]], None]
+ProgressCallback = Callable[[dict[str, Any]], None]
 
 
 class TrainLogger:
@@ -31,7 +31,7 @@ class TrainLogger:
         *,
         snapshot_mode: SnapshotMode = "none",
         snapshot_gap: int = 1,
-        on_progress: Progress | None = None,
+        on_progress: ProgressCallback | None = None,
     ) -> None:
         self.layout = layout
         self.snapshot_mode, self.snapshot_gap = snapshot_mode, snapshot_gap
@@ -49,7 +49,7 @@ class TrainLogger:
         self.losses.append(loss)
         if not math.isfinite(loss):
             self.flush_losses()
-            raise RoundFailed("killed_by_safety", f"the loss is not finite at step {len(self.losses) - 1}")
+            raise RoundError("killed_by_safety", f"the loss is not finite at step {len(self.losses) - 1}")
 
     def flush_losses(self) -> None:
         """`<step>\\t<loss>` for every batch so far; steps count through all phases."""

@@ -9,7 +9,7 @@ from autoqec.contracts.base import sha256_bytes, sha256_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.provenance import Pointer, PointerPaths, PointerProvenance, PointerSummary
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, canonical_fork
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch
 from autoqec.system import machine
@@ -18,12 +18,12 @@ from autoqec.system import machine
 def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_root: Path | str) -> Pointer:
     """Write the pointer into the round directory and the worktree at `code_cwd`; committing it is the caller's.
 
-    repo_root: top of the lab repository that holds `runs/`. Raises InputError for a round that is on no branch.
+    repo_root: top of the lab repository that holds `runs/`. Raises UsageError for a round that is on no branch.
     """
     if config.branch is None or config.code_cwd is None or config.commit_sha is None:
-        raise InputError("a pointer needs the branch, its worktree and the code commit", where="RunnerConfig")
+        raise UsageError("a pointer needs the branch, its worktree and the code commit", where="RunnerConfig")
     if config.round_attempt_id is None:
-        raise InputError("a pointer needs the attempt's id", where="RunnerConfig.round_attempt_id")
+        raise UsageError("a pointer needs the attempt's id", where="RunnerConfig.round_attempt_id")
     layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
     pointer = Pointer(
         run_id=config.run_id,

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
-from autoqec.runner.replay_buffer import GAP, Selection
-from autoqec.runner.samplers import DRAW, NearFailureSampler, Samples, ShotSampler, TrajInfos
+from autoqec.runner.replay_buffer import GAP, FieldSelection
+from autoqec.runner.samplers import SHOTS_PER_DRAW, NearFailureSampler, Samples, ShotSampler, TrajInfos
 
-MOST_WEIGHT = 2.0  # how much more a stale action may count for having become likelier
+MAX_IMPORTANCE_WEIGHT = 2.0  # how much more a stale action may count for having become likelier
 
 
 class PlainSampler(ShotSampler):
@@ -32,9 +32,9 @@ class PlainSampler(ShotSampler):
     _draws = 0
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        shots = sampling.sample(self.problem, DRAW, self.train_seed(self._draws))
+        shots = sampling.sample(self.problem, SHOTS_PER_DRAW, self.train_seed(self._draws))
         self._draws += 1
-        return Samples(sampling.unpack(shots.detectors, self.problem.n_detectors), shots.observables), {}
+        return Samples(sampling.unpack(shots.detection_events, self.problem.n_detectors), shots.observables), {}
 
 
 class PolicySampler(ShotSampler):
@@ -59,11 +59,11 @@ class PolicySampler(ShotSampler):
     ) -> None:
         super().__init__(problem, batch_size, seed, eval_shots=eval_shots)
         self.flip_cost, self.temperature = flip_cost, temperature
-        self._plain = backends.make(problem.env.backend, problem)
-        self._flipper = backends.HardFlip(problem, self._plain)
+        self._plain = backends.make_backend(problem.env.backend, problem)
+        self._flipper = backends.HardFlipBackend(problem, self._plain)
         try:
             self.shots: ShotSampler = NearFailureSampler(problem, batch_size, seed, gap=gap)
-        except InputError:  # no matching graph, or more than one observable
+        except UsageError:  # no matching graph, or more than one observable
             self.shots = PlainSampler(problem, batch_size, seed)
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
@@ -75,21 +75,21 @@ class PolicySampler(ShotSampler):
         shots, known = self.shots.obtain_samples(itr)
         assert shots.observables is not None
         logits = self.agent.infer(shots.detections) / self.temperature
-        chance = 1 / (1 + np.exp(-np.clip(logits, -60, 60)))
-        flips = self._rng.random(chance.shape, dtype=np.float32) < chance
+        flip_prob = 1 / (1 + np.exp(-np.clip(logits, -60, 60)))
+        flips = self._rng.random(flip_prob.shape, dtype=np.float32) < flip_prob
         packed = sampling.pack(shots.detections)
         cleaned, frame = self._flipper.apply(packed, flips)
         failed = ((self._plain.decode(cleaned) ^ frame) != shots.observables).any(axis=1)
         plain = (self._plain.decode(packed) != shots.observables).any(axis=1)
         reward = plain.astype(np.float32) - failed
         count = flips.sum(1, dtype=np.int32)
-        acted = Samples(
+        samples = Samples(
             shots.detections,
             flips=flips.astype(np.uint8),
             rewards=reward,
-            log_probs=log_probability(torch.from_numpy(logits), torch.from_numpy(flips)).numpy(),
+            log_probs=flip_log_prob(torch.from_numpy(logits), torch.from_numpy(flips)).numpy(),
         )
-        return acted, {
+        return samples, {
             "Return": reward - np.float32(self.flip_cost) * count,
             "Flips": count,
             "PlainFail": plain,
@@ -113,7 +113,7 @@ class PolicyGradient(GradientAlgo):
     """
 
     warmup_shots = 2_000
-    samples_to_buffer = Selection(("detections", "flips", "rewards", "log_probs"), bits=("detections", "flips"))
+    samples_to_buffer = FieldSelection(("detections", "flips", "rewards", "log_probs"), bits=("detections", "flips"))
 
     def __init__(self, *, learning_rate: float, flip_cost: float, temperature: float) -> None:
         super().__init__(learning_rate=learning_rate)
@@ -126,15 +126,15 @@ class PolicyGradient(GradientAlgo):
         if samples.flips is None or samples.rewards is None or samples.log_probs is None:
             raise ValueError("a policy learns from flips and their rewards")
         logits = self.agent(samples.detections) / self.temperature
-        log_probs = log_probability(logits, torch.from_numpy(samples.flips).to(logits))
-        before = torch.from_numpy(samples.log_probs).to(logits)
-        weight = (log_probs.detach() - before).clamp(max=math.log(MOST_WEIGHT)).exp()
-        gained = (weight * torch.from_numpy(samples.rewards).to(logits) * log_probs).sum() / n
+        log_probs = flip_log_prob(logits, torch.from_numpy(samples.flips).to(logits))
+        behavior_log_probs = torch.from_numpy(samples.log_probs).to(logits)
+        weight = (log_probs.detach() - behavior_log_probs).clamp(max=math.log(MAX_IMPORTANCE_WEIGHT)).exp()
+        weighted_reward = (weight * torch.from_numpy(samples.rewards).to(logits) * log_probs).sum() / n
         expected = torch.sigmoid(logits).sum() / n
         figures = {"weight": float(weight.sum()) / n, "expected_flips": expected.item()}
-        return self.flip_cost * expected - gained, figures
+        return self.flip_cost * expected - weighted_reward, figures
 
 
-def log_probability(logits: Tensor, flips: Tensor) -> Tensor:
+def flip_log_prob(logits: Tensor, flips: Tensor) -> Tensor:
     """[n]: how likely independent flips with these logits [n, n_faults] are to be just `flips`."""
     return -F.binary_cross_entropy_with_logits(logits, flips.to(logits), reduction="none").sum(1)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from autoqec.errors import InputError
-from autoqec.runner.shared_memory import Mutex, SharedArray, Tokens
+from autoqec.errors import UsageError
+from autoqec.runner.shared_memory import Mutex, SharedArray, TokenPipe
 
 Fields = dict[str, np.ndarray]  # one row a shot, under each name
 END = 255
@@ -22,17 +22,17 @@ GAP = "Gap"  # the figure that says how near to failure plain matching came, in 
 
 
 @dataclass(frozen=True)
-class Selection:
+class FieldSelection:
     """An algorithm's `samples_to_buffer`: which fields are kept, and which of them as bits.
 
     The copier has its own copy from the moment it starts: what happens to the algorithm afterwards, it never sees.
     """
 
-    kept: tuple[str, ...]
+    names: tuple[str, ...]
     bits: tuple[str, ...] = ()
 
     def __call__(self, fields: Mapping[str, np.ndarray]) -> Fields:
-        return {name: self._packed(name, fields[name]) for name in self.kept}
+        return {name: self._pack_field(name, fields[name]) for name in self.names}
 
     def restore(self, rows: Fields, widths: Mapping[str, int]) -> Fields:
         """What was kept, as the sampler gave it. widths: columns of the fields kept as bits."""
@@ -41,7 +41,7 @@ class Selection:
             for name, values in rows.items()
         }
 
-    def _packed(self, name: str, values: np.ndarray) -> np.ndarray:
+    def _pack_field(self, name: str, values: np.ndarray) -> np.ndarray:
         return np.packbits(values, axis=1, bitorder="little") if name in self.bits else values
 
 
@@ -68,14 +68,14 @@ class DoubleBuffer:
     """Two halves of one batch each. `free` and `filled` carry the number of the half they speak of."""
 
     def __init__(self, batch_size: int, samples: Fields, figures: Fields) -> None:
-        self._halves = [(SharedRows(batch_size, samples), SharedRows(batch_size, figures)) for _ in range(2)]
-        self.free, self.filled = Tokens(0, 1), Tokens()
+        self._buffers = [(SharedRows(batch_size, samples), SharedRows(batch_size, figures)) for _ in range(2)]
+        self.free, self.filled = TokenPipe(0, 1), TokenPipe()
 
     def fill(self, samples: Fields, figures: Fields) -> None:
         """Waits for a free half."""
         half = self.free.get()
         assert half is not None
-        for rows, values in zip(self._halves[half], (samples, figures), strict=True):
+        for rows, values in zip(self._buffers[half], (samples, figures), strict=True):
             rows.write(slice(None), values)
         self.filled.put(half)
 
@@ -83,11 +83,11 @@ class DoubleBuffer:
         """Nothing more will come; what was filled before is still copied."""
         self.filled.put(END)
 
-    def drain(self, replay: ReplayBuffer, selection: Selection) -> None:
+    def drain(self, replay: ReplayBuffer, selection: FieldSelection) -> None:
         """A copier's work: until the end, every filled half into `replay`."""
         while (half := self.filled.get()) != END:
             assert half is not None
-            samples, figures = self._halves[half]
+            samples, figures = self._buffers[half]
             replay.append(selection(samples.view()), figures.view())
             self.free.put(half)
 
@@ -120,14 +120,16 @@ class ReplayBuffer:
     def draw(self, n: int, rng: np.random.Generator, *, near_failure: float = 0.0) -> Fields:
         """`n` stored shots, with replacement; a share `near_failure` of them by exp(-gap), the others evenly."""
         with self.lock:
-            held = min(self.appended, self.size)
-            near = round(n * near_failure)
-            chosen = rng.integers(0, held, n - near)
-            if near:
-                weights = np.exp(-np.abs(self._figures.view()[GAP][:held].astype(np.float64)))
-                reach = np.cumsum(weights)
-                found = np.searchsorted(reach, rng.random(near) * reach[-1], side="right")
-                chosen = np.concatenate([chosen, np.minimum(found, held - 1)])
+            n_stored = min(self.appended, self.size)
+            n_near = round(n * near_failure)
+            chosen = rng.integers(0, n_stored, n - n_near)
+            if n_near:
+                weights = np.exp(-np.abs(self._figures.view()[GAP][:n_stored].astype(np.float64)))
+                cumulative_weights = np.cumsum(weights)
+                near_rows = np.searchsorted(
+                    cumulative_weights, rng.random(n_near) * cumulative_weights[-1], side="right"
+                )
+                chosen = np.concatenate([chosen, np.minimum(near_rows, n_stored - 1)])
             return self._rows.read(chosen)
 
     def figures(self, since: int, most: int) -> Fields:
@@ -142,46 +144,46 @@ class Throttle:
 
     def __init__(self, ratio: float, batch_size: int) -> None:
         if not ratio > 0 or not math.isfinite(ratio):
-            raise InputError(f"a replay ratio is a number above 0, not {ratio:g}", where="training.replay.ratio")
+            raise UsageError(f"a replay ratio is a number above 0, not {ratio:g}", where="training.replay.ratio")
         self.ratio, self.batch_size = ratio, batch_size
 
-    def allows(self, updates: int, drawn: int) -> bool:
+    def allows_update(self, updates: int, drawn: int) -> bool:
         """Whether one more update keeps within the ratio after `updates` of them and `drawn` shots."""
         return (updates + 1) * self.batch_size <= self.ratio * drawn
 
     def most(self, drawn: int) -> int:
         """Updates that `drawn` shots allow."""
         updates = int(self.ratio * drawn / self.batch_size)
-        return updates - 1 if updates and not self.allows(updates - 1, drawn) else updates
+        return updates - 1 if updates and not self.allows_update(updates - 1, drawn) else updates
 
-    def achieved(self, updates: int, drawn: int) -> float:
+    def achieved_ratio(self, updates: int, drawn: int) -> float:
         return updates * self.batch_size / drawn if drawn else 0.0
 
-    def holds_sampler(self, batch: int, updates: int, samplers: int) -> bool:
+    def sampler_must_wait(self, batch: int, updates: int, samplers: int) -> bool:
         """Whether batch number `batch` comes too early: further ahead than double buffers and the next update need."""
         ahead = 2 * samplers + math.ceil(1 / self.ratio)
         return batch > updates / self.ratio + ahead
 
 
-def need_gap(names: Sequence[str]) -> None:
+def require_gap_figure(names: Sequence[str]) -> None:
     if GAP not in names:
-        raise InputError(
+        raise UsageError(
             "shots near failure can be preferred only where matching tells two logical classes apart",
             where="training.replay.near_failure",
-            mend="set `training.replay.near_failure: 0`",
+            hint="set `training.replay.near_failure: 0`",
         )
 
 
-def check_sizes(batch_size: int, buffer: int) -> None:
+def check_buffer_size(batch_size: int, buffer: int) -> None:
     if batch_size > buffer:
-        raise InputError(
+        raise UsageError(
             f"a batch of {batch_size} shots is larger than the replay buffer of {buffer}",
             where="training.replay.shots",
-            mend="raise `training.replay.shots`, or lower `training.batch_size`",
+            hint="raise `training.replay.shots`, or lower `training.batch_size`",
         )
 
 
-def copy(member: Any, double: DoubleBuffer, replay: ReplayBuffer, selection: Selection) -> None:
+def run_copier(worker: Any, double_buffer: DoubleBuffer, replay: ReplayBuffer, selection: FieldSelection) -> None:
     """The body of a copier process."""
-    member.ready()
-    double.drain(replay, selection)
+    worker.ready()
+    double_buffer.drain(replay, selection)

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from autoqec.errors import RoundFailed
+from autoqec.errors import RoundError
 
 WAIT_S = 0.2
 
@@ -27,7 +27,7 @@ class SharedArray:
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape, self.dtype = shape, np.dtype(dtype)
-        self._fd = _nameless(max(1, int(np.prod(shape)) * self.dtype.itemsize))
+        self._fd = _anonymous_file(max(1, int(np.prod(shape)) * self.dtype.itemsize))
         self._map()
 
     def _map(self) -> None:
@@ -46,7 +46,7 @@ class SharedArray:
             os.close(self._fd)
 
 
-class Tokens:
+class TokenPipe:
     """A queue of bytes 0..255 between processes; as many as a pipe holds (at least 4096) fit in."""
 
     def __init__(self, *first: int) -> None:
@@ -81,7 +81,7 @@ class Mutex:
     """
 
     def __init__(self) -> None:
-        self._token = Tokens(0)
+        self._token = TokenPipe(0)
         self.on_wait: Callable[[], None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -99,12 +99,12 @@ class Mutex:
         self._token.put()
 
 
-def _nameless(size: int) -> int:
+def _anonymous_file(size: int) -> int:
     """A descriptor of `size` bytes in memory where that is open to us, else in the temporary directory."""
     why = ""
-    for place in ("/dev/shm", tempfile.gettempdir()):
+    for directory in ("/dev/shm", tempfile.gettempdir()):
         try:
-            descriptor, name = tempfile.mkstemp(prefix="autoqec-", dir=place)
+            descriptor, name = tempfile.mkstemp(prefix="autoqec-", dir=directory)
         except OSError:
             continue
         os.unlink(name)
@@ -115,9 +115,9 @@ def _nameless(size: int) -> int:
             why = f" ({error.strerror})"
             continue
         return descriptor
-    raise RoundFailed(
+    raise RoundError(
         "train_error",
         f"{size / 1e6:.1f} MB of shared memory are not to be had{why}",
         where="training.replay",
-        mend="lower `training.replay.shots` or `training.batch_size`",
+        hint="lower `training.replay.shots` or `training.batch_size`",
     )

@@ -13,11 +13,11 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
 from autoqec.decoders import flops, overlay
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import InputError
-from autoqec.qec.logical_classes import TwoClassMatcher
+from autoqec.errors import UsageError
+from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algorithms import GradientAlgo, SupervisedEdges, ThroughMatching
+from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import AsyncRl, AsyncRlEval
 from autoqec.runner.loops.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
@@ -39,14 +39,14 @@ FINETUNE_BATCH = 64
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainingBudget:
     """Shots of either phase: what the profile gives and the config asks for, capped by the net's cost."""
 
     train_shots: int
     finetune_shots: int
 
     @classmethod
-    def of(cls, profile: Profile, dsl: PredecoderDSL, flops_per_shot: int) -> Budget:
+    def of(cls, profile: Profile, dsl: PredecoderDSL, flops_per_shot: int) -> TrainingBudget:
         """flops_per_shot: weighted work of one training shot (`work.training_flops`)."""
         affordable = int(profile.train_gflops * 1e9 / max(flops_per_shot, 1))
         wanted = int(profile.finetune_shots * dsl.training.finetune_share)
@@ -61,11 +61,11 @@ class Phase:
     sampler: ShotSampler
     algo: GradientAlgo
     n_shots: int
-    build: Rebuild
+    build: PhaseFactory
 
 
 @dataclass(frozen=True)
-class Rebuild:
+class PhaseFactory:
     """Makes one phase's agent, sampler and algorithm again in another process, from values alone.
 
     No module of a branch is pickled: the process mounts the same search surface and builds from it.
@@ -74,7 +74,7 @@ class Rebuild:
     env: EnvSpec
     dsl: PredecoderDSL
     profile: Profile
-    budget: Budget
+    budget: TrainingBudget
     seed: int
     phase: str
     modules_dir: Path | None
@@ -82,7 +82,7 @@ class Rebuild:
 
     def __call__(self) -> tuple[PredecoderAgent, ShotSampler, GradientAlgo]:
         torch.set_num_threads(self.threads)
-        overlay.mount(self.modules_dir)
+        overlay.use_modules_dir(self.modules_dir)
         problem = Problem.from_env(self.env)
         model = compile_predecoder(self.dsl, problem, seed=self.seed)
         agent = PredecoderAgent(model, flops.count(model, problem.n_detectors).flops_per_syndrome)
@@ -91,35 +91,45 @@ class Rebuild:
         return agent, phase.sampler, phase.algo
 
 
-def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Budget, seed: int) -> list[Phase]:
+def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: TrainingBudget, seed: int) -> list[Phase]:
     """In order. Fine-tuning goes through the matching (see `can_finetune`), or by reward where the config says so."""
-    recipe = dsl.training
+    training_config = dsl.training
     eval_shots = max(1, int(profile.val_shots * EVAL_SHARE))
-    gaps = recipe.replay is not None and recipe.replay.near_failure > 0
+    gaps = training_config.replay is not None and training_config.replay.near_failure > 0
 
-    def again(name: str) -> Rebuild:
+    def phase_factory(name: str) -> PhaseFactory:
         threads = torch.get_num_threads()
-        return Rebuild(problem.env, dsl, profile, budget, seed, name, overlay.mounted(), threads)
+        return PhaseFactory(problem.env, dsl, profile, budget, seed, name, overlay.current_modules_dir(), threads)
 
     found = [
         Phase(
             "training",
-            EdgeLabelSampler(problem, recipe.batch_size, seed, gaps=gaps, eval_shots=eval_shots),
-            SupervisedEdges(learning_rate=recipe.learning_rate, weight_decay=recipe.weight_decay, loss=recipe.loss),
+            EdgeLabelSampler(problem, training_config.batch_size, seed, gaps=gaps, eval_shots=eval_shots),
+            SupervisedEdges(
+                learning_rate=training_config.learning_rate,
+                weight_decay=training_config.weight_decay,
+                loss=training_config.loss,
+            ),
             budget.train_shots,
-            again("training"),
+            phase_factory("training"),
         )
     ]
-    if recipe.finetune_share > 0 and recipe.policy_gradient is not None:
-        reward = recipe.policy_gradient.dump()
-        gap = recipe.finetune_gap
-        acting = PolicySampler(problem, recipe.batch_size, seed, gap=gap, eval_shots=eval_shots, **reward)
-        learning = PolicyGradient(learning_rate=recipe.finetune_learning_rate, **reward)
-        found.append(Phase("finetuning", acting, learning, budget.finetune_shots, again("finetuning")))
-    if recipe.finetune_share > 0 and can_finetune(problem, dsl):
-        near = NearFailureSampler(problem, FINETUNE_BATCH, seed, gap=recipe.finetune_gap, eval_shots=eval_shots)
-        algo = ThroughMatching(problem, learning_rate=recipe.finetune_learning_rate)
-        found.append(Phase("finetuning", near, algo, budget.finetune_shots, again("finetuning")))
+    if training_config.finetune_share > 0 and training_config.policy_gradient is not None:
+        reward = training_config.policy_gradient.dump()
+        gap = training_config.finetune_gap
+        policy_sampler = PolicySampler(
+            problem, training_config.batch_size, seed, gap=gap, eval_shots=eval_shots, **reward
+        )
+        policy_algo = PolicyGradient(learning_rate=training_config.finetune_learning_rate, **reward)
+        found.append(
+            Phase("finetuning", policy_sampler, policy_algo, budget.finetune_shots, phase_factory("finetuning"))
+        )
+    if training_config.finetune_share > 0 and can_finetune(problem, dsl):
+        near_sampler = NearFailureSampler(
+            problem, FINETUNE_BATCH, seed, gap=training_config.finetune_gap, eval_shots=eval_shots
+        )
+        algo = MatchingFinetune(problem, learning_rate=training_config.finetune_learning_rate)
+        found.append(Phase("finetuning", near_sampler, algo, budget.finetune_shots, phase_factory("finetuning")))
     return found
 
 
@@ -128,14 +138,14 @@ def can_finetune(problem: Problem, dsl: PredecoderDSL) -> bool:
     if dsl.output_mode != "soft_priors":
         return False
     try:
-        TwoClassMatcher(problem)
-    except InputError:
+        LogicalClassMatcher(problem)
+    except UsageError:
         return False
     return True
 
 
 def train(agent: PredecoderAgent, plan: list[Phase], dsl: PredecoderDSL, logger: TrainLogger, seed: int) -> int:
-    """Run the phases through the config's loop; returns the shots trained on. RoundFailed on a loss not finite."""
+    """Run the phases through the config's loop; returns the shots trained on. RoundError on a loss not finite."""
     trained = 0
     for phase in plan:
         logger.begin(phase.name)
@@ -147,16 +157,16 @@ def train(agent: PredecoderAgent, plan: list[Phase], dsl: PredecoderDSL, logger:
             n_steps=phase.n_shots,
             log_interval_steps=max(1, phase.n_shots // LOG_LINES),
             seed=seed,
-            **extra(dsl, phase),
+            **loop_options(dsl, phase),
         )
         loop.train()
         trained += loop.cum_steps
     return trained
 
 
-def extra(dsl: PredecoderDSL, phase: Phase) -> dict[str, Any]:
+def loop_options(dsl: PredecoderDSL, phase: Phase) -> dict[str, Any]:
     """What a loop over many processes is told beside the rest."""
-    recipe = dsl.training
-    if recipe.sync is not None:
-        return {"build": phase.build, "world_size": recipe.sync.ranks, "backend": recipe.sync.backend}
-    return {"build": phase.build, "replay": recipe.replay} if recipe.replay is not None else {}
+    training_config = dsl.training
+    if training_config.sync is not None:
+        return {"build": phase.build, "world_size": training_config.sync.ranks, "backend": training_config.sync.backend}
+    return {"build": phase.build, "replay": training_config.replay} if training_config.replay is not None else {}

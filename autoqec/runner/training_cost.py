@@ -17,7 +17,7 @@ FLOPS_PER_ELEMENT = 25
 FORWARD_AND_BACKWARD = 3
 
 
-class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ElementCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts elements that operations write; views write none."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class _Written(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def training_flops(model: Predecoder, n_detectors: int) -> int:
     """Weighted operations of one shot, forward and backward."""
-    with torch.no_grad(), FlopCounterMode(display=False) as matrix, _Written() as written:
+    with torch.no_grad(), FlopCounterMode(display=False) as matrix, _ElementCounter() as element_counter:
         model(torch.zeros(1, n_detectors))
-    once: int = int(matrix.get_total_flops()) + FLOPS_PER_ELEMENT * written.elements
-    return FORWARD_AND_BACKWARD * once
+    forward_cost: int = int(matrix.get_total_flops()) + FLOPS_PER_ELEMENT * element_counter.elements
+    return FORWARD_AND_BACKWARD * forward_cost

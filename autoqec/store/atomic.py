@@ -1,6 +1,6 @@
 """Whole files or none: temporary in the same directory, fsync, rename, fsync of the directory.
 
-A failed fsync is never retried (the kernel may have dropped the pages): DiskFailed, and the next start re-reads.
+A failed fsync is never retried (the kernel may have dropped the pages): StorageError, and the next start re-reads.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from autoqec.errors import DiskFailed
+from autoqec.errors import StorageError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ACCESS_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR}
 _TEMPORARY = re.compile(r"^\..+\.[0-9a-f]{16}\.tmp$")
 
 
 @contextmanager
-def disk(path: Path) -> Iterator[None]:
-    """Turn any OSError into DiskFailed that names `path`."""
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turn any OSError into StorageError that names `path`."""
     try:
         yield
     except OSError as error:
-        raise failed(path, error) from error
+        raise storage_error(path, error) from error
 
 
-def failed(path: Path, error: OSError) -> DiskFailed:
+def storage_error(path: Path, error: OSError) -> StorageError:
     reason = error.strerror or str(error)
-    if error.errno in _FULL:
-        mend = f"free space on its file system (`df -h {path.parent}`), then start again with --resume"
-    elif error.errno in _DENIED:
-        mend = f"make it writable (`ls -ld {path.parent}`), then start again with --resume"
+    if error.errno in _DISK_FULL:
+        hint = f"free space on its file system (`df -h {path.parent}`), then start again with --resume"
+    elif error.errno in _ACCESS_DENIED:
+        hint = f"make it writable (`ls -ld {path.parent}`), then start again with --resume"
     else:
-        mend = "look at the disk (`dmesg | tail`), then start again with --resume"
-    return DiskFailed(f"could not be written: {reason}", where=str(path), mend=mend)
+        hint = "look at the disk (`dmesg | tail`), then start again with --resume"
+    return StorageError(f"could not be written: {reason}", where=str(path), hint=hint)
 
 
 @contextmanager
-def replacing(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
+def replace_file(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
     """A descriptor that takes the new content of `path` in parts; the file is replaced when the block ends well.
 
     A reader sees the old file or the new one, whole; after the block it is durable. A symlink at `path` is replaced,
-    never followed. Raises DiskFailed; then, and where the block raises, the old file is left alone.
+    never followed. Raises StorageError; then, and where the block raises, the old file is left alone.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    with disk(path):
+    with storage_errors(path):
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
         try:
             try:
@@ -69,7 +69,7 @@ def replacing(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
 
 def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
     """Replace `path` by `data`, as `replacing` does."""
-    with replacing(path, mode=mode) as fd:
+    with replace_file(path, mode=mode) as fd:
         write_all(fd, data)
 
 
@@ -86,15 +86,15 @@ def write_json(path: Path | str, value: Any, *, mode: int = 0o644) -> None:
 def append_bytes(path: Path | str, data: bytes) -> None:
     """Add `data` to the end of a file that is there: one write, durable on return; on failure it is cut back."""
     path = Path(path)
-    with disk(path):
+    with storage_errors(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            append_to(fd, data, os.fstat(fd).st_size)
+            append_to_fd(fd, data, os.fstat(fd).st_size)
         finally:
             os.close(fd)
 
 
-def append_to(fd: int, data: bytes, size: int) -> None:
+def append_to_fd(fd: int, data: bytes, size: int) -> None:
     """As `append_bytes`, to an open file of `size` bytes. Raises OSError."""
     try:
         if os.write(fd, data) != len(data):
@@ -115,7 +115,7 @@ def write_all(fd: int, data: bytes) -> None:
 
 def fsync_dir(directory: Path | str) -> None:
     """Make the names in `directory` durable."""
-    with disk(Path(directory)):
+    with storage_errors(Path(directory)):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -140,9 +140,9 @@ def make_dir(directory: Path | str, *, exclusive: bool = False) -> None:
         if exclusive:
             raise
         if not directory.is_dir():
-            raise failed(directory, error) from error
+            raise storage_error(directory, error) from error
     except OSError as error:
-        raise failed(directory, error) from error
+        raise storage_error(directory, error) from error
     fsync_dir(directory.parent)
 
 
@@ -150,7 +150,7 @@ def make_dirs(directories: Iterable[Path]) -> None:
     """As `make_dir`, many of them below parents that stand, each parent made durable once."""
     missing = [directory for directory in directories if not directory.is_dir()]
     for directory in missing:
-        with disk(directory):
+        with storage_errors(directory):
             os.mkdir(directory)
     for parent in dict.fromkeys(directory.parent for directory in missing):
         fsync_dir(parent)
@@ -161,11 +161,11 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.match(name) is not None
 
 
-def sweep(directory: Path | str) -> list[Path]:
+def remove_temporaries(directory: Path | str) -> list[Path]:
     """Remove what a killed `write_bytes` left in `directory` (not below it); returns what was removed."""
     directory = Path(directory)
-    with disk(directory):
-        found = sorted(entry for entry in directory.iterdir() if is_temporary(entry.name) and not entry.is_dir())
-        for entry in found:
+    with storage_errors(directory):
+        temporaries = sorted(entry for entry in directory.iterdir() if is_temporary(entry.name) and not entry.is_dir())
+        for entry in temporaries:
             entry.unlink(missing_ok=True)
-    return found
+    return temporaries

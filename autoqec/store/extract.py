@@ -20,10 +20,10 @@ def new_file(root: Path, name: str) -> Iterator[int]:
     Each component is opened relative to the one above it, without following links. The file is durable after the block.
 
     Raises:
-        DiskFailed: A component is a link or a file, the file exists, or the disk is full.
+        StorageError: A component is a link or a file, the file exists, or the disk is full.
     """
     *parents, last = name.split("/")
-    with atomic.disk(root / name):
+    with atomic.storage_errors(root / name):
         here = os.open(root, _DIRECTORY)
         try:
             for part in parents:
@@ -36,7 +36,7 @@ def new_file(root: Path, name: str) -> Iterator[int]:
             os.close(here)
     try:
         yield fd
-        with atomic.disk(root / name):
+        with atomic.storage_errors(root / name):
             os.fsync(fd)
     finally:
         os.close(fd)

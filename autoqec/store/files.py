@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from autoqec.contracts.base import first_fault
+from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.env import FILE_CODES, EnvSpec
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 MAX_BYTES = 16 * 2**20
 _MAX_DEPTH = 32
@@ -46,16 +46,16 @@ def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise _fault(f"key {key!r} is no word", key_node.start_mark)
+            raise _yaml_error(f"key {key!r} is no word", key_node.start_mark)
         if key in result:
-            raise _fault(f"key `{key}` stands twice", key_node.start_mark)
+            raise _yaml_error(f"key `{key}` stands twice", key_node.start_mark)
         result[key] = loader.construct_object(value_node, deep=True)
     return result
 
 
 def _construct_int(loader: Any, node: yaml.ScalarNode) -> int:
     if len(node.value) > 30:
-        raise _fault("an integer of more than 30 digits", node.start_mark)
+        raise _yaml_error("an integer of more than 30 digits", node.start_mark)
     return int(node.value)
 
 
@@ -63,7 +63,7 @@ def _construct_float(loader: Any, node: yaml.ScalarNode) -> float:
     text = node.value.lower()
     value = float(text) if text[-3:] not in ("inf", "nan") else math.nan
     if not math.isfinite(value):
-        raise _fault(f"{node.value} is no finite number", node.start_mark)
+        raise _yaml_error(f"{node.value} is no finite number", node.start_mark)
     return value
 
 
@@ -79,41 +79,41 @@ _Loader.add_constructor(_TAG + "int", _construct_int)
 _Loader.add_constructor(_TAG + "float", _construct_float)
 
 
-def _fault(what: str, mark: Any) -> yaml.MarkedYAMLError:
+def _yaml_error(what: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=what, problem_mark=mark)
 
 
 def load_yaml(text: str, *, where: str) -> Any:
     """Plain values only: no tags, anchors or aliases; no key twice; no NaN; bounded size and depth.
 
-    Raises InputError naming `where` and the line.
+    Raises UsageError naming `where` and the line.
     """
     if len(text) > MAX_BYTES:
-        raise InputError(f"larger than {MAX_BYTES >> 20} MiB", where=where, mend="make the file smaller")
+        raise UsageError(f"larger than {MAX_BYTES >> 20} MiB", where=where, hint="make the file smaller")
     try:
-        _admit(text)
+        _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        place = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
-        raise InputError(error.problem or "not YAML", where=place, mend=f"edit {where}") from error
+        location = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
+        raise UsageError(error.problem or "not YAML", where=location, hint=f"edit {where}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise InputError(f"not YAML: {str(error).splitlines()[0]}", where=where, mend=f"edit {where}") from error
+        raise UsageError(f"not YAML: {str(error).splitlines()[0]}", where=where, hint=f"edit {where}") from error
 
 
-def _admit(text: str) -> None:
+def _check_events(text: str) -> None:
     """Refuse on the event stream, before anything is built, what could blow up or be more than plain values."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _fault("anchors and aliases are refused", event.start_mark)
+            raise _yaml_error("anchors and aliases are refused", event.start_mark)
         if tag := getattr(event, "tag", None):
-            raise _fault(f"tags are refused ({tag})", event.start_mark)
+            raise _yaml_error(f"tags are refused ({tag})", event.start_mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         if depth > _MAX_DEPTH:
-            raise _fault(f"nested deeper than {_MAX_DEPTH}", event.start_mark)
+            raise _yaml_error(f"nested deeper than {_MAX_DEPTH}", event.start_mark)
 
 
 def dump_config(config: dict[str, Any]) -> str:
@@ -128,16 +128,16 @@ def _paragraphs(config: dict[str, Any], indent: str) -> list[str]:
     out = []
     for key, value in config.items():
         if isinstance(value, dict) and value:
-            out += [f"{indent}{_line(key)}:\n", *_paragraphs(value, indent + "  ")]
+            out += [f"{indent}{_inline_yaml(key)}:\n", *_paragraphs(value, indent + "  ")]
         elif isinstance(value, str) and "\n" in value and _fits_block(value):
             body = "".join(f"{indent}  {line}\n" if line else "\n" for line in value.removesuffix("\n").split("\n"))
-            out.append(f"{indent}{_line(key)}: {'|' if value.endswith(chr(10)) else '|-'}\n{body}")
+            out.append(f"{indent}{_inline_yaml(key)}: {'|' if value.endswith(chr(10)) else '|-'}\n{body}")
         else:
-            out.append(f"{indent}{_line(key)}: {_line(value)}\n")
+            out.append(f"{indent}{_inline_yaml(key)}: {_inline_yaml(value)}\n")
     return out
 
 
-def _line(value: Any) -> str:
+def _inline_yaml(value: Any) -> str:
     """One line for any plain value."""
     if isinstance(value, tuple):
         value = list(value)
@@ -159,58 +159,58 @@ def _fits_block(text: str) -> bool:
     return plain and not text.endswith("\n\n") and text[:1] not in (" ", "\t", "\n")
 
 
-def read_text(path: Path | str, *, what: str = "file", mend: str | None = None) -> str:
-    """A regular UTF-8 file of at most MAX_BYTES; InputError otherwise."""
+def read_text(path: Path | str, *, what: str = "file", hint: str | None = None) -> str:
+    """A regular UTF-8 file of at most MAX_BYTES; UsageError otherwise."""
     path = Path(path)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{what} cannot be read: {error.strerror}", where=str(path), mend=mend) from error
+        raise UsageError(f"{what} cannot be read: {error.strerror}", where=str(path), hint=hint) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise InputError(f"{what} is no regular file", where=str(path), mend=mend)
+        raise UsageError(f"{what} is no regular file", where=str(path), hint=hint)
     with os.fdopen(fd, "rb") as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise InputError(f"{what} is larger than {MAX_BYTES >> 20} MiB", where=str(path), mend=mend)
+        raise UsageError(f"{what} is larger than {MAX_BYTES >> 20} MiB", where=str(path), hint=hint)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise InputError(f"{what} is not UTF-8 text", where=str(path), mend=mend) from error
+        raise UsageError(f"{what} is not UTF-8 text", where=str(path), hint=hint) from error
 
 
 def load_env(path: Path | str) -> tuple[EnvSpec, str]:
     """An env file and its frozen text: self-contained (a circuit file's text stands in it), every default written.
 
-    The text is a function of the EnvSpec; `parse_env` of it gives the same EnvSpec. Raises InputError on any fault.
+    The text is a function of the EnvSpec; `parse_env` of it gives the same EnvSpec. Raises UsageError on any fault.
     """
     path = Path(path)
-    mend = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
-    text = read_text(path, what="env file", mend=mend)
-    env = understood(load_yaml(text, where=str(path)), where=str(path), directory=path.parent)
+    hint = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
+    text = read_text(path, what="env file", hint=hint)
+    env = env_from_data(load_yaml(text, where=str(path)), where=str(path), directory=path.parent)
     return env, dump_config(env.dump())
 
 
-def understood(data: Any, *, where: str, directory: Path, mend: str | None = None) -> EnvSpec:
-    """An env from plain values, with the text of its code file, whose path is relative to `directory`. InputError."""
-    env = _validate(data, where=where, mend=mend)
+def env_from_data(data: Any, *, where: str, directory: Path, hint: str | None = None) -> EnvSpec:
+    """An env from plain values, with the text of its code file, whose path is relative to `directory`. UsageError."""
+    env = _validate(data, where=where, hint=hint)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
-        mend = mend or f"correct `code.path` in {where} (relative to that file)"
-        content = read_text(directory / env.code.path, what="code file", mend=mend)
+        hint = hint or f"correct `code.path` in {where} (relative to that file)"
+        content = read_text(directory / env.code.path, what="code file", hint=hint)
         env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
     return env
 
 
 def parse_env(text: str, *, where: str) -> EnvSpec:
-    """A frozen env. Raises InputError; also where a circuit file's text is not in it."""
+    """A frozen env. Raises UsageError; also where a circuit file's text is not in it."""
     env = _validate(load_yaml(text, where=where), where=where)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
-        raise InputError("`code.text` is missing: this env is not frozen", where=where, mend="load it from its file")
+        raise UsageError("`code.text` is missing: this env is not frozen", where=where, hint="load it from its file")
     return env
 
 
-def _validate(data: Any, *, where: str, mend: str | None = None) -> EnvSpec:
+def _validate(data: Any, *, where: str, hint: str | None = None) -> EnvSpec:
     try:
         return EnvSpec.model_validate(data)
     except ValidationError as error:
-        raise InputError(first_fault(error), where=where, mend=mend or f"edit {where}") from error
+        raise UsageError(first_validation_error(error), where=where, hint=hint or f"edit {where}") from error

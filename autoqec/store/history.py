@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from autoqec.contracts.base import first_fault
+from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.history import ATTEMPT_LINE, AttemptLine, HistoryRow, RunInfo
-from autoqec.errors import ContractError, DiskFailed, InputError, RunPaused
+from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import AttemptState, RunState, apply_lines, apply_rows
@@ -25,18 +25,18 @@ class History:
 
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
-        self._known: dict[Path, _Known] = {}
+        self._parsed: dict[Path, _ParsedFile] = {}
 
     def rows(self) -> list[HistoryRow]:
         """Finished rounds, oldest first; a torn last line is left out, unknown keys are kept.
 
-        Raises RunPaused naming the line that is damaged.
+        Raises ManualInterventionRequired naming the line that is damaged.
         """
         return self._read(self.layout.history, lambda data, where: HistoryRow.read(data, where=where))
 
     def attempts(self) -> list[AttemptLine]:
         """Write-ahead lines, oldest first; as tolerant as `rows`."""
-        return self._read(self.layout.attempts, _attempt)
+        return self._read(self.layout.attempts, _parse_attempt_line)
 
     def append_row(self, row: HistoryRow) -> None:
         """The commit point of a round.
@@ -66,36 +66,36 @@ class History:
     def state(self) -> RunState:
         """What the rows amount to; only rows that came since the last call are applied."""
         rows = self.rows()
-        known = self._known[self.layout.history]
-        if known.applied < len(rows) or known.state is None:
-            known.state = apply_rows(known.state or RunState(), rows[known.applied :])
-            known.applied = len(rows)
-        state: RunState = known.state
+        parsed = self._parsed[self.layout.history]
+        if parsed.applied < len(rows) or parsed.state is None:
+            parsed.state = apply_rows(parsed.state or RunState(), rows[parsed.applied :])
+            parsed.applied = len(rows)
+        state: RunState = parsed.state
         return state
 
     def attempt_state(self) -> AttemptState:
         """What the write-ahead lines amount to, as incremental as `state`."""
         lines = self.attempts()
-        known = self._known[self.layout.attempts]
-        if known.applied < len(lines) or known.state is None:
-            known.state = apply_lines(known.state or AttemptState(), lines[known.applied :])
-            known.applied = len(lines)
-        state: AttemptState = known.state
+        parsed = self._parsed[self.layout.attempts]
+        if parsed.applied < len(lines) or parsed.state is None:
+            parsed.state = apply_lines(parsed.state or AttemptState(), lines[parsed.applied :])
+            parsed.applied = len(lines)
+        state: AttemptState = parsed.state
         return state
 
     def info(self) -> RunInfo:
-        """run.json. InputError where there is no such run; RunPaused where the file is damaged."""
+        """run.json. UsageError where there is no such run; ManualInterventionRequired where the file is damaged."""
         path = self.layout.run_info
         try:
             return RunInfo.read(json.loads(path.read_bytes()), where=str(path))
         except FileNotFoundError as error:
-            raise InputError(
-                f"there is no run {self.layout.run_id!r}: {path} is missing", mend="`autoqec show` lists the runs"
+            raise UsageError(
+                f"there is no run {self.layout.run_id!r}: {path} is missing", hint="`autoqec show` lists the runs"
             ) from error
         except (ValueError, ContractError) as error:
-            raise _damaged(error, path) from error
+            raise _damaged_file_error(error, path) from error
         except OSError as error:
-            raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
+            raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
 
     def write_info(self, info: RunInfo) -> None:
         """Once, at the start of the run."""
@@ -104,23 +104,23 @@ class History:
         atomic.write_json(self.layout.run_info, info.dump())
 
     def _read(self, path: Path, parse: Callable[[dict[str, Any], str], Parsed]) -> list[Parsed]:
-        known = self._known.setdefault(path, _Known())
+        parsed = self._parsed.setdefault(path, _ParsedFile())
         identity, size = _identity(path)
-        if identity != known.identity or size < known.end:
-            known = self._known[path] = _Known(identity=identity)  # restored from a backup, or cut
-        if size > known.end:
+        if identity != parsed.identity or size < parsed.end:
+            parsed = self._parsed[path] = _ParsedFile(identity=identity)  # restored from a backup, or cut
+        if size > parsed.end:
             try:
-                found, end = jsonl.read_since(path, known.end, len(known.values))
-                start = len(known.values) + 1
-                known.values += [parse(data, f"{path}:{number}") for number, data in enumerate(found, start=start)]
+                records, end = jsonl.read_since(path, parsed.end, len(parsed.values))
+                start = len(parsed.values) + 1
+                parsed.values += [parse(data, f"{path}:{number}") for number, data in enumerate(records, start=start)]
             except ContractError as error:
-                raise _damaged(error, path) from error
-            known.end = end
-        return list(known.values)
+                raise _damaged_file_error(error, path) from error
+            parsed.end = end
+        return list(parsed.values)
 
 
 @dataclass
-class _Known:
+class _ParsedFile:
     """What was parsed of a file so far, up to byte `end` of the inode `identity`; `state`: of the first `applied`."""
 
     values: list[Any] = field(default_factory=list)
@@ -136,19 +136,19 @@ def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:
     except FileNotFoundError:
         return None, 0
     except OSError as error:
-        raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
+        raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
     return (status.st_dev, status.st_ino), status.st_size
 
 
-def _attempt(data: dict[str, Any], where: str) -> AttemptLine:
+def _parse_attempt_line(data: dict[str, Any], where: str) -> AttemptLine:
     try:
         return ATTEMPT_LINE.validate_python(data, extra="allow")
     except ValidationError as error:
-        raise ContractError(first_fault(error), where=where) from error
+        raise ContractError(first_validation_error(error), where=where) from error
 
 
-def _damaged(error: Exception, path: Path) -> RunPaused:
+def _damaged_file_error(error: Exception, path: Path) -> ManualInterventionRequired:
     what = error.what if isinstance(error, ContractError) else str(error)
     where = error.where if isinstance(error, ContractError) and error.where else str(path)
-    mend = f"restore {path} from a backup, or repair that line by hand, then --resume"
-    return RunPaused(what, where=where, mend=mend)
+    hint = f"restore {path} from a backup, or repair that line by hand, then --resume"
+    return ManualInterventionRequired(what, where=where, hint=hint)

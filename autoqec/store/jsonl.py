@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autoqec.errors import ContractError, DiskFailed
+from autoqec.errors import ContractError, StorageError
 from autoqec.store import atomic
 
 _BLOCK = 1 << 16
@@ -22,7 +22,7 @@ def append(path: Path | str, value: Any, *, salvage: Path | None = None) -> None
 
     A torn tail (a line without newline, or holding NUL bytes after a power cut) is moved to
     `salvage` (default: `salvage/` beside the file) first. Writers exclude each other by flock on the file.
-    On failure the file is cut back to what it was. Raises DiskFailed; ValueError for NaN.
+    On failure the file is cut back to what it was. Raises StorageError; ValueError for NaN.
     """
     append_all(path, [value], salvage=salvage)
 
@@ -34,12 +34,12 @@ def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None 
     lines = b"".join(dump(value).encode() + b"\n" for value in values)
     if not lines:
         return
-    with atomic.disk(path):
+    with atomic.storage_errors(path):
         fd, created = _open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            size = _heal(fd, path, salvage or path.parent / "salvage")
-            atomic.append_to(fd, lines, size)
+            size = _repair(fd, path, salvage or path.parent / "salvage")
+            atomic.append_to_fd(fd, lines, size)
         finally:
             os.close(fd)
     if created:
@@ -64,10 +64,10 @@ def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str,
     except FileNotFoundError:
         return [], 0
     except OSError as error:
-        raise DiskFailed(f"could not be read: {error.strerror}", where=str(path)) from error
-    whole = data[: len(data) - len(_torn_tail(data))]
-    numbered = enumerate(whole.split(b"\n")[:-1], start=lines + 1)
-    return [_parse(line, f"{path}:{number}") for number, line in numbered], start + len(whole)
+        raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
+    complete = data[: len(data) - len(_torn_tail(data))]
+    numbered = enumerate(complete.split(b"\n")[:-1], start=lines + 1)
+    return [_parse(line, f"{path}:{number}") for number, line in numbered], start + len(complete)
 
 
 def is_torn(path: Path | str) -> bool:
@@ -75,18 +75,18 @@ def is_torn(path: Path | str) -> bool:
     path = Path(path)
     if not path.is_file():
         return False
-    with atomic.disk(path), path.open("rb") as stream:
+    with atomic.storage_errors(path), path.open("rb") as stream:
         return bool(_torn_tail(_last_lines(stream.fileno(), os.fstat(stream.fileno()).st_size)))
 
 
-def heal(path: Path | str, *, salvage: Path) -> None:
+def repair(path: Path | str, *, salvage: Path) -> None:
     """Move a torn tail of a file that is there to `salvage`, as the next `append` would."""
     path = Path(path)
-    with atomic.disk(path):
+    with atomic.storage_errors(path):
         fd, _ = _open(path)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            _heal(fd, path, salvage)
+            _repair(fd, path, salvage)
         finally:
             os.close(fd)
 
@@ -99,7 +99,7 @@ def _open(path: Path) -> tuple[int, bool]:
         return os.open(path, flags), False
 
 
-def _heal(fd: int, path: Path, salvage: Path) -> int:
+def _repair(fd: int, path: Path, salvage: Path) -> int:
     """Cut a torn tail off, its bytes kept; returns the size that is whole."""
     size = os.fstat(fd).st_size
     torn = _torn_tail(_last_lines(fd, size))

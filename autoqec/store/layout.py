@@ -11,8 +11,8 @@ from autoqec.contracts import names
 # Of a whole string: `$` alone would let a line break pass at its end.
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
-SURFACE = "autoqec/decoders/modules"
-SURFACE_CONFIG = f"{SURFACE}/predecoder.yaml"
+EDITABLE_MODULES = "autoqec/decoders/modules"
+EDITABLE_CONFIG = f"{EDITABLE_MODULES}/predecoder.yaml"
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class RunLayout:
         return self.root / "secret"
 
     @property
-    def published(self) -> Path:
+    def secret_hex(self) -> Path:
         """The secret of a closed run, as hex."""
         return self.root / "secret.hex"
 
@@ -170,7 +170,7 @@ class RunLayout:
         return self.root / "shots"
 
     @property
-    def removed(self) -> Path:
+    def removed_files(self) -> Path:
         """Files that `autoqec gc` removed, with their hashes."""
         return self.root / "removed.jsonl"
 
@@ -232,13 +232,13 @@ def runs_dir(repo_root: Path) -> Path:
     return repo_root / "runs"
 
 
-def closed_to_branches(round_dir: Path) -> tuple[Path, ...]:
+def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
     """What no code of a branch may see: every run of the lab with its secret, its worktrees, its git directory."""
-    lab = round_dir.parent.parent.parent
-    return (round_dir.parent, runs_dir(lab), lab / ".worktrees", lab / ".git")
+    workspace = round_dir.parent.parent.parent
+    return (round_dir.parent, runs_dir(workspace), workspace / ".worktrees", workspace / ".git")
 
 
-def quarantined(branch: str) -> str:
+def quarantine_branch_of(branch: str) -> str:
     """exp/<run>/<rest> -> quarantine/<run>/<rest>."""
     return "quarantine/" + branch.removeprefix("exp/")
 
@@ -252,6 +252,6 @@ def pointer_on_branch(number: int) -> str:
     return f"round_{number}/{pointer_name(number)}"
 
 
-def round_of_branch(branch: str) -> int | None:
+def branch_round(branch: str) -> int | None:
     match = BRANCH.match(branch)
     return int(match["round"]) if match else None

@@ -13,11 +13,11 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from autoqec.contracts.history import AttemptLine, Begun, Charged, HistoryRow, Nominated, Planned
-from autoqec.contracts.pareto import ParetoEntry, Point, non_dominated, non_dominated_points, rank
+from autoqec.contracts.history import AlphaSpent, AttemptLine, Begun, HistoryRow, Nominated, Planned
+from autoqec.contracts.pareto import Objectives, ParetoEntry, non_dominated, non_dominated_points, sort_key
 from autoqec.contracts.round import parent_branches
 
-LOST = "orphaned_branch"  # status of an attempt that recovery closed
+ABORTED_STATUSES = "orphaned_branch"  # status of an attempt that recovery closed
 DELETED = "branch_manually_deleted"
 BASELINE = "baseline"
 
@@ -31,7 +31,7 @@ class Attempt:
     at: datetime | None = None
     planned: Planned | None = None
     nominated: Nominated | None = None
-    charged: Charged | None = None
+    charged: AlphaSpent | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class AttemptState:
     """The lines of attempts.jsonl so far. attempts: by id, in the order they began; charged: every test registered."""
 
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    charged: tuple[Charged, ...] = ()
+    charged: tuple[AlphaSpent, ...] = ()
     last_round: int = 0
 
 
@@ -86,7 +86,7 @@ class RoundState:
     @property
     def lost(self) -> bool:
         """Whether recovery closed the attempt without a result."""
-        return self.row.status == LOST
+        return self.row.status == ABORTED_STATUSES
 
     @cached_property
     def summary(self) -> RoundSummary:
@@ -241,7 +241,7 @@ class Draft:
         return now
 
     def _add(self, row: HistoryRow, step: int) -> None:
-        self._count["lost"] += step * (row.status == LOST)
+        self._count["lost"] += step * (row.status == ABORTED_STATUSES)
         if is_finished(row) or row.refers_to_attempt:
             self._count["ended"] += step
             self._count["nominated"] += step * (row.verdict == "candidate")
@@ -251,7 +251,7 @@ class Draft:
     def _rank(self, before: RoundState | None, now: RoundState) -> None:
         if self._verified.pop(now.attempt_id, None) is not None:
             self._front, self._new_verified = [], list(self._verified.values())
-            self._best = min(self._new_verified, key=rank, default=None)
+            self._best = min(self._new_verified, key=sort_key, default=None)
         if before is not None and _is_candidate(before.row):
             self._candidates = []
             others = (other.row for other in self.rounds.values() if other is not now)
@@ -259,7 +259,7 @@ class Draft:
         if now.row.verify_verdict == "VERIFIED":
             entry = self._verified[now.attempt_id] = pareto_entry(now)
             self._new_verified.append(entry)
-            self._best = min(filter(None, (self._best, entry)), key=rank)
+            self._best = min(filter(None, (self._best, entry)), key=sort_key)
         elif _is_candidate(now.row):
             self._new_candidates.append(now.row)
 
@@ -300,7 +300,7 @@ def attempt_of(row: HistoryRow) -> str | None:
 
 def is_finished(row: HistoryRow) -> bool:
     """Whether a row is a round that came to its end: what `--rounds` counts."""
-    return row.refers_to_attempt is None and row.status not in (LOST, DELETED)
+    return row.refers_to_attempt is None and row.status not in (ABORTED_STATUSES, DELETED)
 
 
 def pareto_entry(verified: RoundState) -> ParetoEntry:
@@ -336,5 +336,5 @@ def _is_candidate(row: HistoryRow) -> bool:
     return row.verdict == "candidate" and row.status == "ok" and row.verify_verdict != "VERIFIED"
 
 
-def _figures(row: HistoryRow) -> Point:
+def _figures(row: HistoryRow) -> Objectives:
     return (row.delta_ler or 0.0, -float(row.flops_per_syndrome or 0), -float(row.n_params or 0))

@@ -17,18 +17,18 @@ from typing import Any
 
 from filelock import lock_descriptor
 
-from autoqec.errors import DiskFailed, InputError
+from autoqec.errors import StorageError, UsageError
 from autoqec.system.process import procfs
 
 OWNER_FILE = "owner.json"
-_MARK = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
-_REMOTE = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
-_PATIENCE_S = 10.0
-_ASKING_S = 0.05
+_OWNER_VARIABLE = "AUTOQEC_OWNER"  # in the environment of every child, so that a later start finds what is left
+_NETWORK_FILE_SYSTEMS = {"nfs", "nfs4", "lustre", "cifs", "smb3", "smbfs", "ceph", "9p"}
+_TIMEOUT_S = 10.0
+_RETRY_DELAY_S = 0.05
 
 
 @dataclass(frozen=True)
-class Owner:
+class RunOwner:
     """epoch: how often the run was held, this time included. ended: leftovers of earlier owners that were killed.
 
     warning: what may break on this file system; None on a local one.
@@ -36,32 +36,32 @@ class Owner:
 
     run_root: Path
     epoch: int
-    ended: tuple[int, ...]
+    killed_pids: tuple[int, ...]
     warning: str | None
 
 
 @contextmanager
-def hold(run_root: Path | str) -> Iterator[Owner]:
+def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
     """Own the run while the block runs; the lock is gone with this process, however it ends.
 
     Children started inside carry the run's mark; those that an earlier, dead owner left are ended first.
-    Raises InputError naming the other owner, DiskFailed where owner.json cannot be written.
+    Raises UsageError naming the other owner, StorageError where owner.json cannot be written.
     """
     root = Path(run_root).resolve()
     fd = _open(root)
-    earlier = os.environ.get(_MARK)
+    earlier = os.environ.get(_OWNER_VARIABLE)
     try:
         _lock(fd, root)
         epoch = int(read(root).get("epoch") or 0) + 1
-        ended = end_leftovers(root)
-        _write(root, _me(epoch))
-        os.environ[_MARK] = f"{root}:{epoch}"
-        yield Owner(root, epoch, ended, _warning(root))
+        killed_pids = kill_leftover_processes(root)
+        _write(root, _owner_record(epoch))
+        os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
+        yield RunOwner(root, epoch, killed_pids, _warning(root))
     finally:
         if earlier is None:
-            os.environ.pop(_MARK, None)
+            os.environ.pop(_OWNER_VARIABLE, None)
         else:
-            os.environ[_MARK] = earlier
+            os.environ[_OWNER_VARIABLE] = earlier
         os.close(fd)
 
 
@@ -74,7 +74,7 @@ def read(run_root: Path | str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def is_held(run_root: Path | str) -> bool:
+def is_locked(run_root: Path | str) -> bool:
     """Whether some process owns the run now; asks without taking anything."""
     fd = _open(Path(run_root).resolve())
     try:
@@ -87,24 +87,24 @@ def is_held(run_root: Path | str) -> bool:
         os.close(fd)
 
 
-def end_leftovers(run_root: Path) -> tuple[int, ...]:
+def kill_leftover_processes(run_root: Path) -> tuple[int, ...]:
     """End every process that carries the run's mark and is not above us. Call only while holding the run.
 
     A pid is pinned (pidfd) before its mark is read, so a number that was given away again is never hit.
     """
-    mark = f"{_MARK}={run_root}:".encode()
-    spared = _ancestors()
-    ended = []
-    deadline = time.monotonic() + _PATIENCE_S
+    mark = f"{_OWNER_VARIABLE}={run_root}:".encode()
+    protected = _ancestors()
+    killed_pids = []
+    deadline = time.monotonic() + _TIMEOUT_S
     while True:
-        found = [pid for pid in procfs.pids() if pid not in spared and _end(pid, mark)]
-        ended += [pid for pid in found if pid not in ended]
-        if not found or time.monotonic() > deadline:
-            return tuple(ended)
+        pids_found = [pid for pid in procfs.pids() if pid not in protected and _kill_marked(pid, mark)]
+        killed_pids += [pid for pid in pids_found if pid not in killed_pids]
+        if not pids_found or time.monotonic() > deadline:
+            return tuple(killed_pids)
         time.sleep(0.02)
 
 
-def _end(pid: int, mark: bytes) -> bool:
+def _kill_marked(pid: int, mark: bytes) -> bool:
     """Kill `pid` if it carries the mark; True if it did."""
     try:
         handle = os.pidfd_open(pid)
@@ -121,40 +121,40 @@ def _end(pid: int, mark: bytes) -> bool:
 
 
 def _ancestors() -> set[int]:
-    parents, pid, found = procfs.parents(), os.getpid(), set()
-    while pid and pid not in found:
-        found.add(pid)
+    parents, pid, pids_found = procfs.parents(), os.getpid(), set()
+    while pid and pid not in pids_found:
+        pids_found.add(pid)
         pid = parents.get(pid, 0)
-    return found
+    return pids_found
 
 
 def _open(root: Path) -> int:
     try:
         return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        what = f"the run directory cannot be opened: {error.strerror}"
-        raise InputError(what, where=str(root), mend="`autoqec show` lists the runs") from error
+        message = f"the run directory cannot be opened: {error.strerror}"
+        raise UsageError(message, where=str(root), hint="`autoqec show` lists the runs") from error
 
 
 def _lock(fd: int, root: Path) -> None:
     try:
         if lock_descriptor(fd, blocking=False):
             return
-        time.sleep(_ASKING_S)  # is_held of another process holds the lock for an instant
+        time.sleep(_RETRY_DELAY_S)  # is_locked of another process holds the lock for an instant
         if lock_descriptor(fd, blocking=False):
             return
     except OSError as error:
-        raise DiskFailed(f"the run cannot be locked: {error.strerror}", where=str(root)) from error
+        raise StorageError(f"the run cannot be locked: {error.strerror}", where=str(root)) from error
     other = read(root)
     who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
-    raise InputError(
+    raise UsageError(
         f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
         where=str(root),
-        mend=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
+        hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
     )
 
 
-def _me(epoch: int) -> dict[str, Any]:
+def _owner_record(epoch: int) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -178,13 +178,13 @@ def _write(root: Path, value: dict[str, Any]) -> None:
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        mend = f"look at its file system (`df -h {root}`, `ls -ld {root}`), then start again"
-        raise DiskFailed(f"could not be written: {error.strerror}", where=str(path), mend=mend) from error
+        hint = f"look at its file system (`df -h {root}`, `ls -ld {root}`), then start again"
+        raise StorageError(f"could not be written: {error.strerror}", where=str(path), hint=hint) from error
 
 
 def _warning(root: Path) -> str | None:
     kind = _file_system(root)
-    if kind not in _REMOTE and not kind.startswith("fuse"):
+    if kind not in _NETWORK_FILE_SYSTEMS and not kind.startswith("fuse"):
         return None
     return (
         f"{root} lies on {kind}: locks may not reach other hosts and a rename may not be atomic after a crash; "
@@ -194,14 +194,14 @@ def _warning(root: Path) -> str | None:
 
 def _file_system(path: Path) -> str:
     """Type of the file system that holds `path`; "" where it cannot be told."""
-    best, kind = "", ""
+    longest, kind = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
         return ""
     for line in lines:
-        _, place, this, *_ = line.split()
-        place = place.encode().decode("unicode_escape")
-        if path.is_relative_to(place) and len(place) >= len(best):
-            best, kind = place, this
+        _, mount_point, fs_type, *_ = line.split()
+        mount_point = mount_point.encode().decode("unicode_escape")
+        if path.is_relative_to(mount_point) and len(mount_point) >= len(longest):
+            longest, kind = mount_point, fs_type
     return kind

@@ -14,13 +14,13 @@ from functools import cache
 from pathlib import Path
 
 _NAME = re.compile(r"autoqec-scratch-[a-z]+-[a-z0-9_]{8}")
-_YOUNG_S = 60.0  # made, perhaps, and not locked yet
+_GRACE_S = 60.0  # made, perhaps, and not locked yet
 
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
     """A new, empty, private directory. kind: a word for its name, lower case."""
-    _swept(tempfile.gettempdir())
+    _remove_stale_once(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=f"autoqec-scratch-{kind}-") as name:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -31,7 +31,7 @@ def scratch(kind: str) -> Iterator[Path]:
             os.close(fd)
 
 
-def sweep(place: Path) -> list[Path]:
+def remove_stale(directory: Path) -> list[Path]:
     """Remove what no living process holds of such directories of this user in `place`; returns what was removed.
 
     The kernel drops a lock with its process, so that neither a number given away again nor another container's
@@ -39,7 +39,7 @@ def sweep(place: Path) -> list[Path]:
     """
     removed = []
     with suppress(OSError):
-        for path in sorted(one for one in place.iterdir() if _NAME.fullmatch(one.name)):
+        for path in sorted(entry for entry in directory.iterdir() if _NAME.fullmatch(entry.name)):
             with suppress(OSError):
                 if _remove(path):
                     removed.append(path)
@@ -47,16 +47,16 @@ def sweep(place: Path) -> list[Path]:
 
 
 @cache
-def _swept(place: str) -> list[Path]:
+def _remove_stale_once(directory: str) -> list[Path]:
     """Once a process is enough."""
-    return sweep(Path(place))
+    return remove_stale(Path(directory))
 
 
 def _remove(path: Path) -> bool:
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(fd)
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _YOUNG_S:
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _GRACE_S:
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path)

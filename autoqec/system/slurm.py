@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from autoqec import optional
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.system.process import child
 from autoqec.system.scratch import scratch
 
 # --slurm key -> submitit's name of it
-KEYS = {
+OPTION_NAMES = {
     "time": "time",
     "cpus": "cpus_per_task",
     "mem": "mem",
@@ -39,9 +39,9 @@ KEYS = {
     "nodelist": "nodelist",
     "exclude": "exclude",
 }
-_EXPORTED = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME", "AUTOQEC_SANDBOX")
+_EXPORTED_VARIABLES = ("PATH", "HOME", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_HOME", "AUTOQEC_SANDBOX")
 _TIME = re.compile(r"(?P<minutes>[1-9]\d*)|(?:(?P<days>\d+)-)?(?P<clock>\d+:[0-5]\d:[0-5]\d)")
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0
 _INVALID = "Invalid job id"
 # What a controller that is restarting or overrun lets sbatch say; a refusal of what was asked for reads otherwise.
 _TRANSIENT = re.compile(
@@ -49,12 +49,12 @@ _TRANSIENT = re.compile(
     r"|connection (refused|reset|timed out)|resource temporarily unavailable|temporarily unable|in standby mode",
     re.IGNORECASE,
 )
-WAITS_S = (2.0, 5.0, 15.0, 30.0)  # between one try to queue a job and the next
-_ALIVE = (
+RETRY_DELAYS_S = (2.0, 5.0, 15.0, 30.0)  # between one try to queue a job and the next
+_ACTIVE_STATES = (
     "PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_FED",
     "REQUEUE_HOLD", "RESIZING", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT",
 )  # fmt: skip
-OVER_LIMIT = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
+LIMIT_STATES = ("TIMEOUT", "OUT_OF_MEMORY", "DEADLINE")
 
 Life = Literal["alive", "ended", "gone", "unreachable"]
 
@@ -68,24 +68,24 @@ class Job(NamedTuple):
     why: str = ""
 
 
-def parse(texts: Sequence[str]) -> dict[str, str]:
-    """`KEY=VALUE`s of --slurm. InputError names what is none."""
-    found = {}
+def parse_options(texts: Sequence[str]) -> dict[str, str]:
+    """`KEY=VALUE`s of --slurm. UsageError names what is none."""
+    parsed = {}
     for text in texts:
         key, _, value = text.partition("=")
-        if key not in KEYS or not value or not value.isprintable():
-            mend = f"KEY=VALUE of {', '.join(KEYS)}"
-            raise InputError(f"{text!r} is no option of a job", where="--slurm", mend=mend)
-        found[key] = value
+        if key not in OPTION_NAMES or not value or not value.isprintable():
+            hint = f"KEY=VALUE of {', '.join(OPTION_NAMES)}"
+            raise UsageError(f"{text!r} is no option of a job", where="--slurm", hint=hint)
+        parsed[key] = value
     for key, shape, form in (
         ("time", _TIME, "minutes, or [DAYS-]HH:MM:SS"),
         ("cpus", re.compile(r"[1-9]\d*"), "a number"),
         ("gpus", re.compile(r"[1-9]\d*"), "a number"),
         ("mem", re.compile(r"[1-9]\d*[KMGT]B?"), "a size: 8G, 4000M"),
     ):
-        if key in found and not shape.fullmatch(found[key]):
-            raise InputError(f"{found[key]!r} is not {form}", where=f"--slurm {key}", mend=f"{key}={form}")
-    return found
+        if key in parsed and not shape.fullmatch(parsed[key]):
+            raise UsageError(f"{parsed[key]!r} is not {form}", where=f"--slurm {key}", hint=f"{key}={form}")
+    return parsed
 
 
 def minutes(text: str) -> int:
@@ -99,16 +99,16 @@ def minutes(text: str) -> int:
 
 
 def check(options: Mapping[str, str]) -> None:
-    """Ask SLURM whether it would take such a job; nothing is queued. InputError in its words where it would not."""
+    """Ask SLURM whether it would take such a job; nothing is queued. UsageError in its words where it would not."""
     for command in ("sbatch", "srun", "squeue", "scancel"):
         if shutil.which(command) is None:
-            mend = "start on a machine of the cluster, or leave out --executor slurm"
-            raise InputError(f"`{command}` is not on the PATH", where="--executor slurm", mend=mend)
+            hint = "start on a machine of the cluster, or leave out --executor slurm"
+            raise UsageError(f"`{command}` is not on the PATH", where="--executor slurm", hint=hint)
     _executor(Path(tempfile.gettempdir()), "autoqec-check", options)
-    flags = [f"--{_flag(KEYS[key])}={_value(key, value)}" for key, value in options.items()]
-    status, said = _ask("sbatch", "--test-only", *flags, "--wrap=true")
+    flags = [f"--{_flag(OPTION_NAMES[key])}={_value(key, value)}" for key, value in options.items()]
+    status, output = _run_command("sbatch", "--test-only", *flags, "--wrap=true")
     if status != 0:
-        raise _refusal(said, options)
+        raise _rejection(output, options)
 
 
 def submit(
@@ -117,94 +117,102 @@ def submit(
     """Queue a job that calls `work(*arguments)`, an importable function, with the package at `package`; its number.
 
     folder: on a file system that the nodes share; script and logs go there. A controller that is away is asked again,
-    `WAITS_S` apart, and first whether it took the job all the same. InputError where SLURM refuses, or stays away.
+    `RETRY_DELAYS_S` apart, and first whether it took the job all the same. UsageError where SLURM refuses, or stays
+    away.
     """
     executor = _executor(folder, name, options)
-    fixed = {**child.DEFAULTS, "PYTHONPATH": str(package), "SLURM_EXPORT_ENV": "ALL"}
+    fixed = {**child.DEFAULT_ENVIRONMENT, "PYTHONPATH": str(package), "SLURM_EXPORT_ENV": "ALL"}
     threads = str(options.get("cpus", "1"))
-    fixed |= {key: threads for key in child.DEFAULTS if key.endswith("_NUM_THREADS")}
+    fixed |= {key: threads for key in child.DEFAULT_ENVIRONMENT if key.endswith("_NUM_THREADS")}
     executor.update_parameters(setup=[f"export {key}={shlex.quote(value)}" for key, value in fixed.items()])
-    told = ""
-    for wait in (0.0, *WAITS_S):
+    last_error = ""
+    for wait in (0.0, *RETRY_DELAYS_S):
         time.sleep(wait)
         try:
             # What was not answered may have been taken all the same.
-            return (find(name) if wait else None) or _queued(executor, work, arguments, options)
+            return (find_job(name) if wait else None) or _submit_once(executor, work, arguments, options)
         except ConnectionError as error:
-            told = str(error)
-    tries = f"{len(WAITS_S) + 1} tries in {sum(WAITS_S):.0f} s"
-    what, mend = f"SLURM took no job in {tries}: {_last(told)}", "start again with --resume once `sinfo` answers"
-    raise InputError(what, where="--executor slurm", mend=mend)
+            last_error = str(error)
+    tries = f"{len(RETRY_DELAYS_S) + 1} tries in {sum(RETRY_DELAYS_S):.0f} s"
+    message, hint = (
+        f"SLURM took no job in {tries}: {_error_summary(last_error)}",
+        "start again with --resume once `sinfo` answers",
+    )
+    raise UsageError(message, where="--executor slurm", hint=hint)
 
 
-def _queued(executor: Any, work: Callable[..., None], arguments: tuple[Any, ...], options: Mapping[str, str]) -> str:
+def _submit_once(
+    executor: Any, work: Callable[..., None], arguments: tuple[Any, ...], options: Mapping[str, str]
+) -> str:
     """The number of the job. ConnectionError where nobody answered, so that it may or may not be queued."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(output):
             return str(executor.submit(work, *arguments).job_id)
     except (FailedJobError, FailedSubmissionError) as error:
-        words = str(error) or said.getvalue()
-        if _TRANSIENT.search(words):
-            raise ConnectionError(words) from error
-        raise _refusal(words, options) from error
+        error_text = str(error) or output.getvalue()
+        if _TRANSIENT.search(error_text):
+            raise ConnectionError(error_text) from error
+        raise _rejection(error_text, options) from error
 
 
-def find(name: str) -> str | None:
+def find_job(name: str) -> str | None:
     """The number of the job of this name that is queued or was lately; None where there is none.
 
     ConnectionError where SLURM does not answer.
     """
-    status, said = _ask("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T")
+    status, output = _run_command("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T")
     if status != 0:
-        raise ConnectionError(said)
-    numbers = [line.split("|")[0].strip() for line in said.splitlines() if "|" in line]
+        raise ConnectionError(output)
+    numbers = [line.split("|")[0].strip() for line in output.splitlines() if "|" in line]
     return min(numbers, key=int, default=None)
 
 
-def look(job_id: str) -> Job:
+def query_job(job_id: str) -> Job:
     """What becomes of a job: squeue and scontrol first; accounting may be off, and is asked last."""
-    status, said = _ask("squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T|%r")
-    if status != 0 and _INVALID not in said:
-        return Job("unreachable", why=_last(said))
-    lines = [line for line in said.splitlines() if "|" in line] if status == 0 else []
+    status, output = _run_command("squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T|%r")
+    if status != 0 and _INVALID not in output:
+        return Job("unreachable", why=_error_summary(output))
+    lines = [line for line in output.splitlines() if "|" in line] if status == 0 else []
     if not lines:
-        return _accounted(job_id)
+        return _accounting_status(job_id)
     state, _, reason = lines[0].strip().partition("|")
-    if state in _ALIVE:
+    if state in _ACTIVE_STATES:
         return Job("alive", state, "" if reason == "None" else reason)
     return Job("ended", state, _details(job_id))
 
 
 def cancel(job_id: str) -> None:
     """End a job, queued or running, without grace. What SLURM says against it is passed over: then it has ended."""
-    _ask("scancel", "--signal=KILL", "--full", job_id)
-    _ask("scancel", job_id)
+    _run_command("scancel", "--signal=KILL", "--full", job_id)
+    _run_command("scancel", job_id)
 
 
-def _accounted(job_id: str) -> Job:
+def _accounting_status(job_id: str) -> Job:
     """A job that has left the queue, from the accounting where there is any."""
     if shutil.which("sacct") is None:
         return Job("gone")
     fields = "--format=State,ExitCode,Elapsed"
-    status, said = _ask("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", fields)
-    lines = [line for line in said.splitlines() if line.count("|") == 2] if status == 0 else []
+    status, output = _run_command("sacct", "--noheader", "--allocations", "--parsable2", f"--jobs={job_id}", fields)
+    lines = [line for line in output.splitlines() if line.count("|") == 2] if status == 0 else []
     if not lines:
-        return Job("gone", why=_last(said))
+        return Job("gone", why=_error_summary(output))
     state, code, elapsed = lines[-1].split("|")
-    word = state.split()[0] if state.split() else ""  # "CANCELLED by 1000"
-    if not word or word in _ALIVE:
-        return Job("gone", why=f"its accounting still says {word or 'nothing'}")
-    return Job("ended", word, f"exit code {code}, {elapsed} long")
+    state_word = state.split()[0] if state.split() else ""  # "CANCELLED by 1000"
+    if not state_word or state_word in _ACTIVE_STATES:
+        return Job("gone", why=f"its accounting still says {state_word or 'nothing'}")
+    return Job("ended", state_word, f"exit code {code}, {elapsed} long")
 
 
 def _details(job_id: str) -> str:
-    status, said = _ask("scontrol", "--oneliner", "show", "job", job_id)
-    known = dict(re.findall(r"(\w+)=(\S+)", said)) if status == 0 else {}
+    status, output = _run_command("scontrol", "--oneliner", "show", "job", job_id)
+    known = dict(re.findall(r"(\w+)=(\S+)", output)) if status == 0 else {}
     parts = [("Reason", ""), ("ExitCode", "exit code "), ("RunTime", "ran "), ("TimeLimit", "limit ")]
-    return ", ".join(f"{word}{known[key]}" for key, word in parts if known.get(key, "None") not in ("None", "(null)"))
+    return ", ".join(
+        f"{state_word}{known[key]}" for key, state_word in parts if known.get(key, "None") not in ("None", "(null)")
+    )
 
 
 def _executor(folder: Path, name: str, options: Mapping[str, str]) -> Any:
@@ -213,10 +221,10 @@ def _executor(folder: Path, name: str, options: Mapping[str, str]) -> Any:
     try:
         executor = submitit.SlurmExecutor(folder=folder, python=python)
     except RuntimeError as error:
-        what, mend = "`srun` is not on the PATH", "start on a machine of the cluster"
-        raise InputError(what, where="--executor slurm", mend=mend) from error
-    exported = ",".join(variable for variable in _EXPORTED if variable in os.environ)
-    asked = {KEYS[key]: _value(key, value) for key, value in options.items()}
+        message, hint = "`srun` is not on the PATH", "start on a machine of the cluster"
+        raise UsageError(message, where="--executor slurm", hint=hint) from error
+    exported = ",".join(variable for variable in _EXPORTED_VARIABLES if variable in os.environ)
+    asked = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
     more = {"export": exported, "chdir": "/"}
     executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more, **asked)
@@ -233,23 +241,25 @@ def _flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def _refusal(said: str, options: Mapping[str, str]) -> InputError:
+def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
     asked = " ".join(f"--slurm {key}={value}" for key, value in options.items())
-    mend = f"`sinfo` shows what there is; asked for: {asked or 'nothing'}"
-    return InputError(f"SLURM refuses the job: {_last(said)}", where="--executor slurm", mend=mend)
+    hint = f"`sinfo` shows what there is; asked for: {asked or 'nothing'}"
+    return UsageError(f"SLURM refuses the job: {_error_summary(output)}", where="--executor slurm", hint=hint)
 
 
-def _last(said: str) -> str:
+def _error_summary(output: str) -> str:
     """SLURM's errors, in one line."""
-    lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in said.splitlines() if line.strip()]
+    lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in output.splitlines() if line.strip()]
     return "; ".join(dict.fromkeys(lines))[:400] or "it says nothing"
 
 
-def _ask(*argv: str) -> tuple[int, str]:
+def _run_command(*argv: str) -> tuple[int, str]:
     """Status and words of one of SLURM's commands."""
     known = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-    with scratch("slurm") as place:
-        said = place / "said"
-        limits = child.Limits(wallclock_s=_PATIENCE_S)
-        ended = child.run(argv, cwd=place, env=known, limits=limits, stdout=said)
-        return (ended.returncode or (1 if ended.killed else 0)), said.read_text(encoding="utf-8", errors="replace")
+    with scratch("slurm") as directory:
+        output = directory / "said"
+        limits = child.Limits(wallclock_s=_TIMEOUT_S)
+        ended = child.run(argv, cwd=directory, env=known, limits=limits, stdout=output)
+        return (ended.returncode or (1 if ended.limit_broken else 0)), output.read_text(
+            encoding="utf-8", errors="replace"
+        )

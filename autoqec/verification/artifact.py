@@ -18,38 +18,38 @@ from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.provenance import Manifest
-from autoqec.errors import ContractError, InputError
-from autoqec.store.layout import SURFACE_CONFIG, RoundLayout
+from autoqec.errors import ContractError, UsageError
+from autoqec.store.layout import EDITABLE_CONFIG, RoundLayout
 from autoqec.system import sandbox
 from autoqec.system.process import child
 from autoqec.verification.candidate import decoder_libraries
-from autoqec.verification.candidate.client import Link
+from autoqec.verification.candidate.client import CandidateClient
 from autoqec.verification.shot_stream import artifact_sha256
 
-FOREVER_S = 14 * 24 * 3600.0
-ENTRY_BYTES, ENTRIES = 256, 64  # what torch writes round a tensor, for as many as are let pass
+MAX_PROCESS_S = 14 * 24 * 3600.0
+ZIP_ENTRY_BYTES, MAX_ZIP_ENTRIES = 256, 64  # what torch writes round a tensor, for as many as are let pass
 DISK_MB = 16.0  # the size limit of a candidate's log, and of its scratch directory
-ANSWER_S = 300.0  # the longest wait for one chunk, however much time is left
+ANSWER_TIMEOUT_S = 300.0  # the longest wait for one chunk, however much time is left
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenArtifact:
     """The judge's own copy of what is judged: nothing that happens to the round's files matters any more."""
 
     dir: Path
     checkpoint: Path
     modules_dir: Path | None
     sha256: str
-    tier: sandbox.Tier
-    closed: tuple[Path, ...] = ()
+    sandbox_backend: sandbox.SandboxBackend
+    hidden_paths: tuple[Path, ...] = ()
 
 
 def freeze(
-    checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory: Path, closed: tuple[Path, ...] = ()
-) -> Frozen:
+    checkpoint: Path, dsl: PredecoderDSL, surface: Path | None, directory: Path, hidden_paths: tuple[Path, ...] = ()
+) -> FrozenArtifact:
     """Copy checkpoint and surface into `directory`. closed: what no candidate may see.
 
-    ContractError where one is missing or no regular file; InputError for branch code where nothing confines it.
+    ContractError where one is missing or no regular file; UsageError for branch code where nothing confines it.
     """
     inside = directory / "artifact"
     inside.mkdir()
@@ -59,14 +59,14 @@ def freeze(
     if surface is not None:
         modules = inside / "modules"
         _copy_tree(surface, modules)
-    tier = sandbox.probe()
-    if modules is not None and tier == "none":
-        raise InputError(
+    sandbox_backend = sandbox.probe()
+    if modules is not None and sandbox_backend == "none":
+        raise UsageError(
             "a branch's own code is not judged without a sandbox, and none runs here",
             where="sandbox",
-            mend=f"{sandbox.INSTALL} (a branch that changes predecoder.yaml alone can be judged without)",
+            hint=f"{sandbox.INSTALL} (a branch that changes predecoder.yaml alone can be judged without)",
         )
-    return Frozen(inside, copy, modules, artifact_sha256(copy, dsl, modules), tier, closed)
+    return FrozenArtifact(inside, copy, modules, artifact_sha256(copy, dsl, modules), sandbox_backend, hidden_paths)
 
 
 def _copy_file(source: Path, target: Path) -> None:
@@ -74,19 +74,19 @@ def _copy_file(source: Path, target: Path) -> None:
         fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as stream:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ContractError("no regular file", where=str(source), mend="run the round again")
+                raise ContractError("no regular file", where=str(source), hint="run the round again")
             with target.open("xb") as out:
                 shutil.copyfileobj(stream, out, 2**20)
     except OSError as error:
         raise ContractError(
-            f"can't be read ({error.strerror})", where=str(source), mend="run the round again"
+            f"can't be read ({error.strerror})", where=str(source), hint="run the round again"
         ) from error
 
 
 def _copy_tree(source: Path, target: Path) -> None:
     """Regular files only: links and byte code stay behind, as they do in the hash."""
     if not source.is_dir():
-        raise ContractError("the search surface is no directory", where=str(source), mend="check out the branch")
+        raise ContractError("the search surface is no directory", where=str(source), hint="check out the branch")
     for where, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name != "__pycache__"]
         here = target / Path(where).relative_to(source)
@@ -106,7 +106,7 @@ def stored_bytes(checkpoint: Path) -> int:
         return 0
 
 
-def untold_bytes(frozen: Frozen) -> int:
+def uncounted_bytes(frozen: FrozenArtifact) -> int:
     """Where a branch's own code could keep weights that are no tensor: compressed bytes of its files beyond the trusted
     files of the same names, and of the checkpoint's file beyond tensors and a torch archive's own bookkeeping. Code
     compresses, weights that are written into it do not, whatever they are written as. 0 for a branch without code."""
@@ -119,24 +119,24 @@ def untold_bytes(frozen: Frozen) -> int:
         entries = []  # no torch archive: all of it is loose
     # A directory can lie about either size: what `stored_bytes` did not count is no tensor here.
     tensors = sum(min(item.compress_size, item.file_size) for item in entries if "/data/" in item.filename)
-    rest = frozen.checkpoint.stat().st_size - tensors - ENTRY_BYTES * min(len(entries), ENTRIES)
+    rest = frozen.checkpoint.stat().st_size - tensors - ZIP_ENTRY_BYTES * min(len(entries), MAX_ZIP_ENTRIES)
     return max(0, rest) + _code_bytes(frozen.modules_dir)
 
 
 def _code_bytes(modules_dir: Path) -> int:
     own, total = Path(autoqec.__file__).parent / "decoders" / "modules", 0
     for path in modules_dir.rglob("*"):
-        if path.is_file() and path.name != Path(SURFACE_CONFIG).name:
+        if path.is_file() and path.name != Path(EDITABLE_CONFIG).name:
             trusted = own / path.relative_to(modules_dir)
-            known = len(zlib.compress(trusted.read_bytes(), 9)) if trusted.is_file() else 0
-            total += max(0, len(zlib.compress(path.read_bytes(), 9)) - known)
+            trusted_size = len(zlib.compress(trusted.read_bytes(), 9)) if trusted.is_file() else 0
+            total += max(0, len(zlib.compress(path.read_bytes(), 9)) - trusted_size)
     return total
 
 
-def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> Link:
+def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, profile: Profile) -> CandidateClient:
     """A candidate process under the profile's limits, its spec sent. `name` tells two of one judgement apart.
 
-    InputError where the sandbox can't keep the run out of its sight.
+    UsageError where the sandbox can't keep the run out of its sight.
     """
     argv = [sys.executable, "-P", "-s", "-m", "autoqec.verification.candidate.process"]
     # Each process has a copy of the artifact and a scratch directory of its own, below a name that cannot be guessed:
@@ -145,9 +145,9 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
     artifact, scratch = private / "artifact", private / "scratch"
     shutil.copytree(frozen.dir, artifact)
     scratch.mkdir()
-    policy = sandbox.Policy(
+    policy = sandbox.SandboxPolicy(
         read_only=(artifact,),
-        closed=frozen.closed,
+        hidden_paths=frozen.hidden_paths,
         scratch=scratch,
         hidden=decoder_libraries.files(),
         fork=False,  # CPU time of a process that its parent does not wait for is in no account
@@ -155,15 +155,15 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
         cwd=artifact,
         env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},  # this package, not another installed one
     )
-    wrapped = sandbox.wrap(argv, policy, tier=frozen.tier)
+    wrapped = sandbox.wrap(argv, policy, sandbox_backend=frozen.sandbox_backend)
     # The link counts the time that the judge waits; the judge's own decoding is not the candidate's to answer for.
     limits = child.Limits(
-        wallclock_s=FOREVER_S, memory_gb=profile.memory_gb, disk_mb=DISK_MB, disk_dir=scratch, processes=64
+        wallclock_s=MAX_PROCESS_S, memory_gb=profile.memory_gb, disk_mb=DISK_MB, disk_dir=scratch, processes=64
     )
     log = frozen.dir.parent / f"{name}.log"
     process = child.start(wrapped.argv, cwd=artifact, env=wrapped.env, limits=limits, stderr=log)
-    link = Link(process, answer_s=ANSWER_S, total_s=profile.judge_wallclock_s)
-    link.send_spec(
+    client = CandidateClient(process, answer_s=ANSWER_TIMEOUT_S, total_s=profile.judge_wallclock_s)
+    client.send_spec(
         {
             "env_text": env_text,
             "checkpoint": str(artifact / frozen.checkpoint.name),
@@ -171,10 +171,10 @@ def start(frozen: Frozen, env_text: str, dsl: PredecoderDSL, name: str, profile:
             "modules_dir": str(artifact / frozen.modules_dir.name) if frozen.modules_dir else None,
         }
     )
-    return link
+    return client
 
 
-def recorded(round_dir: RoundLayout) -> Manifest | None:
+def load_manifest(round_dir: RoundLayout) -> Manifest | None:
     """The round's manifest, where it has one."""
     try:
         return Manifest.read(json.loads(round_dir.manifest.read_text()), where=str(round_dir.manifest))
@@ -184,7 +184,7 @@ def recorded(round_dir: RoundLayout) -> Manifest | None:
         raise ContractError(f"no JSON ({error})", where=str(round_dir.manifest)) from error
 
 
-def admit(manifest: Manifest | None, env_sha256: str, frozen: Frozen, where: str) -> None:
+def check_manifest(manifest: Manifest | None, env_sha256: str, frozen: FrozenArtifact, where: str) -> None:
     """Refuse an env or a checkpoint other than the round recorded; ContractError names both hashes."""
     if manifest is None:
         return
@@ -192,11 +192,13 @@ def admit(manifest: Manifest | None, env_sha256: str, frozen: Frozen, where: str
         raise ContractError(
             f"the round was run on env {manifest.environment.env_yaml_sha256}, this env is {env_sha256}",
             where=where,
-            mend="judge it with the env.yaml of its own run",
+            hint="judge it with the env.yaml of its own run",
         )
     weights = sha256_bytes(frozen.checkpoint.read_bytes())
-    noted = {artifact.name: artifact.sha256 for artifact in manifest.artifacts}.get("checkpoint.pt")
-    if noted not in (None, weights):
+    recorded_sha256 = {artifact.name: artifact.sha256 for artifact in manifest.artifacts}.get("checkpoint.pt")
+    if recorded_sha256 not in (None, weights):
         raise ContractError(
-            f"the round left checkpoint {noted}, this one is {weights}", where=where, mend="run the round again"
+            f"the round left checkpoint {recorded_sha256}, this one is {weights}",
+            where=where,
+            hint="run the round again",
         )

@@ -8,35 +8,36 @@ import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
-from autoqec.contracts.verdict import PairedEffect, PanelMember
+from autoqec.contracts.verdict import BaselineResult, PairedEffect
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, sample
-from autoqec.qec.stats import rate, wrong
+from autoqec.qec.stats import error_mask, rate
 from autoqec.verification.shot_stream import CHUNK
 
 REFERENCE_SEED = 2**62  # public, and apart from every candidate's draw
-_REFERENCE: dict[tuple[str, str, str, int], tuple[int, int]] = {}
+_REFERENCE_CACHE: dict[tuple[str, str, str, int], tuple[int, int]] = {}
 
 
-class Panel:
+class Baselines:
     """The env's baselines, built once; the plain backend is always among them."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines)))
-        self._members = {name: backends.make(name, problem) for name in self.names}
+        self._decoders = {name: backends.make_backend(name, problem) for name in self.names}
 
-    def wrong(self, shots: Shots) -> dict[str, NDArray[np.bool_]]:
+    def error_mask(self, shots: Shots) -> dict[str, NDArray[np.bool_]]:
         """bool [n] a member: the shots it loses."""
         return {
-            name: wrong(member.decode(shots.detectors), shots.observables) for name, member in self._members.items()
+            name: error_mask(decoder.decode(shots.detection_events), shots.observables)
+            for name, decoder in self._decoders.items()
         }
 
-    def table(self, effects: dict[str, PairedEffect]) -> tuple[PanelMember, ...]:
+    def results(self, effects: dict[str, PairedEffect]) -> tuple[BaselineResult, ...]:
         rounds = self.problem.env.code.rounds
         return tuple(
-            PanelMember(
+            BaselineResult(
                 name=name,
                 rate=rate(effects[name].counts.errors_reference, effects[name].counts.shots, rounds=rounds),
                 against=effects[name],
@@ -53,18 +54,18 @@ def reference_errors(problem: Problem, shots: int) -> tuple[int, int]:
     """
     chunks = -(-shots // CHUNK)
     key = (problem.circuit_sha256, problem.env.plain, repr(problem.env.bp), chunks)
-    if key not in _REFERENCE:
+    if key not in _REFERENCE_CACHE:
         decode = _reference_decoder(problem)
         errors = 0
         for index in range(chunks):
-            drawn = sample(problem, CHUNK, REFERENCE_SEED + index)
-            errors += int(wrong(decode(drawn.detectors), drawn.observables).sum())
-        _REFERENCE[key] = (errors, chunks * CHUNK)
-    return _REFERENCE[key]
+            shots_of_chunk = sample(problem, CHUNK, REFERENCE_SEED + index)
+            errors += int(error_mask(decode(shots_of_chunk.detection_events), shots_of_chunk.observables).sum())
+        _REFERENCE_CACHE[key] = (errors, chunks * CHUNK)
+    return _REFERENCE_CACHE[key]
 
 
 def _reference_decoder(problem: Problem) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
     if problem.env.plain != "mwpm":
-        return backends.make(problem.env.plain, problem).decode
+        return backends.make_backend(problem.env.plain, problem).decode
     matching = pymatching.Matching.from_detector_error_model(problem.dem)
-    return lambda detectors: matching.decode_batch(detectors, bit_packed_shots=True).astype(bool)
+    return lambda detection_events: matching.decode_batch(detection_events, bit_packed_shots=True).astype(bool)

@@ -19,21 +19,21 @@ from scipy import stats
 
 from autoqec.contracts.base import sha256_bytes, sha256_json
 from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict, PairedCounts
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
-from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, paired, wrong
-from autoqec.store.layout import closed_to_branches
+from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
+from autoqec.store.layout import hidden_from_branch_code
 from autoqec.verification import artifact
-from autoqec.verification.candidate.client import Failure
-from autoqec.verification.candidate_evaluation import Trial
-from autoqec.verification.shot_stream import Bundle
+from autoqec.verification.candidate.client import CandidateFailure
+from autoqec.verification.candidate_evaluation import CandidateEvaluation
+from autoqec.verification.shot_stream import ShotStream
 
 if TYPE_CHECKING:
     from autoqec.verification.verifier import VerifyRequest
 
-PURPOSE = "composition"
-Losses = list[NDArray[np.bool_]]  # bool [shots] each: plain backend, child, parents in order
+SHOT_PURPOSE = "composition"
+ErrorMasks = list[NDArray[np.bool_]]  # bool [shots] each: plain backend, child, parents in order
 
 
 @dataclass
@@ -47,8 +47,8 @@ class Interaction:
     total: int = 0
     squares: int = 0
 
-    def add(self, losses: Losses) -> None:
-        plain, child, *parents = (lost.astype(np.int64) for lost in losses)
+    def add(self, error_masks: ErrorMasks) -> None:
+        plain, child, *parents = (candidate_errors.astype(np.int64) for candidate_errors in error_masks)
         each = sum(parents) - (len(parents) - 1) * plain - child
         self.shots += len(plain)
         self.total += int(each.sum())
@@ -58,14 +58,14 @@ class Interaction:
         """(mean, low, high). Normal, with one shot of +1 and one of -1 added: for paired proportions that keeps the
         coverage where few shots differ (Agresti and Min, Statist. Med. 24, 729, 2005)."""
         n = self.shots + 2
-        middle = self.total / n
-        spread = math.sqrt(max((self.squares + 2) / n - middle * middle, 0.0) / n)
+        center = self.total / n
+        spread = math.sqrt(max((self.squares + 2) / n - center * center, 0.0) / n)
         z = float(stats.norm.ppf((1 + confidence) / 2))
-        return self.total / self.shots, middle - z * spread, middle + z * spread
+        return self.total / self.shots, center - z * spread, center + z * spread
 
 
 @dataclass
-class Tally:
+class CompositionCounts:
     """Paired counts of everybody: the plain backend against each, each parent against the child."""
 
     child: PairedCounts
@@ -74,16 +74,16 @@ class Tally:
     interaction: Interaction
 
     @classmethod
-    def of(cls, parents: int) -> Tally:
+    def of(cls, parents: int) -> CompositionCounts:
         return cls(NO_PAIRS, [NO_PAIRS] * parents, [NO_PAIRS] * parents, Interaction())
 
-    def add(self, losses: Losses) -> None:
-        plain, child, *parents = losses
+    def add(self, error_masks: ErrorMasks) -> None:
+        plain, child, *parents = error_masks
         self.child = add_pairs(self.child, count_pairs(plain, child))
         for index, parent in enumerate(parents):
             self.parents[index] = add_pairs(self.parents[index], count_pairs(plain, parent))
             self.against[index] = add_pairs(self.against[index], count_pairs(parent, child))
-        self.interaction.add(losses)
+        self.interaction.add(error_masks)
 
 
 def joint_sha256(child: str, parents: Sequence[str]) -> str:
@@ -91,7 +91,7 @@ def joint_sha256(child: str, parents: Sequence[str]) -> str:
     return sha256_json({"child": child, "parents": list(parents)})
 
 
-def compose(child: artifact.Frozen, request: VerifyRequest, directory: Path) -> Composition | str:
+def evaluate_composition(child: artifact.FrozenArtifact, request: VerifyRequest, directory: Path) -> Composition | str:
     """Judge the frozen child and `request.parents` on one bundle; or why that could not be done.
 
     directory: an empty place for the parents' copies. A parent that is damaged, changed or of another env, or any
@@ -99,33 +99,37 @@ def compose(child: artifact.Frozen, request: VerifyRequest, directory: Path) -> 
     """
     env, requests = request.env, (request, *request.parents)
     problem = Problem.from_env(env)
-    tally = Tally.of(len(request.parents))
+    totals = CompositionCounts.of(len(request.parents))
     try:
         frozen = [child, *(_freeze(parent, directory) for parent in request.parents)]
-        joint = joint_sha256(child.sha256, [one.sha256 for one in frozen[1:]])
-        bundle = Bundle(request.secret, joint, env.seed_policy.holdout, request.shelf)
-        for losses in _losses(problem, bundle, frozen, requests):
-            tally.add(losses)
-    except (ContractError, InputError) as error:
+        joint_hash = joint_sha256(child.sha256, [one.sha256 for one in frozen[1:]])
+        shot_stream = ShotStream(request.secret, joint_hash, env.seed_policy.holdout, request.shot_cache)
+        for error_masks in _error_masks(problem, shot_stream, frozen, requests):
+            totals.add(error_masks)
+    except (ContractError, UsageError) as error:
         return f"synergy with the parents: {error.what}"
     parents = tuple(
         CompositionParent(
             round=parent.round.round,
             artifact_sha256=copy.sha256,
-            effect=paired(alone, reference=env.plain, p=problem.p),
-            against=(against := paired(beside, reference=f"round {parent.round.round}", p=problem.p)),
+            effect=paired_effect(parent_counts, reference=env.plain, p=problem.p),
+            against=(
+                against := paired_effect(parent_vs_child_counts, reference=f"round {parent.round.round}", p=problem.p)
+            ),
             beaten=against.delta_low > 0,
         )
-        for parent, copy, alone, beside in zip(request.parents, frozen[1:], tally.parents, tally.against, strict=True)
+        for parent, copy, parent_counts, parent_vs_child_counts in zip(
+            request.parents, frozen[1:], totals.parents, totals.against, strict=True
+        )
     )
-    mean, low, high = tally.interaction.interval()
-    verdict, evidence = decide(low, high, parents)
+    mean, low, high = totals.interaction.interval()
+    verdict, evidence = decide_composition(low, high, parents)
     return Composition(
         verdict=verdict,
         evidence=evidence,
-        bundle_id=bundle.id,
-        chunk_digests=bundle.listed(),
-        effect=paired(tally.child, reference=env.plain, p=problem.p),
+        bundle_id=shot_stream.id,
+        chunk_digests=shot_stream.digest_lines(),
+        effect=paired_effect(totals.child, reference=env.plain, p=problem.p),
         parents=parents,
         interaction=mean,
         interaction_low=low,
@@ -133,7 +137,7 @@ def compose(child: artifact.Frozen, request: VerifyRequest, directory: Path) -> 
     )
 
 
-def decide(low: float, high: float, parents: Sequence[CompositionParent]) -> tuple[CompositionVerdict, str]:
+def decide_composition(low: float, high: float, parents: Sequence[CompositionParent]) -> tuple[CompositionVerdict, str]:
     """From the interaction's interval and the comparison with each parent to a verdict and its reason."""
     unbeaten = [str(parent.round) for parent in parents if not parent.beaten]
     if high < 0:
@@ -145,46 +149,51 @@ def decide(low: float, high: float, parents: Sequence[CompositionParent]) -> tup
     return "synergy", "the gain is above the sum of the parents' gains (lower bound above 0), and each parent is beaten"
 
 
-def _freeze(parent: VerifyRequest, directory: Path) -> artifact.Frozen:
+def _freeze(parent: VerifyRequest, directory: Path) -> artifact.FrozenArtifact:
     """A parent's own copy; ContractError unless it is what was verified."""
     number = parent.round.round
     place = directory / f"parent-{number}"
     place.mkdir()
-    closed = closed_to_branches(parent.round.dir)
+    closed = hidden_from_branch_code(parent.round.dir)
     frozen = artifact.freeze(parent.checkpoint, parent.dsl, parent.surface, place, closed)
     env_sha256 = sha256_bytes(parent.env_text.encode())
-    artifact.admit(artifact.recorded(parent.round), env_sha256, frozen, str(parent.round.manifest))
+    artifact.check_manifest(artifact.load_manifest(parent.round), env_sha256, frozen, str(parent.round.manifest))
     if parent.expected_artifact not in (None, frozen.sha256):
         raise ContractError(f"round {number} was verified as {parent.expected_artifact} and is now {frozen.sha256}")
     return frozen
 
 
-def _losses(
-    problem: Problem, bundle: Bundle, frozen: Sequence[artifact.Frozen], requests: Sequence[VerifyRequest]
-) -> Iterator[Losses]:
+def _error_masks(
+    problem: Problem,
+    shot_stream: ShotStream,
+    frozen: Sequence[artifact.FrozenArtifact],
+    requests: Sequence[VerifyRequest],
+) -> Iterator[ErrorMasks]:
     """Which shots each party loses, a chunk at a time; one process a predecoder.
 
     ContractError for an answer that cannot be used.
     """
     profile = requests[0].profile
-    plain = backends.make(problem.env.plain, problem)
+    plain = backends.make_backend(problem.env.plain, problem)
     with ExitStack() as stack:
-        trials = []
+        evaluations = []
         for number, (copy, request) in enumerate(zip(frozen, requests, strict=True)):
-            link = artifact.start(copy, request.env_text, request.dsl, f"{PURPOSE}-{number}", profile)
-            stack.callback(link.close)
-            trials.append(Trial(problem, bundle, link, request.dsl.output_mode))
-        for trial in trials:
-            made = trial.link.receive_made()
-            if isinstance(made, Failure):
-                raise ContractError(str(made))
-        for chunk in bundle.chunks(problem, PURPOSE, profile.judge_effect_shots):
-            for trial in trials:
-                trial.link.send(chunk.detectors)
-            losses = [wrong(plain.decode(chunk.detectors), chunk.observables)]
-            for trial in trials:
-                lost, _ = trial.candidate_wrong(trial.backend, chunk, trial.link.receive(len(trial.priors)))
-                if trial.faults:
-                    raise ContractError(f"no usable answer: {next(iter(trial.faults))}")
-                losses.append(lost)
-            yield losses
+            client = artifact.start(copy, request.env_text, request.dsl, f"{SHOT_PURPOSE}-{number}", profile)
+            stack.callback(client.close)
+            evaluations.append(CandidateEvaluation(problem, shot_stream, client, request.dsl.output_mode))
+        for evaluation in evaluations:
+            model_info = evaluation.client.receive_model_info()
+            if isinstance(model_info, CandidateFailure):
+                raise ContractError(str(model_info))
+        for chunk in shot_stream.chunks(problem, SHOT_PURPOSE, profile.judge_effect_shots):
+            for evaluation in evaluations:
+                evaluation.client.send(chunk.detection_events)
+            error_masks = [error_mask(plain.decode(chunk.detection_events), chunk.observables)]
+            for evaluation in evaluations:
+                candidate_errors, _ = evaluation.score_answer(
+                    evaluation.backend, chunk, evaluation.client.receive(len(evaluation.priors))
+                )
+                if evaluation.failures:
+                    raise ContractError(f"no usable answer: {next(iter(evaluation.failures))}")
+                error_masks.append(candidate_errors)
+            yield error_masks

@@ -17,27 +17,29 @@ def decide(
         broken = (f"sequential test: harm, e-value {test.e_value_harm:.3g} against the candidate", *broken)
     if broken:
         return "FAILED", broken
-    missing = _missing(env, test, effect)
+    missing = _unmet_conditions(env, test, effect)
     if missing:
         return "SUSPICIOUS", missing
     assert test is not None and effect is not None and effect.relative_low is not None
     return "VERIFIED", (
         f"sequential test: e-value {test.e_value:.3g} reached {test.threshold:.3g} after {test.counts.shots} shots",
-        f"effect: at least {100 * effect.relative_low:.1f}% fewer errors (needed {_needed(env)})",
+        f"effect: at least {100 * effect.relative_low:.1f}% fewer errors (needed {_required_gain(env)})",
         f"all {len(guards)} guards held",
     )
 
 
-def _missing(env: EnvSpec, test: SequentialTest | None, effect: PairedEffect | None) -> tuple[str, ...]:
-    found = []
+def _unmet_conditions(env: EnvSpec, test: SequentialTest | None, effect: PairedEffect | None) -> tuple[str, ...]:
+    unmet = []
     if test is None or test.stopped_by != "evidence":
-        found.append(_no_evidence(test))
+        unmet.append(_no_evidence(test))
     if effect is None or effect.relative_low is None or not effect.counts.fixed:
-        found.append("effect: no errors to compare, so no gain was measured")
+        unmet.append("effect: no errors to compare, so no gain was measured")
     elif effect.relative_low < env.protocol.min_relative_gain or effect.relative_low <= 0:
         low = 100 * effect.relative_low
-        found.append(f"effect: the gain's lower bound is {low:.1f}%, needed {_needed(env)}; {null_power(effect)}")
-    return tuple(found)
+        unmet.append(
+            f"effect: the gain's lower bound is {low:.1f}%, needed {_required_gain(env)}; {null_power(effect)}"
+        )
+    return tuple(unmet)
 
 
 def _no_evidence(test: SequentialTest | None) -> str:
@@ -52,14 +54,14 @@ def _no_evidence(test: SequentialTest | None) -> str:
 def null_power(effect: PairedEffect) -> str:
     """What this draw could have shown at all."""
     counts = effect.counts
-    least = detectable_effect(counts.shots, counts.errors_reference / counts.shots)
+    detectable = detectable_effect(counts.shots, counts.errors_reference / counts.shots)
     return (
         f"{counts.shots} shots with {counts.errors_reference} plain errors show a relative gain of "
-        f"{100 * least:.1f}% or more four times in five; smaller gains stay open"
+        f"{100 * detectable:.1f}% or more four times in five; smaller gains stay open"
     )
 
 
-def _needed(env: EnvSpec) -> str:
+def _required_gain(env: EnvSpec) -> str:
     return f"{100 * env.protocol.min_relative_gain:g}%"
 
 

@@ -18,17 +18,18 @@ from autoqec.contracts.verdict import Cost, Guard, PairedCounts, PairedEffect
 from autoqec.qec.problem import Problem
 from autoqec.verification.sequential import log_e_value
 
-BY_CHANCE = 1e-6  # of a false alarm
-SAME_LOG_ODDS = 1e-4  # nats, and relative; BLAS is not bit-stable between batch sizes
-SAME_PREDICTIONS = 1e-5  # share that may differ: ties that rounding breaks
-HARM_AT_POINT = 1e-3  # level of the test for harm at another p
-WIDEST = 4  # bytes a number: wider ones could hold several
-MOST_CODE = 12 * 2**10  # bytes, compressed: some 40 kB of source. What is more is weights
-START_S = 1.0
+FALSE_ALARM_RATE = 1e-6  # of a false alarm
+LOG_ODDS_TOLERANCE = 1e-4  # nats, and relative; BLAS is not bit-stable between batch sizes
+PREDICTION_TOLERANCE = 1e-5  # share that may differ: ties that rounding breaks
+HARM_LEVEL = 1e-3  # level of the test for harm at another p
+MAX_BYTES_PER_PARAM = 4  # bytes a number: wider ones could hold several
+MAX_CODE_BYTES = 12 * 2**10  # bytes, compressed: some 40 kB of source. What is more is weights
+WARMUP_CPU_S = 1.0
 ENOUGH_ERRORS, SAME_ERRORS = 50, 0.01  # below 1% of its errors apart, a candidate is a baseline in disguise
-# A shot may take FREE_US of CPU and a microsecond more for each FLOPS_PER_US counted. The slowest kind of net that we
+# A shot may take BASE_US_PER_SHOT of CPU and a microsecond more for each MIN_FLOPS_PER_US counted. The slowest kind
+# of net that we
 # have (neural BP, all gathers and tiny tensors) does 260 FLOPs a microsecond; dense ones do 20,000 and more.
-FREE_US, FLOPS_PER_US = 50.0, 50.0
+BASE_US_PER_SHOT, MIN_FLOPS_PER_US = 50.0, 50.0
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
@@ -48,14 +49,19 @@ def _band(band: tuple[int, int]) -> str:
     return f"[{band[0]}, {band[1]}]"
 
 
-def same_circuit(problem: Problem, built: str | None, recorded: str | None) -> Guard:
+def same_circuit(problem: Problem, candidate_circuit: str | None, manifest_circuit: str | None) -> Guard:
     """The circuit of the env's text is the one the candidate built and the round's manifest recorded."""
     mine = problem.circuit_sha256
-    differing = {name: sha for name, sha in (("candidate", built), ("manifest", recorded)) if sha not in (None, mine)}
-    told = ", ".join(f"the {name} has {sha}" for name, sha in differing.items()) or (
-        "the candidate built the same" + (", the manifest records the same" if recorded else "; no manifest to compare")
+    differing = {
+        name: sha
+        for name, sha in (("candidate", candidate_circuit), ("manifest", manifest_circuit))
+        if sha not in (None, mine)
+    }
+    detail = ", ".join(f"the {name} has {sha}" for name, sha in differing.items()) or (
+        "the candidate built the same"
+        + (", the manifest records the same" if manifest_circuit else "; no manifest to compare")
     )
-    return Guard(name="same_circuit", passed=not differing, evidence=f"circuit of the env {mine[:16]}; {told}")
+    return Guard(name="same_circuit", passed=not differing, evidence=f"circuit of the env {mine[:16]}; {detail}")
 
 
 def baseline_interval(counts: PairedCounts, reference_errors: int, reference_shots: int) -> Guard:
@@ -65,7 +71,7 @@ def baseline_interval(counts: PairedCounts, reference_errors: int, reference_sho
     chance = float(distributions.binomtest(counts.errors_reference, total, share).pvalue) if total else 1.0
     return Guard(
         name="baseline_interval",
-        passed=chance >= BY_CHANCE,
+        passed=chance >= FALSE_ALARM_RATE,
         evidence=f"plain backend: {counts.errors_reference} errors in {counts.shots} judged shots, {reference_errors} "
         f"in {reference_shots} reference shots; difference at least as large by chance: {chance:.2g}",
     )
@@ -77,13 +83,14 @@ def batch_independence(
     """The same shots in another order and in batches of other sizes (rows put back) give the same answer."""
     if whole is None or split is None or differing is None:
         return Guard(name="batch_independence", passed=False, evidence="no complete answers to compare")
-    gap = float(np.max(np.abs(whole - split) / np.maximum(1.0, np.abs(whole)), initial=0.0))
-    allowed = max(1, math.floor(SAME_PREDICTIONS * len(whole)))
+    max_difference = float(np.max(np.abs(whole - split) / np.maximum(1.0, np.abs(whole)), initial=0.0))
+    allowed = max(1, math.floor(PREDICTION_TOLERANCE * len(whole)))
     return Guard(
         name="batch_independence",
-        passed=bool(gap <= SAME_LOG_ODDS) and differing <= allowed,
-        evidence=f"{len(whole)} shots permuted and sent in uneven batches: log-odds differ by at most {gap:.2g} "
-        f"(allowed {SAME_LOG_ODDS:g}), {differing} predictions differ (allowed {allowed})",
+        passed=bool(max_difference <= LOG_ODDS_TOLERANCE) and differing <= allowed,
+        evidence=f"{len(whole)} shots permuted and sent in uneven batches: log-odds differ by at most "
+        f"{max_difference:.2g} "
+        f"(allowed {LOG_ODDS_TOLERANCE:g}), {differing} predictions differ (allowed {allowed})",
     )
 
 
@@ -92,20 +99,20 @@ def repeatable(one: NDArray[np.float32] | None, other: NDArray[np.float32] | Non
     if one is None or other is None:
         return Guard(name="repeatable", passed=False, evidence="no complete answers to compare")
     same = one.tobytes() == other.tobytes()
-    told = "identical" if same else f"differ by up to {float(np.max(np.abs(one - other))):.2g}"
-    return Guard(name="repeatable", passed=same, evidence=f"{len(one)} shots in a second process: log-odds {told}")
+    detail = "identical" if same else f"differ by up to {float(np.max(np.abs(one - other))):.2g}"
+    return Guard(name="repeatable", passed=same, evidence=f"{len(one)} shots in a second process: log-odds {detail}")
 
 
-def complete(faults: Mapping[str, int], shots: int) -> Guard:
+def complete(failures: Mapping[str, int], shots: int) -> Guard:
     """No crash, timeout, wrong shape or non-finite value; each such shot was counted as an error."""
-    lost = sum(faults.values())
-    told = "; ".join(f"{count} shots: {reason}" for reason, count in faults.items() if count)
+    unusable = sum(failures.values())
+    detail = "; ".join(f"{count} shots: {reason}" for reason, count in failures.items() if count)
     if not shots:
-        told = f"the net never answered ({'; '.join(faults) or 'nothing was asked'})"
+        detail = f"the net never answered ({'; '.join(failures) or 'nothing was asked'})"
     return Guard(
         name="complete",
-        passed=not faults,
-        evidence=f"{lost} of {shots} shots without a usable answer{f' ({told})' if told else ''}",
+        passed=not failures,
+        evidence=f"{unusable} of {shots} shots without a usable answer{f' ({detail})' if detail else ''}",
     )
 
 
@@ -115,7 +122,7 @@ def ablation(prior_only: PairedCounts, shuffled: PairedCounts, shuffled_against_
     prior_only: public priors through the same reweighted decoding, against the plain backend. shuffled: each shot
     under another shot's log-odds, against the plain backend; shuffled_against_own: the same against its own log-odds.
     """
-    prior_gains = log_e_value(prior_only.fixed, prior_only.broken) >= -math.log(BY_CHANCE)
+    prior_gains = log_e_value(prior_only.fixed, prior_only.broken) >= -math.log(FALSE_ALARM_RATE)
     shuffled_gains = log_e_value(shuffled.fixed, shuffled.broken) >= math.log(20)
     loses = log_e_value(shuffled_against_own.broken, shuffled_against_own.fixed) >= math.log(20)
     return Guard(
@@ -133,7 +140,7 @@ def canary(agreeing: int, shots: int) -> Guard:
     chance = float(distributions.binom.sf(agreeing - 1, shots, 0.5)) if shots else 1.0
     return Guard(
         name="canary",
-        passed=chance >= BY_CHANCE,
+        passed=chance >= FALSE_ALARM_RATE,
         evidence=f"{agreeing} of {shots} predictions meet labels flipped by a secret coin; "
         f"this many or more by chance: {chance:.2g}",
     )
@@ -141,12 +148,12 @@ def canary(agreeing: int, shots: int) -> Guard:
 
 def other_points(points: tuple[PairedEffect, ...]) -> Guard:
     """The env's other p, same weights, priors moved to that p: no harm there."""
-    harmed = [e for e in points if log_e_value(e.counts.broken, e.counts.fixed) >= -math.log(HARM_AT_POINT)]
-    told = "; ".join(
+    harmed = [e for e in points if log_e_value(e.counts.broken, e.counts.fixed) >= -math.log(HARM_LEVEL)]
+    detail = "; ".join(
         f"p={effect.p:g}: fixes {effect.counts.fixed}, breaks {effect.counts.broken} of {effect.counts.shots}"
         for effect in points
     )
-    return Guard(name="other_points", passed=not harmed, evidence=told or "the env has no other p")
+    return Guard(name="other_points", passed=not harmed, evidence=detail or "the env has no other p")
 
 
 def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: int, shots: int) -> Guard:
@@ -159,27 +166,29 @@ def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: i
     """
     if counted is None:
         return Guard(name="cost", passed=False, evidence="no net was built, so nothing could be counted")
-    found = []
+    violations = []
     limits = env.constraints
     for name, mine, claim, most in (
         ("parameters", counted.n_params, counted.claimed_n_params, limits.max_params),
         ("FLOPs", counted.flops_per_syndrome, counted.claimed_flops_per_syndrome, limits.max_flops_per_syndrome),
     ):
         if claim is not None and claim < mine:
-            found.append(f"claims {claim} {name}, has {mine}")
+            violations.append(f"claims {claim} {name}, has {mine}")
         if mine > most:
-            found.append(f"{mine} {name} are above the env's {most}")
-    if stored_bytes > WIDEST * counted.n_params:
-        found.append(f"{stored_bytes} bytes of tensors can't be {counted.n_params} parameters")
-    if code_bytes > MOST_CODE:
-        found.append(f"{code_bytes} bytes of compressed new code and the checkpoint's loose ends, at most {MOST_CODE}")
-    allowed_us = FREE_US + counted.flops_per_syndrome / FLOPS_PER_US + 1e6 * START_S / max(shots, 1)
+            violations.append(f"{mine} {name} are above the env's {most}")
+    if stored_bytes > MAX_BYTES_PER_PARAM * counted.n_params:
+        violations.append(f"{stored_bytes} bytes of tensors can't be {counted.n_params} parameters")
+    if code_bytes > MAX_CODE_BYTES:
+        violations.append(
+            f"{code_bytes} bytes of compressed new code and the checkpoint's loose ends, at most {MAX_CODE_BYTES}"
+        )
+    allowed_us = BASE_US_PER_SHOT + counted.flops_per_syndrome / MIN_FLOPS_PER_US + 1e6 * WARMUP_CPU_S / max(shots, 1)
     if counted.candidate_us_per_shot > allowed_us:
-        found.append(f"{counted.candidate_us_per_shot:.0f} us a shot can't be {counted.flops_per_syndrome} FLOPs")
+        violations.append(f"{counted.candidate_us_per_shot:.0f} us a shot can't be {counted.flops_per_syndrome} FLOPs")
     return Guard(
         name="cost",
-        passed=not found,
-        evidence="; ".join(found)
+        passed=not violations,
+        evidence="; ".join(violations)
         or f"{counted.n_params} parameters, {counted.flops_per_syndrome} FLOPs a shot, by the {counted.counted_by}; "
         f"claims are not below",
     )
@@ -221,9 +230,9 @@ def own_predictions(effects: Mapping[str, PairedEffect], plain: str) -> Guard:
     )
 
 
-def first_draw(artifact: str, judged_before: Mapping[str, int]) -> Guard:
+def first_draw(artifact: str, tested_artifacts: Mapping[str, int]) -> Guard:
     """One artifact, one draw a run: sent in again under another round's name it buys nothing."""
-    earlier = judged_before.get(artifact)
+    earlier = tested_artifacts.get(artifact)
     return Guard(
         name="first_draw",
         passed=earlier is None,

@@ -44,7 +44,7 @@ def render(report: VerifyReport) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    templates.filters.update(rate=_rate, percent=_percent, delta=_delta, cell=_cell)
+    templates.filters.update(rate=_rate, percent=_percent, delta=_delta, cell=_table_cell)
     return templates.get_template(_TEMPLATE).render(report=report)
 
 
@@ -62,7 +62,7 @@ def _delta(effect: PairedEffect) -> str:
     return f"{effect.delta:.4g} [{effect.delta_low:.4g}, {effect.delta_high:.4g}]"
 
 
-def _cell(text: str) -> str:
+def _table_cell(text: str) -> str:
     """Text in a table cell: a candidate's own words may stand in it, so markup is taken out."""
     plain = "".join(char if char.isprintable() else " " for char in text)
     return plain.replace("|", "/").replace("`", "'").replace("<", "(").replace(">", ")")[:600]

@@ -25,11 +25,11 @@ from autoqec.qec.stats import NO_PAIRS, add_pairs
 # Mixing density Beta(20, 20), cut to (1/2, 1]: most of its mass on P(fixed | discordant) in 0.5..0.65, that is on
 # relative gains of a few to thirty per cent, and enough beyond to lose only a few shots on larger ones.
 MIXTURE = (20.0, 20.0)
-FUTILE_BELOW = 1e-3  # predicted chance of still reaching the threshold below which testing stops
-FUTILE_AFTER = 50  # discordant shots before futility is considered
+FUTILITY_THRESHOLD = 1e-3  # predicted chance of still reaching the threshold below which testing stops
+FUTILITY_MIN_DISCORDANT = 50  # discordant shots before futility is considered
 
 
-def gamma(t: int) -> float:
+def e_lond_weight(t: int) -> float:
     """e-LOND's weights 1 / (t (t + 1)), t = 1, 2, ...: they sum to 1 exactly."""
     if t < 1:
         raise ValueError(f"position {t} in the stream; the first is 1")
@@ -40,7 +40,7 @@ def e_lond_level(alpha: float, attempt_index: int, discoveries_before: int) -> f
     """Level of the attempt at `attempt_index` (from 1), after `discoveries_before` VERIFIED ones."""
     if not 0 <= discoveries_before < attempt_index:
         raise ValueError(f"{discoveries_before} discoveries before attempt {attempt_index}")
-    return alpha * gamma(attempt_index) * (1 + discoveries_before)
+    return alpha * e_lond_weight(attempt_index) * (1 + discoveries_before)
 
 
 def log_e_value(wins: int, losses: int, mixture: tuple[float, float] = MIXTURE) -> float:
@@ -95,25 +95,25 @@ class Monitor:
             return "harm"
         if self.counts.shots >= self.budget:
             return "budget"
-        return "futility" if self.chance_left() < FUTILE_BELOW else None
+        return "futility" if self.success_probability() < FUTILITY_THRESHOLD else None
 
-    def chance_left(self) -> float:
+    def success_probability(self) -> float:
         """Predicted probability of reaching the threshold within the budget; 1 while too little was seen.
 
         P(fixed | discordant) has the posterior Beta(1 + fixed, 1 + broken); the discordant shots to come are as
         frequent as those seen, and a half more to be kind. Twice the tail at the end bounds the chance on the way.
         """
         fixed, broken, shots = self.counts.fixed, self.counts.broken, self.counts.shots
-        seen = fixed + broken
-        if seen < FUTILE_AFTER:
+        discordant = fixed + broken
+        if discordant < FUTILITY_MIN_DISCORDANT:
             return 1.0
-        ahead = math.ceil(1.5 * seen * (self.budget - shots) / shots)
-        need = self._wins_needed(seen + ahead) - fixed
-        if need > ahead:
+        remaining = math.ceil(1.5 * discordant * (self.budget - shots) / shots)
+        need = self._wins_needed(discordant + remaining) - fixed
+        if need > remaining:
             return 0.0
         a, b = 1.0 + fixed, 1.0 + broken
-        mean = ahead * a / (a + b)
-        variance = ahead * a * b * (a + b + ahead) / ((a + b) ** 2 * (a + b + 1))
+        mean = remaining * a / (a + b)
+        variance = remaining * a * b * (a + b + remaining) / ((a + b) ** 2 * (a + b + 1))
         return min(1.0, 2 * float(special.ndtr((mean + 0.5 - need) / math.sqrt(variance))))
 
     def _wins_needed(self, total: int) -> int:

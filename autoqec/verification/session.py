@@ -25,26 +25,26 @@ from autoqec.contracts.verdict import (
 )
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
-from autoqec.qec.stats import rate, wrong
+from autoqec.qec.stats import error_mask, rate
 from autoqec.system import machine
 from autoqec.verification import artifact, guards
-from autoqec.verification.baselines import Panel, reference_errors
-from autoqec.verification.candidate.client import Failure, Link
-from autoqec.verification.candidate_evaluation import Trial, same_edges, uneven_answers
-from autoqec.verification.composition import compose
+from autoqec.verification.baselines import Baselines, reference_errors
+from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, rebatched_answers, same_edges
+from autoqec.verification.composition import evaluate_composition
 from autoqec.verification.decision import claim, decide, null_power
 from autoqec.verification.sequential import Monitor, log_e_value
-from autoqec.verification.shot_stream import CHUNK, Bundle, commitment
+from autoqec.verification.shot_stream import CHUNK, ShotStream, commitment
 
 if TYPE_CHECKING:
     from autoqec.verification.verifier import OnEvent, VerifyRequest
 
 
-HASH = re.compile(SHA256)
-MOST = 2**62  # what a count may come to
+SHA256_PATTERN = re.compile(SHA256)
+MAX_COUNT = 2**62  # what a count may come to
 
 
-class Session:
+class VerificationSession:
     """Collects evidence step by step. Steps after a fault of the candidate are left out, and the report says so."""
 
     def __init__(
@@ -52,129 +52,137 @@ class Session:
         request: VerifyRequest,
         env: EnvSpec,
         dsl: PredecoderDSL,
-        frozen: artifact.Frozen,
+        frozen: artifact.FrozenArtifact,
         recorded_circuit: str | None,
         on_event: OnEvent,
     ) -> None:
         self.recorded_circuit = recorded_circuit
         self.request, self.env, self.dsl, self.frozen, self.on_event = request, env, dsl, frozen, on_event
         self.problem = Problem.from_env(env)
-        self.bundle = Bundle(request.secret, frozen.sha256, env.seed_policy.holdout, request.shelf)
-        self.panel = Panel(self.problem)
+        self.shot_stream = ShotStream(request.secret, frozen.sha256, env.seed_policy.holdout, request.shot_cache)
+        self.panel = Baselines(self.problem)
         self.test: SequentialTest | None = None
         self.effects: dict[str, PairedEffect] = {}
         self.points: list[PairedEffect] = []
         self.guards: list[Guard] = []
-        self.made: dict[str, Any] | Failure = Failure("closed", "not started")
-        self.skipped: list[str] = []
+        self.model_info: dict[str, Any] | CandidateFailure = CandidateFailure("closed", "not started")
+        self.not_run: list[str] = []
         self.cpu_s = 0.0
 
-    def tell(self, kind: str, payload: dict[str, Any]) -> None:
+    def emit(self, kind: str, payload: dict[str, Any]) -> None:
         self.on_event(kind, {"round": self.request.round.round, **payload})
 
-    def run(self, began: float) -> VerifyReport:
+    def run(self, start_time: float) -> VerifyReport:
         profile, env_text = self.request.profile, self.request.env_text
         with ExitStack() as stack:
             first = artifact.start(self.frozen, env_text, self.dsl, "first", profile)
             stack.callback(first.close)
             second = artifact.start(self.frozen, env_text, self.dsl, "second", profile)
             stack.callback(second.close)
-            trial = Trial(self.problem, self.bundle, first, self.dsl.output_mode)
-            self.made = built(first)
-            other = built(second)
-            if not isinstance(self.made, Failure) and not isinstance(other, Failure):
-                started = first.cpu_s()
-                self.draw(trial)
+            evaluation = CandidateEvaluation(self.problem, self.shot_stream, first, self.dsl.output_mode)
+            self.model_info = read_model_info(first)
+            second_info = read_model_info(second)
+            if not isinstance(self.model_info, CandidateFailure) and not isinstance(second_info, CandidateFailure):
+                cpu_before = first.cpu_s()
+                self.run_measurements(evaluation)
                 # One that has left by now is counted by the kernel, one that is here by what it used so far.
-                self.cpu_s = max(first.cpu_s(), first.close().cpu_s) - started
-                self.compare(trial, second)
+                self.cpu_s = max(first.cpu_s(), first.close().cpu_s) - cpu_before
+                self.check_repeatability(evaluation, second)
             else:
-                trial.faults[str(self.made if isinstance(self.made, Failure) else other)] += 0
-        return self.report(trial, self.cost(trial), began)
+                evaluation.failures[
+                    str(self.model_info if isinstance(self.model_info, CandidateFailure) else second_info)
+                ] += 0
+        return self.report(evaluation, self.cost(evaluation), start_time)
 
-    def draw(self, trial: Trial) -> None:
+    def run_measurements(self, evaluation: CandidateEvaluation) -> None:
         """Test, then the effect's own draw, the other points and the canaries."""
         request, profile = self.request, self.request.profile
         budget = profile.judge_test_shots
         monitor = Monitor(self.env.protocol.alpha, request.attempt_index, request.discoveries_before, budget)
-        self.test = monitor.result(trial.test(monitor, self._progress))
-        if trial.faults:
-            self.skipped.append("effect, other p and canaries: the candidate gave no usable answer in the test")
+        self.test = monitor.result(evaluation.test(monitor, self._emit_test))
+        if evaluation.failures:
+            self.not_run.append("effect, other p and canaries: the candidate gave no usable answer in the test")
             return
-        self.effects = trial.effect(profile.judge_effect_shots, self.panel, self._drawing)
+        self.effects = evaluation.effect(profile.judge_effect_shots, self.panel, self._emit_effect)
         for p in self.env.points:
             if p != self.env.target and p is not None:
-                self._point(trial, p)
-        self.guards.append(guards.canary(*trial.canary()))
+                self._measure_point(evaluation, p)
+        self.guards.append(guards.canary(*evaluation.canary()))
         self.guards.append(guards.other_points(tuple(one for one in self.points if one.reference == self.env.plain)))
 
-    def _point(self, trial: Trial, p: float) -> None:
+    def _measure_point(self, evaluation: CandidateEvaluation, p: float) -> None:
         problem = Problem.from_env(self.env, p)
         if same_edges(problem, self.problem):
-            found = trial.point(problem, self.request.profile.judge_point_shots)
+            found = evaluation.point(problem, self.request.profile.judge_point_shots)
             self.points += found
-            self.tell("judge_point", {"p": p, "relative": found[0].relative})
+            self.emit("judge_point", {"p": p, "relative": found[0].relative})
         else:
-            self.skipped.append(f"p = {p:g}: its graph has other edges than the target's")
+            self.not_run.append(f"p = {p:g}: its graph has other edges than the target's")
 
-    def _progress(self, monitor: Monitor) -> None:
+    def _emit_test(self, monitor: Monitor) -> None:
         counts = monitor.counts
         e_value = math.exp(min(log_e_value(counts.fixed, counts.broken), 690.0))
         evidence = {"e_value": e_value, "threshold": 1 / monitor.alpha_t}
-        self.tell("judge_test", {**counts.dump(), "budget": monitor.budget, **evidence})
+        self.emit("judge_test", {**counts.dump(), "budget": monitor.budget, **evidence})
 
-    def _drawing(self, counts: PairedCounts) -> None:
+    def _emit_effect(self, counts: PairedCounts) -> None:
         """The published effect's own draw, against the plain backend, as its shots come in."""
         budget = self.request.profile.judge_effect_shots
-        self.tell("judge_effect", {"phase": "measuring the gain", **counts.dump(), "budget": budget})
+        self.emit("judge_effect", {"phase": "measuring the gain", **counts.dump(), "budget": budget})
 
-    def compare(self, trial: Trial, second: Link) -> None:
+    def check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
         """The kept chunk again: in a second process as it was, then in another order; then without the net."""
-        kept = trial.kept
-        if kept is None:
+        guard_chunk = evaluation.guard_chunk
+        if guard_chunk is None:
             for guard in (guards.repeatable(None, None), guards.batch_independence(None, None, None)):
                 self.guards.append(guard)
             return
-        second.send(kept.shots.detectors)
-        again = second.receive(kept.log_odds.shape[1])
-        self.guards.append(guards.repeatable(kept.log_odds, None if isinstance(again, Failure) else again))
-        order = self.bundle.rng("order").permutation(len(kept.shots))
-        split = uneven_answers(second, kept, order)
+        second.send(guard_chunk.shots.detection_events)
+        repeated = second.receive(guard_chunk.log_odds.shape[1])
+        self.guards.append(
+            guards.repeatable(guard_chunk.log_odds, None if isinstance(repeated, CandidateFailure) else repeated)
+        )
+        order = self.shot_stream.rng("order").permutation(len(guard_chunk.shots))
+        split = rebatched_answers(second, guard_chunk, order)
         differing = None
         if split is not None:
-            lost, predictions = trial.candidate_wrong(trial.backend, kept.shots, split)
-            differing = len(lost) if predictions is None else int(wrong(predictions, kept.predictions).sum())
-        self.guards.append(guards.batch_independence(kept.log_odds, split, differing))
-        self.guards.append(guards.ablation(*trial.ablate(kept)))
+            candidate_errors, predictions = evaluation.score_answer(evaluation.backend, guard_chunk.shots, split)
+            differing = (
+                len(candidate_errors)
+                if predictions is None
+                else int(error_mask(predictions, guard_chunk.predictions).sum())
+            )
+        self.guards.append(guards.batch_independence(guard_chunk.log_odds, split, differing))
+        self.guards.append(guards.ablation(*evaluation.run_ablations(guard_chunk)))
 
-    def cost(self, trial: Trial) -> Cost | None:
+    def cost(self, evaluation: CandidateEvaluation) -> Cost | None:
         """The count, and the first process's CPU time a shot."""
-        if isinstance(self.made, Failure):
+        if isinstance(self.model_info, CandidateFailure):
             return None
         claimed = self.request.claimed
         return Cost(
-            n_params=int(self.made["n_params"]),
-            flops_per_syndrome=int(self.made["flops_per_syndrome"]),
+            n_params=int(self.model_info["n_params"]),
+            flops_per_syndrome=int(self.model_info["flops_per_syndrome"]),
             claimed_n_params=claimed.n_params if claimed else None,
             claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
             counted_by="baseline compiler" if self.request.config_only else "candidate sandbox",
-            candidate_us_per_shot=1e6 * self.cpu_s / max(1, trial.judged),
+            candidate_us_per_shot=1e6 * self.cpu_s / max(1, evaluation.shots_sent),
         )
 
-    def all_guards(self, trial: Trial, cost: Cost | None) -> tuple[Guard, ...]:
-        circuit = None if isinstance(self.made, Failure) else str(self.made["circuit_sha256"])
+    def all_guards(self, evaluation: CandidateEvaluation, cost: Cost | None) -> tuple[Guard, ...]:
+        circuit = None if isinstance(self.model_info, CandidateFailure) else str(self.model_info["circuit_sha256"])
         fixed = [
-            guards.seed_bands(self.env, self.bundle.seeds),
+            guards.seed_bands(self.env, self.shot_stream.seeds),
             guards.same_circuit(self.problem, circuit, self.recorded_circuit),
-            guards.complete(trial.faults, trial.judged),
+            guards.complete(evaluation.failures, evaluation.shots_sent),
             guards.cost(
                 cost,
                 self.env,
                 stored_bytes=artifact.stored_bytes(self.frozen.checkpoint),
-                code_bytes=artifact.untold_bytes(self.frozen),
-                shots=trial.judged,
+                code_bytes=artifact.uncounted_bytes(self.frozen),
+                shots=evaluation.shots_sent,
             ),
-            guards.first_draw(self.frozen.sha256, self.request.judged_before),
+            guards.first_draw(self.frozen.sha256, self.request.tested_artifacts),
         ]
         if self.test is not None:
             counts = self._reference_counts()
@@ -198,12 +206,12 @@ class Session:
             }
         )
 
-    def report(self, trial: Trial, cost: Cost | None, began: float) -> VerifyReport:
+    def report(self, evaluation: CandidateEvaluation, cost: Cost | None, start_time: float) -> VerifyReport:
         request, effect = self.request, self.effects.get(self.env.plain)
-        guards = self.all_guards(trial, cost)
+        guards = self.all_guards(evaluation, cost)
         verdict, reasons = decide(self.env, self.test, effect, guards)
-        composed = self.composed(verdict)
-        self.tell("judge_verdict", {"verdict": verdict, "reasons": list(reasons)})
+        composition_result = self.composition_result(verdict)
+        self.emit("judge_verdict", {"verdict": verdict, "reasons": list(reasons)})
         rounds = self.env.code.rounds
         return VerifyReport(
             run_id=request.run_id,
@@ -220,43 +228,43 @@ class Session:
             backend=self.env.plain,
             decoder_rate=rate(effect.counts.errors_candidate, effect.counts.shots, rounds=rounds) if effect else None,
             effect=effect,
-            panel=self.panel.table(self.effects) if self.effects else (),
+            panel=self.panel.results(self.effects) if self.effects else (),
             points=tuple(self.points),
             test=self.test,
             guards=guards,
             cost=cost,
-            composition=composed,
-            bundle_id=self.bundle.id if self.bundle.digests else None,
+            composition=composition_result,
+            bundle_id=self.shot_stream.id if self.shot_stream.digests else None,
             seeds_commitment=commitment(request.secret),
-            chunk_digests=self.bundle.listed(),
-            sandbox=self.frozen.tier,
+            chunk_digests=self.shot_stream.digest_lines(),
+            sandbox=self.frozen.sandbox_backend,
             versions=machine.versions(),
             not_tested=self.not_tested(effect),
-            judge_wallclock_s=time.monotonic() - began,
+            judge_wallclock_s=time.monotonic() - start_time,
             finished_at=utc_now(),
         )
 
-    def composed(self, verdict: Verdict) -> Composition | None:
+    def composition_result(self, verdict: Verdict) -> Composition | None:
         """The child beside its parents; a child that failed is not worth comparing."""
-        if self.request.uncompared is not None:
-            self.skipped.append(f"synergy with the parents: {self.request.uncompared}")
+        if self.request.no_comparison_reason is not None:
+            self.not_run.append(f"synergy with the parents: {self.request.no_comparison_reason}")
         if not self.request.parents:
             return None
         if verdict == "FAILED":
-            self.skipped.append("synergy with the parents: the composition failed")
+            self.not_run.append("synergy with the parents: the composition failed")
             return None
-        found = compose(self.frozen, self.request, self.frozen.dir.parent)
+        found = evaluate_composition(self.frozen, self.request, self.frozen.dir.parent)
         if isinstance(found, str):
-            self.skipped.append(found)
+            self.not_run.append(found)
             return None
-        self.tell("judge_composition", {"verdict": found.verdict, "evidence": found.evidence})
+        self.emit("judge_composition", {"verdict": found.verdict, "evidence": found.evidence})
         return found
 
     def not_tested(self, effect: PairedEffect | None) -> tuple[str, ...]:
         lines = [
             "noise other than the env's circuit, other codes, and hardware data",
             "latency on a real-time system: the cost is counted, not met by a deadline",
-            *self.skipped,
+            *self.not_run,
         ]
         if len(self.env.points) == 1:
             lines.append("any other operating point: the env names one")
@@ -267,15 +275,15 @@ class Session:
         return tuple(lines)
 
 
-def built(link: Link) -> dict[str, Any] | Failure:
+def read_model_info(client: CandidateClient) -> dict[str, Any] | CandidateFailure:
     """What the candidate says it is. ContractError where its checkpoint does not belong to this env or config."""
-    made = link.receive_made()
-    if isinstance(made, Failure):
-        if made.error in ("ContractError", "InputError"):
-            raise ContractError(made.what, where=made.where, mend=made.mend)
-        return made
-    hashes = all(HASH.fullmatch(str(made.get(name))) for name in ("circuit_sha256", "dsl_sha256"))
-    counts = (made.get(name) for name in ("n_params", "flops_per_syndrome"))
-    if not hashes or any(type(count) is not int or not 0 <= count < MOST for count in counts):
-        return Failure("protocol", "the candidate does not say what it built")
-    return made
+    model_info = client.receive_model_info()
+    if isinstance(model_info, CandidateFailure):
+        if model_info.error in ("ContractError", "UsageError"):
+            raise ContractError(model_info.what, where=model_info.where, hint=model_info.hint)
+        return model_info
+    hashes = all(SHA256_PATTERN.fullmatch(str(model_info.get(name))) for name in ("circuit_sha256", "dsl_sha256"))
+    counts = (model_info.get(name) for name in ("n_params", "flops_per_syndrome"))
+    if not hashes or any(type(count) is not int or not 0 <= count < MAX_COUNT for count in counts):
+        return CandidateFailure("protocol", "the candidate does not say what it built")
+    return model_info

@@ -20,13 +20,13 @@ from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, unpack
 from autoqec.verification.composition import joint_sha256
-from autoqec.verification.shot_stream import Bundle, packed
+from autoqec.verification.shot_stream import ShotStream, shot_bytes
 
 
-def listed(report: VerifyReport) -> dict[str, str]:
+def report_chunk_digests(report: VerifyReport) -> dict[str, str]:
     """`purpose/chunk` -> digest, of every chunk that the report rests on, the composition's too."""
-    composed = report.composition.chunk_digests if report.composition else ()
-    return dict(line.rsplit(" ", 1) for line in (*report.chunk_digests, *composed))
+    composition_digests = report.composition.chunk_digests if report.composition else ()
+    return dict(line.rsplit(" ", 1) for line in (*report.chunk_digests, *composition_digests))
 
 
 def file_name(digest: str) -> str:
@@ -34,60 +34,63 @@ def file_name(digest: str) -> str:
 
 
 @dataclass
-class Shelf:
+class ShotCache:
     """Chunks that a report names, taken from `dir` wherever they are not drawn alike.
 
     redrawn, kept: how many chunks came out alike, and how many had to be taken from a file.
     """
 
     dir: Path | None
-    wanted: Mapping[str, str] = field(default_factory=dict)
-    redrawn: int = 0
-    kept: int = 0
+    expected_digests: Mapping[str, str] = field(default_factory=dict)
+    n_redrawn: int = 0
+    n_from_cache: int = 0
 
-    def choose(self, name: str, drawn: Shots, problem: Problem) -> Shots:
+    def select_shots(self, name: str, sampled: Shots, problem: Problem) -> Shots:
         """What was drawn where it fits the report, else the file's shots where there is one, else what was drawn.
 
         ContractError for a file that is not what its name says.
         """
-        digest = self.wanted.get(name)
-        if digest == sha256_bytes(packed(drawn)):
-            self.redrawn += 1
-            return drawn
+        digest = self.expected_digests.get(name)
+        if digest == sha256_bytes(shot_bytes(sampled)):
+            self.n_redrawn += 1
+            return sampled
         if digest is None or self.dir is None or not (path := self.dir / file_name(digest)).is_file():
-            return drawn
+            return sampled
         data = path.read_bytes()
         if sha256_bytes(data) != digest:
             what = f"holds other shots than its name says: SHA-256 {sha256_bytes(data)}"
-            raise ContractError(what, where=str(path), mend="fetch the archive again")
-        self.kept += 1
+            raise ContractError(what, where=str(path), hint="fetch the archive again")
+        self.n_from_cache += 1
         return _shots(data, problem, where=str(path))
 
 
 def _shots(data: bytes, problem: Problem, *, where: str) -> Shots:
-    events, labels = -(-problem.n_detectors // 8), -(-problem.n_observables // 8)
-    n, rest = divmod(len(data), events + labels)
+    event_bytes, observable_bytes = -(-problem.n_detectors // 8), -(-problem.n_observables // 8)
+    n, rest = divmod(len(data), event_bytes + observable_bytes)
     if rest:
         raise ContractError(f"{len(data)} bytes are no whole number of this env's shots", where=where)
     raw = np.frombuffer(data, np.uint8)
-    detectors = raw[: n * events].reshape(n, events)
-    return Shots(detectors, unpack(raw[n * events :].reshape(n, labels), problem.n_observables).astype(bool))
+    detection_events = raw[: n * event_bytes].reshape(n, event_bytes)
+    return Shots(
+        detection_events,
+        unpack(raw[n * event_bytes :].reshape(n, observable_bytes), problem.n_observables).astype(bool),
+    )
 
 
-def draw(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator[tuple[str, bytes]]:
+def redraw_chunks(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator[tuple[str, bytes]]:
     """(digest, bytes) of every chunk of a report, drawn from the run's secret; those that come out otherwise are
     left out: then it is too late to keep them."""
-    composed: tuple[str, ...] = ()
-    bundle = joint = Bundle(secret, report.artifact_sha256, env.seed_policy.holdout)
+    composition_digests: tuple[str, ...] = ()
+    shot_stream = composition_stream = ShotStream(secret, report.artifact_sha256, env.seed_policy.holdout)
     if report.composition:
-        composed = report.composition.chunk_digests
+        composition_digests = report.composition.chunk_digests
         key = joint_sha256(report.artifact_sha256, [one.artifact_sha256 for one in report.composition.parents])
-        joint = Bundle(secret, key, env.seed_policy.holdout)
+        composition_stream = ShotStream(secret, key, env.seed_policy.holdout)
     problems = {"": Problem.from_env(env)}
     problems |= {f"point:{p:g}": Problem.from_env(env, p) for p in env.points if p not in (None, env.target)}
-    for name, digest in listed(report).items():
+    for name, digest in report_chunk_digests(report).items():
         purpose, _, index = name.rpartition("/")
-        source = joint if f"{name} {digest}" in composed else bundle
+        source = composition_stream if f"{name} {digest}" in composition_digests else shot_stream
         shots = source.chunk(problems.get(purpose, problems[""]), purpose, int(index))
-        if (data := packed(shots)) and sha256_bytes(data) == digest:
+        if (data := shot_bytes(shots)) and sha256_bytes(data) == digest:
             yield digest, data

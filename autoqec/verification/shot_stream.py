@@ -26,11 +26,11 @@ from autoqec.qec.sampling import Shots, pack, sample
 from autoqec.system import machine
 
 if TYPE_CHECKING:
-    from autoqec.verification.shot_cache import Shelf
+    from autoqec.verification.shot_cache import ShotCache
 
 CHUNK = 5_000  # shots to a seed
-SEED_END = 2**63
-MIN_SECRET = 16  # bytes
+JUDGE_SEED_END = 2**63
+MIN_SECRET_BYTES = 16  # bytes
 
 
 def commitment(secret: bytes) -> str:
@@ -48,14 +48,14 @@ def artifact_sha256(checkpoint: Path, dsl: PredecoderDSL, modules_dir: Path | No
             weights = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ContractError(
-            f"checkpoint can't be read ({error.strerror})", where=str(checkpoint), mend="run the round again"
+            f"checkpoint can't be read ({error.strerror})", where=str(checkpoint), hint="run the round again"
         ) from error
     surface = machine.tree_sha256(modules_dir) if modules_dir is not None else None
     return sha256_json({"checkpoint": weights, "dsl": dsl.sha256(), "surface": surface})
 
 
 @dataclass
-class Bundle:
+class ShotStream:
     """Draws chunks and remembers the digest of each. `artifact`: the hash the draw belongs to.
 
     shelf: for a replay, where chunks are kept that this stim draws otherwise.
@@ -64,20 +64,20 @@ class Bundle:
     secret: bytes
     artifact: str
     band: Band
-    shelf: Shelf | None = None
+    shot_cache: ShotCache | None = None
     digests: dict[str, str] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if len(self.secret) < MIN_SECRET:
-            raise ContractError(f"the judge's secret is shorter than {MIN_SECRET} bytes", where="secret")
+        if len(self.secret) < MIN_SECRET_BYTES:
+            raise ContractError(f"the judge's secret is shorter than {MIN_SECRET_BYTES} bytes", where="secret")
 
     def mac(self, purpose: str, chunk: int) -> bytes:
         message = canonical_json({"artifact": self.artifact, "band": self.band, "purpose": purpose, "chunk": chunk})
         return hmac.digest(self.secret, message.encode(), "sha256")
 
     def seed(self, purpose: str, chunk: int) -> int:
-        return SEED_SPACE + int.from_bytes(self.mac(purpose, chunk)[:16], "big") % (SEED_END - SEED_SPACE)
+        return SEED_SPACE + int.from_bytes(self.mac(purpose, chunk)[:16], "big") % (JUDGE_SEED_END - SEED_SPACE)
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Secret coin flips: canary bits, permutations."""
@@ -87,8 +87,8 @@ class Bundle:
         """Chunk `index` of `purpose`, CHUNK shots of `problem`'s own noise."""
         seed, name = self.seed(purpose, index), f"{purpose}/{index}"
         shots = sample(problem, CHUNK, seed)
-        if self.shelf is not None:
-            shots = self.shelf.choose(name, shots, problem)
+        if self.shot_cache is not None:
+            shots = self.shot_cache.select_shots(name, shots, problem)
         self.digests[name] = digest(shots)
         self.seeds.append(seed)
         return shots
@@ -103,16 +103,16 @@ class Bundle:
         """Names the shots of this judgement; equal ids, equal shots."""
         return sha256_json({"artifact": self.artifact, "digests": self.digests})[:32]
 
-    def listed(self) -> tuple[str, ...]:
+    def digest_lines(self) -> tuple[str, ...]:
         """`purpose/chunk sha256` lines, in the order drawn."""
         return tuple(f"{name} {value}" for name, value in self.digests.items())
 
 
-def packed(shots: Shots) -> bytes:
+def shot_bytes(shots: Shots) -> bytes:
     """Packed detectors, row by row, then packed observables."""
-    return np.ascontiguousarray(shots.detectors).tobytes() + pack(shots.observables).tobytes()
+    return np.ascontiguousarray(shots.detection_events).tobytes() + pack(shots.observables).tobytes()
 
 
 def digest(shots: Shots) -> str:
     """SHA-256 over packed detectors, then packed observables."""
-    return sha256_bytes(packed(shots))
+    return sha256_bytes(shot_bytes(shots))

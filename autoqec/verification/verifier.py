@@ -16,12 +16,12 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.files import parse_env
-from autoqec.store.layout import RoundLayout, closed_to_branches
+from autoqec.store.layout import RoundLayout, hidden_from_branch_code
 from autoqec.system import machine
 from autoqec.system.scratch import scratch
 from autoqec.verification import artifact, report, shot_stream
-from autoqec.verification.session import Session
-from autoqec.verification.shot_cache import Shelf, listed
+from autoqec.verification.session import VerificationSession
+from autoqec.verification.shot_cache import ShotCache, report_chunk_digests
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -57,12 +57,12 @@ class VerifyRequest:
     claimed: RoundMetrics | None = None
     attempt_index: int = 1
     discoveries_before: int = 0
-    judged_before: Mapping[str, int] = field(default_factory=dict)
+    tested_artifacts: Mapping[str, int] = field(default_factory=dict)
     expected_artifact: str | None = None
     parents: tuple[VerifyRequest, ...] = ()
-    uncompared: str | None = None
+    no_comparison_reason: str | None = None
     shots: Path | None = None
-    shelf: Shelf | None = None
+    shot_cache: ShotCache | None = None
 
     @property
     def surface(self) -> Path | None:
@@ -79,7 +79,7 @@ class VerifyRequest:
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayResult:
     """A judgement made again from the same secret. differences: empty where it says the same.
 
     redrawn, kept: chunks of shots that were drawn alike, and that had to be taken from an archive.
@@ -87,8 +87,8 @@ class Replay:
 
     report: VerifyReport
     differences: tuple[str, ...]
-    redrawn: int
-    kept: int
+    n_redrawn: int
+    n_from_cache: int
 
     @property
     def agrees(self) -> bool:
@@ -97,10 +97,10 @@ class Replay:
     @property
     def source(self) -> str:
         """Where the shots came from, in words."""
-        if self.kept:
-            told = f"{self.kept} of {self.redrawn + self.kept} chunks from the archive"
-            return f"{told}: stim {machine.versions()['stim']} on this machine draws them otherwise"
-        return f"{self.redrawn} chunks redrawn from the run's secret"
+        if self.n_from_cache:
+            from_cache = f"{self.n_from_cache} of {self.n_redrawn + self.n_from_cache} chunks from the archive"
+            return f"{from_cache}: stim {machine.versions()['stim']} on this machine draws them otherwise"
+        return f"{self.n_redrawn} chunks redrawn from the run's secret"
 
 
 def artifact_sha256(request: VerifyRequest) -> str:
@@ -113,78 +113,80 @@ def verify(request: VerifyRequest, *, on_event: OnEvent | None = None) -> Verify
 
     Where a report stands already it is replayed and compared, never overwritten: one artifact, one draw a run.
     Raises ContractError where artifact, env or manifest do not belong together, or where the replay disagrees;
-    InputError where branch code would have to run without a sandbox. Nothing is written then.
+    UsageError where branch code would have to run without a sandbox. Nothing is written then.
     """
-    standing = report.read(request.round)
-    if standing is not None:
-        again = replay(standing, request, on_event=on_event)
-        if not again.agrees:
+    saved_report = report.read(request.round)
+    if saved_report is not None:
+        replayed = replay(saved_report, request, on_event=on_event)
+        if not replayed.agrees:
             raise ContractError(
-                f"the replay disagrees with the report: {'; '.join(again.differences)}",
+                f"the replay disagrees with the report: {'; '.join(replayed.differences)}",
                 where=str(request.round.report_json),
-                mend="compare the versions in the report with `autoqec machine-state`",
+                hint="compare the versions in the report with `autoqec machine-state`",
             )
-        return standing
-    found = judge(request, on_event=on_event)
+        return saved_report
+    found = run_verification(request, on_event=on_event)
     report.write(request.round, found)
     return found
 
 
-def judge(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
+def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
     """The judgement alone; writes nothing that stays."""
-    began = time.monotonic()
+    start_time = time.monotonic()
     env, dsl = request.env, request.dsl
-    manifest = artifact.recorded(request.round)
+    manifest = artifact.load_manifest(request.round)
     with scratch("judge") as directory:
-        closed = closed_to_branches(request.round.dir)
+        closed = hidden_from_branch_code(request.round.dir)
         frozen = artifact.freeze(request.checkpoint, dsl, request.surface, directory, closed)
-        artifact.admit(manifest, sha256_bytes(request.env_text.encode()), frozen, str(request.round.manifest))
+        artifact.check_manifest(manifest, sha256_bytes(request.env_text.encode()), frozen, str(request.round.manifest))
         if request.expected_artifact not in (None, frozen.sha256):
             raise ContractError(
                 f"the artifact was charged as {request.expected_artifact} and is now {frozen.sha256}",
                 where=str(request.checkpoint),
-                mend="restore the round's files",
+                hint="restore the round's files",
             )
         circuit = manifest.environment.circuit_sha256 if manifest else None
-        session = Session(request, env, dsl, frozen, circuit, on_event or (lambda kind, payload: None))
-        return session.run(began)
+        session = VerificationSession(request, env, dsl, frozen, circuit, on_event or (lambda kind, payload: None))
+        return session.run(start_time)
 
 
-def replay(standing: VerifyReport, request: VerifyRequest, *, on_event: OnEvent | None = None) -> Replay:
+def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEvent | None = None) -> ReplayResult:
     """Judge again with the standing report's place in the stream; list what differs.
 
     ContractError, with both hashes, for a report of another commit, env or artifact than the request's.
     """
-    _belong(standing, request)
-    test = standing.test
-    shelf = Shelf(request.shots, wanted=listed(standing))
-    again = judge(
+    _check_same_subject(saved_report, request)
+    test = saved_report.test
+    shot_cache = ShotCache(request.shots, expected_digests=report_chunk_digests(saved_report))
+    replayed = run_verification(
         replace(
             request,
             attempt_index=test.attempt_index if test else request.attempt_index,
             discoveries_before=test.discoveries_before if test else request.discoveries_before,
-            expected_artifact=standing.artifact_sha256,
+            expected_artifact=saved_report.artifact_sha256,
             # A parent that was verified later was not compared with then.
-            parents=request.parents if standing.composition else (),
-            shelf=shelf,
+            parents=request.parents if saved_report.composition else (),
+            shot_cache=shot_cache,
         ),
         on_event=on_event,
     )
-    return Replay(again, tuple(_differences(standing, again)), shelf.redrawn, shelf.kept)
+    return ReplayResult(
+        replayed, tuple(_differences(saved_report, replayed)), shot_cache.n_redrawn, shot_cache.n_from_cache
+    )
 
 
-def _belong(standing: VerifyReport, request: VerifyRequest) -> None:
+def _check_same_subject(saved_report: VerifyReport, request: VerifyRequest) -> None:
     """A report can only be replayed on what it speaks of."""
     env = sha256_bytes(request.env_text.encode())
-    for what, was, now, mend in (
-        ("commit", standing.commit_sha, request.commit_sha, "restore the round's own verification_report.json"),
-        ("env", standing.env_yaml_sha256, env, "restore the run's env.yaml"),
+    for what, was, now, hint in (
+        ("commit", saved_report.commit_sha, request.commit_sha, "restore the round's own verification_report.json"),
+        ("env", saved_report.env_yaml_sha256, env, "restore the run's env.yaml"),
     ):
         if None not in (was, now) and was != now:
             raise ContractError(
                 f"the report speaks of {what} {was}, this is {what} {now}",
                 where=str(request.round.report_json),
-                mend=mend,
+                hint=hint,
             )
 
 
@@ -202,14 +204,14 @@ def _differences(one: VerifyReport, other: VerifyReport) -> list[str]:
     for name, mine, theirs in (
         ("test", one.test and one.test.counts, other.test and other.test.counts),
         ("effect", one.effect and one.effect.counts, other.effect and other.effect.counts),
-        ("composition", _composed(one), _composed(other)),
+        ("composition", _composition_digest(one), _composition_digest(other)),
     ):
         if mine != theirs:
             found.append(f"{name} counts were {mine}, are {theirs}")
     return found
 
 
-def _composed(report: VerifyReport) -> str | None:
+def _composition_digest(report: VerifyReport) -> str | None:
     """Verdict, shots and counts of a composition."""
     one = report.composition
     if one is None:

@@ -8,15 +8,19 @@ from typing import Any
 
 import click
 
-from autoqec.cli.common import Out, options, trust_option
-from autoqec.errors import InputError
-from autoqec.reporting.text import counted
+from autoqec.cli.common import Output, options, trust_option
+from autoqec.errors import UsageError
+from autoqec.reporting.text import pluralize
 
 MATRICES = ("hx", "hz", "lx", "lz")
 GENERATED = ("surface_code:", "repetition_code:", "color_code:")
-BANDS = {"train": [0, 999_999_999], "val": [1_000_000_000, 1_999_999_999], "holdout": [2_000_000_000, 2_999_999_999]}
+SEED_BANDS = {
+    "train": [0, 999_999_999],
+    "val": [1_000_000_000, 1_999_999_999],
+    "holdout": [2_000_000_000, 2_999_999_999],
+}
 HELP = "autoqec add-env --help"
-FEW = 30  # errors of the plain backend below which little could be seen
+MIN_BASELINE_ERRORS = 30  # errors of the plain backend below which little could be seen
 SLOW_SHOTS, SHOTS = 300, 20_000  # of the check, where no number is named
 
 
@@ -42,7 +46,9 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # of the check, where no number is named
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @trust_option()
 @options
-def command(name: str | None, target_file: Path | None, force: bool, shots: int | None, out: Out, **asked: Any) -> None:
+def command(
+    name: str | None, target_file: Path | None, force: bool, shots: int | None, out: Output, **given_options: Any
+) -> None:
     """Write an env file for NAME after building it and decoding shots of it.
 
     What is not said by an option is asked for, where somebody is there to answer.
@@ -50,136 +56,150 @@ def command(name: str | None, target_file: Path | None, force: bool, shots: int 
     name = name or _ask("Name of the env", "NAME")
     path = target_file or Path(f"{name}.yaml")
     if path.is_dir() or not path.parent.is_dir():
-        raise InputError("is no place for a file", where=str(path), mend="name one with --out")
+        raise UsageError("is no place for a file", where=str(path), hint="name one with --out")
     if path.exists() and not force:
-        raise InputError("is there already", where=str(path), mend="add --force to replace it, or name another --out")
-    spec: dict[str, Any] = {"name": name, "code": _code(asked, path), "noise": {}, "seed_policy": BANDS}
-    spec["noise"] = _noise(asked, spec["code"]["kind"])
-    _write(spec, asked, path, shots, out)
+        raise UsageError("is there already", where=str(path), hint="add --force to replace it, or name another --out")
+    spec: dict[str, Any] = {"name": name, "code": _code(given_options, path), "noise": {}, "seed_policy": SEED_BANDS}
+    spec["noise"] = _noise(given_options, spec["code"]["kind"])
+    _write(spec, given_options, path, shots, out)
 
 
-def _write(spec: dict[str, Any], asked: dict[str, Any], path: Path, shots: int | None, out: Out) -> None:
-    from autoqec.qec.env_summary import appraise, suggested_backend
+def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shots: int | None, out: Output) -> None:
+    from autoqec.qec.env_summary import suggest_backend, summarize_env
     from autoqec.store import atomic
-    from autoqec.store.files import dump_config, load_env, understood
+    from autoqec.store.files import dump_config, env_from_data, load_env
 
     where = f"env {spec['name']}"
-    backend = asked["backend"]
+    backend = given_options["backend"]
     if backend is None:
-        backend = suggested_backend(understood(spec, where=where, directory=path.parent, mend=HELP))
+        backend = suggest_backend(env_from_data(spec, where=where, directory=path.parent, hint=HELP))
         out.note(
             f"backend {backend}: " + ("the code has a matching graph" if backend == "mwpm" else "no matching graph")
         )
     default = ["mwpm", "mwpm_correlated"] if backend == "mwpm" else ["bposd_cs10"]
-    spec |= {"backend": backend, "baselines": _words(asked["baselines"]) or default}
-    env = understood(spec, where=where, directory=path.parent, mend=HELP)
-    found = appraise(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
+    spec |= {"backend": backend, "baselines": _split_list(given_options["baselines"]) or default}
+    env = env_from_data(spec, where=where, directory=path.parent, hint=HELP)
+    env_summary = summarize_env(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))
     assert load_env(path)[0] == env  # what was checked is what is written
-    sizes = ((found.n_detectors, "detector"), (found.n_observables, "observable"), (found.n_faults, "mechanism"))
-    out.say(f"{path}: {', '.join(counted(number, noun) for number, noun in sizes)}")
-    out.say(f"a net reads `inputs: {found.inputs}` and gives {found.n_variables} log-odds a shot")
-    if found.distance_bound is not None:
-        out.say(f"{found.distance_bound} errors can flip an observable unseen: the distance is no larger")
-    for decoder, one in found.rates.items():
-        out.say(f"{decoder:16} {one.errors} errors in {one.shots} shots: LER {one.low:.2e} to {one.high:.2e} (95%)")
-    plain = found.rates[env.plain]
-    if plain.errors < FEW:
+    sizes = (
+        (env_summary.n_detectors, "detector"),
+        (env_summary.n_observables, "observable"),
+        (env_summary.n_faults, "mechanism"),
+    )
+    out.say(f"{path}: {', '.join(pluralize(number, noun) for number, noun in sizes)}")
+    out.say(f"a net reads `inputs: {env_summary.inputs}` and gives {env_summary.n_variables} log-odds a shot")
+    if env_summary.distance_bound is not None:
+        out.say(f"{env_summary.distance_bound} errors can flip an observable unseen: the distance is no larger")
+    for decoder, rate in env_summary.rates.items():
+        out.say(f"{decoder:16} {rate.errors} errors in {rate.shots} shots: LER {rate.low:.2e} to {rate.high:.2e} (95%)")
+    plain = env_summary.rates[env.plain]
+    if plain.errors < MIN_BASELINE_ERRORS:
         out.note(
-            f"fewer than {FEW} errors of the plain backend: a gain is hard to see; raise p, or check with more --shots"
+            f"fewer than {MIN_BASELINE_ERRORS} errors of the plain backend: a gain is hard to see; "
+            "raise p, or check with more --shots"
         )
     out.say(f"Next: autoqec run {path} --profile smoke --rounds 1")
-    rates = {decoder: one.dump() for decoder, one in found.rates.items()}
-    figures = {key: value for key, value in vars(found).items() if key != "rates"}
+    rates = {decoder: rate.dump() for decoder, rate in env_summary.rates.items()}
+    figures = {key: value for key, value in vars(env_summary).items() if key != "rates"}
     out.emit({"path": str(path), "env": env.dump(), **figures, "rates": rates})
 
 
-def _code(asked: dict[str, Any], path: Path) -> dict[str, Any]:
+def _code(given_options: dict[str, Any], path: Path) -> dict[str, Any]:
     """The env's `code`, asked for where the options leave it open."""
-    given = {name: asked[name] for name in MATRICES if asked[name] is not None}
+    given = {name: given_options[name] for name in MATRICES if given_options[name] is not None}
     if given:
-        return _matrices(given, asked, path)
+        return _matrices(given, given_options, path)
     tasks = "surface_code:rotated_memory_z or another task of stim's"
-    words = f"Code: {tasks}, bivariate_bicycle, or a file (.stim, .dem, .yaml)"
-    code = asked["code"] or _ask(words, "--code")
-    basis = asked["basis"] or "z"
+    question_text = f"Code: {tasks}, bivariate_bicycle, or a file (.stim, .dem, .yaml)"
+    code = given_options["code"] or _ask(question_text, "--code")
+    basis = given_options["basis"] or "z"
     if code == "bivariate_bicycle":
-        _only(asked, code, "rounds", "basis")
-        return {"kind": code, "rounds": asked["rounds"] or 6, "basis": basis}
+        _reject_other_options(given_options, code, "rounds", "basis")
+        return {"kind": code, "rounds": given_options["rounds"] or 6, "basis": basis}
     if code.startswith(GENERATED):
-        _only(asked, code, "distance", "rounds")
-        distance = asked["distance"] or _number("Distance", "--distance", 5)
-        return {"kind": "stim_generator", "task": code, "distance": distance, "rounds": asked["rounds"] or distance}
+        _reject_other_options(given_options, code, "distance", "rounds")
+        distance = given_options["distance"] or _number("Distance", "--distance", 5)
+        return {
+            "kind": "stim_generator",
+            "task": code,
+            "distance": distance,
+            "rounds": given_options["rounds"] or distance,
+        }
     kinds = {".stim": "stim_file", ".dem": "dem_file", ".yaml": "css_file", ".yml": "css_file"}
     file = Path(code)
     if file.suffix not in kinds:
-        what = f"{code!r} is no task of stim's, not bivariate_bicycle, and no file of a known kind"
-        raise InputError(what, where="--code", mend=f"name a file ending in {', '.join(kinds)}, or give --hx and --hz")
+        message = f"{code!r} is no task of stim's, not bivariate_bicycle, and no file of a known kind"
+        raise UsageError(
+            message, where="--code", hint=f"name a file ending in {', '.join(kinds)}, or give --hx and --hz"
+        )
     import os
 
-    beside = os.path.relpath(file, path.parent)
-    _only(asked, code, "basis" if kinds[file.suffix] == "css_file" else "rounds")
+    relative_path = os.path.relpath(file, path.parent)
+    _reject_other_options(given_options, code, "basis" if kinds[file.suffix] == "css_file" else "rounds")
     if kinds[file.suffix] == "css_file":
-        return {"kind": "css_file", "path": beside, "basis": basis}
-    return {"kind": kinds[file.suffix], "path": beside, "rounds": asked["rounds"] or 1}
+        return {"kind": "css_file", "path": relative_path, "basis": basis}
+    return {"kind": kinds[file.suffix], "path": relative_path, "rounds": given_options["rounds"] or 1}
 
 
-def _only(asked: dict[str, Any], code: str, *used: str) -> None:
-    """InputError for an option that says something about codes of another kind."""
-    said = [f"--{name}" for name in ("distance", "rounds", "basis") if asked[name] is not None and name not in used]
-    if said:
-        raise InputError(f"says nothing about {code}", where=said[0], mend=f"leave {', '.join(said)} out")
+def _reject_other_options(given_options: dict[str, Any], code: str, *used: str) -> None:
+    """UsageError for an option that says something about codes of another kind."""
+    unused = [
+        f"--{name}" for name in ("distance", "rounds", "basis") if given_options[name] is not None and name not in used
+    ]
+    if unused:
+        raise UsageError(f"says nothing about {code}", where=unused[0], hint=f"leave {', '.join(unused)} out")
 
 
-def _matrices(given: dict[str, Path], asked: dict[str, Any], path: Path) -> dict[str, Any]:
+def _matrices(given: dict[str, Path], given_options: dict[str, Any], path: Path) -> dict[str, Any]:
     """Matrices of other tools, their digits inside the env file."""
     from autoqec.qec.matrices import css_text, read_matrix
 
     missing = [f"--{name}" for name in ("hx", "hz") if name not in given]
-    if missing or asked["code"]:
-        what = f"is missing beside {', '.join(given)}" if missing else "says the code a second time"
-        raise InputError(what, where=missing[0] if missing else "--code", mend="give --hx and --hz, or --code alone")
-    _only(asked, "check matrices", "basis")
+    if missing or given_options["code"]:
+        message = f"is missing beside {', '.join(given)}" if missing else "says the code a second time"
+        raise UsageError(message, where=missing[0] if missing else "--code", hint="give --hx and --hz, or --code alone")
+    _reject_other_options(given_options, "check matrices", "basis")
     text = css_text({name: read_matrix(file) for name, file in given.items()})
-    return {"kind": "css_file", "path": path.name, "text": text, "basis": asked["basis"] or "z"}
+    return {"kind": "css_file", "path": path.name, "text": text, "basis": given_options["basis"] or "z"}
 
 
-def _noise(asked: dict[str, Any], kind: str) -> dict[str, Any]:
+def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind in ("stim_file", "dem_file"):
-        said = [
+        unused = [
             f"--{key}"
             for key, option in (("p", "points"), ("target", "target"), ("eta", "eta"))
-            if asked[option] is not None
+            if given_options[option] is not None
         ]
-        if said:
-            raise InputError(f"{kind} brings its own noise", where=said[0], mend=f"leave {', '.join(said)} out")
+        if unused:
+            raise UsageError(f"{kind} brings its own noise", where=unused[0], hint=f"leave {', '.join(unused)} out")
         return {"model": "from_file"}
-    points = _words(asked["points"]) or _words(
+    points = _split_list(given_options["points"]) or _split_list(
         _ask("Physical error rates, with commas between", "--p", "0.003,0.005,0.01")
     )
     try:
         values = [float(point) for point in points]
     except ValueError as error:
-        raise InputError(f"{','.join(points)} are no numbers", where="--p", mend="--p 0.003,0.005,0.01") from error
+        raise UsageError(f"{','.join(points)} are no numbers", where="--p", hint="--p 0.003,0.005,0.01") from error
     if not values:
-        raise InputError("names no rate", where="--p", mend="--p 0.003,0.005,0.01")
-    target = sorted(values)[len(values) // 2] if asked["target"] is None else asked["target"]
+        raise UsageError("names no rate", where="--p", hint="--p 0.003,0.005,0.01")
+    target = sorted(values)[len(values) // 2] if given_options["target"] is None else given_options["target"]
     noise = {"model": "circuit_depolarizing", "p": values, "target_p": target}
-    return noise if asked["eta"] is None else {**noise, "model": "circuit_biased", "eta": asked["eta"]}
+    return noise if given_options["eta"] is None else {**noise, "model": "circuit_biased", "eta": given_options["eta"]}
 
 
-def _words(text: str | None) -> list[str]:
+def _split_list(text: str | None) -> list[str]:
     return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
-def attended() -> bool:
+def is_interactive() -> bool:
     """Whether somebody is there to answer."""
     return sys.stdin.isatty()
 
 
 def _ask(question: str, option: str, default: str | None = None) -> str:
-    if not attended():
-        raise InputError("is missing", where=option, mend=f"name it; `{HELP}` lists what can be named")
+    if not is_interactive():
+        raise UsageError("is missing", where=option, hint=f"name it; `{HELP}` lists what can be named")
     answer: str = click.prompt(question, default=default, err=True)
     return answer
 
@@ -187,5 +207,5 @@ def _ask(question: str, option: str, default: str | None = None) -> str:
 def _number(question: str, option: str, default: int) -> int:
     answer = _ask(question, option, str(default))
     if not answer.isdecimal():
-        raise InputError(f"{answer!r} is no number", where=option, mend=f"{option} {default}")
+        raise UsageError(f"{answer!r} is no number", where=option, hint=f"{option} {default}")
     return int(answer)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options, trust_option
+from autoqec.cli.common import Output, options, trust_option
 
 
 @click.command("adopt")
@@ -15,7 +15,7 @@ from autoqec.cli.common import Out, options, trust_option
 @click.argument("number", metavar="ROUND", type=click.IntRange(1))
 @trust_option()
 @options
-def command(run: str, number: int, out: Out) -> None:
+def command(run: str, number: int, out: Output) -> None:
     """Have the judge decide about the quarantined ROUND of RUN, and put its branch back."""
     from autoqec.orchestrator.restore_round import adopt
     from autoqec.reporting.terminal import LiveView, console

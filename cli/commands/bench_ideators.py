@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 if TYPE_CHECKING:
-    from autoqec.ideators.bench import Rules
+    from autoqec.ideators.bench import SimulationSettings
     from autoqec.ideators.bench_run import Score
     from autoqec.ideators.bench_table import Table
 
@@ -68,74 +68,81 @@ def command(
     min_gain: float,
     write: Path | None,
     note: str,
-    out: Out,
+    out: Output,
 ) -> None:
     """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
-    from autoqec.cli.bench_entries import Contestants
+    from autoqec.cli.bench_entries import BenchIdeators
     from autoqec.cli.build_roles import split_budget
-    from autoqec.errors import InputError
-    from autoqec.ideators.bench import Rules
+    from autoqec.errors import UsageError
+    from autoqec.ideators.bench import SimulationSettings
     from autoqec.ideators.bench_run import CONTROLS, compare
     from autoqec.ideators.bench_table import DEFAULT, Table
     from autoqec.orchestrator.budget import Budget
     from autoqec.store import atomic
 
-    known, rules = Table.read(table or DEFAULT, env=env), Rules(rounds=rounds, val_shots=val_shots, min_gain=min_gain)
+    measured_table, settings = (
+        Table.read(table or DEFAULT, env=env),
+        SimulationSettings(rounds=rounds, val_shots=val_shots, min_gain=min_gain),
+    )
     names = [name.strip() for name in strategies.split(",") if name.strip()]
-    limits, money = split_budget(budget)
+    limits, llm_limits = split_budget(budget)
     if limits != Budget():
-        what = f"{budget!r} limits a run, and no run is made here"
-        raise InputError(what, where="--budget", mend="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
-    tokens = int(money["tokens"]) if "tokens" in money else None
-    contestants = Contestants(known.env, model, checkpoint, money.get("usd"), tokens)
+        message = f"{budget!r} limits a run, and no run is made here"
+        raise UsageError(message, where="--budget", hint="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
+    tokens = int(llm_limits["tokens"]) if "tokens" in llm_limits else None
+    contestants = BenchIdeators(measured_table.env, model, checkpoint, llm_limits.get("usd"), tokens)
     references = list(dict.fromkeys(name.strip() for name in reference.split(",")))
-    others, lines = contestants.named([*names, *references]), [_head(references)]
+    extra_strategies, lines = contestants.by_name([*names, *references]), [_header(references)]
     for one in CONTROLS if control == "all" else (control,):
         scores = compare(
-            known,
+            measured_table,
             names,
             seeds=seeds,
-            rules=rules,
+            settings=settings,
             control=one,
-            others=others,
-            spent=contestants.spent,
+            extra_strategies=extra_strategies,
+            spent_usd=contestants.spent_usd,
             references=references,
         )
         for score in scores:
             out.emit(score.dump())
-        lines += [_line(list(held)) for _, held in groupby(scores, key=lambda score: score.strategy)]
-    foot = _foot(known, seeds, rules, contestants.given_up)
-    text = "\n".join([*lines, "", f"{foot} {note}".rstrip()])
+        lines += [
+            _line(list(strategy_scores)) for _, strategy_scores in groupby(scores, key=lambda score: score.strategy)
+        ]
+    footer = _footer(measured_table, seeds, settings, contestants.fallback_rounds)
+    text = "\n".join([*lines, "", f"{footer} {note}".rstrip()])
     out.say(text)
     if write is not None:
         atomic.write_text(write, f"{TITLE}\n{text}\n")
 
 
-def _foot(table: Table, seeds: int, rules: Rules, given_up: int) -> str:
+def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:
     """What the figures rest on."""
-    from autoqec.ideators.bench import verifiable
+    from autoqec.ideators.bench import verifiable_entries
 
-    ends = Counter(cell.status for cell in table.cells)
-    shots, worth = table.plain.size, len(verifiable(table, rules.min_gain))
-    foot = (
-        f"Env {table.env}, {len(table.cells)} configs ({', '.join(f'{n} {how}' for how, n in ends.most_common())}; "
-        f"{worth} that the judge would verify, at a gain of {100 * rules.min_gain:g}% at least), {shots:,} shots each, "
-        f"half of them for the judge; {seeds} seeds of {rules.rounds} rounds, {rules.val_shots:,} val shots. "
+    statuses = Counter(entry.status for entry in table.entries)
+    shots, n_verifiable = table.baseline.size, len(verifiable_entries(table, settings.min_gain))
+    footer = (
+        f"Env {table.env}, {len(table.entries)} configs "
+        f"({', '.join(f'{n} {how}' for how, n in statuses.most_common())}; "
+        f"{n_verifiable} that the judge would verify, at a gain of {100 * settings.min_gain:g}% at "
+        f"least), {shots:,} shots each, "
+        f"half of them for the judge; {seeds} seeds of {settings.rounds} rounds, {settings.val_shots:,} val shots. "
         "Hypervolumes are shares of what the table allows; the interval is a paired bootstrap over seeds."
     )
-    return foot + (f" {given_up} rounds were left to the search by a model." if given_up else "")
+    return footer + (f" {fallback_rounds} rounds were left to the search by a model." if fallback_rounds else "")
 
 
-def _head(references: list[str]) -> str:
+def _header(references: list[str]) -> str:
     names = ["strategy", "control", "final", "mean over rounds", f"at half {references[0]}'s seconds"]
     names += [*(f"minus {one} [95%]" for one in references), "verified", "seconds", "dollars"]
     return f"| {' | '.join(names)} |\n{'|---' * len(names)}|"
 
 
-def _line(held: list[Score]) -> str:
+def _line(strategy_scores: list[Score]) -> str:
     """One strategy, held against every reference."""
-    score = held[0]
-    gaps = " | ".join(f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}]" for one in held)
+    score = strategy_scores[0]
+    gaps = " | ".join(f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}]" for one in strategy_scores)
     dollars = "unknown" if math.isnan(score.dollars) else f"{score.dollars:.2f}"
     return (
         f"| {score.strategy} | {score.control} | {score.final:.3f} | {score.mean:.3f} | {score.at_equal_seconds:.3f} "

@@ -7,19 +7,19 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 
 @click.command("close")
 @click.argument("run")
 @options
-def command(run: str, out: Out) -> None:
+def command(run: str, out: Output) -> None:
     """Publish the secret of RUN, so that anyone can draw the judge's shots again. A closed run cannot be resumed."""
-    from autoqec.orchestrator.publish_secret import close_run
+    from autoqec.orchestrator.publish_secret import publish_secret
     from autoqec.system.git import Repo
 
     layout = paths.run_layout(run)
-    secret = close_run(layout, Repo.discover(Path.cwd()))
-    out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.published})")
+    secret = publish_secret(layout, Repo.discover(Path.cwd()))
+    out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.secret_hex})")
     out.note("`autoqec verify` on its judged rounds draws the same shots again.")
     out.emit({"run_id": layout.run_id, "secret": secret})

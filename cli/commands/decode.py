@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
-from autoqec.errors import InputError
-from autoqec.reporting.text import counted
+from autoqec.cli.common import Output, options
+from autoqec.errors import UsageError
+from autoqec.reporting.text import pluralize
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec
@@ -44,7 +44,7 @@ def command(
     dem: Path | None,
     allow_other_dem: bool,
     trust_code: bool,
-    out: Out,
+    out: Output,
 ) -> None:
     """Decode shots with CHECKPOINT, a round's directory or its checkpoint.pt.
 
@@ -54,68 +54,74 @@ def command(
     """
     _check_target(shots, target)
     if allow_other_dem and dem is None:
-        raise InputError("names no model", where="--allow-other-dem", mend="add --dem FILE")
-    with ExitStack() as held:
-        made = _found(checkpoint, env_name, trust_code, held)
+        raise UsageError("names no model", where="--allow-other-dem", hint="add --dem FILE")
+    with ExitStack() as exit_stack:
+        loaded = _load_checkpoint(checkpoint, env_name, trust_code, exit_stack)
         import torch
 
-        from autoqec.decoders.decoding import CHUNK, Decoding, read_model
+        from autoqec.decoders.decoding import CHUNK, CheckpointDecoder, read_model
         from autoqec.qec import shotfiles
 
         torch.set_num_threads(1)
-        model = None if dem is None else read_model(dem, made.env)
-        decoding = Decoding.of(made.env, made.checkpoint, model, other=allow_other_dem)
+        model = None if dem is None else read_model(dem, loaded.env)
+        decoding = CheckpointDecoder.of(loaded.env, loaded.checkpoint, model, allow_other_dem=allow_other_dem)
         problem = decoding.problem
-        events = shotfiles.read(shots, in_format or shotfiles.format_of(shots), problem.n_detectors, CHUNK)
+        events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
         parts = (decoding.decode(part) for part in events)
-        n = shotfiles.write(target, out_format or shotfiles.format_of(target), problem.n_observables, parts)
-    kept = f"; {decoding.unknown} edges that the net does not know kept the model's priors" if decoding.unknown else ""
-    out.say(f"{target}: {n} shots decoded, {counted(problem.n_observables, 'observable')} each{kept}")
-    out.emit({"out": str(target), "shots": n, "env": made.env.name, "unknown_edges": decoding.unknown})
+        n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
+    suffix = (
+        f"; {decoding.n_unknown_edges} edges that the net does not know kept the model's priors"
+        if decoding.n_unknown_edges
+        else ""
+    )
+    out.say(f"{target}: {n} shots decoded, {pluralize(problem.n_observables, 'observable')} each{suffix}")
+    out.emit({"out": str(target), "shots": n, "env": loaded.env.name, "unknown_edges": decoding.n_unknown_edges})
 
 
 @dataclass(frozen=True)
-class _Made:
+class _LoadedCheckpoint:
     """A checkpoint and what it was made for."""
 
     checkpoint: Path
     env: EnvSpec
 
 
-def _found(checkpoint: Path, env_name: str | None, trust_code: bool, held: ExitStack) -> _Made:
+def _load_checkpoint(
+    checkpoint: Path, env_name: str | None, trust_code: bool, exit_stack: ExitStack
+) -> _LoadedCheckpoint:
     """The checkpoint's file and env, and the code it needs mounted for as long as `held` lasts."""
     from autoqec.store.files import load_env
 
     directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
     try:
-        layout, number = paths.round_of(directory)
-    except InputError as error:
+        layout, number = paths.parse_round_dir(directory)
+    except UsageError as error:
         if checkpoint.is_dir():
             raise
         if env_name is None:
-            what = "lies in no run, so the env it was trained on must be named"
-            raise InputError(what, where=str(checkpoint), mend=f"autoqec decode {checkpoint} --env ENV …") from error
-        return _Made(checkpoint, load_env(paths.env_file(env_name))[0])
-    _mount(held, layout, number, trust_code)
+            message = "lies in no run, so the env it was trained on must be named"
+            raise UsageError(message, where=str(checkpoint), hint=f"autoqec decode {checkpoint} --env ENV …") from error
+        return _LoadedCheckpoint(checkpoint, load_env(paths.env_file(env_name))[0])
+    _overlay_modules(exit_stack, layout, number, trust_code)
     path = layout.round(number).checkpoint if checkpoint.is_dir() else checkpoint
-    return _Made(path, load_env(paths.env_file(env_name) if env_name else layout.env)[0])
+    return _LoadedCheckpoint(path, load_env(paths.env_file(env_name) if env_name else layout.env)[0])
 
 
-def _mount(held: ExitStack, layout: RunLayout, number: int, trust_code: bool) -> None:
-    from autoqec.orchestrator.editable_modules import own_surface
+def _overlay_modules(exit_stack: ExitStack, layout: RunLayout, number: int, trust_code: bool) -> None:
+    from autoqec.orchestrator.editable_modules import checked_out_modules
 
-    surface = held.enter_context(own_surface(layout, number))
+    surface = exit_stack.enter_context(checked_out_modules(layout, number))
     if surface is not None and not trust_code:
-        what = f"round {number}'s branch has code of its own, which would run here with all your rights"
-        raise InputError(what, where=f"run {layout.run_id}", mend="read it (`git diff`), then add --trust-code")
+        message = f"round {number}'s branch has code of its own, which would run here with all your rights"
+        raise UsageError(message, where=f"run {layout.run_id}", hint="read it (`git diff`), then add --trust-code")
     if surface is not None:
         from autoqec.decoders import overlay as mounted
 
-        mounted.mount(surface)
+        mounted.use_modules_dir(surface)
 
 
 def _check_target(shots: Path, target: Path) -> None:
     if target.is_dir() or not target.parent.is_dir():
-        raise InputError("is no place for a file", where=str(target), mend=f"mkdir -p {target.parent}, or name a file")
+        raise UsageError("is no place for a file", where=str(target), hint=f"mkdir -p {target.parent}, or name a file")
     if target.exists() and shots.exists() and target.samefile(shots):
-        raise InputError("is the file of shots itself", where="--out", mend="name another file")
+        raise UsageError("is the file of shots itself", where="--out", hint="name another file")

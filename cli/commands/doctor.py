@@ -12,10 +12,10 @@ from typing import Literal
 
 import click
 
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
 
-WALLS = {
+BACKEND_EFFECTS = {
     "bubblewrap": "started here just now, it saw no file but its own, no network, no other process",
     "landlock": "started here just now with seccomp, it saw no file but its own and no network",
     "none": "rounds that change code can't be verified; rounds that change the config alone can",
@@ -30,17 +30,17 @@ class Finding:
     name: str
     state: Literal["good", "weak", "bad"]
     found: str
-    mend: str | None = None
+    hint: str | None = None
 
 
 @click.command("doctor")
 @options
-def command(out: Out) -> None:
+def command(out: Output) -> None:
     """Check Python, libraries, git, sandbox, memory, disk and SLURM; exit 2 where something must be mended first."""
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
-        mend = f"  Mend: {finding.mend}" if finding.mend else ""
-        out.say(f"{finding.state:4}  {finding.name:10} {finding.found}{mend}")
+        hint = f"  Mend: {finding.hint}" if finding.hint else ""
+        out.say(f"{finding.state:4}  {finding.name:10} {finding.found}{hint}")
         out.emit(asdict(finding))
     if any(finding.state == "bad" for finding in findings):
         raise click.exceptions.Exit(2)
@@ -48,8 +48,10 @@ def command(out: Out) -> None:
 
 def _python() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
-    good = sys.version_info >= (3, 11)
-    yield Finding("python", "good" if good else "bad", version, None if good else "install Python 3.11 or newer")
+    supported = sys.version_info >= (3, 11)
+    yield Finding(
+        "python", "good" if supported else "bad", version, None if supported else "install Python 3.11 or newer"
+    )
 
 
 def _libraries() -> Iterator[Finding]:
@@ -69,12 +71,12 @@ def _matching() -> Iterator[Finding]:
         from autoqec.qec import weighted_mwpm
     except (ImportError, OSError):
         return  # a library is missing, which stands above
-    again = "pip install --force-reinstall --no-deps autoqec"
-    if weighted_mwpm.compiled() is None:
-        told = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
-        yield Finding("matching", "weak", told, f"install a C compiler, then {again}")
-    elif weighted_mwpm.outdated():
-        yield Finding("matching", "weak", "per-shot weights in C, built from an older match.c", again)
+    reinstall_hint = "pip install --force-reinstall --no-deps autoqec"
+    if weighted_mwpm.compiled_matcher() is None:
+        message = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
+        yield Finding("matching", "weak", message, f"install a C compiler, then {reinstall_hint}")
+    elif weighted_mwpm.is_outdated():
+        yield Finding("matching", "weak", "per-shot weights in C, built from an older match.c", reinstall_hint)
     else:
         yield Finding("matching", "good", "per-shot weights in C")
 
@@ -83,27 +85,27 @@ def _git() -> Iterator[Finding]:
     from autoqec.cli import paths
 
     try:
-        root = paths.lab_root()
+        root = paths.workspace_root()
         yield Finding("git", "good", f"in the repository {root}")
     except AutoqecError as error:
-        yield Finding("git", "weak", error.what, error.mend)
+        yield Finding("git", "weak", error.what, error.hint)
 
 
 def _sandbox() -> Iterator[Finding]:
     from autoqec.system import sandbox
     from autoqec.system.sandbox import bubblewrap
 
-    tier = sandbox.probe()
-    better = sandbox.TIERS[: sandbox.TIERS.index(tier)]
-    why = "".join(f"; no {name}: {sandbox.fault(name)}" for name in better)
-    told = f"{tier}: {WALLS[tier]}{why}"
-    if tier == "bubblewrap":
-        yield Finding("sandbox", "good", f"{told} ({bubblewrap.describe()})")
+    sandbox_backend = sandbox.probe()
+    stronger = sandbox.SANDBOX_BACKENDS[: sandbox.SANDBOX_BACKENDS.index(sandbox_backend)]
+    why = "".join(f"; no {name}: {sandbox.unavailable_reason(name)}" for name in stronger)
+    message = f"{sandbox_backend}: {BACKEND_EFFECTS[sandbox_backend]}{why}"
+    if sandbox_backend == "bubblewrap":
+        yield Finding("sandbox", "good", f"{message} ({bubblewrap.describe()})")
     else:
-        if tier == "landlock" and os.geteuid() == 0:
-            told += "; as root: files of root are its own, so run as another user"
+        if sandbox_backend == "landlock" and os.geteuid() == 0:
+            message += "; as root: files of root are its own, so run as another user"
         hint = sandbox.INSTALL if sandbox.chosen() == "auto" else f"unset {sandbox.CHOICE}"
-        yield Finding("sandbox", "weak", told, hint)
+        yield Finding("sandbox", "weak", message, hint)
 
 
 def _machine() -> Iterator[Finding]:
@@ -130,7 +132,7 @@ def _slurm() -> Iterator[Finding]:
     try:
         slurm.check({})
     except AutoqecError as error:
-        yield Finding("slurm", "weak", f"--executor slurm cannot be used: {error.what}", error.mend)
+        yield Finding("slurm", "weak", f"--executor slurm cannot be used: {error.what}", error.hint)
     else:
         yield Finding("slurm", "good", "its controller answers and would take jobs: --executor slurm")
 

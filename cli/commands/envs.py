@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("envs")
 @options
-def command(out: Out) -> None:
+def command(out: Output) -> None:
     """List the envs that can be named without a path."""
     from autoqec.store.files import load_env
 

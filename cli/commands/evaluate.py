@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from autoqec import optional
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 if TYPE_CHECKING:
     from autoqec.continual.runtime.main import Evaluation
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 @click.option("--resume", metavar="CHECKPOINT", help="Go on from an ep_… directory, or `latest` beside it.")
 @click.option("--against-memoryless", is_flag=True, help="Run the twin without a memory too: what is it worth?")
 @options
-def command(config: str, resume: str | None, against_memoryless: bool, out: Out) -> int:
+def command(config: str, resume: str | None, against_memoryless: bool, out: Output) -> int:
     """Run the evaluation that CONFIG describes: a YAML file, or an example that comes with autoqec (toy_inmemory).
 
     Scores, memory, checkpoints and metrics go into a new folder of its results_dir. Exit status 1 where an environment,
     a row or a model's answer failed on the way; everything else was still measured.
     """
-    from autoqec.cli.design_rounds import LabRounds
+    from autoqec.cli.design_rounds import WorkspaceRounds
     from autoqec.continual.runtime.main import evaluate
 
-    optional.require("tqdm", extra="evaluate")
+    optional.require_installed("tqdm", extra="evaluate")
     console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has the lines anyway
     if against_memoryless:
         if resume is not None:
             raise click.UsageError("--resume and --against-memoryless don't go together")
         return _twins(config, console, out)
-    with LabRounds(out.note) as rounds:
-        return _tell(evaluate(config, console=console, resume_from=resume, rounds=rounds), out)
+    with WorkspaceRounds(out.note) as round_runner:
+        return _report_result(evaluate(config, console=console, resume_from=resume, round_runner=round_runner), out)
 
 
-def _tell(result: Evaluation, out: Out) -> int:
+def _report_result(result: Evaluation, out: Output) -> int:
     summary = {key: value for key, value in result.metrics.items() if key != "episodes"}
     out.emit({"results_dir": str(result.results_dir), **summary})
     if not out.json:
@@ -55,14 +55,14 @@ def _tell(result: Evaluation, out: Out) -> int:
     return result.exit_code
 
 
-def _twins(config: str, console: TextIO, out: Out) -> int:
-    from autoqec.cli.design_rounds import LabRounds
-    from autoqec.continual.runtime.ablation import evaluate_twins
+def _twins(config: str, console: TextIO, out: Output) -> int:
+    from autoqec.cli.design_rounds import WorkspaceRounds
+    from autoqec.continual.runtime.ablation import evaluate_ablation
 
-    with LabRounds(out.note) as rounds:
-        twins = evaluate_twins(config, console=console, rounds=rounds)
+    with WorkspaceRounds(out.note) as round_runner:
+        twins = evaluate_ablation(config, console=console, round_runner=round_runner)
     for result in (twins.stateful, twins.memoryless):
-        _tell(result, out)
+        _report_result(result, out)
     gain = twins.gain
     out.emit({"gain": asdict(gain)})
     if not out.json:

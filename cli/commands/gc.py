@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
 
 if TYPE_CHECKING:
-    from autoqec.orchestrator.gc import Garbage
+    from autoqec.orchestrator.gc import RemovableItem
     from autoqec.system.git import Repo
 
-WORDS = {
+KIND_LABELS = {
     "worktree": ("worktree of a round that died", "worktrees of rounds that died"),
     "quarantine": ("quarantined branch", "quarantined branches"),
     "checkpoint": ("checkpoint that no front needs", "checkpoints that no front needs"),
     "unverified": ("unverified checkpoint of an open run", "unverified checkpoints of open runs"),
 }
-KEPT = "unverified"  # goes only by name: the run may go on
+OPT_IN_KIND = "unverified"  # goes only by name: the run may go on
 
 
 @click.command("gc")
 @click.argument("run", required=False)
-@click.option("--only", type=click.Choice(list(WORDS)), multiple=True, help="Only this kind; may be repeated.")
+@click.option("--only", type=click.Choice(list(KIND_LABELS)), multiple=True, help="Only this kind; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="List, ask nothing and remove nothing.")
 @click.option("--yes", is_flag=True, help="Remove all that is listed; `unverified` only where --only names it.")
 @options
-def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Out) -> None:
+def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Output) -> None:
     """List what RUN (or every run here) left that nobody needs, and remove what you agree to.
 
     Worktrees of rounds that died (edits that were not committed are kept under salvage/), quarantined branches, and
@@ -43,66 +43,69 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
 
     repo = Repo.discover(Path.cwd())
     layouts = [paths.run_layout(run)] if run else [RunLayout(repo.root, name) for name in paths.run_ids(repo.root)]
-    found = removed = 0
+    n_listed = removed = 0
     for layout in layouts:
         try:
-            listed = _listed(layout, repo, only, out)
-            found += len(listed)
-            every = [one for one in listed if one.kind != KEPT or KEPT in only]
-            agreed = [] if dry_run else every if yes else _asked(listed)
-            removed += _remove(layout, repo, agreed, out)
+            removable = _list_items(layout, repo, only, out)
+            n_listed += len(removable)
+            selected = [one for one in removable if one.kind != OPT_IN_KIND or OPT_IN_KIND in only]
+            confirmed = [] if dry_run else selected if yes else _confirm(removable)
+            removed += _remove_items(layout, repo, confirmed, out)
         except AutoqecError as error:
             if run is not None:
                 raise
             out.note(f"run {layout.run_id} is left alone: {error}")
-    if not found:
+    if not n_listed:
         out.note("nothing to remove")
     elif not removed and not dry_run:
-        out.note(f"nothing was removed; --yes removes all that is listed, {KEPT} ones with --only {KEPT}")
+        out.note(f"nothing was removed; --yes removes all that is listed, {OPT_IN_KIND} ones with --only {OPT_IN_KIND}")
 
 
-def _listed(layout: RunLayout, repo: Repo, only: Sequence[str], out: Out) -> list[Garbage]:
-    from autoqec.errors import InputError
+def _list_items(layout: RunLayout, repo: Repo, only: Sequence[str], out: Output) -> list[RemovableItem]:
+    from autoqec.errors import UsageError
     from autoqec.orchestrator import gc
     from autoqec.reporting.text import plain
     from autoqec.system import run_lock
 
-    if run_lock.is_held(layout.root):
-        who = run_lock.read(layout.root)
-        what = f"the run is at work: process {who.get('pid', '?')} on {who.get('host', '?')} holds it"
-        raise InputError(what, where=f"run {layout.run_id}", mend="wait until it ends")
-    listed = [one for one in gc.find(layout, repo) if not only or one.kind in only]
-    for one in listed:
+    if run_lock.is_locked(layout.root):
+        run_owner = run_lock.read(layout.root)
+        message = f"the run is at work: process {run_owner.get('pid', '?')} on {run_owner.get('host', '?')} holds it"
+        raise UsageError(message, where=f"run {layout.run_id}", hint="wait until it ends")
+    removable = [one for one in gc.find_removable(layout, repo) if not only or one.kind in only]
+    for one in removable:
         size = f"  {_bytes(one.bytes)}" if one.bytes else ""
         out.say(f"{layout.run_id}  {one.kind}  {plain(one.name)}{size}  {plain(one.why)}")
         out.emit({"run_id": layout.run_id, "removed": False, **one.dump()})
-    return listed
+    return removable
 
 
-def _asked(listed: Sequence[Garbage]) -> list[Garbage]:
+def _confirm(removable: Sequence[RemovableItem]) -> list[RemovableItem]:
     """What the person at the terminal agrees to, one question a kind; nobody there agrees to nothing."""
-    agreed: list[Garbage] = []
-    for kind, (one, many) in WORDS.items():
-        these = [thing for thing in listed if thing.kind == kind]
-        size = sum(thing.bytes for thing in these)
-        words = f"Remove {len(these)} {one if len(these) == 1 else many}{f' ({_bytes(size)})' if size else ''}?"
+    confirmed: list[RemovableItem] = []
+    for kind, (one, many) in KIND_LABELS.items():
+        items_of_kind = [item for item in removable if item.kind == kind]
+        size = sum(item.bytes for item in items_of_kind)
+        words = (
+            f"Remove {len(items_of_kind)} "
+            f"{one if len(items_of_kind) == 1 else many}{f' ({_bytes(size)})' if size else ''}?"
+        )
         try:
-            if these and click.confirm(words, err=True):
-                agreed += these
+            if items_of_kind and click.confirm(words, err=True):
+                confirmed += items_of_kind
         except click.Abort:
             return []
-    return agreed
+    return confirmed
 
 
-def _remove(layout: RunLayout, repo: Repo, agreed: Sequence[Garbage], out: Out) -> int:
+def _remove_items(layout: RunLayout, repo: Repo, confirmed: Sequence[RemovableItem], out: Output) -> int:
     from autoqec.orchestrator import gc
     from autoqec.reporting.text import plain
 
-    gone = gc.remove(layout, repo, agreed) if agreed else []
-    for one in gone:
+    removed_items = gc.remove(layout, repo, confirmed) if confirmed else []
+    for one in removed_items:
         out.say(f"removed {one.kind} {plain(one.name)}")
         out.emit({"run_id": layout.run_id, "removed": True, **one.dump()})
-    return len(gone)
+    return len(removed_items)
 
 
 def _bytes(size: float) -> str:

@@ -7,13 +7,13 @@ import json
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 
 @click.command("machine-state")
 @click.argument("run", required=False)
 @options
-def command(run: str | None, out: Out) -> None:
+def command(run: str | None, out: Output) -> None:
     """Cores, memory, disk and accelerators; with RUN also what its rounds took."""
     from autoqec.reporting.machine_state import machine_state
 

@@ -6,17 +6,17 @@ import click
 
 from autoqec import optional
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 
 @click.command("mcp")
 @options
-def command(out: Out) -> None:
+def command(out: Output) -> None:
     """Serve machine_state, query_history, show, propose and verify over stdio, for the repository one stands in."""
     from autoqec.cli.mcp_server import server
 
-    root = paths.lab_root()
-    optional.require("mcp", extra="mcp")
-    made = server(root)
+    root = paths.workspace_root()
+    optional.require_installed("mcp", extra="mcp")
+    mcp = server(root)
     out.note(f"serving {root} over stdio; end of input ends it")
-    made.run("stdio")
+    mcp.run("stdio")

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 
 @click.command("memory")
@@ -20,16 +20,16 @@ from autoqec.errors import InputError
 )
 @click.option("--env", help="Show what a model would be told before it designs for this env.")
 @options
-def command(file: Path, runs: tuple[str, ...], env: str | None, out: Out) -> None:
+def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> None:
     """What FILE holds, as `autoqec run --memory FILE` reads it; --import adds the rounds of older runs, each once."""
-    from autoqec.continual.runtime.run_memory import Learned
+    from autoqec.continual.runtime.run_memory import CrossRunMemory
     from autoqec.store.files import load_env
 
     if not runs and not file.exists():
-        raise InputError("there is no such memory", where=str(file), mend=f"autoqec memory {file} --import RUN")
-    told = [_told(run) for run in runs]  # every run is read before anything is written
-    learned = Learned(file)
-    for run_id, spec, rows in told:
+        raise UsageError("there is no such memory", where=str(file), hint=f"autoqec memory {file} --import RUN")
+    loaded_runs = [_load_run(run) for run in runs]  # every run is read before anything is written
+    learned = CrossRunMemory(file)
+    for run_id, spec, rows in loaded_runs:
         added = learned.learn(run_id, spec, rows)
         out.emit({"event": "imported", "run": run_id, "rounds": added})
         out.say(f"{added} rounds of run {run_id} were new")
@@ -41,16 +41,16 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Out) -> Non
         out.say(f"  {note}")
 
 
-def _told(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
+def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
     """A run's id, env and rows: of this repository, or wherever the directory lies."""
     from autoqec.store.files import parse_env, read_text
     from autoqec.store.history import History
     from autoqec.store.layout import RunLayout
 
-    place = Path(run).resolve()
-    directory = place.parent if place.is_file() else place
+    path = Path(run).resolve()
+    directory = path.parent if path.is_file() else path
     layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else paths.run_layout(run)
     if not layout.history.is_file():
-        raise InputError("is no run with a history.jsonl", where=run, mend="name an id, or a directory runs/RUN_ID")
-    text = read_text(layout.env, what="the run's env", mend=f"put the env that the run was made for at {layout.env}")
+        raise UsageError("is no run with a history.jsonl", where=run, hint="name an id, or a directory runs/RUN_ID")
+    text = read_text(layout.env, what="the run's env", hint=f"put the env that the run was made for at {layout.env}")
     return layout.run_id, parse_env(text, where=str(layout.env)), History(layout).rows()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 
 @click.command("package-run")
@@ -15,7 +15,7 @@ from autoqec.cli.common import Out, options
 @click.option("--out", "target", type=click.Path(path_type=Path), help="The archive; RUN.tar here by default.")
 @click.option("--shots/--no-shots", default=True, help="Pack the judge's shots of a closed run too (default: yes).")
 @options
-def command(run: str, target: Path | None, shots: bool, out: Out) -> None:
+def command(run: str, target: Path | None, shots: bool, out: Output) -> None:
     """Pack RUN into one archive: all its branches, its directory, and the hash of every file.
 
     The judge's secret goes along only when the run is closed (`autoqec close RUN`); then anyone can replay it: on shots

@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 
 @click.command("reconcile")
 @click.argument("run")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done.")
 @options
-def command(run: str, dry_run: bool, out: Out) -> None:
+def command(run: str, dry_run: bool, out: Output) -> None:
     """Bring the files and branches of RUN in line with its history, and rebuild its views."""
     from autoqec.orchestrator.recovery.apply import reconcile
     from autoqec.reporting.text import plain

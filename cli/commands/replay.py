@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli.common import Out, options, trust_option
-from autoqec.reporting.text import counted, plain
+from autoqec.cli.common import Output, options, trust_option
+from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
     from autoqec.orchestrator.archive import Plan
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("--into", type=click.Path(path_type=Path), help="Where to restore it; a new directory here by default.")
 @trust_option(registered=False)
 @options
-def command(archive: Path, into: Path | None, out: Out) -> None:
+def command(archive: Path, into: Path | None, out: Output) -> None:
     """Restore ARCHIVE into a new repository and verify it again: files, branches, views and, of a closed run, verdicts.
 
     Exit 0 where everything is as it was packed, 1 where a verdict comes out differently, 2 where a file was changed.
@@ -28,25 +28,27 @@ def command(archive: Path, into: Path | None, out: Out) -> None:
     from autoqec.orchestrator.archive import replay_archive
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
-    found = replay_archive(archive, into, on_event=lambda kind, payload: None, on_plan=functools.partial(_show, out))
-    for number, words in sorted(found.verdicts.items()):
-        out.say(f"Round {number}: {plain(words)}")
-        out.emit({"round": number, "found": words})
-    out.say(f"Restored in {into}. Look at it: cd {into} && autoqec show {found.layout.run_id}")
-    if not found.agrees:
+    restored = replay_archive(archive, into, on_event=lambda kind, payload: None, on_plan=functools.partial(_show, out))
+    for number, outcome in sorted(restored.verdicts.items()):
+        out.say(f"Round {number}: {plain(outcome)}")
+        out.emit({"round": number, "found": outcome})
+    out.say(f"Restored in {into}. Look at it: cd {into} && autoqec show {restored.layout.run_id}")
+    if not restored.agrees:
         raise click.exceptions.Exit(1)
 
 
-def _show(out: Out, plan: Plan) -> None:
+def _show(out: Output, plan: Plan) -> None:
     """Say what the archive is about to do here, before it does."""
     told = plan.manifest
     size = sum(entry.bytes for entry in told.files)
-    out.note(f"Archive of run {told.run_id}: {counted(len(told.files), 'file')}, {size} bytes.")
+    out.note(f"Archive of run {told.run_id}: {pluralize(len(told.files), 'file')}, {size} bytes.")
     out.note("Its hashes match. They show damage, not who wrote it: see docs/contracts/archive.md.")
     branch = plain(told.baseline_ref or "main")
     out.note(f"Checking out {told.baseline_sha} as branch {branch} in {plan.into}, without links, hooks or filters.")
     runs = f"branch code runs in the sandbox ({plan.sandbox})" if plan.sandbox else "no branch code is run"
-    out.note(f"Verifying {counted(plan.rounds, 'round')}, repeating {counted(plan.judgements, 'judgement')}: {runs}.")
+    out.note(
+        f"Verifying {pluralize(plan.rounds, 'round')}, repeating {pluralize(plan.judgements, 'judgement')}: {runs}."
+    )
     out.emit(
         {
             "plan": {

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
-from autoqec.errors import InputError
+from autoqec.cli.common import Output, options
+from autoqec.errors import UsageError
 from autoqec.store import layout
 
 
@@ -28,16 +28,16 @@ from autoqec.store import layout
 @click.option("--serve", is_flag=True, help="Follow the run on this machine's loopback, until Ctrl-C.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve; 0 takes a free one.")
 @options
-def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, port: int, out: Out) -> None:
+def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, port: int, out: Output) -> None:
     """One page about each RUN (an id, or the path of its directory), several side by side: claim, charts, every round.
 
     The page is one file that fetches nothing; mail it, or open it in any browser. It goes into the run's directory;
     of several runs, into runs/. With --format svg or png, the charts alone, as files.
     """
-    chosen = _chosen(runs)
+    chosen = _run_layouts(runs)
     if serve:
         if form != "html" or target:
-            raise InputError("--serve writes no file", where="--serve", mend="leave out --format and --out")
+            raise UsageError("--serve writes no file", where="--serve", hint="leave out --format and --out")
         _serve(chosen, port, out)
         return
     shared = chosen[0].root.parent
@@ -45,7 +45,7 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         from autoqec.reporting import html
 
         default = chosen[0].html if len(chosen) == 1 else shared / "report.html"
-        written = [html.write(chosen, _file(target or default))]
+        written = [html.write(chosen, _require_file(target or default))]
     else:
         from autoqec.reporting import figures, run_data
 
@@ -58,25 +58,27 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         out.note("nothing has been measured yet, so there is nothing to draw")
 
 
-def _chosen(runs: Sequence[str]) -> list[layout.RunLayout]:
-    found = {paths.any_run(run).root: paths.any_run(run) for run in runs}
-    ids = [one.run_id for one in found.values()]
-    again = next((one for one in found.values() if ids.count(one.run_id) > 1), None)
-    if again is not None:
-        raise InputError("another run of the same id is named, too", where=str(again.root), mend="report them apart")
-    return list(found.values())
+def _run_layouts(runs: Sequence[str]) -> list[layout.RunLayout]:
+    layouts = {paths.find_run(run).root: paths.find_run(run) for run in runs}
+    ids = [item.run_id for item in layouts.values()]
+    duplicate = next((item for item in layouts.values() if ids.count(item.run_id) > 1), None)
+    if duplicate is not None:
+        raise UsageError(
+            "another run of the same id is named, too", where=str(duplicate.root), hint="report them apart"
+        )
+    return list(layouts.values())
 
 
-def _file(path: Path) -> Path:
+def _require_file(path: Path) -> Path:
     if path.is_dir():
-        raise InputError("is a directory", where=str(path), mend="name a file: --out report.html")
+        raise UsageError("is a directory", where=str(path), hint="name a file: --out report.html")
     return path
 
 
-def _serve(chosen: list[layout.RunLayout], port: int, out: Out) -> None:
-    from autoqec.reporting.serve import Server
+def _serve(chosen: list[layout.RunLayout], port: int, out: Output) -> None:
+    from autoqec.reporting.serve import ReportServer
 
-    with Server(chosen, port) as server:
+    with ReportServer(chosen, port) as server:
         out.say(f"{server.address}  (Ctrl-C ends it)")
         out.emit({"address": server.address})
         try:

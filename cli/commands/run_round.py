@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.store import layout
 
 
@@ -41,13 +41,13 @@ from autoqec.store import layout
     help="Of torch; one thread repeats to the last digit.",
 )
 @options
-def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: Any) -> None:
+def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen: Any) -> None:
     """Train and measure one predecoder: the env ENV, the configuration CONFIG, everything written into ROUND_DIR.
 
     Without --code-cwd the search surface of the repository one stands in is run, so a checked-out round repeats itself.
     """
     from autoqec.contracts.round import RunnerConfig
-    from autoqec.orchestrator.rounds import confined
+    from autoqec.orchestrator.rounds import require_sandbox
     from autoqec.reporting.terminal import LiveView, console
     from autoqec.runner.runner import run_round
     from autoqec.store.files import load_env, load_yaml, read_text
@@ -56,8 +56,8 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
     predecoder = load_yaml(read_text(config, what="predecoder config"), where=str(config))
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
-        raise InputError("is not an empty directory", where=str(round_dir), mend="name a new one")
-    code_cwd = chosen.pop("code_cwd") or _standing_in()
+        raise UsageError("is not an empty directory", where=str(round_dir), hint="name a new one")
+    code_cwd = chosen.pop("code_cwd") or _current_repository()
     fork_from = chosen.pop("fork_from")
     parent = _parent(chosen["run_id"], fork_from)
     spec = {
@@ -66,13 +66,13 @@ def command(env_name: str, config: Path, round_dir: Path, out: Out, **chosen: An
         "predecoder_config": predecoder,
         "round_dir": str(round_dir.resolve()),
         "code_cwd": str(code_cwd.resolve()) if code_cwd else None,
-        "modules_dir": str((code_cwd / layout.SURFACE).resolve()) if code_cwd else None,
+        "modules_dir": str((code_cwd / layout.EDITABLE_MODULES).resolve()) if code_cwd else None,
         "fork_from": (fork_from if len(fork_from) > 1 else fork_from[0]) if fork_from else "baseline",
         "parent_delta_ler": parent.delta_ler if parent else None,
         "parent_checkpoint": _weights(chosen["run_id"], parent) if parent else None,
     }
     if code_cwd:
-        confined(code_cwd / layout.SURFACE)
+        require_sandbox(code_cwd / layout.EDITABLE_MODULES)
     runner_config = RunnerConfig.read(spec, where="run-round")
     with LiveView(console(err=True), quiet=out.quiet) as view:
         metrics = run_round(runner_config, on_event=view)
@@ -90,16 +90,16 @@ def _check(predecoder: Any, config: Path) -> None:
     try:
         parse_dsl(predecoder)
     except ContractError as error:
-        raise InputError(error.what, where=str(config), mend=f"edit {config}") from error
+        raise UsageError(error.what, where=str(config), hint=f"edit {config}") from error
 
 
-def _standing_in() -> Path | None:
+def _current_repository() -> Path | None:
     """The repository one stands in, if it has a search surface; else the package's own surface is run."""
     try:
-        root = paths.lab_root()
-    except InputError:
+        root = paths.workspace_root()
+    except UsageError:
         return None
-    return root if (root / layout.SURFACE).is_dir() else None
+    return root if (root / layout.EDITABLE_MODULES).is_dir() else None
 
 
 def _weights(run_id: str, parent: HistoryRow) -> str | None:

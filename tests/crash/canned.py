@@ -39,7 +39,7 @@ class Request:
     claimed: RoundMetrics | None = None
     attempt_index: int = 1
     discoveries_before: int = 0
-    judged_before: dict[str, int] = field(default_factory=dict)
+    tested_artifacts: dict[str, int] = field(default_factory=dict)
     expected_artifact: str | None = None
     parents: Any = ()
     shots: Path | None = None
@@ -95,4 +95,4 @@ def install() -> None:
     import autoqec.verification
 
     autoqec.verification.verifier = verifier
-    run._decodable = lambda env: "other_sector"  # type: ignore[assignment]
+    run._require_decodable = lambda env: "other_sector"  # type: ignore[assignment]

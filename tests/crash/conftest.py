@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from tests.crash.starts import ENV, start
 from tests.crash.sweep import Zygote, has_compiler, zygote
 
@@ -17,13 +17,13 @@ from tests.crash.sweep import Zygote, has_compiler, zygote
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A lab with one finished round in it."""
     place = tmp_path_factory.mktemp("pristine")
-    make_lab(place / "lab", ENV)
+    make_workspace(place / "lab", ENV)
     assert start(place / "lab", 1, "", "nominate").returncode == 0
     return place
 
 
 @pytest.fixture
-def lab(pristine: Path, tmp_path: Path) -> Path:
+def workspace(pristine: Path, tmp_path: Path) -> Path:
     shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True)
     return tmp_path / "lab"
 

@@ -19,10 +19,10 @@ from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit,
 from autoqec.errors import AutoqecError
 from autoqec.ideators import coder, moves, space, tpe
 from autoqec.ideators.analyst import analyse
-from autoqec.orchestrator.executors.slurm import Slurm
+from autoqec.orchestrator.executors.slurm import SlurmExecutor
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
-from autoqec.store.layout import SURFACE
+from autoqec.store.layout import EDITABLE_MODULES
 from autoqec.system import slurm
 from tests.crash import mischief
 
@@ -46,7 +46,7 @@ def changed(**keys: Any) -> dict[str, Any]:
 
 def scripted(cases: set[str], view: dict[str, Any]) -> IdeatorResponse:
     """Small nets forked from the baseline; with `compose` or `conflict` every third joins the two before it."""
-    done = [row for row in view["history"] if row["status"] not in moves.LOST]
+    done = [row for row in view["history"] if row["status"] not in moves.ABORTED_STATUSES]
     number = len(done) + len(view["pending"]) + 1
     config, fork_from, mode = changed(mlp__hidden=4 + number, training__finetune_share=0.0), "baseline", None
     if "bad" in cases:
@@ -72,7 +72,7 @@ def unreadable(view: dict[str, Any]) -> CoderResponse:
 
 def endless(view: dict[str, Any]) -> CoderResponse:
     said, line = literal(view), "        x = detections[:, self.index]\n"
-    text = (ROOT / SURFACE / "mlp.py").read_text(encoding="utf-8")
+    text = (ROOT / EDITABLE_MODULES / "mlp.py").read_text(encoding="utf-8")
     assert line in text
     edit = FileEdit(path="mlp.py", text=text.replace(line, f"{line}        __import__('time').sleep(600)\n"))
     return said.model_copy(update={"edits": (*said.edits, edit)})
@@ -89,29 +89,31 @@ def literal(view: dict[str, Any]) -> CoderResponse:
     return CoderResponse(dsl_config=view["proposal"], edits=edits, commit_message=view["hypothesis"])
 
 
-def cluster(cases: set[str], slots: int) -> Slurm | None:
+def cluster(cases: set[str], slots: int) -> SlurmExecutor | None:
     """Asked more often than a real one likes."""
     if "slurm" not in cases:
         return None
     named = [case.removeprefix("slurm=") for case in cases if case.startswith("slurm=")]
-    options = {"mem": "1G", **slurm.parse(named)}
-    return Slurm(slots, options, look_s=0.05, ask_s=0.3, settle_s=1)
+    options = {"mem": "1G", **slurm.parse_options(named)}
+    return SlurmExecutor(slots, options, poll_files_s=0.05, poll_slurm_s=0.3, file_lag_s=1)
 
 
-def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable[[View], Any] | None = None) -> int:
+def main(
+    workspace: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable[[View], Any] | None = None
+) -> int:
     """One start; the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
     coders = {"outside": outside, "unreadable": unreadable, "endless": endless}
     analyst = analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore"))
     coder_of = next((coders[case] for case in coders if case in cases), literal)
-    roles = Roles(ideator, coder=coder_of, analyst=mischief.minding(analyst, cases))
+    roles = Roles(ideator, coder=coder_of, analyst=mischief.with_mischief(analyst, cases))
     try:
         if run_id:
-            run = resume_run(run_id, lab, roles=roles)
+            run = resume_run(run_id, workspace, roles=roles)
         else:
-            secret = lab.parent / "secret"
+            secret = workspace.parent / "secret"
             secret.write_bytes(SECRET)
-            run = start_run(lab / "env.yaml", lab, "smoke", 1, "tpe", secret_file=secret, roles=roles)
+            run = start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", secret_file=secret, roles=roles)
         with run:
             slots = 2 if "parallel" in cases else 1
             run_rounds(run, rounds, parallel=slots, executor=cluster(cases, slots))
@@ -122,5 +124,5 @@ def main(lab: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable
 
 
 if __name__ == "__main__":
-    lab, rounds, *rest = sys.argv[1:]
-    sys.exit(main(Path(lab), int(rounds), rest[0] if rest else "", set(rest[1:])))
+    workspace, rounds, *rest = sys.argv[1:]
+    sys.exit(main(Path(workspace), int(rounds), rest[0] if rest else "", set(rest[1:])))

@@ -16,31 +16,37 @@ from autoqec.store.run_state import fold
 from autoqec.system.git import Repo
 
 
-def git(lab: Path, *arguments: str) -> str:
+def git(workspace: Path, *arguments: str) -> str:
     """The user's own git."""
     who = ["-c", "user.name=a person", "-c", "user.email=person@example.org"]
-    done = subprocess.run(["git", *who, *arguments], cwd=lab, capture_output=True, text=True, check=True)
+    done = subprocess.run(["git", *who, *arguments], cwd=workspace, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
-def run_ids(lab: Path) -> list[str]:
-    return sorted(path.name for path in (lab / "runs").glob("*")) if (lab / "runs").is_dir() else []
+def run_ids(workspace: Path) -> list[str]:
+    return sorted(path.name for path in (workspace / "runs").glob("*")) if (workspace / "runs").is_dir() else []
 
 
 @dataclass(frozen=True)
 class Before:
     """What a crash may not change: the user's files and branches, and the history so far."""
 
-    lab: Path
+    workspace: Path
     head: str
     status: str
     branches: dict[str, str]
     histories: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, lab: Path) -> Before:
-        histories = {name: _bytes(RunLayout(lab, name).history) for name in run_ids(lab)}
-        return cls(lab, git(lab, "rev-parse", "HEAD"), git(lab, "status", "--porcelain"), _users(lab), histories)
+    def of(cls, workspace: Path) -> Before:
+        histories = {name: _bytes(RunLayout(workspace, name).history) for name in run_ids(workspace)}
+        return cls(
+            workspace,
+            git(workspace, "rev-parse", "HEAD"),
+            git(workspace, "status", "--porcelain"),
+            _users(workspace),
+            histories,
+        )
 
 
 def _bytes(path: Path) -> bytes:
@@ -49,28 +55,28 @@ def _bytes(path: Path) -> bytes:
     return data[: data.rfind(b"\n") + 1]
 
 
-def _users(lab: Path) -> dict[str, str]:
-    return {name: sha for name, sha in refs(lab).items() if not name.startswith(("exp/", "quarantine/"))}
+def _users(workspace: Path) -> dict[str, str]:
+    return {name: sha for name, sha in refs(workspace).items() if not name.startswith(("exp/", "quarantine/"))}
 
 
-def refs(lab: Path) -> dict[str, str]:
-    lines = git(lab, "for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/heads").splitlines()
+def refs(workspace: Path) -> dict[str, str]:
+    lines = git(workspace, "for-each-ref", "--format=%(refname:lstrip=2) %(objectname)", "refs/heads").splitlines()
     return dict(line.split(" ") for line in lines)  # type: ignore[misc]
 
 
 def check(before: Before, run_id: str) -> list[HistoryRow]:
     """Every invariant of a recovered run, or AssertionError. Returns its rows."""
-    lab, layout = before.lab, RunLayout(before.lab, run_id)
+    workspace, layout = before.workspace, RunLayout(before.workspace, run_id)
     rows = [HistoryRow.model_validate(json.loads(line)) for line in _lines(layout.history)]
     attempts = [ATTEMPT_LINE.validate_python(json.loads(line)) for line in _lines(layout.attempts)]
     _rows_and_attempts(rows, [line.round_attempt_id for line in attempts if line.kind == "begun"])
-    _rows_and_branches(lab, layout, rows)
+    _rows_and_branches(workspace, layout, rows)
     _views(layout, rows)
-    _nothing_left(lab, layout)
+    _nothing_left(workspace, layout)
     assert _bytes(layout.history).startswith(before.histories.get(run_id, b"")), "history was rewritten"
-    assert _users(lab) == before.branches and git(lab, "rev-parse", "HEAD") == before.head
-    assert git(lab, "status", "--porcelain") == before.status
-    assert git(lab, "fsck", "--no-dangling") == ""
+    assert _users(workspace) == before.branches and git(workspace, "rev-parse", "HEAD") == before.head
+    assert git(workspace, "status", "--porcelain") == before.status
+    assert git(workspace, "fsck", "--no-dangling") == ""
     return rows
 
 
@@ -91,9 +97,9 @@ def _rows_and_attempts(rows: list[HistoryRow], begun: list[str]) -> None:
     assert len(set(follow_ups)) == len(follow_ups), "a follow-up stands twice"
 
 
-def _rows_and_branches(lab: Path, layout: RunLayout, rows: list[HistoryRow]) -> None:
+def _rows_and_branches(workspace: Path, layout: RunLayout, rows: list[HistoryRow]) -> None:
     form = "%(refname) %(objectname) %(parent)"
-    lines = git(lab, "for-each-ref", f"--format={form}", "refs/heads", "refs/autoqec").splitlines()
+    lines = git(workspace, "for-each-ref", f"--format={form}", "refs/heads", "refs/autoqec").splitlines()
     tips = {name: parents for name, *parents in map(str.split, lines)}
     pointers: dict[str, Pointer] = {}
     for one in [*fold(rows).rounds.values()]:
@@ -110,16 +116,16 @@ def _rows_and_branches(lab: Path, layout: RunLayout, rows: list[HistoryRow]) -> 
             data = layout.round(row.round).pointer.read_bytes()
             pointer = pointers[f"{tip}:{pointer_on_branch(row.round)}"] = Pointer.model_validate(json.loads(data))
             assert (pointer.round_attempt_id, pointer.commit_sha) == (one.attempt_id, row.commit_sha)
-    _pointers_on_branches(lab, layout, pointers)
+    _pointers_on_branches(workspace, layout, pointers)
     places = (f"refs/heads/exp/{layout.run_id}/", f"refs/heads/quarantine/{layout.run_id}/")
     ours = {name.removeprefix("refs/heads/") for name in tips if name.startswith(places)}
     named = {one.row.branch for one in [*fold(rows).rounds.values()] if one.row.branch}
     assert ours <= named, f"branches without a row: {ours - named}"
 
 
-def _pointers_on_branches(lab: Path, layout: RunLayout, pointers: dict[str, Pointer]) -> None:
+def _pointers_on_branches(workspace: Path, layout: RunLayout, pointers: dict[str, Pointer]) -> None:
     """What stands on a round's branch is what lies in its directory."""
-    found = Repo.discover(lab).objects([*pointers]) if pointers else []
+    found = Repo.discover(workspace).objects([*pointers]) if pointers else []
     for (name, pointer), stored in zip(pointers.items(), found, strict=True):
         assert stored is not None and stored[1] == layout.round(pointer.round_idx).pointer.read_bytes(), name
 
@@ -141,10 +147,10 @@ def _json(path: Path) -> Any:
     return json.loads(path.read_bytes())
 
 
-def _nothing_left(lab: Path, layout: RunLayout) -> None:
-    admin = lab / ".git" / "worktrees"
+def _nothing_left(workspace: Path, layout: RunLayout) -> None:
+    admin = workspace / ".git" / "worktrees"
     assert not admin.is_dir() or not any(admin.iterdir()), "a worktree was left"
-    places = [layout.root, lab / ".worktrees", lab / ".git"]
+    places = [layout.root, workspace / ".worktrees", workspace / ".git"]
     left = [
         path
         for place in places
@@ -152,10 +158,10 @@ def _nothing_left(lab: Path, layout: RunLayout) -> None:
         for path in place.rglob("*")
         if path.name.endswith((".tmp", ".lock"))
         and path.name != "autoqec.lock"
-        and not {"objects", "salvage"} & set(path.relative_to(lab).parts[:-2])
+        and not {"objects", "salvage"} & set(path.relative_to(workspace).parts[:-2])
     ]
     assert not left, f"left behind: {left}"
-    worktrees = lab / ".worktrees"
+    worktrees = workspace / ".worktrees"
     assert not worktrees.is_dir() or not any(worktrees.iterdir())
     for path in layout.root.rglob("*.json"):
         if not path.is_relative_to(layout.salvage):  # kept as it was found: git does not sync what it checks out

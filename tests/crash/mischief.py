@@ -70,10 +70,10 @@ CASES: dict[str, Callable[[RunLayout, int], None]] = {
 }  # fmt: skip
 
 
-def minding(analyst: Callable[[dict[str, Any]], Any], cases: set[str]) -> Callable[[dict[str, Any]], Any]:
+def with_mischief(analyst: Callable[[dict[str, Any]], Any], cases: set[str]) -> Callable[[dict[str, Any]], Any]:
     """The analyst, with the mischief of `cases` done once it has spoken of the third round."""
 
-    def speaks(view: dict[str, Any]) -> Any:
+    def analyse_with_mischief(view: dict[str, Any]) -> Any:
         said = analyst(view)
         for name in sorted(cases & set(CASES)):
             layout, number = at(view)
@@ -81,4 +81,4 @@ def minding(analyst: Callable[[dict[str, Any]], Any], cases: set[str]) -> Callab
                 CASES[name](layout, number)
         return said
 
-    return speaks
+    return analyse_with_mischief

@@ -19,23 +19,25 @@ ROOT = Path(__file__).parents[2]
 ENV = ROOT / "autoqec/envs/builtin/smoke.yaml"
 
 
-def start(lab: Path, rounds: int, run_id: str = "", *cases: str, kill_at: str = "") -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != failpoint.VARIABLE}
-    env |= {"OMP_NUM_THREADS": "1", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT)}
+def start(
+    workspace: Path, rounds: int, run_id: str = "", *cases: str, kill_at: str = ""
+) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if name != failpoint.FAILPOINT_VARIABLE}
+    env |= {"OMP_NUM_THREADS": "1", "HOME": str(workspace.parent), "PYTHONPATH": str(ROOT)}
     if kill_at:
-        env[failpoint.VARIABLE] = kill_at
-    command = [sys.executable, "-m", "tests.crash.driver", str(lab), str(rounds), run_id, *cases]
+        env[failpoint.FAILPOINT_VARIABLE] = kill_at
+    command = [sys.executable, "-m", "tests.crash.driver", str(workspace), str(rounds), run_id, *cases]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
-def killed(lab: Path, rounds: int, run_id: str, *cases: str, at: str) -> None:
-    done = start(lab, rounds, run_id, *cases, kill_at=at)
+def run_until_killed(workspace: Path, rounds: int, run_id: str, *cases: str, at: str) -> None:
+    done = start(workspace, rounds, run_id, *cases, kill_at=at)
     assert done.returncode == -signal.SIGKILL, f"{at} was never reached: {done.stderr}"
 
 
-def recovered(lab: Path, before: Before, run_id: str) -> list[HistoryRow]:
+def recover_and_check(workspace: Path, before: Before, run_id: str) -> list[HistoryRow]:
     """Recovery alone; what must hold holds, and a second one finds nothing to do."""
-    layout, repo = RunLayout(lab, run_id), Repo.discover(lab)
+    layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
     reconcile(layout, repo)
     rows = check(before, run_id)
     assert reconcile(layout, repo) == []

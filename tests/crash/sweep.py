@@ -21,7 +21,7 @@ SHIM = Path(__file__).with_name("shim.c")
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitReport:
     """How a start ended. count: changing calls it made; last: the one that was made to fail. unsynced: files that were
     written and not synced since: path, inode, the first byte of it. others: exit statuses of further copies."""
 
@@ -47,12 +47,12 @@ class Ended:
 class Zygote:
     """Starts by the hundred. `lab` is where every one of them happens."""
 
-    def __init__(self, process: subprocess.Popen[str], lab: Path) -> None:
-        self._process, self.lab = process, lab
+    def __init__(self, process: subprocess.Popen[str], workspace: Path) -> None:
+        self._process, self.workspace = process, workspace
 
     def stderr(self) -> str:
         """What every start so far said."""
-        return (self.lab.parent / "stderr").read_text(encoding="utf-8")
+        return (self.workspace.parent / "stderr").read_text(encoding="utf-8")
 
     def start(
         self,
@@ -67,10 +67,10 @@ class Zygote:
         judge: int = 0,
         die_at: str = "",
         copies: int = 1,
-    ) -> Ended:
+    ) -> ExitReport:
         """cases: of the driver, and `quiet` (nothing is nominated). recover: no round, recovery alone; judge: no round,
         but the recorded round of that number goes before the judge. die_at: a failpoint. copies: started at once."""
-        order: dict[str, Any] = {"lab": str(self.lab), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
+        order: dict[str, Any] = {"lab": str(self.workspace), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
         order |= {
             "recover": recover,
             "judge": judge,
@@ -81,15 +81,15 @@ class Zygote:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        ended = Ended(**json.loads(self._process.stdout.readline()))
+        ended = ExitReport(**json.loads(self._process.stdout.readline()))
         if mode == "power":
             ended.lose(zeros=at % 2 == 1)
         return ended
 
     def restore(self, kept: Path) -> None:
         """The lab as it was, at the same path: git records worktrees by absolute paths."""
-        shutil.rmtree(self.lab, ignore_errors=True)
-        shutil.copytree(kept, self.lab, symlinks=True)
+        shutil.rmtree(self.workspace, ignore_errors=True)
+        shutil.copytree(kept, self.workspace, symlinks=True)
 
 
 def has_compiler() -> bool:

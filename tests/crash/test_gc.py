@@ -13,83 +13,83 @@ from typing import Any
 import pytest
 
 from autoqec.cli.commands import gc as gc_command
-from autoqec.cli.workspace import make_lab
-from autoqec.errors import InputError
+from autoqec.cli.workspace import make_workspace
+from autoqec.errors import UsageError
 from autoqec.orchestrator import gc
-from autoqec.orchestrator.failpoint import VARIABLE
+from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.publish_secret import close_run
+from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.restore_round import adopt
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
-from tests.conftest import made_lab
+from tests.conftest import made_workspace
 from tests.crash.invariants import Before, git, refs, run_ids
-from tests.crash.starts import ENV, ROOT, recovered
+from tests.crash.starts import ENV, ROOT, recover_and_check
 from tests.crash.sweep import Zygote
 from tests.support import rounds
 
-ALL = ("--yes", *(word for kind in gc_command.WORDS for word in ("--only", kind)))
+ALL = ("--yes", *(word for kind in gc_command.KIND_LABELS for word in ("--only", kind)))
 
 
 @pytest.fixture(scope="module")
 def kept(process: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Round 1 ended ok; round 2 died after its code commit and was set aside; round 3 died over uncommitted edits."""
-    shutil.rmtree(process.lab, ignore_errors=True)
-    make_lab(process.lab, ENV)
+    shutil.rmtree(process.workspace, ignore_errors=True)
+    make_workspace(process.workspace, ENV)
     assert process.start(1, "", ("quiet",)).returncode == 0
-    (run_id,) = run_ids(process.lab)
+    (run_id,) = run_ids(process.workspace)
     for place in ("coded", "edited"):
         assert process.start(2, run_id, ("quiet",), die_at=place).returncode == -signal.SIGKILL
     place = tmp_path_factory.mktemp("littered") / "lab"
-    shutil.copytree(process.lab, place, symlinks=True)
+    shutil.copytree(process.workspace, place, symlinks=True)
     return place
 
 
 @pytest.fixture
 def littered(process: Zygote, kept: Path) -> tuple[Path, RunLayout, Repo]:
     process.restore(kept)
-    (run_id,) = run_ids(process.lab)
-    return process.lab, RunLayout(process.lab, run_id), Repo.discover(process.lab)
+    (run_id,) = run_ids(process.workspace)
+    return process.workspace, RunLayout(process.workspace, run_id), Repo.discover(process.workspace)
 
 
-def kinds(found: list[gc.Garbage]) -> list[str]:
+def kinds(found: list[gc.RemovableItem]) -> list[str]:
     return [one.kind for one in found]
 
 
-def shell(lab: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
+def shell(workspace: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "autoqec.cli", "gc", *argv]
-    known = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    known = {"PATH": "/usr/bin:/bin", "HOME": str(workspace.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        command, cwd=lab, env=known | env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        command, cwd=workspace, env=known | env, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
 
 
 def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None:
-    lab, layout, repo = littered
+    workspace, layout, repo = littered
     before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
-    was = refs(lab)
-    found = gc.find(layout, repo)
+    was = refs(workspace)
+    found = gc.find_removable(layout, repo)
     assert kinds(found) == ["worktree", "quarantine", "unverified"]
     assert "the run is open, so `autoqec verify` or a later round may want it" in found[-1].why
     for argv in ((), ("--dry-run",), ("--dry-run", "--yes"), (layout.run_id,)):
-        shown = shell(lab, *argv)
+        shown = shell(workspace, *argv)
         assert shown.returncode == 0 and "quarantine/" in shown.stdout, shown.stderr
-    assert {path: path.read_bytes() for path in before} == before and refs(lab) == was
+    assert {path: path.read_bytes() for path in before} == before and refs(workspace) == was
 
 
 def test_only_what_was_agreed_to_goes(littered: tuple[Path, RunLayout, Repo]) -> None:
-    lab, layout, _ = littered
-    (branch,) = [name for name in refs(lab) if name.startswith("quarantine/")]
-    shown = shell(lab, layout.run_id, "--yes", "--json")
+    workspace, layout, _ = littered
+    (branch,) = [name for name in refs(workspace) if name.startswith("quarantine/")]
+    shown = shell(workspace, layout.run_id, "--yes", "--json")
     assert {line["kind"] for line in map(json.loads, shown.stdout.splitlines()) if line["removed"]} == {
         "worktree", "quarantine"
     }  # fmt: skip
-    assert branch not in refs(lab) and layout.round(1).checkpoint.exists(), "the open run may want its weights"
-    shown = shell(lab, layout.run_id, "--yes")
+    assert branch not in refs(workspace) and layout.round(1).checkpoint.exists(), "the open run may want its weights"
+    shown = shell(workspace, layout.run_id, "--yes")
     assert "--only unverified" in shown.stderr and layout.round(1).checkpoint.exists()
-    assert shell(lab, layout.run_id, "--only", "unverified", "--yes").returncode == 0
+    assert shell(workspace, layout.run_id, "--only", "unverified", "--yes").returncode == 0
     assert not layout.round(1).checkpoint.exists()
 
 
@@ -97,50 +97,53 @@ def test_a_branch_that_was_refused_can_go_and_stays_gone(
     process: Zygote, littered: tuple[Path, RunLayout, Repo]
 ) -> None:
     """Its config could not be read, so the round is a compile_error and its branch was set aside."""
-    lab, layout, repo = littered
+    workspace, layout, repo = littered
     assert process.start(2, layout.run_id, ("unreadable",)).returncode == 0
-    before = Before.of(lab)
+    before = Before.of(workspace)
     row = History(layout).rows()[-1]
     assert row.status == "compile_error" and str(row.branch).startswith("quarantine/")
-    (found,) = [one for one in gc.find(layout, repo) if one.name == row.branch]
+    (found,) = [one for one in gc.find_removable(layout, repo) if one.name == row.branch]
     assert found.kind == "quarantine" and "refused, compile_error" in found.why
     gc.remove(layout, repo, [found])
-    assert recovered(lab, before, layout.run_id)[-1].refers_to_attempt == row.round_attempt_id
-    assert str(row.branch) not in refs(lab) and git(lab, "for-each-ref", layout.pin(str(row.round_attempt_id))) == ""
-    assert found.name not in [one.name for one in gc.find(layout, repo)]
+    assert recover_and_check(workspace, before, layout.run_id)[-1].refers_to_attempt == row.round_attempt_id
+    assert (
+        str(row.branch) not in refs(workspace)
+        and git(workspace, "for-each-ref", layout.pin(str(row.round_attempt_id))) == ""
+    )
+    assert found.name not in [one.name for one in gc.find_removable(layout, repo)]
     assert process.start(3, layout.run_id, ("quiet",)).returncode == 0
 
 
 def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[Path, RunLayout, Repo]) -> None:
-    lab, layout, repo = littered
-    before, weights = Before.of(lab), layout.round(1).checkpoint
-    gone = gc.remove(layout, repo, gc.find(layout, repo))
+    workspace, layout, repo = littered
+    before, weights = Before.of(workspace), layout.round(1).checkpoint
+    gone = gc.remove(layout, repo, gc.find_removable(layout, repo))
     assert kinds(gone) == ["worktree", "quarantine", "unverified"]
-    rows = recovered(lab, before, layout.run_id)
+    rows = recover_and_check(workspace, before, layout.run_id)
     assert [row.status for row in rows] == ["ok", "orphaned_branch", "orphaned_branch", "branch_manually_deleted"]
     assert "removed by `autoqec gc`" in str(rows[3].status_reason)
     assert rows[3].refers_to_attempt == rows[1].round_attempt_id
-    assert not weights.exists() and list(gc.removed(layout)) == ["round_1/checkpoint.pt"]
+    assert not weights.exists() and list(gc.removed_files(layout)) == ["round_1/checkpoint.pt"]
     assert len(list(layout.salvage.glob("*.patch"))) == 1, "edits that were not committed are kept"
-    assert not any(name.startswith("quarantine/") for name in refs(lab))
-    assert git(lab, "for-each-ref", layout.pin(str(rows[1].round_attempt_id))) == ""
-    assert gc.find(layout, repo) == []
-    with pytest.raises(InputError, match="not in quarantine"):
+    assert not any(name.startswith("quarantine/") for name in refs(workspace))
+    assert git(workspace, "for-each-ref", layout.pin(str(rows[1].round_attempt_id))) == ""
+    assert gc.find_removable(layout, repo) == []
+    with pytest.raises(UsageError, match="not in quarantine"):
         adopt(layout, repo, 2)
     assert process.start(2, layout.run_id, ("quiet",)).returncode == 0
 
 
 def test_a_run_at_work_is_left_alone(littered: tuple[Path, RunLayout, Repo]) -> None:
-    lab, layout, repo = littered
-    found = gc.find(layout, repo)
-    with run_lock.hold(layout.root):
-        with pytest.raises(InputError, match="held by process"):
+    workspace, layout, repo = littered
+    found = gc.find_removable(layout, repo)
+    with run_lock.lock_run(layout.root):
+        with pytest.raises(UsageError, match="held by process"):
             gc.remove(layout, repo, found)
-        one = shell(lab, layout.run_id, "--yes")
+        one = shell(workspace, layout.run_id, "--yes")
         assert one.returncode == 2 and "at work" in one.stderr and len(one.stderr.strip().splitlines()) == 1
-        every = shell(lab, "--yes")
+        every = shell(workspace, "--yes")
         assert every.returncode == 0 and "left alone" in every.stderr
-    assert gc.find(layout, repo) == found
+    assert gc.find_removable(layout, repo) == found
 
 
 def verified(layout: RunLayout, number: int, **more: Any) -> None:
@@ -174,11 +177,11 @@ def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
     assert [entry.round_attempt_id for entry in RunMemory(layout.root).front()] == ["attempt-4"]
 
     def doomed(kind: str = "checkpoint") -> list[str]:
-        return [found.name for found in gc.find(layout, repo) if found.kind == kind]
+        return [found.name for found in gc.find_removable(layout, repo) if found.kind == kind]
 
     assert doomed() == [], "an open run may yet want any"
     assert doomed("unverified") == ["round_5/checkpoint.pt"], "6 is verified, and the open run may yet build on it"
-    layout.published.write_text("")
+    layout.secret_hex.write_text("")
     assert doomed("unverified") == []
     assert doomed() == ["round_5/checkpoint.pt", "round_6/checkpoint.pt"]
     five = layout.branch(5, "try")
@@ -194,23 +197,23 @@ def test_sizes_are_rounded_not_cut() -> None:
 
 @pytest.mark.parametrize("place", ["garbage_row_appended", "garbage_refs_dropped", "garbage_recorded"])
 def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, RunLayout, Repo], place: str) -> None:
-    lab, layout, repo = littered
-    before = Before.of(lab)
-    assert shell(lab, *ALL, **{VARIABLE: place}).returncode == -signal.SIGKILL
-    recovered(lab, before, layout.run_id)
-    assert shell(lab, *ALL).returncode == 0
-    rows = recovered(lab, before, layout.run_id)
+    workspace, layout, repo = littered
+    before = Before.of(workspace)
+    assert shell(workspace, *ALL, **{FAILPOINT_VARIABLE: place}).returncode == -signal.SIGKILL
+    recover_and_check(workspace, before, layout.run_id)
+    assert shell(workspace, *ALL).returncode == 0
+    rows = recover_and_check(workspace, before, layout.run_id)
     assert [row.status for row in rows].count("branch_manually_deleted") == 1
-    assert gc.find(layout, repo) == [] and list(gc.removed(layout)) == ["round_1/checkpoint.pt"]
+    assert gc.find_removable(layout, repo) == [] and list(gc.removed_files(layout)) == ["round_1/checkpoint.pt"]
 
 
 def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
-    lab, layout, repo = littered
-    before = Before.of(lab)
+    workspace, layout, repo = littered
+    before = Before.of(workspace)
     command = [sys.executable, "-P", "-m", "autoqec.cli", "gc", *ALL, "--json"]
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(workspace.parent), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     many = [
-        subprocess.Popen(command, cwd=lab, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(command, cwd=workspace, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(10)
     ]
     ends = [process.communicate(timeout=120) for process in many]
@@ -218,8 +221,8 @@ def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Rep
     lines = [json.loads(line) for out, _ in ends for line in out.splitlines()]
     names = [line["name"] for line in lines if line.get("removed")]
     assert sorted(names) == sorted(set(names)) and len(names) == 3
-    recovered(lab, before, layout.run_id)
-    assert gc.find(layout, repo) == []
+    recover_and_check(workspace, before, layout.run_id)
+    assert gc.find_removable(layout, repo) == []
 
 
 def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
@@ -228,16 +231,16 @@ def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
     from autoqec.orchestrator.archive import package_run, replay_archive
 
     _, layout, repo = littered
-    close_run(layout, repo)
-    assert "checkpoint" in kinds(gc.find(layout, repo)), "what a closed run left, nobody judges any more"
-    gc.remove(layout, repo, gc.find(layout, repo))
+    publish_secret(layout, repo)
+    assert "checkpoint" in kinds(gc.find_removable(layout, repo)), "what a closed run left, nobody judges any more"
+    gc.remove(layout, repo, gc.find_removable(layout, repo))
     package_run(layout, repo, tmp_path / "run.tar")
     found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=lambda kind, told: None)
     assert found.agrees
 
 
 def test_a_lab_without_runs_has_nothing_to_remove(tmp_path: Path) -> None:
-    lab = made_lab(tmp_path)
-    shown = lab.autoqec("gc")
+    workspace = made_workspace(tmp_path)
+    shown = workspace.autoqec("gc")
     assert shown.code == 0 and "nothing to remove" in shown.err
-    assert lab.autoqec("gc", "20200101-000000").code == 2
+    assert workspace.autoqec("gc", "20200101-000000").code == 2

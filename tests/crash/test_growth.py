@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.orchestrator import run
 from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory
@@ -33,8 +33,8 @@ def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
         room, _, name = module.__name__.rpartition(".")
         monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(importlib.import_module(room), name, module, raising=False)
-    monkeypatch.setattr(run, "_decodable", lambda env: "other_sector")
-    make_lab(tmp_path / "lab", ENV)
+    monkeypatch.setattr(run, "_require_decodable", lambda env: "other_sector")
+    make_workspace(tmp_path / "lab", ENV)
     with start_run(tmp_path / "lab/env.yaml", tmp_path / "lab", "smoke", 1, roles=bench.roles()) as started:
         run_rounds(started, 2)
         return started.layout
@@ -44,10 +44,10 @@ def test_a_round_starts_git_equally_often(layout: RunLayout) -> None:
     counts = []
     for size in (0, 60):
         if size:
-            bench.grown(layout, size)
+            bench.append_rounds(layout, size)
         with resume_run(layout.run_id, layout.repo_root, roles=bench.roles()) as started:
             done = sum(row.status == "ok" for row in started.memory.history.rows())
-            with bench.Started() as git:
+            with bench.GitProcessCounter() as git:
                 run_rounds(started, done + 1)
         counts.append(git.count)
         assert reconcile(layout, Repo.discover(layout.repo_root)) == []
@@ -61,7 +61,7 @@ def test_a_start_starts_git_equally_often(layout: RunLayout, kind: str) -> None:
         getattr(bench, kind)(layout, size)
         if kind == "fronted":
             RunMemory(layout.root).rebuild_views()
-        with bench.Started() as git:
+        with bench.GitProcessCounter() as git:
             reconcile(layout, Repo.discover(layout.repo_root))
         counts.append(git.count)
     assert counts[0] == counts[1] <= 20, counts

@@ -7,73 +7,73 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.workspace import make_lab
-from autoqec.errors import InputError
+from autoqec.cli.workspace import make_workspace
+from autoqec.errors import UsageError
 from autoqec.orchestrator import failpoint
 from autoqec.orchestrator.restore_round import adopt
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, run_ids
-from tests.crash.starts import ENV, killed, recovered, start
+from tests.crash.starts import ENV, recover_and_check, run_until_killed, start
 
 ELSEWHERE = ("recovery_", "job_", "garbage_", "run_created")  # recovery, test_slurm, test_gc, a run's birth
-ROUND = [place for place in failpoint.PLACES if not place.startswith(ELSEWHERE)]
-RECOVERY = [place for place in failpoint.PLACES if place.startswith("recovery_")]
+ROUND = [place for place in failpoint.FAILPOINTS if not place.startswith(ELSEWHERE)]
+RECOVERY = [place for place in failpoint.FAILPOINTS if place.startswith("recovery_")]
 JUDGED = ("charged", "judged")
 NAMED = ["planned", "coded", "row_appended"]  # in every run; the others in the long one
 
 
 @pytest.mark.parametrize("place", NAMED)
-def test_a_kill_loses_nothing(lab: Path, place: str) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 2, run_id, *(["nominate"] if place in JUDGED else []), at=place)
-    rows = recovered(lab, before, run_id)
+def test_a_kill_loses_nothing(workspace: Path, place: str) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, *(["nominate"] if place in JUDGED else []), at=place)
+    rows = recover_and_check(workspace, before, run_id)
     assert [row.round for row in rows] == [1, 2]
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("place", [place for place in ROUND if place not in (*NAMED, "judged", "nominated")])
-def test_a_kill_at_any_other_place_loses_nothing(lab: Path, place: str) -> None:
-    test_a_kill_loses_nothing(lab, place)
+def test_a_kill_at_any_other_place_loses_nothing(workspace: Path, place: str) -> None:
+    test_a_kill_loses_nothing(workspace, place)
 
 
 @pytest.mark.long
-def test_the_next_round_starts(lab: Path) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 2, run_id, at="coded")
-    assert start(lab, 2, run_id).returncode == 0
+def test_the_next_round_starts(workspace: Path) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, at="coded")
+    assert start(workspace, 2, run_id).returncode == 0
     rows = check(before, run_id)
     assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "orphaned_branch"), (3, "ok")]
     assert [row.hypothesis for row in rows[1:]] == ["net 2"] * 2, "the proposal that was lost is made again"
 
 
 @pytest.mark.parametrize("place", ["judged", pytest.param("nominated", marks=pytest.mark.long)])
-def test_a_round_already_paid_for_is_finished(lab: Path, place: str) -> None:
+def test_a_round_already_paid_for_is_finished(workspace: Path, place: str) -> None:
     """The judge's report is complete (or none is due): recovery writes the row the loop would have written."""
-    (run_id,), before = run_ids(lab), Before.of(lab)
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
     cases = ("nominate",) if place == "judged" else ()
-    killed(lab, 2, run_id, *cases, at=place)
-    row = recovered(lab, before, run_id)[-1]
+    run_until_killed(workspace, 2, run_id, *cases, at=place)
+    row = recover_and_check(workspace, before, run_id)[-1]
     assert (row.round, row.status) == (2, "ok")
     assert row.branch is not None and row.branch.startswith("exp/")
     assert (row.verify_verdict is not None) == (place == "judged")
 
 
 @pytest.mark.long
-def test_an_unfinished_round_is_set_aside_with_its_id(lab: Path) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 2, run_id, "nominate", at="charged")
-    row = recovered(lab, before, run_id)[-1]
+def test_an_unfinished_round_is_set_aside_with_its_id(workspace: Path) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, "nominate", at="charged")
+    row = recover_and_check(workspace, before, run_id)[-1]
     assert row.status == "orphaned_branch" and row.round_attempt_id
     assert row.branch is not None and row.branch.startswith(f"quarantine/{run_id}/")
 
 
-def test_uncommitted_edits_are_salvaged(lab: Path) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 2, run_id, at="edited")
-    recovered(lab, before, run_id)
-    (patch,) = (lab / "runs" / run_id / "salvage").glob("*.patch")
-    git(lab, "apply", "--check", str(patch))
+def test_uncommitted_edits_are_salvaged(workspace: Path) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, at="edited")
+    recover_and_check(workspace, before, run_id)
+    (patch,) = (workspace / "runs" / run_id / "salvage").glob("*.patch")
+    git(workspace, "apply", "--check", str(patch))
     assert "hidden" in patch.read_text()
 
 
@@ -83,7 +83,7 @@ def half_done(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("half")
     shutil.copytree(pristine / "lab", place / "lab", symlinks=True)
     (run_id,) = run_ids(place / "lab")
-    killed(place / "lab", 2, run_id, at="coded")
+    run_until_killed(place / "lab", 2, run_id, at="coded")
     (place / "lab" / "runs" / run_id / f".log.md.{'0' * 16}.tmp").write_text("torn")
     return place
 
@@ -91,60 +91,60 @@ def half_done(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("place", RECOVERY)
 def test_recovery_killed_anywhere_is_recovery_run_once(half_done: Path, tmp_path: Path, place: str) -> None:
     """In place, one after the other, so that git's absolute paths stay true."""
-    lab, (run_id,) = half_done / "lab", run_ids(half_done / "lab")
-    kept, layout = tmp_path / "kept", RunLayout(lab, run_id)
-    shutil.copytree(lab, kept, symlinks=True)
+    workspace, (run_id,) = half_done / "lab", run_ids(half_done / "lab")
+    kept, layout = tmp_path / "kept", RunLayout(workspace, run_id)
+    shutil.copytree(workspace, kept, symlinks=True)
     try:
-        before = Before.of(lab)
-        recovered(lab, before, run_id)
+        before = Before.of(workspace)
+        recover_and_check(workspace, before, run_id)
         whole = layout.history.read_bytes()
-        shutil.rmtree(lab)
-        shutil.copytree(kept, lab, symlinks=True)
-        killed(lab, 1, run_id, at=place)
-        recovered(lab, before, run_id)
+        shutil.rmtree(workspace)
+        shutil.copytree(kept, workspace, symlinks=True)
+        run_until_killed(workspace, 1, run_id, at=place)
+        recover_and_check(workspace, before, run_id)
         assert layout.history.read_bytes() == whole
     finally:
-        shutil.rmtree(lab)
-        shutil.copytree(kept, lab, symlinks=True)
+        shutil.rmtree(workspace)
+        shutil.copytree(kept, workspace, symlinks=True)
 
 
 def test_a_run_killed_at_its_birth_leaves_nothing_that_hinders(tmp_path: Path) -> None:
-    make_lab(tmp_path / "lab", ENV)
+    make_workspace(tmp_path / "lab", ENV)
     before = Before.of(tmp_path / "lab")
-    killed(tmp_path / "lab", 1, "", at="run_created")
+    run_until_killed(tmp_path / "lab", 1, "", at="run_created")
     (run_id,) = run_ids(tmp_path / "lab")
-    assert recovered(tmp_path / "lab", before, run_id) == []
+    assert recover_and_check(tmp_path / "lab", before, run_id) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["bad", "outside", "compose", "conflict", "parallel"])
 @pytest.mark.parametrize("place", ["planned", "row_appended"])
-def test_other_lives_of_a_round(lab: Path, case: str, place: str) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 4, run_id, case, at=f"{place}@2")
-    recovered(lab, before, run_id)
-    assert start(lab, 4, run_id, case).returncode == 0
+def test_other_lives_of_a_round(workspace: Path, case: str, place: str) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 4, run_id, case, at=f"{place}@2")
+    recover_and_check(workspace, before, run_id)
+    assert start(workspace, 4, run_id, case).returncode == 0
     rows = check(before, run_id)
     assert sum(row.status not in ("orphaned_branch", "branch_manually_deleted") for row in rows) == 4
 
 
-def test_a_round_set_aside_is_adopted(lab: Path) -> None:
+def test_a_round_set_aside_is_adopted(workspace: Path) -> None:
     """Through the judge, back under its name, with a follow-up row; a second time there is nothing to adopt."""
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 2, run_id, "nominate", at="charged")
-    layout, repo = RunLayout(lab, run_id), Repo.discover(lab)
-    lost = recovered(lab, before, run_id)[-1]
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, "nominate", at="charged")
+    layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
+    lost = recover_and_check(workspace, before, run_id)[-1]
     row = adopt(layout, repo, 2)
     assert (row.refers_to_attempt, row.round_attempt_id) == (lost.round_attempt_id, None)
     assert row.verify_verdict is not None
     assert row.branch is not None and row.branch.startswith(f"exp/{run_id}/02-")
-    assert recovered(lab, before, run_id)[-1] == row
-    with pytest.raises(InputError, match="not in quarantine"):
+    assert recover_and_check(workspace, before, run_id)[-1] == row
+    with pytest.raises(UsageError, match="not in quarantine"):
         adopt(layout, repo, 2)
 
 
-def test_what_was_never_measured_is_not_adopted(lab: Path) -> None:
-    (run_id,) = run_ids(lab)
-    killed(lab, 2, run_id, at="coded")
-    with pytest.raises(InputError, match="nothing to judge"):
-        adopt(RunLayout(lab, run_id), Repo.discover(lab), 2)
+def test_what_was_never_measured_is_not_adopted(workspace: Path) -> None:
+    (run_id,) = run_ids(workspace)
+    run_until_killed(workspace, 2, run_id, at="coded")
+    with pytest.raises(UsageError, match="nothing to judge"):
+        adopt(RunLayout(workspace, run_id), Repo.discover(workspace), 2)

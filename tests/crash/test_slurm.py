@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.orchestrator import failpoint, gc
-from autoqec.orchestrator.publish_secret import close_run
+from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
-from autoqec.runner.job import claimed_by, read_order
+from autoqec.runner.job import claiming_job_id, read_order
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.system.git import Repo
-from tests.conftest import made_lab
+from tests.conftest import made_workspace
 from tests.crash.invariants import Before, check, git, refs, run_ids
-from tests.crash.starts import ROOT, killed, start
-from tests.support.clusters import Cluster, slurm, stand_in, why_no_slurm
+from tests.crash.starts import ROOT, run_until_killed, start
+from tests.support.clusters import Cluster, fake_slurm, slurm, slurm_unavailable_reason
 
 PATIENCE_S = 120
 LONG = pytest.mark.long
@@ -34,7 +34,7 @@ KEY = "sk-a-key-that-no-job-may-see"
 
 @pytest.fixture(scope="session")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    if reason := why_no_slurm():
+    if reason := slurm_unavailable_reason():
         pytest.skip(reason)
     with slurm(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
@@ -43,14 +43,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(params=["stand-in", pytest.param("slurm", marks=pytest.mark.slurm)])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """Every test that takes it is one about SLURM as it is, and so about the stand-in's likeness, too."""
-    found: Cluster = request.getfixturevalue("real") if request.param == "slurm" else stand_in(tmp_path / "fake")
+    found: Cluster = request.getfixturevalue("real") if request.param == "slurm" else fake_slurm(tmp_path / "fake")
     return _used(found, monkeypatch)
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     """For what SLURM cannot be made to do at will."""
-    return _used(stand_in(tmp_path / "fake"), monkeypatch)
+    return _used(fake_slurm(tmp_path / "fake"), monkeypatch)
 
 
 def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
@@ -59,16 +59,16 @@ def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return cluster
 
 
-class Going:
+class RunningProcess:
     """A start in a process of its own, on the second round of a lab that has one."""
 
-    def __init__(self, lab: Path, *cases: str, rounds: int = 2) -> None:
-        (run_id,) = run_ids(lab)
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(lab.parent), "PYTHONPATH": str(ROOT)}
-        env.pop(failpoint.VARIABLE, None)
-        command = [sys.executable, "-m", "tests.crash.driver", str(lab), str(rounds), run_id, "slurm", *cases]
+    def __init__(self, workspace: Path, *cases: str, rounds: int = 2) -> None:
+        (run_id,) = run_ids(workspace)
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "HOME": str(workspace.parent), "PYTHONPATH": str(ROOT)}
+        env.pop(failpoint.FAILPOINT_VARIABLE, None)
+        command = [sys.executable, "-m", "tests.crash.driver", str(workspace), str(rounds), run_id, "slurm", *cases]
         self.process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
-        self.layout = RunLayout(lab, run_id)
+        self.layout = RunLayout(workspace, run_id)
 
     def until(self, what: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -80,7 +80,7 @@ class Going:
         """Its job has begun on the round; the job's number."""
         place = self.layout.round(number)
         self.until(lambda: (place.dir / "child.tmp" / "out").exists())
-        return str(claimed_by(place))
+        return str(claiming_job_id(place))
 
     def kill(self) -> None:
         self.process.kill()
@@ -91,36 +91,36 @@ class Going:
         return err
 
 
-def layout_of(lab: Path) -> tuple[RunLayout, RoundLayout]:
-    (run_id,) = run_ids(lab)
-    layout = RunLayout(lab, run_id)
+def layout_of(workspace: Path) -> tuple[RunLayout, RoundLayout]:
+    (run_id,) = run_ids(workspace)
+    layout = RunLayout(workspace, run_id)
     return layout, layout.round(2)
 
 
 def last(before: Before) -> HistoryRow:
     """The run's second and last row, in a run in which all is well."""
-    (run_id,) = run_ids(before.lab)
+    (run_id,) = run_ids(before.workspace)
     rows = check(before, run_id)
     assert [row.round for row in rows] == [1, 2]
     return rows[-1]
 
 
-def test_a_round_is_a_job_and_survives_who_ordered_it(lab: Path, cluster: Cluster) -> None:
+def test_a_round_is_a_job_and_survives_who_ordered_it(workspace: Path, cluster: Cluster) -> None:
     """SIGKILL while the job trains; recovery leaves it alone; the next start finds it again by its number."""
-    before, known = Before.of(lab), cluster.jobs()
-    going = Going(lab)
+    before, known = Before.of(workspace), cluster.jobs()
+    going = RunningProcess(workspace)
     number = going.until_at_work()
     going.until(lambda: read_order(going.layout.round(2)).job_id == number)  # type: ignore[union-attr]
     (worker,) = cluster.workers(number)
     seen = Path(f"/proc/{worker}/environ").read_text(encoding="utf-8")
     assert KEY not in seen and "AUTOQEC_OWNER" not in seen
     going.kill()
-    repo = Repo.discover(lab)
+    repo = Repo.discover(workspace)
     assert reconcile(going.layout, repo) == []
-    assert "worktree" not in {one.kind for one in gc.find(going.layout, repo)}
-    with pytest.raises(InputError, match="round 2 is still a cluster's job"):
-        close_run(going.layout, repo)
-    assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0
+    assert "worktree" not in {one.kind for one in gc.find_removable(going.layout, repo)}
+    with pytest.raises(UsageError, match="round 2 is still a cluster's job"):
+        publish_secret(going.layout, repo)
+    assert start(workspace, 2, run_ids(workspace)[0], "slurm").returncode == 0
     row = last(before)
     assert row.status == "ok" and row.sandbox is not None
     assert set(cluster.jobs()) - set(known) == {number}, "one job, one training"
@@ -130,30 +130,30 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(lab: Path, cluster: Cluste
 @pytest.mark.parametrize(
     "place", ["job_queued", *(pytest.param(name, marks=LONG) for name in ("job_ordered", "job_numbered", "measured"))]
 )
-def test_a_kill_between_order_and_number_makes_one_job(lab: Path, cluster: Cluster, place: str) -> None:
-    (run_id,), before, known = run_ids(lab), Before.of(lab), cluster.jobs()
-    killed(lab, 2, run_id, "slurm", "bad", at=place)
-    assert start(lab, 2, run_id, "slurm", "bad").returncode == 0
+def test_a_kill_between_order_and_number_makes_one_job(workspace: Path, cluster: Cluster, place: str) -> None:
+    (run_id,), before, known = run_ids(workspace), Before.of(workspace), cluster.jobs()
+    run_until_killed(workspace, 2, run_id, "slurm", "bad", at=place)
+    assert start(workspace, 2, run_id, "slurm", "bad").returncode == 0
     assert last(before).status == "compile_error"
     assert len(set(cluster.jobs()) - set(known)) == 1
 
 
 @LONG
-def test_two_jobs_at_once_and_rows_in_the_order_of_the_rounds(lab: Path, cluster: Cluster) -> None:
-    before = Before.of(lab)
-    going = Going(lab, "parallel", rounds=3)
+def test_two_jobs_at_once_and_rows_in_the_order_of_the_rounds(workspace: Path, cluster: Cluster) -> None:
+    before = Before.of(workspace)
+    going = RunningProcess(workspace, "parallel", rounds=3)
     numbers = [going.until_at_work(2), going.until_at_work(3)]
     assert [cluster.jobs()[number] for number in numbers] == ["RUNNING"] * 2
     assert going.end() == ""
-    rows = check(before, run_ids(lab)[0])
+    rows = check(before, run_ids(workspace)[0])
     assert [(row.round, row.status) for row in rows] == [(1, "ok"), (2, "ok"), (3, "ok")]
 
 
 @LONG
-def test_a_job_that_dies_is_a_row_that_says_so(lab: Path, cluster: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab)
+def test_a_job_that_dies_is_a_row_that_says_so(workspace: Path, cluster: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
-    cluster.strike(number)
+    cluster.kill_workers(number)
     assert going.end() == "" and going.process.returncode == 0
     row = last(before)
     assert row.status == "train_error"
@@ -161,18 +161,18 @@ def test_a_job_that_dies_is_a_row_that_says_so(lab: Path, cluster: Cluster) -> N
 
 
 @LONG
-def test_a_job_that_dies_while_nobody_looks(lab: Path, cluster: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab)
+def test_a_job_that_dies_while_nobody_looks(workspace: Path, cluster: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     going.kill()
-    cluster.strike(number)
-    assert start(lab, 2, run_ids(lab)[0], "slurm").returncode == 0
+    cluster.kill_workers(number)
+    assert start(workspace, 2, run_ids(workspace)[0], "slurm").returncode == 0
     assert last(before).status == "train_error"
 
 
 @LONG
-def test_a_person_who_says_stop_twice_ends_the_job(lab: Path, cluster: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab)
+def test_a_person_who_says_stop_twice_ends_the_job(workspace: Path, cluster: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     for _ in range(2):
         going.process.send_signal(signal.SIGINT)
@@ -184,67 +184,67 @@ def test_a_person_who_says_stop_twice_ends_the_job(lab: Path, cluster: Cluster) 
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert cluster.jobs()[number] == "CANCELLED"
-    reconcile(going.layout, Repo.discover(lab))
+    reconcile(going.layout, Repo.discover(workspace))
     assert last(before).status == "orphaned_branch"
 
 
 @LONG
-def test_a_person_who_says_stop_once_gets_the_round(lab: Path, cluster: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab, rounds=9)
+def test_a_person_who_says_stop_once_gets_the_round(workspace: Path, cluster: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace, rounds=9)
     going.until_at_work()
     going.process.send_signal(signal.SIGTERM)
     assert going.end() == "" and going.process.returncode == 0
     assert last(before).status == "ok"
 
 
-def test_what_slurm_refuses_is_said_in_its_words(lab: Path, cluster: Cluster) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    done = start(lab, 2, run_id, "slurm", "slurm=partition=nowhere")
+def test_what_slurm_refuses_is_said_in_its_words(workspace: Path, cluster: Cluster) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    done = start(workspace, 2, run_id, "slurm", "slurm=partition=nowhere")
     assert done.returncode == 2 and "invalid partition specified: nowhere" in done.stderr, done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 and "Mend: `sinfo`" in done.stderr
     assert last(before).status == "orphaned_branch"
 
 
 @LONG
-def test_a_job_over_its_time_is_killed_by_safety(lab: Path, cluster: Cluster) -> None:
+def test_a_job_over_its_time_is_killed_by_safety(workspace: Path, cluster: Cluster) -> None:
     """SLURM warns its job first; the stand-in, like a node that hangs, kills without a word."""
     if cluster.conf is not None:
         cluster.change(minute_s=4.0)
-    before = Before.of(lab)
-    assert start(lab, 2, run_ids(lab)[0], "slurm", "endless", "slurm=time=1").returncode == 0
+    before = Before.of(workspace)
+    assert start(workspace, 2, run_ids(workspace)[0], "slurm", "endless", "slurm=time=1").returncode == 0
     row = last(before)
     assert row.status == "killed_by_safety", row.status_reason
     assert "time" in str(row.status_reason) and "1" in str(row.status_reason)
 
 
-def test_a_job_that_slurm_forgot_and_that_left_nothing(lab: Path, fake: Cluster) -> None:
+def test_a_job_that_slurm_forgot_and_that_left_nothing(workspace: Path, fake: Cluster) -> None:
     """Accounting is off, and ended jobs leave the queue: its files are not there, so it is lost."""
-    before, going = Before.of(lab), Going(lab)
+    before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     fake.change(forgets=True)
-    fake.strike(number)
+    fake.kill_workers(number)
     assert going.end() == ""
     row = last(before)
     assert row.status == "train_error" and f"no longer knows job {number}" in str(row.status_reason)
 
 
 @LONG
-def test_accounting_is_asked_last(lab: Path, fake: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab)
+def test_accounting_is_asked_last(workspace: Path, fake: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     fake.change(forgets=True, accounting=True)
-    fake.strike(number)
+    fake.kill_workers(number)
     assert going.end() == ""
     row = last(before)
     assert row.status == "train_error" and f"SLURM job {number} ended FAILED" in str(row.status_reason)
 
 
 @LONG
-def test_a_controller_that_is_away_loses_nothing(lab: Path, fake: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab)
+def test_a_controller_that_is_away_loses_nothing(workspace: Path, fake: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     fake.change(down=True)
-    fake.strike(number)
+    fake.kill_workers(number)
     time.sleep(1)
     assert going.process.poll() is None, "it waits"
     fake.change(down=False)
@@ -253,46 +253,46 @@ def test_a_controller_that_is_away_loses_nothing(lab: Path, fake: Cluster) -> No
 
 
 @LONG
-def test_a_round_that_ended_is_its_files_whatever_slurm_says(lab: Path, fake: Cluster) -> None:
-    (run_id,), before = run_ids(lab), Before.of(lab)
-    killed(lab, 2, run_id, "slurm", "bad", at="measured")
+def test_a_round_that_ended_is_its_files_whatever_slurm_says(workspace: Path, fake: Cluster) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, "slurm", "bad", at="measured")
     fake.change(down=True)
-    assert start(lab, 2, run_id, "slurm", "bad").returncode == 0
+    assert start(workspace, 2, run_id, "slurm", "bad").returncode == 0
     assert last(before).status == "compile_error"
 
 
 @LONG
-def test_a_job_whose_order_was_called_off_does_nothing(lab: Path, fake: Cluster) -> None:
+def test_a_job_whose_order_was_called_off_does_nothing(workspace: Path, fake: Cluster) -> None:
     """Its worktree was deleted, so recovery closed the round: the job that begins after that finds no order."""
     fake.change(hold=True)
-    before, going = Before.of(lab), Going(lab)
-    layout, place = layout_of(lab)
+    before, going = Before.of(workspace), RunningProcess(workspace)
+    layout, place = layout_of(workspace)
     going.until(lambda: place.job.exists() and read_order(place).job_id)  # type: ignore[union-attr]
     number = str(read_order(place).job_id)  # type: ignore[union-attr]
     going.kill()
-    (worktree,) = (lab / ".worktrees").iterdir()
+    (worktree,) = (workspace / ".worktrees").iterdir()
     shutil.rmtree(worktree)
-    reconcile(layout, Repo.discover(lab))
+    reconcile(layout, Repo.discover(workspace))
     assert last(before).status == "orphaned_branch" and not place.job.exists()
     fake.change(hold=False)
     deadline = time.monotonic() + PATIENCE_S
     while fake.jobs()[number] != "COMPLETED":
         assert time.monotonic() < deadline, fake.jobs()
         time.sleep(0.05)
-    assert claimed_by(place) is None and not place.metrics.exists()
+    assert claiming_job_id(place) is None and not place.metrics.exists()
 
 
 @LONG
-def test_a_job_at_work_notices_that_its_order_is_gone(lab: Path, fake: Cluster) -> None:
+def test_a_job_at_work_notices_that_its_order_is_gone(workspace: Path, fake: Cluster) -> None:
     """Called off by a recovery that asks SLURM nothing, while no controller answers: the job ends itself."""
-    before, going = Before.of(lab), Going(lab, "endless")
+    before, going = Before.of(workspace), RunningProcess(workspace, "endless")
     number = going.until_at_work()
-    layout, place = layout_of(lab)
+    layout, place = layout_of(workspace)
     going.kill()
     fake.change(down=True)
-    (branch,) = [name for name in refs(lab) if "/02-" in name]
-    git(lab, "update-ref", "-d", f"refs/heads/{branch}")
-    reconcile(layout, Repo.discover(lab))
+    (branch,) = [name for name in refs(workspace) if "/02-" in name]
+    git(workspace, "update-ref", "-d", f"refs/heads/{branch}")
+    reconcile(layout, Repo.discover(workspace))
     deadline = time.monotonic() + PATIENCE_S
     while fake.workers(number):
         assert time.monotonic() < deadline
@@ -304,20 +304,20 @@ def test_a_job_at_work_notices_that_its_order_is_gone(lab: Path, fake: Cluster) 
 
 
 @LONG
-def test_a_start_without_slurm_goes_on_with_what_slurm_has(lab: Path, fake: Cluster) -> None:
-    before, going = Before.of(lab), Going(lab, "bad")
-    _, place = layout_of(lab)
+def test_a_start_without_slurm_goes_on_with_what_slurm_has(workspace: Path, fake: Cluster) -> None:
+    before, going = Before.of(workspace), RunningProcess(workspace, "bad")
+    _, place = layout_of(workspace)
     going.until(place.job.exists)
     going.kill()
-    assert start(lab, 2, run_ids(lab)[0], "bad").returncode == 0
+    assert start(workspace, 2, run_ids(workspace)[0], "bad").returncode == 0
     assert last(before).status == "compile_error" and len(fake.jobs()) == 1
 
 
 @LONG
 def test_the_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
-    lab, known = made_lab(tmp_path), cluster.jobs()
+    workspace, known = made_workspace(tmp_path), cluster.jobs()
     flags = ("--executor", "slurm", "--slurm", "mem=1G", "--slurm", "time=00:10:00")
-    shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json", *flags, **cluster.env)
+    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json", *flags, **cluster.env)
     assert shown.code == 0, shown.err
     (number,) = set(cluster.jobs()) - set(known)
     told = [value for value in shown.objects if value["event"] == "job"]
@@ -326,10 +326,10 @@ def test_the_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) ->
     assert f"Round 1 is SLURM's job {number}: " in shown.err and shown.objects[-1]["event"] == "run_finished"
 
 
-def test_the_order_is_a_contract(lab: Path, fake: Cluster) -> None:
-    (run_id,) = run_ids(lab)
-    killed(lab, 2, run_id, "slurm", "bad", at="job_ordered")
-    layout, place = layout_of(lab)
+def test_the_order_is_a_contract(workspace: Path, fake: Cluster) -> None:
+    (run_id,) = run_ids(workspace)
+    run_until_killed(workspace, 2, run_id, "slurm", "bad", at="job_ordered")
+    layout, place = layout_of(workspace)
     stored = json.loads(place.job.read_bytes())
     assert stored["job_id"] is None and stored["config"]["round_attempt_id"] in stored["name"]
     assert stored["options"] == {"time": "17", "cpus": "1", "mem": "1G"}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.history import HistoryRow
 from autoqec.store.run_state import is_finished
 from tests.crash.invariants import Before, run_ids
-from tests.crash.starts import ENV, recovered
+from tests.crash.starts import ENV, recover_and_check
 from tests.crash.sweep import Zygote, has_compiler
 
 pytestmark = pytest.mark.skipif(not has_compiler(), reason="no C compiler; install: apt-get install gcc (on Linux)")
@@ -33,12 +33,12 @@ SAMPLES = 4  # calls of a life that are tried where not all are
 
 def prepared(process: Zygote, kept: Path, life: str) -> str:
     """Two rounds of that kind of life are recorded; kept beside, and put back for each case. Returns the run's id."""
-    shutil.rmtree(process.lab, ignore_errors=True)
-    make_lab(process.lab, ENV)
+    shutil.rmtree(process.workspace, ignore_errors=True)
+    make_workspace(process.workspace, ENV)
     ended = process.start(2, "", LIVES[life] if life in ("compose", "conflict") else ())
     assert ended.returncode == 0, ended
-    shutil.copytree(process.lab, kept, symlinks=True)
-    (run_id,) = run_ids(process.lab)
+    shutil.copytree(process.workspace, kept, symlinks=True)
+    (run_id,) = run_ids(process.workspace)
     return run_id
 
 
@@ -52,11 +52,11 @@ def calls(process: Zygote, kept: Path, run_id: str, life: str) -> int:
 
 def survives(process: Zygote, kept: Path, run_id: str, life: str, at: int, mode: str, sticky: bool) -> list[HistoryRow]:
     process.restore(kept)
-    before = Before.of(process.lab)
+    before = Before.of(process.workspace)
     ended = process.start(3, run_id, LIVES[life], at=at, mode=mode, sticky=sticky)
     assert ended.returncode != 70, f"{life} {mode} at {at} ({ended.last}): a fault that no error names"
     try:
-        return recovered(process.lab, before, run_id)
+        return recover_and_check(process.workspace, before, run_id)
     except Exception as error:
         raise AssertionError(f"{life}, {mode} at call {at} ({ended.last}): {error}") from error
 
@@ -70,7 +70,9 @@ def test_a_kill_at_some_calls(process: Zygote, tmp_path: Path, life: str) -> Non
         survives(process, tmp_path / "kept", run_id, life, at, "kill", False)
     rows = survives(process, tmp_path / "kept", run_id, life, total // 2, "kill", False)
     ended = process.start(3, run_id, LIVES[life])
-    assert ended.returncode == 0 and len(recovered(process.lab, Before.of(process.lab), run_id)) > len(rows)
+    assert ended.returncode == 0 and len(
+        recover_and_check(process.workspace, Before.of(process.workspace), run_id)
+    ) > len(rows)
 
 
 @pytest.mark.parametrize(("mode", "sticky"), FAULTS)
@@ -84,9 +86,9 @@ def test_a_broken_disk_at_some_calls(process: Zygote, tmp_path: Path, mode: str,
 @pytest.mark.parametrize("case", ["outside", "unreadable"])
 def test_an_edit_that_may_not_be_is_one_row(process: Zygote, tmp_path: Path, case: str) -> None:
     run_id = prepared(process, tmp_path / "kept", "ok")
-    before = Before.of(process.lab)
+    before = Before.of(process.workspace)
     assert process.start(3, run_id, (case,)).returncode == 0
-    row = recovered(process.lab, before, run_id)[-1]
+    row = recover_and_check(process.workspace, before, run_id)[-1]
     assert (row.round, row.status) == (3, "compile_error")
     assert (row.branch or "").startswith("quarantine/") == (case == "unreadable")
 
@@ -97,7 +99,7 @@ def test_several_at_once_find_what_one_after_another_finds(process: Zygote, tmp_
     for cases in ((), ("parallel",)):
         process.restore(kept)
         assert process.start(7, run_id, cases).returncode == 0
-        rows = recovered(process.lab, Before.of(process.lab), run_id)
+        rows = recover_and_check(process.workspace, Before.of(process.workspace), run_id)
         found.append([(row.round, row.hypothesis, row.dsl_config, row.delta_ler, row.verify_verdict) for row in rows])
     assert found[0] == found[1] and len(found[0]) == 7
 
@@ -130,21 +132,23 @@ ORPHANS = {
 def recoveries(process: Zygote, tmp_path: Path, place: str, every: int) -> None:
     """A round that died at `place`; then its recovery, cut off at every `every`-th of its own calls."""
     run_id = prepared(process, tmp_path / "kept", "ok")
-    before = Before.of(process.lab)
+    before = Before.of(process.workspace)
     assert process.start(3, run_id, () if ORPHANS[place] else ("quiet",), die_at=place).returncode == -signal.SIGKILL
-    with (process.lab / "runs" / run_id / "attempts.jsonl").open("a") as stream:
+    with (process.workspace / "runs" / run_id / "attempts.jsonl").open("a") as stream:
         stream.write('{"kind":"beg')
-    shutil.copytree(process.lab, tmp_path / "cut", symlinks=True)
+    shutil.copytree(process.workspace, tmp_path / "cut", symlinks=True)
     whole = process.start(0, run_id, recover=True)
     assert whole.returncode == 0
-    rows = recovered(process.lab, before, run_id)
-    history = (process.lab / "runs" / run_id / "history.jsonl").read_bytes()
+    rows = recover_and_check(process.workspace, before, run_id)
+    history = (process.workspace / "runs" / run_id / "history.jsonl").read_bytes()
     assert len(rows) == 3
     for at in range(1, whole.count + 1, every):
         process.restore(tmp_path / "cut")
         process.start(0, run_id, recover=True, at=at)
-        recovered(process.lab, before, run_id)
-        assert (process.lab / "runs" / run_id / "history.jsonl").read_bytes() == history, f"recovery cut off at {at}"
+        recover_and_check(process.workspace, before, run_id)
+        assert (process.workspace / "runs" / run_id / "history.jsonl").read_bytes() == history, (
+            f"recovery cut off at {at}"
+        )
 
 
 @pytest.mark.parametrize("place", ["coded", "judged"])
@@ -160,24 +164,24 @@ def test_a_recovery_cut_off_at_every_call(process: Zygote, tmp_path: Path, place
 
 def judgements(process: Zygote, tmp_path: Path, every: int) -> None:
     """A recorded round that nobody nominated goes before the judge, who is cut off at every `every`-th call."""
-    shutil.rmtree(process.lab, ignore_errors=True)
-    make_lab(process.lab, ENV)
+    shutil.rmtree(process.workspace, ignore_errors=True)
+    make_workspace(process.workspace, ENV)
     assert process.start(2, "", ("quiet",)).returncode == 0
-    shutil.copytree(process.lab, tmp_path / "kept", symlinks=True)
-    (run_id,) = run_ids(process.lab)
+    shutil.copytree(process.workspace, tmp_path / "kept", symlinks=True)
+    (run_id,) = run_ids(process.workspace)
     whole = process.start(0, run_id, judge=1)
     assert whole.returncode == 0
     swept = 0
     for at in range(1, whole.count + 1, every):
         process.restore(tmp_path / "kept")
-        before = Before.of(process.lab)
+        before = Before.of(process.workspace)
         assert process.start(0, run_id, judge=1, at=at).returncode == -signal.SIGKILL
-        swept += any((process.lab / "runs" / run_id / "round_1").glob(".*.tmp"))
-        rows = recovered(process.lab, before, run_id)
+        swept += any((process.workspace / "runs" / run_id / "round_1").glob(".*.tmp"))
+        rows = recover_and_check(process.workspace, before, run_id)
         assert [row.status for row in rows[:2]] == ["ok", "ok"]
     assert swept, "no call left half a file in the recorded round"
     assert process.start(0, run_id, judge=1).returncode == 0
-    assert recovered(process.lab, before, run_id)[-1].verify_verdict == "VERIFIED"
+    assert recover_and_check(process.workspace, before, run_id)[-1].verify_verdict == "VERIFIED"
 
 
 def test_a_judgement_of_a_recorded_round_cut_off_at_some_calls(process: Zygote, tmp_path: Path) -> None:
@@ -194,12 +198,12 @@ def soak(process: Zygote, tmp_path: Path, rounds: int) -> None:
     run_id = prepared(process, tmp_path / "kept", "ok")
     total = calls(process, tmp_path / "kept", run_id, "ok")
     process.restore(tmp_path / "kept")
-    before, chosen = Before.of(process.lab), random.Random(5)
+    before, chosen = Before.of(process.workspace), random.Random(5)
     kills = 0
     for number in range(3, rounds + 1):
         kills += process.start(number, run_id, at=chosen.randrange(2, total)).returncode == -signal.SIGKILL
         assert process.start(number, run_id).returncode == 0
-    rows = recovered(process.lab, before, run_id)
+    rows = recover_and_check(process.workspace, before, run_id)
     assert sum(is_finished(row) for row in rows) == rounds
     assert kills >= 0.9 * (rounds - 2), "the kills missed"
 
@@ -216,13 +220,13 @@ def test_two_hundred_rounds_with_a_kill_in_each(process: Zygote, tmp_path: Path)
 def started_twice(process: Zygote, tmp_path: Path, times: int) -> None:
     """The same run started in two processes at once: one owner, one round more, the other is refused in a sentence."""
     run_id = prepared(process, tmp_path / "kept", "ok")
-    before, refused = Before.of(process.lab), 0
+    before, refused = Before.of(process.workspace), 0
     for number in range(3, 3 + times):
         ended = process.start(number, run_id, copies=2)
         ends = sorted([ended.returncode, *ended.others])
         assert ends in ([0, 2], [0, 0]), ends  # the slower one may come when all is done
         refused += ends == [0, 2]
-        rows = recovered(process.lab, before, run_id)
+        rows = recover_and_check(process.workspace, before, run_id)
         assert [row.round for row in rows] == list(range(1, number + 1))
     assert refused
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from autoqec.orchestrator import failpoint
 from autoqec.orchestrator.recovery.apply import reconcile
-from autoqec.orchestrator.verify_round import judge_again
+from autoqec.orchestrator.verify_round import verify_or_replay
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
 from tests.crash import canned, driver
@@ -56,20 +56,22 @@ def _text(data: bytes) -> str:
 
 
 def _start(order: dict[str, Any], block: mmap.mmap) -> int:
-    lab, control = Path(order["lab"]), order["control"]
+    workspace, control = Path(order["lab"]), order["control"]
     named = (control["at"], control["mode"], control["sticky"], os.getpid())
-    block[: BLOCK.size] = BLOCK.pack(0, *named, str(lab).encode(), b"", 0, 0)
+    block[: BLOCK.size] = BLOCK.pack(0, *named, str(workspace).encode(), b"", 0, 0)
     if order["die_at"]:
-        os.environ[failpoint.VARIABLE] = order["die_at"]
+        os.environ[failpoint.FAILPOINT_VARIABLE] = order["die_at"]
     try:
         if order["recover"]:
-            reconcile(RunLayout(lab, order["run_id"]), Repo.discover(lab))
+            reconcile(RunLayout(workspace, order["run_id"]), Repo.discover(workspace))
             return 0
         if order["judge"]:
-            judge_again(RunLayout(lab, order["run_id"]), Repo.discover(lab), order["judge"], lambda kind, told: None)
+            verify_or_replay(
+                RunLayout(workspace, order["run_id"]), Repo.discover(workspace), order["judge"], lambda kind, told: None
+            )
             return 0
         analyst = None if "quiet" in order["cases"] else canned.analyse
-        return driver.main(lab, order["rounds"], order["run_id"], set(order["cases"]), analyst=analyst)
+        return driver.main(workspace, order["rounds"], order["run_id"], set(order["cases"]), analyst=analyst)
     except BaseException as error:
         traceback.print_exception(error)
         return int(getattr(error, "exit_code", 70))

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.paths import builtin_envs
-from autoqec.cli.workspace import make_lab
-from autoqec.errors import ContractError, InputError
+from autoqec.cli.workspace import make_workspace
+from autoqec.errors import ContractError, UsageError
 from autoqec.orchestrator import archive as archive_module
 from autoqec.orchestrator.archive import package_run, replay_archive
 from autoqec.orchestrator.loop import run_rounds, start_run
-from autoqec.orchestrator.publish_secret import close_run
+from autoqec.orchestrator.publish_secret import publish_secret
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import replay
 from autoqec.store.history import History
@@ -34,13 +34,13 @@ def quiet(kind: str, payload: dict[str, object]) -> None:
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Path, Path]:
     """A closed run of one judged round: its layout, its archive closed, and one made while it was open."""
     root = tmp_path_factory.mktemp("archive")
-    make_lab(root / "lab", builtin_envs()["smoke"])
+    make_workspace(root / "lab", builtin_envs()["smoke"])
     with start_run(root / "lab/env.yaml", root / "lab", "smoke", 1) as run:
         run_rounds(run, 1, quiet)
         layout, repo = run.layout, run.repo
     open_archive, closed_archive = root / "open.tar", root / "closed.tar"
     package_run(layout, repo, open_archive)
-    close_run(layout, repo)
+    publish_secret(layout, repo)
     package_run(layout, repo, closed_archive)
     return layout, open_archive, closed_archive
 
@@ -77,7 +77,7 @@ def test_the_same_run_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, P
 def test_a_run_at_work_is_not_packed(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     """Its files would be of different moments; whoever holds it is named."""
     layout, _, _ = packed
-    with another(layout.root) as process, pytest.raises(InputError, match="held by process") as found:
+    with another(layout.root) as process, pytest.raises(UsageError, match="held by process") as found:
         package_run(layout, Repo.discover(layout.repo_root), tmp_path / "run.tar")
     assert f"kill {process.pid}" in str(found.value)
     assert list(tmp_path.iterdir()) == []
@@ -90,7 +90,7 @@ def test_a_run_that_was_cut_off_is_recovered_before_it_is_packed(
     layout, repo = RunLayout(tmp_path / "lab", packed[0].run_id), Repo.discover(tmp_path / "lab")
     with layout.history.open("a") as stream:
         stream.write('{"kind":"row","rou')
-    with pytest.raises(InputError, match=f"heal: .*torn.* autoqec reconcile {layout.run_id}"):
+    with pytest.raises(UsageError, match=f"heal: .*torn.* autoqec reconcile {layout.run_id}"):
         package_run(layout, repo, tmp_path / "run.tar")
     assert not (tmp_path / "run.tar").exists()
     reconcile(layout, repo)
@@ -108,7 +108,7 @@ def test_shots_that_cannot_be_redrawn_come_from_the_archive(
     bare = tmp_path / "bare.tar"
     package_run(layout, Repo.discover(layout.repo_root), bare, shots=False)
     names = {entry.name for entry in unpacked(archive)[0].files} - {e.name for e in unpacked(bare)[0].files}
-    assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.listed(judgement).values()}
+    assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.report_chunk_digests(judgement).values()}
     real = shot_stream.sample
     monkeypatch.setattr(shot_stream, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
     found = replay_archive(archive, tmp_path / "there", on_event=quiet)
@@ -197,13 +197,13 @@ def test_a_changed_byte_of_a_header_is_named_by_its_place(packed: tuple[RunLayou
 
 def test_bad_places_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     layout, _, archive = packed
-    with pytest.raises(InputError, match="there already"):
+    with pytest.raises(UsageError, match="there already"):
         package_run(layout, Repo.discover(layout.repo_root), archive)
-    with pytest.raises(InputError, match="no such archive"):
+    with pytest.raises(UsageError, match="no such archive"):
         replay_archive(tmp_path / "none.tar", tmp_path / "there", on_event=quiet)
     (tmp_path / "full").mkdir()
     shutil.copy(archive, tmp_path / "full")
-    with pytest.raises(InputError, match="not an empty directory"):
+    with pytest.raises(UsageError, match="not an empty directory"):
         replay_archive(archive, tmp_path / "full", on_event=quiet)
 
 
@@ -212,9 +212,9 @@ def test_no_archive_is_written_that_could_not_be_read_back(
 ) -> None:
     layout, open_archive, _ = packed
     repo, target = Repo.discover(layout.repo_root), tmp_path / "large.tar"
-    monkeypatch.setattr(archive_module, "_drawn", lambda _: iter([("shots/one.b8", bytes(10**7))]))
-    for most, mend in ((open_archive.stat().st_size + 10**7, "--no-shots"), (10_000, "autoqec gc")):
+    monkeypatch.setattr(archive_module, "_shot_files", lambda _: iter([("shots/one.b8", bytes(10**7))]))
+    for most, hint in ((open_archive.stat().st_size + 10**7, "--no-shots"), (10_000, "autoqec gc")):
         monkeypatch.setattr(archive_module, "MAX_BYTES", most)
-        with pytest.raises(InputError, match=mend):
+        with pytest.raises(UsageError, match=hint):
             package_run(layout, repo, target)
         assert not target.exists()

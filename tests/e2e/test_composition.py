@@ -13,7 +13,7 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.ideators import space
 from autoqec.ideators.analyst import analyse
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
-from tests.conftest import Lab, made_lab
+from tests.conftest import Workspace, made_workspace
 
 # Changed in different lines of predecoder.yaml, so that git can merge them.
 CHANGES: tuple[dict[str, Any], ...] = ({"mlp.hidden": 128}, {"training.batch_size": 1024})
@@ -51,16 +51,16 @@ def said_verified(path: Path) -> None:
 
 @pytest.mark.long
 def test_a_composition_is_judged_beside_its_parents(tmp_path: Path) -> None:
-    lab: Lab = made_lab(tmp_path)
+    workspace: Workspace = made_workspace(tmp_path)
     secret = tmp_path / "secret"
     secret.write_bytes(b"known to the tests alone, and so no secret")
     roles = Roles(ideate, analyst=nominate)
-    with start_run(lab.root / "env.yaml", lab.root, "smoke", 1, secret_file=secret, roles=roles) as run:
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, secret_file=secret, roles=roles) as run:
         run_rounds(run, 2)
     history = run.layout.history
     for path in (history, *(run.layout.round(number).report_json for number in (1, 2))):
         said_verified(path)
-    with resume_run(run.info.run_id, lab.root, roles=roles) as run:
+    with resume_run(run.info.run_id, workspace.root, roles=roles) as run:
         run_rounds(run, 3)
     row = json.loads(history.read_text(encoding="utf-8").splitlines()[-1])
     place = run.layout.round(3)
@@ -72,8 +72,8 @@ def test_a_composition_is_judged_beside_its_parents(tmp_path: Path) -> None:
         parent = json.loads(run.layout.round(one.round).report_json.read_bytes())
         assert one.artifact_sha256 == parent["artifact_sha256"]
     assert (row["composition_verdict"], row["composition_bundle_id"]) == (found.verdict, found.bundle_id)
-    replayed = lab.autoqec("verify", str(place.dir), "--replay", "--json")
+    replayed = workspace.autoqec("verify", str(place.dir), "--replay", "--json")
     assert replayed.code == 0, replayed.out + replayed.err
     (run.layout.round(1).checkpoint).unlink()
-    without = lab.autoqec("verify", str(place.dir), "--replay", "--json")
+    without = workspace.autoqec("verify", str(place.dir), "--replay", "--json")
     assert without.code == 1 and without.objects[-1]["differences"][0].startswith("composition counts were")

@@ -13,12 +13,12 @@ import pytest
 import sinter
 import stim
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.sinter import decoders
 from autoqec.store.files import load_env
-from tests.conftest import Lab, made_lab
+from tests.conftest import Workspace, made_workspace
 
 PROGRAM = Path(sys.executable).with_name("sinter")
 SHOTS = 2000
@@ -26,30 +26,32 @@ SECRET = b"a secret that only tests may know"
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, str]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
     """A lab in which one smoke round was run, and the run's id."""
-    lab = made_lab(tmp_path_factory.mktemp("ecosystem"))
-    secret = lab.root.parent / "secret"
+    workspace = made_workspace(tmp_path_factory.mktemp("ecosystem"))
+    secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
-    shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--secret-file", str(secret))
+    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--secret-file", str(secret))
     assert shown.code == 0, shown.err
-    (run,) = (lab.root / "runs").iterdir()
-    return lab, run.name
+    (run,) = (workspace.root / "runs").iterdir()
+    return workspace, run.name
 
 
-def told(lab: Lab, *argv: str, **env: str) -> str:
+def told(workspace: Workspace, *argv: str, **env: str) -> str:
     """sinter's own program in the lab. -P: what lies there is no code of ours."""
     if not PROGRAM.exists():
         pytest.skip("the command `sinter` is missing beside this Python; install: pip install sinter")
     argv = (sys.executable, str(PROGRAM), *argv)
-    done = subprocess.run(argv, cwd=lab.root, env={**lab.env, **env}, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, cwd=workspace.root, env={**workspace.env, **env}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_sinter_collects_with_its_checkpoint_and_plots_it(ran: tuple[Lab, str], tmp_path: Path) -> None:
-    lab, run = ran
-    place = lab.root / "runs" / run
+def test_sinter_collects_with_its_checkpoint_and_plots_it(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+    workspace, run = ran
+    place = workspace.root / "runs" / run
     env, _ = load_env(place / "env.yaml")
     circuits = []
     for p in (0.005, 0.01):
@@ -63,85 +65,87 @@ def test_sinter_collects_with_its_checkpoint_and_plots_it(ran: tuple[Lab, str], 
     collect = ["collect", "--circuits", *map(str, circuits), "--decoders", name, "mwpm_correlated", "pymatching"]
     collect += ["--custom_decoders_module_function", "autoqec.sinter:decoders", "--metadata_func", "auto", "--quiet"]
     collect += ["--max_shots", str(SHOTS), "--processes", "1", "--save_resume_filepath", str(stats)]
-    told(lab, *collect, **named)
+    told(workspace, *collect, **named)
     found = {(one.decoder, one.json_metadata["p"]): one for one in sinter.read_stats_from_csv_files(stats)}
     assert len(found) == 6 and {one.shots for one in found.values()} == {SHOTS}
     assert 0 < found[name, 0.01].errors <= 1.5 * found["pymatching", 0.01].errors
     picture = tmp_path / "plot.png"
-    told(lab, "plot", "--in", str(stats), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
+    told(workspace, "plot", "--in", str(stats), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
     assert picture.stat().st_size > 5000
 
 
-def test_sinter_plots_what_the_judge_counted(ran: tuple[Lab, str], tmp_path: Path) -> None:
-    lab, run = ran
+def test_sinter_plots_what_the_judge_counted(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+    workspace, run = ran
     csv, picture = tmp_path / "judged.csv", tmp_path / "judged.png"
-    shown = lab.autoqec("export", run, "--format", "sinter-csv", "--out", str(csv))
+    shown = workspace.autoqec("export", run, "--format", "sinter-csv", "--out", str(csv))
     assert shown.code == 0, shown.err
     assert any(one.shots for one in sinter.read_stats_from_csv_files(csv)), "the round was not nominated"
-    told(lab, "plot", "--in", str(csv), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
+    told(workspace, "plot", "--in", str(csv), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
     assert picture.stat().st_size > 5000
 
 
-def test_its_round_decodes_a_file_of_shots(ran: tuple[Lab, str], tmp_path: Path) -> None:
-    lab, run = ran
-    prob = Problem.from_env(load_env(lab.root / "env.yaml")[0])
+def test_its_round_decodes_a_file_of_shots(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+    workspace, run = ran
+    prob = Problem.from_env(load_env(workspace.root / "env.yaml")[0])
     shots = sample(prob, SHOTS, 9)
-    stim.write_shot_data_file(data=shots.detectors, path=tmp_path / "a.b8", format="b8", num_detectors=prob.n_detectors)
+    stim.write_shot_data_file(
+        data=shots.detection_events, path=tmp_path / "a.b8", format="b8", num_detectors=prob.n_detectors
+    )
     argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
-    shown = lab.autoqec(*argv, "--json")
+    shown = workspace.autoqec(*argv, "--json")
     assert shown.code == 0 and shown.objects[0]["shots"] == SHOTS, shown.err
     said = stim.read_shot_data_file(path=tmp_path / "b.b8", format="b8", num_observables=1)
     assert 0 < (said != shots.observables).sum() < 0.5 * shots.observables.sum()
 
 
-def copied(ran: tuple[Lab, str], place: Path) -> tuple[Lab, str]:
+def copied(ran: tuple[Workspace, str], place: Path) -> tuple[Workspace, str]:
     first, run = ran
-    lab = Lab(place / "lab", first.env)
-    shutil.copytree(first.root, lab.root)
-    return lab, run
+    workspace = Workspace(place / "lab", first.env)
+    shutil.copytree(first.root, workspace.root)
+    return workspace, run
 
 
-def row_of(lab: Lab, run: str, **changed: Any) -> dict[str, Any]:
+def row_of(workspace: Workspace, run: str, **changed: Any) -> dict[str, Any]:
     """The first row of the run's history, changed there where something is to be changed."""
-    history = lab.root / "runs" / run / "history.jsonl"
+    history = workspace.root / "runs" / run / "history.jsonl"
     row = {**json.loads(history.read_text(encoding="utf-8").splitlines()[0]), **changed}
     history.write_text(json.dumps(row) + "\n", encoding="utf-8")
     return row
 
 
-def own_code(lab: Lab, run: str) -> None:
+def own_code(workspace: Workspace, run: str) -> None:
     """As if the round's branch had written code that speaks."""
-    net = lab.root / "autoqec" / "decoders" / "modules" / f"{row_of(lab, run)['dsl_config']['type']}.py"
+    net = workspace.root / "autoqec" / "decoders" / "modules" / f"{row_of(workspace, run)['dsl_config']['type']}.py"
     net.write_text(net.read_text(encoding="utf-8") + "\nraise RuntimeError('the branch speaks')\n", encoding="utf-8")
-    lab.git("commit", "-qam", "a branch's own code")
-    row_of(lab, run, commit_sha=lab.git("rev-parse", "HEAD"))
+    workspace.git("commit", "-qam", "a branch's own code")
+    row_of(workspace, run, commit_sha=workspace.git("rev-parse", "HEAD"))
 
 
-def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Lab, str], tmp_path: Path) -> None:
-    lab, run = copied(ran, tmp_path)
-    own_code(lab, run)
+def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+    workspace, run = copied(ran, tmp_path)
+    own_code(workspace, run)
     (tmp_path / "a.b8").write_bytes(b"")
     argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
-    refused = lab.autoqec(*argv)
+    refused = workspace.autoqec(*argv)
     assert refused.code == 2 and "--trust-code" in refused.err and not (tmp_path / "b.b8").exists()
-    trusted = lab.autoqec(*argv, "--trust-code")
+    trusted = workspace.autoqec(*argv, "--trust-code")
     assert trusted.code == 2 and "RuntimeError: the branch speaks" in trusted.err, trusted.err  # that code was asked
 
 
 def test_a_verified_round_is_listed_by_its_run_and_number(
-    ran: tuple[Lab, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ran: tuple[Workspace, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lab, run = copied(ran, tmp_path)
-    monkeypatch.chdir(lab.root)
-    row_of(lab, run, verify_verdict="SUSPICIOUS")
+    workspace, run = copied(ran, tmp_path)
+    monkeypatch.chdir(workspace.root)
+    row_of(workspace, run, verify_verdict="SUSPICIOUS")
     assert set(decoders()) == {"mwpm_correlated"}
-    row_of(lab, run, verify_verdict="VERIFIED")
+    row_of(workspace, run, verify_verdict="VERIFIED")
     assert set(decoders()) == {"mwpm_correlated", f"autoqec:{run}:1"}
-    prob = Problem.from_env(load_env(lab.root / "env.yaml")[0])
+    prob = Problem.from_env(load_env(workspace.root / "env.yaml")[0])
     compiled = decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)
     shots = sample(prob, SHOTS, 9)
-    said = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detectors)
+    said = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
     assert 0 < (said[:, :1].astype(bool) != shots.observables).sum() < 0.5 * shots.observables.sum()
-    own_code(lab, run)
-    with pytest.raises(InputError, match="code of its own.*decode.*--trust-code"):
+    own_code(workspace, run)
+    with pytest.raises(UsageError, match="code of its own.*decode.*--trust-code"):
         decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)

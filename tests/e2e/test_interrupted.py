@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Lab
+from tests.conftest import Workspace
 
 PATIENCE_S = 120
 
@@ -24,14 +24,14 @@ def until(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         time.sleep(0.02)
 
 
-def going(lab: Lab) -> tuple[subprocess.Popen[str], Path]:
+def going(workspace: Workspace) -> tuple[subprocess.Popen[str], Path]:
     """A run of many rounds in a process of its own, seen to be at work in its first round."""
     command = [sys.executable, "-P", "-m", "autoqec.cli", "run", "env.yaml", "--profile", "smoke", "--rounds", "9"]
     process = subprocess.Popen(
-        command, cwd=lab.root, env=lab.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=workspace.root, env=workspace.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until(lambda: bool(list(lab.root.glob("runs/*/round_1/child.tmp/out"))), process)
-    (run,) = (lab.root / "runs").iterdir()
+    until(lambda: bool(list(workspace.root.glob("runs/*/round_1/child.tmp/out"))), process)
+    (run,) = (workspace.root / "runs").iterdir()
     return process, run
 
 
@@ -40,17 +40,19 @@ def rows(run: Path) -> list[int]:
 
 
 @pytest.fixture
-def at_work(lab: Lab):  # type: ignore[no-untyped-def]
-    process, run = going(lab)
-    yield lab, process, run
+def at_work(workspace: Workspace):  # type: ignore[no-untyped-def]
+    process, run = going(workspace)
+    yield workspace, process, run
     if process.poll() is None:
         process.kill()
     process.communicate()
 
 
-def test_a_run_has_one_owner_and_sigterm_finishes_the_round(at_work: tuple[Lab, subprocess.Popen[str], Path]) -> None:
-    lab, process, run = at_work
-    second = lab.autoqec("run", "--resume", run.name)
+def test_a_run_has_one_owner_and_sigterm_finishes_the_round(
+    at_work: tuple[Workspace, subprocess.Popen[str], Path],
+) -> None:
+    workspace, process, run = at_work
+    second = workspace.autoqec("run", "--resume", run.name)
     assert second.code == 2 and str(process.pid) in second.err, second.err
     assert len(second.err.strip().splitlines()) == 1
     process.send_signal(signal.SIGTERM)
@@ -58,12 +60,14 @@ def test_a_run_has_one_owner_and_sigterm_finishes_the_round(at_work: tuple[Lab, 
     assert process.returncode == 130, out + err
     assert f"autoqec run --resume {run.name}" in err and "Traceback" not in err
     assert rows(run) == [1]
-    assert lab.git("status", "--porcelain") == "" and len(lab.git("worktree", "list").splitlines()) == 1
+    assert workspace.git("status", "--porcelain") == "" and len(workspace.git("worktree", "list").splitlines()) == 1
 
 
 @pytest.mark.parametrize("signals", [["SIGINT", "SIGINT"], pytest.param(["SIGKILL"], marks=pytest.mark.long)])
-def test_what_stops_now_loses_nothing(at_work: tuple[Lab, subprocess.Popen[str], Path], signals: list[str]) -> None:
-    lab, process, run = at_work
+def test_what_stops_now_loses_nothing(
+    at_work: tuple[Workspace, subprocess.Popen[str], Path], signals: list[str]
+) -> None:
+    workspace, process, run = at_work
     for name in signals:
         time.sleep(0.2)  # two signals that are pending at once are one
         process.send_signal(getattr(signal, name))
@@ -71,8 +75,8 @@ def test_what_stops_now_loses_nothing(at_work: tuple[Lab, subprocess.Popen[str],
     if "SIGKILL" not in signals:
         assert process.returncode == 130, out + err
         assert f"Mend: autoqec run --resume {run.name}" in err and "Traceback" not in err
-    resumed = lab.autoqec("run", "--resume", run.name, "--rounds", "1")
+    resumed = workspace.autoqec("run", "--resume", run.name, "--rounds", "1")
     assert resumed.code == 0, resumed.err
     assert rows(run) == [1, 2]  # the lost attempt keeps its number
     assert not list(run.rglob("*.tmp")), "what the child was writing is swept"
-    assert lab.git("status", "--porcelain") == "" and len(lab.git("worktree", "list").splitlines()) == 1
+    assert workspace.git("status", "--porcelain") == "" and len(workspace.git("worktree", "list").splitlines()) == 1

@@ -11,24 +11,24 @@ from autoqec.continual.runtime.main import evaluate
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from tests.conftest import Lab, made_lab
+from tests.conftest import Workspace, made_workspace
 from tests.unit.continual.runtime.test_checkpoint_agents import config
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, RunLayout]:
-    lab = made_lab(tmp_path_factory.mktemp("policy"))
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunLayout]:
+    workspace = made_workspace(tmp_path_factory.mktemp("policy"))
     options = ("--profile", "smoke", "--rounds", "2", "--seed", "3", "--memory", "memory.jsonl")
-    shown = lab.autoqec("run", "env.yaml", "--ideator", "policy", *options, timeout=600)
+    shown = workspace.autoqec("run", "env.yaml", "--ideator", "policy", *options, timeout=600)
     assert shown.code == 0, shown.err
-    return lab, newest(lab)
+    return workspace, newest(workspace)
 
 
-def newest(lab: Lab) -> RunLayout:
-    return RunLayout(lab.root, max(path.name for path in (lab.root / "runs").iterdir()))
+def newest(workspace: Workspace) -> RunLayout:
+    return RunLayout(workspace.root, max(path.name for path in (workspace.root / "runs").iterdir()))
 
 
-def test_the_policy_searches_without_a_model(searched: tuple[Lab, RunLayout]) -> None:
+def test_the_policy_searches_without_a_model(searched: tuple[Workspace, RunLayout]) -> None:
     _, run = searched
     first, second = History(run).rows()
     assert (first.ideator_source, second.ideator_source) == ("policy 0", "policy 1")
@@ -36,19 +36,19 @@ def test_the_policy_searches_without_a_model(searched: tuple[Lab, RunLayout]) ->
     assert second.hypothesis.endswith("go with low error rates") and first.dsl_config != second.dsl_config
 
 
-def test_a_trained_agent_takes_over_with_its_memory(searched: tuple[Lab, RunLayout], tmp_path: Path) -> None:
-    lab, _ = searched
+def test_a_trained_agent_takes_over_with_its_memory(searched: tuple[Workspace, RunLayout], tmp_path: Path) -> None:
+    workspace, _ = searched
     checkpoint = evaluate(config(tmp_path)).results_dir / "c/latest"
     say = {"type": "mlp", "mlp.hidden": 64, "mlp.depth": 1, "training.batch_size": 2048}
     rules = tmp_path / "says.jsonl"
     rules.write_text(json.dumps({"when": "F: .*Design a neural", "say": json.dumps(say)}) + "\n", encoding="utf-8")
     options = ("--profile", "smoke", "--rounds", "1", "--memory", "memory.jsonl", "--model", f"scripted:{rules}")
-    shown = lab.autoqec("run", "env.yaml", "--ideator", "llm", "--ideator-memory", str(checkpoint), *options)
+    shown = workspace.autoqec("run", "env.yaml", "--ideator", "llm", "--ideator-memory", str(checkpoint), *options)
     assert shown.code == 0, shown.err
-    (row,) = History(newest(lab)).rows()
+    (row,) = History(newest(workspace)).rows()
     assert row.ideator_source.startswith("MemoryAgent latest") and row.dsl_config is not None
     assert row.dsl_config["mlp"]["hidden"] == 64 and "1 rounds learned" in shown.err
-    (line, *_) = jsonl.read(newest(lab).cassette)
+    (line, *_) = jsonl.read(newest(workspace).cassette)
     assert "Q: q0 A: " in json.dumps(line["request"]), "what it learned elsewhere is in the prompt"
-    told = lab.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")
+    told = workspace.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")
     assert told.objects[-1]["entries"] == 3 and len(told.objects[-1]["notes"]) == 3

@@ -14,7 +14,7 @@ from autoqec.llm.ledger import Ledger
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from tests.conftest import Lab, Shown, made_lab
+from tests.conftest import Shown, Workspace, made_workspace
 from tests.support.messages_server import (
     Behaviour,
     MessagesServer,
@@ -53,63 +53,63 @@ def answer(body: dict[str, Any]) -> Behaviour:
     return say_json(ANALYST)
 
 
-def started(lab: Lab, server: MessagesServer | None, *more: str, timeout: float = 300) -> Shown:
-    secret = lab.root.parent / "secret"
+def started(workspace: Workspace, server: MessagesServer | None, *more: str, timeout: float = 300) -> Shown:
+    secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
     key = {"ANTHROPIC_API_KEY": server.key, "ANTHROPIC_BASE_URL": server.url} if server else {}
     options = ("--profile", "smoke", "--rounds", "1", "--ideator", "llm", "--secret-file", str(secret))
-    return lab.autoqec("run", "env.yaml", *options, *more, timeout=timeout, **key)
+    return workspace.autoqec("run", "env.yaml", *options, *more, timeout=timeout, **key)
 
 
-def only_run(lab: Lab) -> RunLayout:
-    (place,) = (lab.root / "runs").iterdir()
-    return RunLayout(lab.root, place.name)
+def only_run(workspace: Workspace) -> RunLayout:
+    (place,) = (workspace.root / "runs").iterdir()
+    return RunLayout(workspace.root, place.name)
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, RunLayout, MessagesServer]:
-    lab = made_lab(tmp_path_factory.mktemp("recorded"))
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunLayout, MessagesServer]:
+    workspace = made_workspace(tmp_path_factory.mktemp("recorded"))
     with MessagesServer(key=KEY) as server:
         server.answer = answer
-        shown = started(lab, server)
+        shown = started(workspace, server)
     assert shown.code == 0, shown.err + shown.out
-    return lab, only_run(lab), server
+    return workspace, only_run(workspace), server
 
 
-def test_the_models_words_became_a_round(recorded: tuple[Lab, RunLayout, MessagesServer]) -> None:
-    lab, run, _ = recorded
+def test_the_models_words_became_a_round(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
+    workspace, run, _ = recorded
     (row,) = History(run).rows()
     assert row.status == "ok" and row.dsl_config == CONFIG and row.ideator_source.startswith("llm claude-")
     assert row.branch == f"exp/{run.run_id}/01-small-net" and row.summary_1line == ANALYST["summary_1line"]
     assert row.verdict == "candidate" and row.verify_verdict is not None, "the judge alone decides"
-    assert "small-net: fewer units" in lab.git("log", "--format=%s", "-3", row.branch)
+    assert "small-net: fewer units" in workspace.git("log", "--format=%s", "-3", row.branch)
 
 
-def test_every_token_is_on_record(recorded: tuple[Lab, RunLayout, MessagesServer]) -> None:
+def test_every_token_is_on_record(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
     _, run, server = recorded
     ledger = Ledger(run.ledger)
-    usage = ledger.spent.usage
-    assert ledger.spent.calls == len(server.requests) == 3 and ledger.spent.failed == 0
+    usage = ledger.totals.usage
+    assert ledger.totals.calls == len(server.requests) == 3 and ledger.totals.failed == 0
     assert (usage.input_tokens, usage.output_tokens) == (server.billed["input"], server.billed["output"])
-    assert ledger.spent.cost_usd is not None and ledger.spent.cost_usd > 0
+    assert ledger.totals.cost_usd is not None and ledger.totals.cost_usd > 0
     (row,) = History(run).rows()
     assert row.round_attempt_id is not None and ledger.by_attempt[row.round_attempt_id].calls == 3
 
 
-def test_the_key_is_in_no_file_of_the_lab(recorded: tuple[Lab, RunLayout, MessagesServer]) -> None:
-    lab, _, _ = recorded
-    holding = [path for path in lab.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
+def test_the_key_is_in_no_file_of_the_lab(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
+    workspace, _, _ = recorded
+    holding = [path for path in workspace.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not holding
 
 
 def test_it_plays_again_without_model_key_or_network(
-    recorded: tuple[Lab, RunLayout, MessagesServer], tmp_path: Path
+    recorded: tuple[Workspace, RunLayout, MessagesServer], tmp_path: Path
 ) -> None:
     _, first, server = recorded
-    lab, asked = made_lab(tmp_path), len(server.requests)
-    shown = started(lab, None, "--cassette", str(first.cassette))
+    workspace, asked = made_workspace(tmp_path), len(server.requests)
+    shown = started(workspace, None, "--cassette", str(first.cassette))
     assert shown.code == 0, shown.err
-    run = only_run(lab)
+    run = only_run(workspace)
     (old,), (new,) = History(first).rows(), History(run).rows()
     for name in ("dsl_config", "hypothesis", "summary_1line", "delta_ler", "final_loss", "verify_verdict",
                  "delta_vs_baseline_holdout"):  # fmt: skip
@@ -121,10 +121,10 @@ SKILLS = ("autoqec-run", "add-env", "review-framework", "review-log", "verify-de
 
 
 @pytest.mark.parametrize("skill", SKILLS)
-def test_a_skills_commands_work_as_written(recorded: tuple[Lab, RunLayout, MessagesServer], skill: str) -> None:
+def test_a_skills_commands_work_as_written(recorded: tuple[Workspace, RunLayout, MessagesServer], skill: str) -> None:
     """Those that take seconds. Runs go as far as --dry-run: `run ENV --profile smoke` is test_smoke_run's, `diagnose
     --write` and what follows it test_looking_back's."""
-    lab, run, server = recorded
+    workspace, run, server = recorded
     text = (ROOT / ".claude/skills" / skill / "SKILL.md").read_text(encoding="utf-8")
     # A person's own files are not here, and a bicycle code takes a while.
     lines = re.findall(r"^ *(autoqec .+)$", text, re.MULTILINE)
@@ -134,16 +134,16 @@ def test_a_skills_commands_work_as_written(recorded: tuple[Lab, RunLayout, Messa
         named = {"ROUND_DIR": str(run.round(1).dir), "RUN": run.run_id, "ENV": "env.yaml", "NAME": "a_code"}
         argv = [named.get(word, word) for word in line.split()[1:]]
         argv += ["--dry-run"] if argv[0] == "run" and "--dry-run" not in argv else []
-        shown = lab.autoqec(*argv, ANTHROPIC_API_KEY=server.key)
+        shown = workspace.autoqec(*argv, ANTHROPIC_API_KEY=server.key)
         verdict = History(run).rows()[0].verify_verdict
         wanted = int(verdict != "VERIFIED") if argv[0] == "verify" else 0
         assert shown.code == wanted and shown.out.strip(), line + shown.err
 
 
 def test_without_key_or_cassette_nothing_begins(tmp_path: Path) -> None:
-    lab = made_lab(tmp_path)
-    shown = started(lab, None)
-    assert shown.code == 2 and "no key" in shown.err and not (lab.root / "runs").exists()
+    workspace = made_workspace(tmp_path)
+    shown = started(workspace, None)
+    assert shown.code == 2 and "no key" in shown.err and not (workspace.root / "runs").exists()
 
 
 FAULTS = (
@@ -171,7 +171,7 @@ def test_rounds_over_every_fault_lose_nothing(tmp_path: Path, count: int) -> Non
 
     The same over one role, without rounds: test_llm_roles.py::test_no_round_is_lost_over_all_api_faults.
     """
-    lab, calls = made_lab(tmp_path), [0]
+    workspace, calls = made_workspace(tmp_path), [0]
 
     def moody(body: dict[str, Any]) -> Behaviour:
         calls[0] += 1
@@ -185,14 +185,14 @@ def test_rounds_over_every_fault_lose_nothing(tmp_path: Path, count: int) -> Non
 
     with MessagesServer(key=KEY) as server:
         server.answer = moody
-        shown = started(lab, server, "--rounds", str(count), timeout=300 * count)
+        shown = started(workspace, server, "--rounds", str(count), timeout=300 * count)
     assert shown.code == 0, shown.err
-    run = only_run(lab)
+    run = only_run(workspace)
     rows = History(run).rows()
     assert [row.round for row in rows] == list(range(1, count + 1))
     assert [(row.round, row.status, row.status_reason) for row in rows if row.status != "ok"] == []
     assert count < 10 or calls[0] >= 2 * len(FAULTS), "every fault came"
     assert any(row.ideator_source.startswith("llm") for row in rows)
     ledger = Ledger(run.ledger)
-    assert ledger.spent.usage.total == sum(server.billed.values()) > 0
+    assert ledger.totals.usage.total == sum(server.billed.values()) > 0
     assert {"LmRefusal"} <= {line.get("outcome") for line in jsonl.read(run.ledger)}

@@ -18,7 +18,7 @@ from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.run import start_run
 from autoqec.store.files import load_yaml
 from autoqec.system import sandbox
-from tests.conftest import Lab
+from tests.conftest import Workspace
 from tests.support.processes import below, leader, spawned
 
 PROCESSES = {"sync": "Ranks", "async": "ReplayRatioSet"}  # the column that only such a loop writes
@@ -26,7 +26,7 @@ LOOPS = ("minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eva
 SMALL = ("type=mlp", "mlp.hidden=4", "training.finetune_share=0")
 
 
-def of_this_lab(lab: Lab) -> list[int]:
+def of_this_lab(workspace: Workspace) -> list[int]:
     """Processes that stand in the lab, or name it."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -35,7 +35,7 @@ def of_this_lab(lab: Lab) -> list[int]:
                 words = (entry / "cmdline").read_bytes() + os.readlink(entry / "cwd").encode()
             except OSError:
                 continue
-            if str(lab.root).encode() in words:
+            if str(workspace.root).encode() in words:
                 found.append(int(entry.name))
     return found
 
@@ -48,13 +48,13 @@ def progress(run: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("loop", "more"), [("async", SMALL), *(pytest.param(loop, (), marks=pytest.mark.long) for loop in LOOPS)]
 )
-def test_a_run_trains_by_the_loop_that_is_pinned(lab: Lab, loop: str, more: tuple[str, ...]) -> None:
-    if loop.startswith("sync") and not sandbox.works("bubblewrap"):
+def test_a_run_trains_by_the_loop_that_is_pinned(workspace: Workspace, loop: str, more: tuple[str, ...]) -> None:
+    if loop.startswith("sync") and not sandbox.is_available("bubblewrap"):
         pytest.skip(f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}")
     pins = [f"--pin={pin}" for pin in (f"training.loop={loop}", *more)]
-    shown = lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
+    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
     assert shown.code == 0, shown.err + shown.out
-    (run,) = (lab.root / "runs").iterdir()
+    (run,) = (workspace.root / "runs").iterdir()
     (row,) = [HistoryRow.model_validate_json(line) for line in (run / "history.jsonl").read_text().splitlines()]
     config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), where="config")
     assert row.status == "ok", row.status_reason
@@ -67,7 +67,7 @@ def test_a_run_trains_by_the_loop_that_is_pinned(lab: Lab, loop: str, more: tupl
     for head, column in PROCESSES.items():
         assert (column in table[0]) == loop.startswith(head)
     assert row.train_steps == len((run / "round_1/train.log").read_text().splitlines())
-    assert not of_this_lab(lab), "nobody is left"
+    assert not of_this_lab(workspace), "nobody is left"
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_run_trains_by_the_loop_that_is_pinned(lab: Lab, loop: str, more: tupl
     ids=["optimizer", "copier", "sampler", "rank 1", "rank 0"],
 )
 def test_a_killed_process_of_a_round_is_a_failed_row_that_says_why(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, loop: str, victim: Callable[[], int], words: str
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, loop: str, victim: Callable[[], int], words: str
 ) -> None:
-    if loop == "sync" and not sandbox.works("bubblewrap"):
+    if loop == "sync" and not sandbox.is_available("bubblewrap"):
         pytest.skip(f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}")
     endless = {"train_shots": 10**7, "train_gflops": 10**6, "round_wallclock_s": 900}
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=endless))
@@ -95,7 +95,7 @@ def test_a_killed_process_of_a_round_is_a_failed_row_that_says_why(
             killed.append(victim())
             os.kill(killed[0], signal.SIGKILL)
 
-    with start_run(lab.root / "env.yaml", lab.root, "smoke", pins={"training.loop": loop}) as run:
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", pins={"training.loop": loop}) as run:
         (row,) = run_rounds(run, 1, kill).rows
     assert killed and not spawned() and not below("autoqec.runner.child"), "nobody is left"
     assert row.status == "train_error" and row.verify_verdict is None and row.checkpoint_path is None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.orchestrator.archive import Restored, replay_archive
+from autoqec.orchestrator.archive import RestoredRun, replay_archive
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
-from tests.conftest import Lab
+from tests.conftest import Workspace
 from tests.support.archives import unpacked
 
 DATA = Path(__file__).parents[1] / "data"
@@ -36,7 +36,7 @@ def archive(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def restored(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Restored:
+def restored(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> RestoredRun:
     return replay_archive(archive, tmp_path_factory.mktemp("old") / "lab", on_event=lambda kind, told: None)
 
 
@@ -45,14 +45,14 @@ def test_every_format_has_its_run() -> None:
     assert all(path.stat().st_size <= 300_000 for path in ARCHIVES)
 
 
-def test_its_rounds_say_what_they_said(archive: Path, restored: Restored) -> None:
+def test_its_rounds_say_what_they_said(archive: Path, restored: RestoredRun) -> None:
     rows = RunMemory(restored.layout.root).history.rows()
     parents = [len(row.fork_from) if isinstance(row.fork_from, tuple) else 0 for row in rows]
     found = [(row.status, row.verify_verdict, count) for row, count in zip(rows, parents, strict=True)]
     assert found == TOLD[archive.stem] and restored.agrees
 
 
-def test_its_views_follow_from_its_history_byte_for_byte(archive: Path, restored: Restored) -> None:
+def test_its_views_follow_from_its_history_byte_for_byte(archive: Path, restored: RestoredRun) -> None:
     """The log may be worded otherwise by now; it still tells of every round."""
     _, members = unpacked(archive)
     layout = restored.layout
@@ -65,33 +65,33 @@ def test_its_views_follow_from_its_history_byte_for_byte(archive: Path, restored
     assert layout.log.read_text(encoding="utf-8").count("\n## Round ") == len(TOLD[archive.stem])
 
 
-def test_recovery_finds_nothing_to_do(restored: Restored) -> None:
+def test_recovery_finds_nothing_to_do(restored: RestoredRun) -> None:
     layout = RunLayout(restored.layout.repo_root.resolve(), restored.layout.run_id)
     assert [action.kind for action in reconcile(layout, Repo.discover(layout.repo_root))] == []
 
 
-def test_it_is_shown_and_reported(archive: Path, restored: Restored, tmp_path: Path) -> None:
+def test_it_is_shown_and_reported(archive: Path, restored: RestoredRun, tmp_path: Path) -> None:
     layout = restored.layout
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(DATA.parents[1]), "OMP_NUM_THREADS": "1"}
-    lab = Lab(layout.repo_root, env)
-    shown = lab.autoqec("show", layout.run_id)
+    workspace = Workspace(layout.repo_root, env)
+    shown = workspace.autoqec("show", layout.run_id)
     assert shown.code == 0 and "compile_error" in shown.out, shown.err
-    drawn = lab.autoqec("show", layout.run_id, "--graph")
+    drawn = workspace.autoqec("show", layout.run_id, "--graph")
     assert drawn.code == 0, drawn.err
     lines = drawn.out.splitlines()
     told = TOLD[archive.stem]
     assert len(lines) == len(told) + 1 and lines[0].startswith("baseline")
     assert sum(" + round " in line for line in lines) == sum(parents == 2 for *_, parents in told)
     assert sum(line.endswith("*") for line in lines) == len(json.loads(layout.pareto.read_bytes()))
-    dot = lab.autoqec("show", layout.run_id, "--dot")
+    dot = workspace.autoqec("show", layout.run_id, "--dot")
     assert dot.code == 0 and dot.out.startswith("digraph") and dot.out.count("->") >= len(told)
-    value = lab.autoqec("show", layout.run_id, "--graph", "--json")
+    value = workspace.autoqec("show", layout.run_id, "--graph", "--json")
     assert len(value.objects[0]["nodes"]) == len(told) + 1
-    assert lab.autoqec("show", "--graph").code == 2
-    made = lab.autoqec("report", layout.run_id)
+    assert workspace.autoqec("show", "--graph").code == 2
+    made = workspace.autoqec("report", layout.run_id)
     assert made.code == 0, made.err
     assert layout.html.is_file()
-    assert layout.run_id in lab.autoqec("show").out
+    assert layout.run_id in workspace.autoqec("show").out
 
 
 def test_it_names_no_machine(archive: Path) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from autoqec.reporting import html
-from autoqec.reporting.serve import Server
+from autoqec.reporting.serve import ReportServer
 from autoqec.store.layout import RunLayout
 from tests.support import runs
-from tests.support.browser import NAMES, Browser, found
+from tests.support.browser import NAMES, Browser, find_browser
 
 pytestmark = pytest.mark.skipif(
-    found() is None, reason=f"no Chromium on PATH (looked for {', '.join(NAMES)}); install: apt-get install chromium"
+    find_browser() is None,
+    reason=f"no Chromium on PATH (looked for {', '.join(NAMES)}); install: apt-get install chromium",
 )
 
 LOOKS = [
@@ -44,8 +45,8 @@ def fresh(browser: Browser) -> Browser:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    layout = runs.made_run(tmp_path_factory.mktemp("run") / "lab", 12)
-    runs.under_way(layout, 13, "the next idea")
+    layout = runs.make_run(tmp_path_factory.mktemp("run") / "lab", 12)
+    runs.add_pending_round(layout, 13, "the next idea")
     return html.write([layout], layout.html)
 
 
@@ -148,7 +149,7 @@ def test_foreign_words_run_nothing(fresh: Browser, tmp_path: Path) -> None:
         words = ("hypothesis", "analysis", "summary_1line", "next_hypothesis_seed", "ideator_source")
         return row | dict.fromkeys(words, HOSTILE) | {"dsl_config": {HOSTILE: HOSTILE}}
 
-    layout = runs.made_run(tmp_path / "lab", 3, change=hostile)
+    layout = runs.make_run(tmp_path / "lab", 3, change=hostile)
     for row in runs.rows(layout):
         if row["verify_verdict"]:
             report = json.dumps(runs.report_of(row, HOSTILE).dump())
@@ -161,8 +162,8 @@ def test_foreign_words_run_nothing(fresh: Browser, tmp_path: Path) -> None:
 
 
 def test_following_shows_what_happens(fresh: Browser, tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2)
-    with Server([layout]) as server:
+    layout = runs.make_run(tmp_path / "lab", 2)
+    with ReportServer([layout]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

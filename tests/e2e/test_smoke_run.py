@@ -14,7 +14,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
-from tests.conftest import Lab, Shown, made_lab
+from tests.conftest import Shown, Workspace, made_workspace
 
 SECRET = b"a secret that only tests may know"
 # What a repetition may change: clocks, memory, and where the round lies.
@@ -22,43 +22,43 @@ LOOSE = {"train_wallclock_s", "eval_wallclock_s", "vram_peak_gb", "rss_peak_gb",
 LOOSE |= {"measurement_started_at", "measurement_finished_at"}
 
 
-def started(lab: Lab, *more: str) -> Shown:
-    secret = lab.root.parent / "secret"
+def started(workspace: Workspace, *more: str) -> Shown:
+    secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
     options = ("--profile", "smoke", "--rounds", "2", "--seed", "1", "--secret-file", str(secret))
-    return lab.autoqec("run", "env.yaml", *options, *more)
+    return workspace.autoqec("run", "env.yaml", *options, *more)
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Lab, Shown, Path]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Shown, Path]:
     """One finished run, looked at by every test below; none of them changes it for the next."""
-    lab = made_lab(tmp_path_factory.mktemp("first"))
-    before = lab.git("rev-parse", "HEAD")
-    shown = started(lab)
+    workspace = made_workspace(tmp_path_factory.mktemp("first"))
+    before = workspace.git("rev-parse", "HEAD")
+    shown = started(workspace)
     assert shown.code == 0, shown.err + shown.out
-    assert lab.git("rev-parse", "HEAD") == before and lab.git("symbolic-ref", "HEAD") == "refs/heads/main"
-    (run,) = (lab.root / "runs").iterdir()
-    return lab, shown, run
+    assert workspace.git("rev-parse", "HEAD") == before and workspace.git("symbolic-ref", "HEAD") == "refs/heads/main"
+    (run,) = (workspace.root / "runs").iterdir()
+    return workspace, shown, run
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "history.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def branches(lab: Lab) -> list[str]:
-    return lab.git("for-each-ref", "--format=%(refname:short)", "refs/heads/exp/").splitlines()
+def branches(workspace: Workspace) -> list[str]:
+    return workspace.git("for-each-ref", "--format=%(refname:short)", "refs/heads/exp/").splitlines()
 
 
-def test_the_repository_is_as_it_was_but_for_branches(ran: tuple[Lab, Shown, Path]) -> None:
-    lab, _, run = ran
-    assert len(branches(lab)) == 2 and all(name.startswith(f"exp/{run.name}/") for name in branches(lab))
-    assert len(lab.git("worktree", "list").splitlines()) == 1
-    assert lab.git("status", "--porcelain") == ""
-    assert lab.git("fsck", "--no-dangling") == ""
-    assert not [name for name in lab.files() if name.endswith((".tmp", ".lock"))]
+def test_the_repository_is_as_it_was_but_for_branches(ran: tuple[Workspace, Shown, Path]) -> None:
+    workspace, _, run = ran
+    assert len(branches(workspace)) == 2 and all(name.startswith(f"exp/{run.name}/") for name in branches(workspace))
+    assert len(workspace.git("worktree", "list").splitlines()) == 1
+    assert workspace.git("status", "--porcelain") == ""
+    assert workspace.git("fsck", "--no-dangling") == ""
+    assert not [name for name in workspace.files() if name.endswith((".tmp", ".lock"))]
 
 
-def test_rows_and_rounds_say_the_same(ran: tuple[Lab, Shown, Path]) -> None:
+def test_rows_and_rounds_say_the_same(ran: tuple[Workspace, Shown, Path]) -> None:
     _, _, run = ran
     assert re.fullmatch(r"\d{8}-\d{6}", run.name)
     assert [row["round"] for row in rows(run)] == [1, 2]
@@ -75,7 +75,7 @@ def test_rows_and_rounds_say_the_same(ran: tuple[Lab, Shown, Path]) -> None:
             assert (run / value[name]).samefile(metrics[name])
 
 
-def test_log_says_what_happened_when(ran: tuple[Lab, Shown, Path]) -> None:
+def test_log_says_what_happened_when(ran: tuple[Workspace, Shown, Path]) -> None:
     _, _, run = ran
     text = (run / "logs" / "autoqec.log").read_text(encoding="utf-8")
     for number in (1, 2):
@@ -84,21 +84,21 @@ def test_log_says_what_happened_when(ran: tuple[Lab, Shown, Path]) -> None:
     assert "run_started" in text and "run_stopped" in text and "ERROR" not in text
 
 
-def test_pointers_stand_on_their_branches(ran: tuple[Lab, Shown, Path]) -> None:
-    lab, _, run = ran
+def test_pointers_stand_on_their_branches(ran: tuple[Workspace, Shown, Path]) -> None:
+    workspace, _, run = ran
     for row in rows(run):
         number, branch = row["round"], row["branch"]
         name = f"round_{number}/round_{number}_pointer.json"
-        text = lab.git("show", f"{branch}:{name}")
+        text = workspace.git("show", f"{branch}:{name}")
         pointer = Pointer.model_validate(json.loads(text))
         assert (pointer.run_id, pointer.round_attempt_id) == (run.name, row["round_attempt_id"])
-        assert lab.git("rev-parse", f"{branch}^") == pointer.commit_sha == row["commit_sha"]
+        assert workspace.git("rev-parse", f"{branch}^") == pointer.commit_sha == row["commit_sha"]
         assert (run / name).read_text(encoding="utf-8").strip() == text.strip()
-        touched = lab.git("diff", "--name-only", f"main...{branch}").splitlines()
+        touched = workspace.git("diff", "--name-only", f"main...{branch}").splitlines()
         assert all(path.startswith(("autoqec/decoders/modules/", f"round_{number}/")) for path in touched), touched
 
 
-def test_the_judge_spoke_where_a_round_was_nominated(ran: tuple[Lab, Shown, Path]) -> None:
+def test_the_judge_spoke_where_a_round_was_nominated(ran: tuple[Workspace, Shown, Path]) -> None:
     _, _, run = ran
     for row in rows(run):
         path = run / f"round_{row['round']}" / "verification_report.json"
@@ -110,8 +110,8 @@ def test_the_judge_spoke_where_a_round_was_nominated(ran: tuple[Lab, Shown, Path
             assert SECRET.hex() not in path.read_text(encoding="utf-8")
 
 
-def test_what_people_see(ran: tuple[Lab, Shown, Path]) -> None:
-    lab, shown, run = ran
+def test_what_people_see(ran: tuple[Workspace, Shown, Path]) -> None:
+    workspace, shown, run = ran
     for part in ("tries:", "measured:", "Rounds", "log.md", "2 rounds"):
         assert part in shown.out, shown.out
     verified = [row for row in rows(run) if row["verify_verdict"] == "VERIFIED"]
@@ -124,34 +124,34 @@ def test_what_people_see(ran: tuple[Lab, Shown, Path]) -> None:
             "verification_report.md",
         ):
             assert part in shown.out, shown.out
-    again = lab.autoqec("show", run.name)
+    again = workspace.autoqec("show", run.name)
     assert again.code == 0 and again.out.strip() in shown.out
-    listed = lab.autoqec("show", "--json")
+    listed = workspace.autoqec("show", "--json")
     assert [value["run_id"] for value in listed.objects] == [run.name]
 
 
-def test_views_come_back_byte_for_byte(ran: tuple[Lab, Shown, Path]) -> None:
-    lab, _, run = ran
+def test_views_come_back_byte_for_byte(ran: tuple[Workspace, Shown, Path]) -> None:
+    workspace, _, run = ran
     names = ("pareto.json", "pareto_preview.json", "fork_graph.json", "log.md")
     before = {name: (run / name).read_bytes() for name in names}
     history = (run / "history.jsonl").read_bytes()
     for name in names:
         (run / name).unlink()
-    dry = lab.autoqec("reconcile", run.name, "--dry-run")
+    dry = workspace.autoqec("reconcile", run.name, "--dry-run")
     assert dry.code == 0 and not (run / "log.md").exists()
-    assert lab.autoqec("reconcile", run.name).code == 0
+    assert workspace.autoqec("reconcile", run.name).code == 0
     assert {name: (run / name).read_bytes() for name in names} == before
     assert (run / "history.jsonl").read_bytes() == history
 
 
-def test_a_checked_out_round_repeats_itself(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
-    lab, _, run = ran
+def test_a_checked_out_round_repeats_itself(ran: tuple[Workspace, Shown, Path], tmp_path: Path) -> None:
+    workspace, _, run = ran
     row = rows(run)[-1]
-    there = Lab(tmp_path / "clone", lab.env)
-    lab.git("clone", "-q", "-b", row["branch"], str(lab.root), str(there.root))
+    there = Workspace(tmp_path / "clone", workspace.env)
+    workspace.git("clone", "-q", "-b", row["branch"], str(workspace.root), str(there.root))
     config = there.root / "autoqec/decoders/modules/predecoder.yaml"
     parent = () if row["fork_from"] == "baseline" else ("--run-id", run.name, "--fork-from", row["fork_from"])
-    shutil.copytree(lab.root / "runs", there.root / "runs")
+    shutil.copytree(workspace.root / "runs", there.root / "runs")
     options = ("--profile", "smoke", "--seed", str(row["train_seed"]), "--round-idx", str(row["round"]))
     again = there.autoqec("run-round", "env.yaml", str(config), "again", *options, *parent)
     assert again.code == 0, again.err
@@ -160,11 +160,11 @@ def test_a_checked_out_round_repeats_itself(ran: tuple[Lab, Shown, Path], tmp_pa
     assert {key: new[key] for key in new.keys() - LOOSE} == {key: old[key] for key in old.keys() - LOOSE}
 
 
-def test_the_judge_can_be_asked_and_replays_itself(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
+def test_the_judge_can_be_asked_and_replays_itself(ran: tuple[Workspace, Shown, Path], tmp_path: Path) -> None:
     """Of a copy: a round that was not nominated is judged when a person asks, once; then the judgement is replayed."""
-    lab, _, run = ran
-    there = Lab(tmp_path / "copy", lab.env)
-    shutil.copytree(lab.root, there.root, symlinks=True)
+    workspace, _, run = ran
+    there = Workspace(tmp_path / "copy", workspace.env)
+    shutil.copytree(workspace.root, there.root, symlinks=True)
     place = there.root / "runs" / run.name
     before = rows(place)
     first = there.autoqec("verify", str(place / "round_1"), "--json")
@@ -192,9 +192,9 @@ def test_the_judge_can_be_asked_and_replays_itself(ran: tuple[Lab, Shown, Path],
     assert rows(place) == after
 
 
-def test_the_same_seed_and_secret_find_the_same(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
+def test_the_same_seed_and_secret_find_the_same(ran: tuple[Workspace, Shown, Path], tmp_path: Path) -> None:
     _, _, run = ran
-    other = made_lab(tmp_path)
+    other = made_workspace(tmp_path)
     told = started(other, "--json")
     assert told.code == 0
     page = (Path(__file__).parents[2] / "docs/contracts/command-line.md").read_text(encoding="utf-8")
@@ -209,10 +209,10 @@ def test_the_same_seed_and_secret_find_the_same(ran: tuple[Lab, Shown, Path], tm
     assert [[row[key] for key in keys] for row in rows(again)] == [[row[key] for key in keys] for row in rows(run)]
 
 
-def test_a_run_goes_on_where_it_stopped(ran: tuple[Lab, Shown, Path], tmp_path: Path) -> None:
-    lab, _, run = ran
-    there = Lab(tmp_path / "copy", lab.env)
-    shutil.copytree(lab.root, there.root, symlinks=True)
+def test_a_run_goes_on_where_it_stopped(ran: tuple[Workspace, Shown, Path], tmp_path: Path) -> None:
+    workspace, _, run = ran
+    there = Workspace(tmp_path / "copy", workspace.env)
+    shutil.copytree(workspace.root, there.root, symlinks=True)
     shown = there.autoqec("run", "--resume", run.name, "--rounds", "3")
     assert shown.code == 0, shown.err
     copied = rows(there.root / "runs" / run.name)

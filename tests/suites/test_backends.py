@@ -7,8 +7,8 @@ import pymatching
 import pytest
 
 from autoqec.contracts.env import GRAPH_BACKENDS
-from autoqec.errors import InputError
-from autoqec.qec.backends import BACKENDS, make, make_soft
+from autoqec.errors import UsageError
+from autoqec.qec.backends import BACKENDS, make_backend, make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, pack, sample, unpack
 from tests.support.envs import problem, repetition
@@ -20,51 +20,55 @@ NAMES = sorted(BACKENDS)  # on a graph every one of them decodes
 class TestEveryBackend:
     def test_shape_and_kind(self, name: str) -> None:
         prob = problem(3)
-        answers = make(name, prob).decode(sample(prob, 100, 1).detectors)
+        answers = make_backend(name, prob).decode(sample(prob, 100, 1).detection_events)
         assert answers.shape == (100, 1) and answers.dtype == bool
 
     def test_nothing_fired_nothing_flipped(self, name: str) -> None:
         prob = problem(3)
-        assert not make(name, prob).decode(np.zeros((3, 3), np.uint8)).any()
+        assert not make_backend(name, prob).decode(np.zeros((3, 3), np.uint8)).any()
 
     def test_single_mechanisms_are_corrected(self, name: str) -> None:
         prob = problem(3)
-        answers = make(name, prob).decode(pack(prob.H.T.toarray()))
+        answers = make_backend(name, prob).decode(pack(prob.H.T.toarray()))
         right = (answers == prob.L.T.toarray().astype(bool)).all(axis=1)
         # Matching is exact; belief propagation may prefer two likelier mechanisms, seldom and only to unlikely ones.
-        assert right.all() if name in GRAPH_BACKENDS else prob.fault_probs[~right].sum() < 0.02 * prob.fault_probs.sum()
+        assert (
+            right.all()
+            if name in GRAPH_BACKENDS
+            else prob.mechanism_probs[~right].sum() < 0.02 * prob.mechanism_probs.sum()
+        )
 
     def test_decodes_better_than_no_decoder(self, name: str) -> None:
         prob = problem(3)
         shots = sample(prob, 5000, 2)
-        failed = (make(name, prob).decode(shots.detectors) != shots.observables).any(axis=1)
+        failed = (make_backend(name, prob).decode(shots.detection_events) != shots.observables).any(axis=1)
         assert failed.mean() < 0.5 * shots.observables.any(axis=1).mean()
 
     def test_batches_do_not_matter(self, name: str) -> None:
         prob = problem(3)
-        detectors = sample(prob, 300, 4).detectors
-        backend = make(name, prob)
-        whole = backend.decode(detectors)
-        parts = np.concatenate([backend.decode(detectors[i : i + 37]) for i in range(0, 300, 37)])
+        detection_events = sample(prob, 300, 4).detection_events
+        backend = make_backend(name, prob)
+        whole = backend.decode(detection_events)
+        parts = np.concatenate([backend.decode(detection_events[i : i + 37]) for i in range(0, 300, 37)])
         assert np.array_equal(whole, parts)
 
     def test_empty_batch(self, name: str) -> None:
         prob = problem(3)
-        assert make(name, prob).decode(np.zeros((0, 3), np.uint8)).shape == (0, 1)
+        assert make_backend(name, prob).decode(np.zeros((0, 3), np.uint8)).shape == (0, 1)
 
 
 def test_unknown_backend_lists_the_known() -> None:
-    with pytest.raises(InputError, match="mwpm_correlated"):
-        make("oracle", problem(3))
+    with pytest.raises(UsageError, match="mwpm_correlated"):
+        make_backend("oracle", problem(3))
 
 
 class TestSoftPriors:
     def test_the_priors_themselves_change_nothing(self) -> None:
         prob = problem(3)
-        backend = make_soft(prob)
-        detectors = sample(prob, 2000, 1).detectors
+        backend = make_soft_backend(prob)
+        detection_events = sample(prob, 2000, 1).detection_events
         log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (2000, 1))
-        assert (backend.decode_soft(detectors, log_odds) == backend.decode(detectors)).mean() > 0.999
+        assert (backend.decode_soft(detection_events, log_odds) == backend.decode(detection_events)).mean() > 0.999
 
     @pytest.mark.parametrize("which", ["z", "x", "repetition"])
     def test_against_a_matching_built_edge_by_edge(self, which: str) -> None:
@@ -73,12 +77,12 @@ class TestSoftPriors:
         graph = prob.graph
         rng = np.random.default_rng(0)
         n = 200
-        detectors = sample(prob, n, 3).detectors
+        detection_events = sample(prob, n, 3).detection_events
         log_odds = (graph.log_odds + rng.normal(0, 3, (n, graph.n_edges))).astype(np.float32)
         assert (log_odds > 0).any()
-        answers = make_soft(prob).decode_soft(detectors, log_odds)
-        events = unpack(detectors, prob.n_detectors)
-        inside = np.isin(np.arange(prob.n_detectors), graph.own)
+        answers = make_soft_backend(prob).decode_soft(detection_events, log_odds)
+        events = unpack(detection_events, prob.n_detectors)
+        inside = np.isin(np.arange(prob.n_detectors), graph.in_sector)
         for shot in range(n):
             matching = pymatching.Matching()
             for edge, (one, two) in enumerate(graph.endpoints):
@@ -103,7 +107,7 @@ class TestSoftPriors:
         events[0, ends] = 1
         log_odds = np.full((1, graph.n_edges), -9.0, np.float32)
         log_odds[0, edge] = 9.0
-        assert make_soft(prob).decode_soft(pack(events), log_odds)[0, 0]
+        assert make_soft_backend(prob).decode_soft(pack(events), log_odds)[0, 0]
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
     def test_values_that_are_not_finite_are_refused(self, bad: float) -> None:
@@ -111,40 +115,42 @@ class TestSoftPriors:
         log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (2, 1))
         log_odds[1, 0] = bad
         with pytest.raises(ValueError, match="not finite"):
-            make_soft(prob).decode_soft(np.zeros((2, 3), np.uint8), log_odds)
+            make_soft_backend(prob).decode_soft(np.zeros((2, 3), np.uint8), log_odds)
 
     def test_wrong_shapes_are_refused_naming_both(self) -> None:
         prob = problem(3)
         with pytest.raises(ValueError, match=r"\(2, 4\), expected \(2, 55\)"):
-            make_soft(prob).decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))
+            make_soft_backend(prob).decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))
 
 
 class TestHardFlip:
     def test_no_flips_change_nothing(self) -> None:
         prob = problem(3)
-        detectors = sample(prob, 500, 1).detectors
-        quiet = np.full((500, prob.n_faults), -1.0, np.float32)
-        backend = make_soft(prob, "hard_flip")
-        assert np.array_equal(backend.decode_soft(detectors, quiet), backend.decode(detectors))
+        detection_events = sample(prob, 500, 1).detection_events
+        quiet = np.full((500, prob.n_mechanisms), -1.0, np.float32)
+        backend = make_soft_backend(prob, "hard_flip")
+        assert np.array_equal(backend.decode_soft(detection_events, quiet), backend.decode(detection_events))
 
     def test_the_true_mechanisms_always_win(self) -> None:
         """Flip what happened: nothing is left to decode, and the frame alone is the answer."""
         prob = problem(3)
         drawn = LabelledSampler(prob, 4, "hard_flip").draw(500)
-        assert drawn.edges.shape == (500, prob.n_faults)
+        assert drawn.edges.shape == (500, prob.n_mechanisms)
         log_odds = np.where(drawn.edges, 1.0, -1.0).astype(np.float32)
-        answers = make_soft(prob, "hard_flip").decode_soft(pack(drawn.detections), log_odds)
+        answers = make_soft_backend(prob, "hard_flip").decode_soft(pack(drawn.detections), log_odds)
         assert np.array_equal(answers, drawn.observables)
 
     def test_the_logical_frame_is_tracked(self) -> None:
         """A flip of one mechanism that crosses the observable, with no syndrome at all: decoded straight back."""
         prob = problem(3)
         crossing = np.nonzero(prob.L.toarray()[0])[0]
-        log_odds = np.full((len(crossing), prob.n_faults), -1.0, np.float32)
+        log_odds = np.full((len(crossing), prob.n_mechanisms), -1.0, np.float32)
         log_odds[np.arange(len(crossing)), crossing] = 1.0
-        answers = make_soft(prob, "hard_flip").decode_soft(np.zeros((len(crossing), 3), np.uint8), log_odds)
+        answers = make_soft_backend(prob, "hard_flip").decode_soft(np.zeros((len(crossing), 3), np.uint8), log_odds)
         assert not answers.any()
 
     def test_wrong_shapes_are_refused(self) -> None:
         with pytest.raises(ValueError, match="expected"):
-            make_soft(problem(3), "hard_flip").decode_soft(np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32))
+            make_soft_backend(problem(3), "hard_flip").decode_soft(
+                np.zeros((2, 3), np.uint8), np.zeros((2, 4), np.float32)
+            )

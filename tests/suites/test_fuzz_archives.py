@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from autoqec.errors import ContractError
 from autoqec.orchestrator.archive_format import unpack
 from tests.support.archives import DATA, Archive, snapshot
@@ -37,14 +37,14 @@ def _hook(event: str, values: tuple[Any, ...]) -> None:
 
 sys.addaudithook(_hook)
 
-TEXTS = [
+TEXT_FORMATS = [
     "", ".", "..", "/", "-", "--help", "--upload-pack=touch PWNED", "-oProxyCommand=touch PWNED", "ext::touch% PWNED",
     "../../home/config", "/etc/passwd", "/dev/zero", "run/../../x", ".git/config", "CON", "a\0b", "a\nb",
     "\x1b]0;x\x07", "\u202eevil", "\ud800", "é" * 200, "x" * 5000, "nan", "1e999", "refs/heads/main", "exp/../../x",
     "0" * 40, "f" * 64,
 ]  # fmt: skip
 VALUES = st.one_of(
-    st.sampled_from(TEXTS),
+    st.sampled_from(TEXT_FORMATS),
     st.sampled_from([None, True, -1, 0, 1, 2**31, 2**63, 10**30, -0.0, 1e308, [], {}, [[]], [None], {"a": 1}]),
     st.text(max_size=20),
     st.recursive(st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3), max_leaves=5),
@@ -72,7 +72,7 @@ def replaced(data: st.DataObject, value: Any) -> Any:
     if how == "replace":
         inner[path[-1]] = data.draw(VALUES, label="value")
     elif how == "rename" and isinstance(inner, dict):
-        inner[data.draw(st.sampled_from(TEXTS), label="name")] = old
+        inner[data.draw(st.sampled_from(TEXT_FORMATS), label="name")] = old
     return value
 
 
@@ -97,7 +97,7 @@ def change(data: st.DataObject, archive: Archive) -> None:
     else:
         member = archive.members.pop(name)
         if kind == "name":
-            new = data.draw(st.sampled_from(TEXTS), label="name").encode("utf-8", "replace").decode()
+            new = data.draw(st.sampled_from(TEXT_FORMATS), label="name").encode("utf-8", "replace").decode()
             archive.members[data.draw(st.sampled_from(["", "run/", name + "/"]), label="above") + new] = member
 
 
@@ -144,7 +144,7 @@ def replayed(data: st.DataObject, place: Path, capsys: pytest.CaptureFixture[str
     before = snapshot(place.parent)
     started = []
     try:
-        code = call(group, ["replay", "evil.tar", "--into", "restored"])
+        code = run_cli(group, ["replay", "evil.tar", "--into", "restored"])
     finally:
         events, started = started, None
         shown = capsys.readouterr()

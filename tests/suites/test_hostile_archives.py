@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from tests.support.archives import Archive, git, snapshot, special, tree_of, with_baseline, write_tar
 
 HONEST = Archive.read()
@@ -38,7 +38,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def refused(place: Path, archive: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """Replay, expect a refusal that leaves no trace; returns the error message."""
     before = snapshot(place.parent)
-    code = call(group, ["replay", str(archive), "--into", "restored"])
+    code = run_cli(group, ["replay", str(archive), "--into", "restored"])
     shown = capsys.readouterr().err
     assert code in (2, 3), shown
     assert "Traceback" not in shown and "fault in autoqec" not in shown
@@ -166,7 +166,7 @@ def test_a_link_in_the_baseline_redirects_no_write(
     evil.members["run/config"] = b"theirs\n"
     archive = evil.pack(place / "evil.tar")
     before = snapshot(place.parent)
-    code = call(group, ["replay", str(archive), "--into", "restored"])
+    code = run_cli(group, ["replay", str(archive), "--into", "restored"])
     assert code in (0, 2), capsys.readouterr().err
     assert {path: one for path, one in snapshot(place.parent).items() if not path.startswith("here/restored")} == before
     assert not any(path.is_symlink() for path in (place / "restored").rglob("*"))
@@ -185,7 +185,7 @@ def test_links_and_filters_of_the_baseline_do_nothing(
         return tree_of(repo, entries)
 
     evil = with_baseline(HONEST, tmp_path / "build", build)
-    code = call(group, ["replay", str(evil.pack(place / "evil.tar")), "--into", "restored"])
+    code = run_cli(group, ["replay", str(evil.pack(place / "evil.tar")), "--into", "restored"])
     assert code == 0, capsys.readouterr().err
     assert not pwned.exists()
     link = place / "restored/link"
@@ -348,7 +348,7 @@ def test_sizes_and_counts_are_bounded(
     place: Path, build: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     build(place / "evil.tar")
-    code = call(group, ["replay", "evil.tar", "--into", "restored"])
+    code = run_cli(group, ["replay", "evil.tar", "--into", "restored"])
     shown = capsys.readouterr().err
     assert code == 2 and "Traceback" not in shown, shown
     assert [path.name for path in place.iterdir()] == ["evil.tar"]
@@ -395,7 +395,7 @@ def test_nothing_is_in_place_before_everything_is_verified(place: Path, capsys: 
 
 
 def test_replay_says_what_it_will_do_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = call(group, ["replay", str(HONEST.copy().pack(place / "honest.tar")), "--into", "restored"])
+    code = run_cli(group, ["replay", str(HONEST.copy().pack(place / "honest.tar")), "--into", "restored"])
     shown = capsys.readouterr()
     assert code == 0
     assert RUN in shown.err and HONEST.manifest["baseline_sha"] in shown.err and "branch code" in shown.err

@@ -12,7 +12,7 @@ import torch
 from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
 from autoqec.continual.environments.multi import AbstractMultiEnvironments
 from autoqec.continual.environments.rendering import top_k
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from tests.support import batch_envs as toy
 from tests.support.batch_envs import FakeLogger, ToyEnv
 
@@ -60,7 +60,7 @@ def test_d01_parallel_evaluates_in_other_processes_that_stay(make):
 def test_d02_the_size_of_the_hall(make, kind):
     assert make(kind, size=0).hall_of_fame is None
     assert make(kind, size=2).hall_of_fame.capacity == 2
-    with pytest.raises(InputError, match="hall_of_fame_size"):
+    with pytest.raises(UsageError, match="hall_of_fame_size"):
         make(kind, size=-1)
 
 
@@ -130,7 +130,7 @@ def test_d08_step_with_and_without_raw_actions(make, kind):
 def test_d08_lengths_must_agree(make, kind):
     batch = make(kind)
     for actions, raw in (([1.0] * 2, None), ([1.0] * 4, None), ([1.0] * 3, [1.0])):
-        with pytest.raises(InputError, match="3 environments"):
+        with pytest.raises(UsageError, match="3 environments"):
             batch.step(actions, toy.add, raw)
     assert [env.state.path for env in batch.envs] == [[]] * 3
 
@@ -152,7 +152,7 @@ def test_d10_top_k_is_exact(n, p, k):
 
 def test_d10_top_k_takes_a_fraction_between_zero_and_one():
     for p in (-0.1, 1.1):
-        with pytest.raises(InputError, match="disregarded"):
+        with pytest.raises(UsageError, match="disregarded"):
             top_k(10, p)
 
 
@@ -190,9 +190,9 @@ def test_d10_the_mode_is_not_shared_between_calls(make):
     assert ("image", "transients: best 1") in batch.logger.events
     batch.render([1.0, 2.0, 3.0])
     assert batch.envs[0].renders[-1]["format"] == "figure"
-    with pytest.raises(InputError, match="style"):
+    with pytest.raises(UsageError, match="style"):
         batch.render([1.0, 2.0, 3.0], mode={"style": "telepathy"})
-    with pytest.raises(InputError, match="rewards"):
+    with pytest.raises(UsageError, match="rewards"):
         batch.render([1.0])
 
 

@@ -24,7 +24,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
-def found() -> str | None:
+def find_browser() -> str | None:
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -32,7 +32,7 @@ class Browser:
     """One page. `requests`: every address it asked for; `complaints`: console errors, exceptions, refused loads."""
 
     def __init__(self, profile: Path) -> None:
-        program = found()
+        program = find_browser()
         assert program is not None
         to_read, self._write = os.pipe()
         self._read, to_write = os.pipe()

@@ -56,14 +56,14 @@ class Cluster:
                     found.append(int(path.name))
         return found
 
-    def strike(self, number: str) -> None:
+    def kill_workers(self, number: str) -> None:
         """The job's process dies as of a fault of the node's."""
         for pid in self.workers(number):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def stand_in(place: Path, **conf: Any) -> Cluster:
+def fake_slurm(place: Path, **conf: Any) -> Cluster:
     tools, state = place / "bin", place / "cluster"
     tools.mkdir(parents=True)
     state.mkdir()
@@ -74,7 +74,7 @@ def stand_in(place: Path, **conf: Any) -> Cluster:
     return Cluster(env, state / "slurm.conf")
 
 
-def why_no_slurm() -> str | None:
+def slurm_unavailable_reason() -> str | None:
     """Why SLURM cannot be started here; None where it can."""
     missing = [name for name in (*DAEMONS, *COMMANDS) if shutil.which(name, path=_path()) is None]
     if missing:

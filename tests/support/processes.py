@@ -11,7 +11,7 @@ from autoqec.system.process import procfs
 def below(*words: str) -> list[int]:
     """Those whose command line holds every one of `words`, oldest first."""
     found = []
-    for process in procfs.tree(os.getpid()):
+    for process in procfs.process_tree(os.getpid()):
         try:
             command = Path(f"/proc/{process}/cmdline").read_bytes().decode(errors="replace")
         except OSError:

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.contracts.history import Begun, Charged, HistoryRow, Nominated, Planned, RunInfo
+from autoqec.contracts.history import AlphaSpent, Begun, HistoryRow, Nominated, Planned, RunInfo
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import ForkFrom, RoundMetrics, canonical_fork
@@ -87,8 +87,8 @@ def nominated(number: int, verdict: str = "candidate") -> Nominated:
     return Nominated(round_attempt_id=f"attempt-{number}", round=number, analyst=analyst)
 
 
-def charged(number: int) -> Charged:
-    return Charged(
+def charged(number: int) -> AlphaSpent:
+    return AlphaSpent(
         round_attempt_id=f"attempt-{number}", round=number, artifact_sha256=artifact(number), attempt_index=number
     )
 

@@ -16,19 +16,19 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import ParetoEntry, non_dominated
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import (
+    BaselineResult,
     Composition,
     CompositionParent,
     Cost,
     Guard,
     PairedCounts,
     PairedEffect,
-    PanelMember,
     Rate,
     SequentialTest,
     VerifyReport,
 )
 from autoqec.store.files import dump_config, load_env
-from autoqec.store.layout import SURFACE_CONFIG, RunLayout
+from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
 
 RUN_ID = "20250102-030405"
 SHOTS = 100_000
@@ -45,7 +45,7 @@ def failed(number: int) -> bool:
     return number % 5 == 4
 
 
-def made_run(
+def make_run(
     root: Path,
     rounds: int,
     *,
@@ -76,7 +76,7 @@ def made_run(
     return layout
 
 
-def under_way(layout: RunLayout, number: int, hypothesis: str) -> None:
+def add_pending_round(layout: RunLayout, number: int, hypothesis: str) -> None:
     """An attempt that was planned and has no row."""
     attempt = f"attempt-{number}"
     planned = Planned(
@@ -124,7 +124,7 @@ def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
         decoder_rate=_rate(effect.counts.errors_candidate),
         effect=effect,
         panel=tuple(
-            PanelMember(
+            BaselineResult(
                 name=text or name, rate=_rate(one.counts.errors_reference), against=one, beats=one.delta_low > 0
             )
             for name, one in panel
@@ -269,7 +269,7 @@ def _branches(root: Path, run_id: str, rounds: int) -> list[str]:
         stream.append(
             f"commit refs/heads/{ref}\nmark :{number + 1}\n"
             f"committer a person <p@example.org> {1735700000 + number} +0000\n"
-            f"data 3\ntry\n{start}M 100644 inline {SURFACE_CONFIG}\ndata {len(text)}\n{text}\n"
+            f"data 3\ntry\n{start}M 100644 inline {EDITABLE_CONFIG}\ndata {len(text)}\n{text}\n"
         )
     _git(root, "fast-import", "--quiet", "--export-marks=.git/marks", stdin="".join(stream))
     marks = dict(line.split() for line in (root / ".git/marks").read_text(encoding="utf-8").splitlines())

@@ -14,9 +14,9 @@ from pydantic import Field
 
 from autoqec.contracts.base import Contract
 
-_SILENT = logging.getLogger("autoqec.silent")
-_SILENT.addHandler(logging.NullHandler())
-_SILENT.propagate = False
+_NULL_LOGGER = logging.getLogger("autoqec.silent")
+_NULL_LOGGER.addHandler(logging.NullHandler())
+_NULL_LOGGER.propagate = False
 
 
 class AgentConfig(Contract):
@@ -34,11 +34,11 @@ class Agent(Generic[C]):
     Whatever an episode changes is made anew by `reset`, so that clones share nothing but config, model and memory.
     """
 
-    memories: ClassVar[tuple[str, ...]] = ()  # memory types that this agent can write to
+    supported_memories: ClassVar[tuple[str, ...]] = ()  # memory types that this agent can write to
 
     def __init__(self, config: C, *, logger: logging.Logger | None = None) -> None:
         self.config = config
-        self.logger = logger or _SILENT
+        self.logger = logger or _NULL_LOGGER
         self.training = True
 
     def act(self, obs: str) -> str:
@@ -79,14 +79,14 @@ class Agent(Generic[C]):
 
     def clone_for_episode(self, *, training: bool = False, share_memory: bool = True) -> Self:
         """A twin for an episode of its own. The model is shared; the memory too, unless told."""
-        twin = copy.copy(self)
-        twin.training = training
+        clone = copy.copy(self)
+        clone.training = training
         if not share_memory:
-            twin.own_memory()
-        twin.reset()
-        return twin
+            clone.copy_memory()
+        clone.reset()
+        return clone
 
-    def own_memory(self) -> None:
+    def copy_memory(self) -> None:
         """Replace what is learned by a copy of it."""
 
     def state(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Agent(Generic[C]):
         """The inverse of `state`."""
 
 
-def fill(template: str, **values: str) -> str:
+def fill_template(template: str, **values: str) -> str:
     """`template` with each `{name}` of `values` replaced, once; every other brace stays as it is."""
     names = "|".join(map(re.escape, values))
     return re.sub(r"\{(" + names + r")\}", lambda match: values[match[1]], template)

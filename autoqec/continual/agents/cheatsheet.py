@@ -8,15 +8,15 @@ from typing import ClassVar, cast
 
 from pydantic import Field, SerializeAsAny
 
-from autoqec.continual.agents.base import fill
-from autoqec.continual.agents.code_execution import CodeExecutionService, Run
-from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig, last
+from autoqec.continual.agents.base import fill_template
+from autoqec.continual.agents.code_execution import CodeExecutionService, CodeRunner
+from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig, last_k
 from autoqec.continual.memory.base import MemoryModuleConfig
-from autoqec.continual.memory.cheatsheet import curated
+from autoqec.continual.memory.cheatsheet import parse_curation
 from autoqec.continual.memory.entries import Entry, ExperienceEntry
 from autoqec.continual.memory.factory import Memory
 from autoqec.continual.memory.hybrid import HybridConfig, HybridMemory
-from autoqec.errors import AutoqecError, InputError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.llm.base import LanguageModel
 
 GENERATOR_TEMPLATE = """Cheatsheet:
@@ -72,7 +72,7 @@ class DynamicCheatsheetAgentConfig(MemoryAgentConfig):
 class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
     """Two calls a step while training (answer, curation), one while evaluating. No failed curation loses the sheet."""
 
-    memories: ClassVar[tuple[str, ...]] = ("hybrid",)
+    supported_memories: ClassVar[tuple[str, ...]] = ("hybrid",)
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
         lm: LanguageModel,
         *,
         memory: Memory | None = None,
-        run_code: Run | None = None,
+        run_code: CodeRunner | None = None,
         logger: logging.Logger | None = None,
     ) -> None:
         super().__init__(config, lm, memory=memory, logger=logger)
         if config.use_code_execution and run_code is None:
-            raise InputError("nothing here can execute code", where="use_code_execution", mend="set it to false")
+            raise UsageError("nothing here can execute code", where="use_code_execution", hint="set it to false")
         self.code = CodeExecutionService(
             run_code if config.use_code_execution else None, timeout_s=config.code_timeout_sec
         )
@@ -96,25 +96,25 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
 
     def act(self, obs: str) -> str:
         user = self.build_user_prompt(obs, self.history(), self.config.history_k)
-        answer = self.code.complete(self.ask("actions", self.build_system_prompt(), user))
+        answer = self.code.execute_blocks(self.call_model("actions", self.build_system_prompt(), user))
         if self.training:
             template = self.config.cheatsheet_template or CHEATSHEET_TEMPLATE
-            self._curate(fill(template, cheatsheet=self._sheet(), question=obs, answer=answer))
+            self._curate(fill_template(template, cheatsheet=self._cheatsheet_text(), question=obs, answer=answer))
         return self.remember(obs, answer)
 
     def history(self) -> list[Entry]:
         """The notes, then the steps; the sheet has its own place in the prompt."""
         hybrid = self.hybrid
-        return [*hybrid.notes.recall(), *hybrid.experiences.recall(), *self._working]
+        return [*hybrid.notes.recall(), *hybrid.experiences.recall(), *self._episode_entries]
 
     def build_user_prompt(self, obs: str, history: Sequence[Entry], k: int | None) -> str:
         examples: list[ExperienceEntry] = []
         if self.config.use_retrieval:
             examples = self.hybrid.retrieve_examples(obs, self.config.retrieve_top_k)
-        recent = [entry for entry in last(history, k) if entry not in examples]
-        return fill(
+        recent = [entry for entry in last_k(history, k) if entry not in examples]
+        return fill_template(
             self.config.generator_template or GENERATOR_TEMPLATE,
-            cheatsheet=self._sheet(),
+            cheatsheet=self._cheatsheet_text(),
             examples=_lines(examples),
             history=_lines(recent),
             question=obs,
@@ -123,19 +123,19 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
     def end_episode(self) -> None:
         limit = self.config.compact_above
         if self.training and limit is not None and len(self.hybrid.get_cheatsheet()) > limit:
-            self._curate(fill(COMPACT_TEMPLATE, cheatsheet=self._sheet(), limit=str(limit)))
+            self._curate(fill_template(COMPACT_TEMPLATE, cheatsheet=self._cheatsheet_text(), limit=str(limit)))
 
     def _curate(self, user: str) -> None:
         """Ask for a new sheet; the old one stays where the call fails or the reply is no sheet."""
         try:
-            sheet = curated(self.ask("reflections", CURATOR, user), self.hybrid.get_cheatsheet())
+            sheet = parse_curation(self.call_model("reflections", CURATOR, user), self.hybrid.get_cheatsheet())
             self.hybrid.set_cheatsheet(sheet)
         except AutoqecError as error:
             self.logger.warning("the cheatsheet stays as it was: %s", error)
         except Exception as error:
             self.logger.warning("the cheatsheet stays as it was: %s: %s", type(error).__name__, error)
 
-    def _sheet(self) -> str:
+    def _cheatsheet_text(self) -> str:
         return self.hybrid.get_cheatsheet() or "(empty)"
 
 

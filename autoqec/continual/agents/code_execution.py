@@ -8,15 +8,15 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.system import sandbox
 from autoqec.system.process import child
 
-FLAG = "EXECUTE CODE!"
-_REQUEST = re.compile(r"(```(?:python)?[ \t]*\n(.*?)```)\s*" + re.escape(FLAG), re.DOTALL)
-MAX_OUTPUT = 10_000
+EXECUTE_FLAG = "EXECUTE CODE!"
+_REQUEST = re.compile(r"(```(?:python)?[ \t]*\n(.*?)```)\s*" + re.escape(EXECUTE_FLAG), re.DOTALL)
+MAX_OUTPUT_CHARS = 10_000
 
-Run = Callable[[str, float], str]
+CodeRunner = Callable[[str, float], str]
 
 
 class CodeExecutionService:
@@ -25,16 +25,16 @@ class CodeExecutionService:
     run: (code, seconds) -> output; `sandboxed` is the one for real use. None: the gate is shut and text stays as it is.
     """
 
-    def __init__(self, run: Run | None, *, timeout_s: float = 5.0) -> None:
+    def __init__(self, run: CodeRunner | None, *, timeout_s: float = 5.0) -> None:
         self._run, self.timeout_s = run, timeout_s
 
     def run(self, code: str, timeout: float) -> str:
         """Output of `code`, or one line that says why there is none."""
         if self._run is None:
             return "code execution is switched off"
-        return self._run(code, timeout)[:MAX_OUTPUT]
+        return self._run(code, timeout)[:MAX_OUTPUT_CHARS]
 
-    def complete(self, text: str) -> str:
+    def execute_blocks(self, text: str) -> str:
         if self._run is None:
             return text
 
@@ -44,22 +44,22 @@ class CodeExecutionService:
         return _REQUEST.sub(executed, text)
 
 
-def sandboxed(code: str, timeout: float) -> str:
+def run_sandboxed(code: str, timeout: float) -> str:
     """What Python prints for `code`, in the judge's sandbox: no network, no files but its own folder.
 
-    Past `timeout` seconds it is killed, with everything it started. InputError where no sandbox runs here.
+    Past `timeout` seconds it is killed, with everything it started. UsageError where no sandbox runs here.
     """
     if sandbox.probe() == "none":
-        raise InputError("no sandbox runs here", where="code execution", mend="autoqec doctor")
-    with tempfile.TemporaryDirectory(prefix="autoqec-code-") as place:
-        work, log = Path(place, "work"), Path(place, "output")
+        raise UsageError("no sandbox runs here", where="code execution", hint="autoqec doctor")
+    with tempfile.TemporaryDirectory(prefix="autoqec-code-") as directory:
+        work, log = Path(directory, "work"), Path(directory, "output")
         work.mkdir(mode=0o777)
         (work / "main.py").write_text(code, encoding="utf-8")
-        wrapped = sandbox.wrap([sys.executable, "-I", "main.py"], sandbox.Policy(writable=(work,), tmp_mb=16))
+        wrapped = sandbox.wrap([sys.executable, "-I", "main.py"], sandbox.SandboxPolicy(writable=(work,), tmp_mb=16))
         limits = child.Limits(wallclock_s=timeout, memory_gb=1.0, disk_mb=16, disk_dir=work, processes=64)
         result = child.run(wrapped.argv, cwd=work, env=wrapped.env, limits=limits, stdout=log)
         with log.open("rb") as stream:
-            output = stream.read(4 * MAX_OUTPUT).decode("utf-8", errors="replace").strip()
-    if result.killed is not None:
-        return f"{output}\nkilled: {result.killed}".strip()
+            output = stream.read(4 * MAX_OUTPUT_CHARS).decode("utf-8", errors="replace").strip()
+    if result.limit_broken is not None:
+        return f"{output}\nkilled: {result.limit_broken}".strip()
     return output if result.returncode == 0 else f"{output}\nexit status {result.returncode}".strip()

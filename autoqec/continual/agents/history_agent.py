@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig, last
+from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig, last_k
 from autoqec.continual.memory.entries import Entry
 from autoqec.contracts.base import canonical_json
 
@@ -17,7 +17,7 @@ class HistoryAgentConfig(MemoryAgentConfig):
 class HistoryAgent(MemoryAgent[HistoryAgentConfig]):
     """Each step becomes three entries: Observation, Action, Feedback. `history_k` counts entries."""
 
-    memories: ClassVar[tuple[str, ...]] = ("history_list", "hybrid")
+    supported_memories: ClassVar[tuple[str, ...]] = ("history_list", "hybrid")
     default_system_prompt: ClassVar[str] = "You are a helpful assistant. Use prior history when useful."
 
     def update_memory(self, obs: str, action: str, feedback: dict[str, Any], done: bool) -> None:
@@ -25,4 +25,4 @@ class HistoryAgent(MemoryAgent[HistoryAgentConfig]):
             self.update_memory_with_entry(Entry(type=kind, content=content))
 
     def build_user_prompt(self, obs: str, history: Sequence[Entry], k: int | None) -> str:
-        return "\n".join([*(entry.line() for entry in last(history, k)), f"Observation: {obs}"])
+        return "\n".join([*(entry.line() for entry in last_k(history, k)), f"Observation: {obs}"])

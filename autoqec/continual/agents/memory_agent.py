@@ -16,7 +16,7 @@ from autoqec.continual.memory.base import MemoryModuleConfig
 from autoqec.continual.memory.entries import Entry, ExperienceEntry
 from autoqec.continual.memory.factory import Memory, build_memory, parse_memory_config
 from autoqec.continual.memory.history_list import HistoryListConfig
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm.base import LanguageModel
 from autoqec.llm.config import LMConfig
 
@@ -66,7 +66,7 @@ class LMAgent(Agent[L]):
     def build_system_prompt(self) -> str:
         return self.config.system_prompt or self.default_system_prompt
 
-    def ask(self, kind: CallKind, system: str, user: str) -> str:
+    def call_model(self, kind: CallKind, system: str, user: str) -> str:
         """One call to the model, reported to `on_call` whether it ends well or not."""
         record: dict[str, Any] = {"kind": kind, "system_prompt": system, "user_prompt": user, "output": None}
         start = time.monotonic()
@@ -86,7 +86,7 @@ class MemorylessAgent(LMAgent[MemorylessAgentConfig]):
     """Answers each observation alone: what a memory is worth is measured against it."""
 
     def act(self, obs: str) -> str:
-        return self.ask("actions", self.build_system_prompt(), f"Q: {obs}")
+        return self.call_model("actions", self.build_system_prompt(), f"Q: {obs}")
 
     def observe(self, obs: str | None, feedback: dict[str, Any], done: bool) -> None:
         """Nothing is kept."""
@@ -95,7 +95,7 @@ class MemorylessAgent(LMAgent[MemorylessAgentConfig]):
 class MemoryAgent(LMAgent[M]):
     """Shows the last entries of its memory with the observation, and keeps each step as an experience."""
 
-    memories: ClassVar[tuple[str, ...]] = ("history_list", "experience_db", "hybrid")
+    supported_memories: ClassVar[tuple[str, ...]] = ("history_list", "experience_db", "hybrid")
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class MemoryAgent(LMAgent[M]):
         logger: logging.Logger | None = None,
     ) -> None:
         self.memory: Memory = build_memory(config.memory_config) if memory is None else memory
-        if self.memory.config.type not in self.memories:
-            raise InputError(
+        if self.memory.config.type not in self.supported_memories:
+            raise UsageError(
                 f"{type(self).__name__} can't write to a memory of type {self.memory.config.type!r}",
                 where="memory",
-                mend=f"one of {', '.join(self.memories)}",
+                hint=f"one of {', '.join(self.supported_memories)}",
             )
         super().__init__(config, lm, logger=logger)
 
@@ -119,11 +119,11 @@ class MemoryAgent(LMAgent[M]):
         self._last_obs: str | None = None
         self._trajectory: list[ExperienceEntry] = []
         # While nothing may be learned, an episode still knows its own earlier steps.
-        self._working: list[Entry] = []
+        self._episode_entries: list[Entry] = []
 
     def act(self, obs: str) -> str:
         user = self.build_user_prompt(obs, self.history(), self.config.history_k)
-        return self.remember(obs, self.ask("actions", self.build_system_prompt(), user))
+        return self.remember(obs, self.call_model("actions", self.build_system_prompt(), user))
 
     def remember(self, obs: str, action: str) -> str:
         """Note what `observe` will need; returns the action."""
@@ -147,25 +147,25 @@ class MemoryAgent(LMAgent[M]):
         if self.training:
             self.memory.update(entry)
         else:
-            self._working.append(entry)
+            self._episode_entries.append(entry)
 
     def history(self) -> list[Entry]:
         """What is remembered, oldest first, and in an evaluation episode its own steps."""
-        return [*self.memory.recall(), *self._working]
+        return [*self.memory.recall(), *self._episode_entries]
 
     def build_user_prompt(self, obs: str, history: Sequence[Entry], k: int | None) -> str:
-        return "\n".join([*(entry.line() for entry in last(history, k)), f"Q: {obs}"])
+        return "\n".join([*(entry.line() for entry in last_k(history, k)), f"Q: {obs}"])
 
     def frozen(self) -> contextlib.AbstractContextManager[None]:
         return self.memory.frozen()
 
-    def own_memory(self) -> None:
+    def copy_memory(self) -> None:
         self.memory = copy.deepcopy(self.memory)
 
 
 E = TypeVar("E", bound=Entry)
 
 
-def last(entries: Sequence[E], k: int | None) -> list[E]:
+def last_k(entries: Sequence[E], k: int | None) -> list[E]:
     """The last k; all for None. (A slice of `-0:` would be everything.)"""
     return list(entries) if k is None else list(entries[max(len(entries) - k, 0) :])

@@ -37,7 +37,7 @@ class ReflexionAgentConfig(MemoryAgentConfig):
 class ReflexionAgent(MemoryAgent[ReflexionAgentConfig]):
     """Reflects after steps, after episodes, or both; never while evaluating."""
 
-    memories: ClassVar[tuple[str, ...]] = ("history_list", "hybrid")
+    supported_memories: ClassVar[tuple[str, ...]] = ("history_list", "hybrid")
 
     def update_memory(self, obs: str, action: str, feedback: dict[str, Any], done: bool) -> None:
         if self.config.reflection_config.at("per_step"):
@@ -61,7 +61,7 @@ class ReflexionAgent(MemoryAgent[ReflexionAgentConfig]):
         if not self.training:
             return
         try:
-            text = self.ask("reflections", *self.build_reflection_prompt(trajectory)).strip()
+            text = self.call_model("reflections", *self.build_reflection_prompt(trajectory)).strip()
         except Exception as error:
             self.logger.warning("no reflection: %s: %s", type(error).__name__, error)
             return

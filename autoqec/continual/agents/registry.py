@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from autoqec.continual.agents.base import AgentConfig
 from autoqec.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
-from autoqec.continual.agents.code_execution import Run
+from autoqec.continual.agents.code_execution import CodeRunner
 from autoqec.continual.agents.history_agent import HistoryAgent, HistoryAgentConfig
 from autoqec.continual.agents.memory_agent import (
     LMAgent,
@@ -22,8 +22,8 @@ from autoqec.continual.agents.memory_agent import (
 )
 from autoqec.continual.agents.reflexion import ReflexionAgent, ReflexionAgentConfig
 from autoqec.continual.memory.factory import Memory
-from autoqec.contracts.base import first_fault
-from autoqec.errors import InputError
+from autoqec.contracts.base import first_validation_error
+from autoqec.errors import UsageError
 from autoqec.llm.base import LanguageModel
 
 AGENTS: dict[str, tuple[type[LMAgentConfig], type[LMAgent[Any]]]] = {
@@ -36,15 +36,15 @@ AGENTS: dict[str, tuple[type[LMAgentConfig], type[LMAgent[Any]]]] = {
 
 
 def parse_agent_config(data: Mapping[str, Any], *, where: str = "agent") -> LMAgentConfig:
-    """The config of the agent named by `type`. InputError lists the known types, or names the wrong field."""
+    """The config of the agent named by `type`. UsageError lists the known types, or names the wrong field."""
     kind = data.get("type")
     if kind not in AGENTS:
-        said = f"unknown agent type {kind!r}" if kind else "the agent has no `type`"
-        raise InputError(said, where=where, mend=f"one of {', '.join(AGENTS)}")
+        problem = f"unknown agent type {kind!r}" if kind else "the agent has no `type`"
+        raise UsageError(problem, where=where, hint=f"one of {', '.join(AGENTS)}")
     try:
         return AGENTS[kind][0].model_validate(dict(data))
     except ValidationError as error:
-        raise InputError(first_fault(error), where=where) from error
+        raise UsageError(first_validation_error(error), where=where) from error
 
 
 def build_agent(
@@ -52,13 +52,13 @@ def build_agent(
     lm: LanguageModel,
     *,
     memory: Memory | None = None,
-    run_code: Run | None = None,
+    run_code: CodeRunner | None = None,
     logger: logging.Logger | None = None,
 ) -> LMAgent[Any]:
     """The agent of a config. memory: one to go on with; run_code: what may execute a model's code. Both go to the
     agents that have a use for them."""
     if config.type not in AGENTS:
-        raise InputError(f"unknown agent type {config.type!r}", where="agent", mend=f"one of {', '.join(AGENTS)}")
+        raise UsageError(f"unknown agent type {config.type!r}", where="agent", hint=f"one of {', '.join(AGENTS)}")
     kind = AGENTS[config.type][1]
     if issubclass(kind, DynamicCheatsheetAgent):
         return kind(config, lm, memory=memory, run_code=run_code, logger=logger)  # type: ignore[arg-type]

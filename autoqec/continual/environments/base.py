@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from pydantic import ValidationError
 
-from autoqec.contracts.base import Contract, first_fault
+from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import ContractError
 
 
@@ -42,7 +42,7 @@ def check_feedback(feedback: Mapping[str, Any], *, where: str) -> Feedback:
     try:
         return Feedback.model_validate(dict(feedback), strict=True)
     except ValidationError as error:
-        raise ContractError(first_fault(error), where=where) from error
+        raise ContractError(first_validation_error(error), where=where) from error
 
 
 Step = tuple[str | None, dict[str, Any], bool, dict[str, Any]]
@@ -91,12 +91,12 @@ class EnvDataset(ABC, Generic[D]):
 
     @abstractmethod
     def load_dataset(self) -> list[Environment]:
-        """Build the environments from their source. InputError where there is none to build."""
+        """Build the environments from their source. UsageError where there is none to build."""
 
     def get_dataset(self) -> list[Environment]:
         """The environments, the same objects every time."""
         return self.dataset
 
 
-def finished(env: Environment) -> ContractError:
+def episode_done_error(env: Environment) -> ContractError:
     return ContractError("the episode is done; `reset` starts another", where=env.env_id or type(env).__name__)

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from autoqec.continual.environments.rendering import Mode, new_figure
+from autoqec.continual.environments.rendering import RenderMode, new_figure
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import FAMILIES
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Dimension
 
 if TYPE_CHECKING:
     import torch
 
-GRID = 4  # values of a numeric dimension, evenly spaced on a log scale
+GRID_POINTS = 4  # values of a numeric dimension, evenly spaced on a log scale
 
 
 @dataclass(frozen=True)
-class Facts:
+class EnvFeatures:
     """What a design is for, so that one policy can serve many envs."""
 
     name: str
@@ -36,7 +36,7 @@ class Facts:
     max_flops: int
 
     @classmethod
-    def of(cls, env: EnvSpec) -> Facts:
+    def of(cls, env: EnvSpec) -> EnvFeatures:
         code = env.code
         return cls(
             name=env.name,
@@ -68,7 +68,7 @@ def _n_detectors(env: EnvSpec) -> int:
 
 
 @dataclass(frozen=True)
-class Clause:
+class Assignment:
     """One DSL key with a value; the empty key ends the design."""
 
     key: str
@@ -78,14 +78,14 @@ class Clause:
         return f"{self.key} = {self.value}" if self.key else "stop"
 
 
-STOP = Clause("", None)
+STOP = Assignment("", None)
 
 
 @dataclass
 class PredecoderDraft:
     """A design under way. Keys that are not chosen keep the DSL's default."""
 
-    facts: Facts
+    features: EnvFeatures
     choices: dict[str, Any] = field(default_factory=dict)
     stopped: bool = False
     last_task_info: dict[str, Any] | None = None
@@ -95,7 +95,7 @@ class PredecoderDraft:
         if "type" not in self.choices:
             raise ContractError("the draft has no `type` yet", where="draft")
         family = self.choices["type"]
-        return space.build({key: value for key, value in self.choices.items() if fits(key, family)})
+        return space.build({key: value for key, value in self.choices.items() if applies_to_family(key, family)})
 
     def clone(self) -> PredecoderDraft:
         return copy.deepcopy(self)
@@ -109,21 +109,21 @@ class PredecoderDraft:
             return sha256_json(self.choices)
 
 
-class ClauseLibrary:
+class ActionSpace:
     """Every clause there is, in a fixed order; `stop` is the last. An action is an index into it."""
 
-    def __init__(self, clauses: Iterable[Clause]) -> None:
-        self.clauses: tuple[Clause, ...] = (*clauses, STOP)
-        if len(set(map(repr, self.clauses))) != len(self.clauses):
-            raise InputError("a clause stands twice", where="clause library")
+    def __init__(self, assignments: Iterable[Assignment]) -> None:
+        self.assignments: tuple[Assignment, ...] = (*assignments, STOP)
+        if len(set(map(repr, self.assignments))) != len(self.assignments):
+            raise UsageError("a clause stands twice", where="clause library")
 
     @classmethod
-    def standard(cls, grid: int = GRID) -> ClauseLibrary:
+    def standard(cls, grid: int = GRID_POINTS) -> ActionSpace:
         """The whole search space, numeric dimensions on a grid."""
-        return cls(Clause(one.key, value) for one in space.SPACE for value in values(one, grid))
+        return cls(Assignment(one.key, value) for one in space.SEARCH_SPACE for value in grid_values(one, grid))
 
     @classmethod
-    def of_configs(cls, configs: Sequence[Config]) -> ClauseLibrary:
+    def of_configs(cls, configs: Sequence[Config]) -> ActionSpace:
         """The values that occur in a table of configs, of the keys that vary in it; `type` always. See `constants`."""
         seen: dict[str, list[Any]] = {}
         for config in configs:
@@ -131,7 +131,7 @@ class ClauseLibrary:
                 if value not in seen.setdefault(key, []):
                     seen[key].append(value)
         return cls(
-            Clause(key, value)
+            Assignment(key, value)
             for key, found in sorted(seen.items(), key=lambda item: (item[0] != "type", item[0]))
             for value in sorted(found, key=repr)
             if key == "type" or len(found) > 1
@@ -143,22 +143,24 @@ class ClauseLibrary:
         if draft.stopped:
             return [False] * len(self)
         if "type" not in chosen:
-            return [clause.key == "type" for clause in self.clauses]
-        return [c is STOP or (c.key not in chosen and fits(c.key, chosen["type"])) for c in self.clauses]
+            return [assignment.key == "type" for assignment in self.assignments]
+        return [
+            c is STOP or (c.key not in chosen and applies_to_family(c.key, chosen["type"])) for c in self.assignments
+        ]
 
     def __len__(self) -> int:
-        return len(self.clauses)
+        return len(self.assignments)
 
 
-def fits(key: str, family: str) -> bool:
+def applies_to_family(key: str, family: str) -> bool:
     """Whether a dotted DSL key has a meaning under `family`."""
-    dimension = space.BY_KEY.get(key)
+    dimension = space.DIMENSION_BY_KEY.get(key)
     if dimension is not None:
         return not dimension.families or family in dimension.families
     return key.partition(".")[0] not in FAMILIES or key.startswith(f"{family}.")
 
 
-def constants(configs: Sequence[Config]) -> dict[str, Any]:
+def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
     """Keys that have one value throughout: what a template must hold, so that its drafts can be found in the table."""
     seen: dict[str, list[Any]] = {}
     for config in configs:
@@ -168,47 +170,47 @@ def constants(configs: Sequence[Config]) -> dict[str, Any]:
     return {key: found[0] for key, found in sorted(seen.items()) if len(found) == 1 and key != "type"}
 
 
-def values(dimension: Dimension, grid: int) -> tuple[Any, ...]:
+def grid_values(dimension: Dimension, grid: int) -> tuple[Any, ...]:
     """A dimension's values, of a numeric one `grid` on a log scale, both ends included."""
     if dimension.choices:
         return tuple(dimension.choices)
     low, high = math.log(dimension.low), math.log(dimension.high)
-    found = [dimension.tidy(math.exp(low + (high - low) * i / max(grid - 1, 1))) for i in range(grid)]
+    found = [dimension.rounded(math.exp(low + (high - low) * i / max(grid - 1, 1))) for i in range(grid)]
     return tuple(dict.fromkeys(found))
 
 
-class ClauseStepper:
+class DesignStepper:
     """Applies actions to drafts."""
 
-    def __init__(self, library: ClauseLibrary) -> None:
-        self.library = library
+    def __init__(self, action_space: ActionSpace) -> None:
+        self.action_space = action_space
 
     def step(self, draft: PredecoderDraft, action: int) -> None:
-        """InputError where the clause can't come next; the draft is then as it was."""
-        if not 0 <= action < len(self.library) or not self.library.valid(draft)[action]:
-            name = self.library.clauses[action] if 0 <= action < len(self.library) else action
-            raise InputError(f"`{name}` can't come next", where="draft")
-        clause = self.library.clauses[action]
-        if clause is STOP:
+        """UsageError where the clause can't come next; the draft is then as it was."""
+        if not 0 <= action < len(self.action_space) or not self.action_space.valid(draft)[action]:
+            name = self.action_space.assignments[action] if 0 <= action < len(self.action_space) else action
+            raise UsageError(f"`{name}` can't come next", where="draft")
+        assignment = self.action_space.assignments[action]
+        if assignment is STOP:
             draft.stopped = True
         else:
-            draft.choices[clause.key] = clause.value
+            draft.choices[assignment.key] = assignment.value
 
     def exhausted(self, draft: PredecoderDraft) -> bool:
         """Nothing is left to decide but to stop."""
-        return not any(self.library.valid(draft)[:-1])
+        return not any(self.action_space.valid(draft)[:-1])
 
 
 class ExplicitObserver:
     """The chosen clauses as a multi-hot vector, the env's facts, and how many clauses there are."""
 
-    def __init__(self, library: ClauseLibrary) -> None:
-        self.library = library
+    def __init__(self, action_space: ActionSpace) -> None:
+        self.action_space = action_space
 
     def observe(self, draft: PredecoderDraft) -> dict[str, list[float]]:
         chosen = draft.choices
-        held = [float(c.key in chosen and chosen[c.key] == c.value) for c in self.library.clauses[:-1]]
-        return {"clauses": [*held, float(draft.stopped)], "facts": draft.facts.vector(), "count": [len(chosen) / 10]}
+        mask = [float(c.key in chosen and chosen[c.key] == c.value) for c in self.action_space.assignments[:-1]]
+        return {"clauses": [*mask, float(draft.stopped)], "facts": draft.features.vector(), "count": [len(chosen) / 10]}
 
 
 class FlatTensorizer:
@@ -222,12 +224,12 @@ class FlatTensorizer:
 
 
 class DesignEnv:
-    """One design from a template; `reset` clones it. Done at `stop`, `max_clauses`, or when all is decided."""
+    """One design from a template; `reset` clones it. Done at `stop`, `max_assignments`, or when all is decided."""
 
-    def __init__(self, template: PredecoderDraft, max_clauses: int = 8) -> None:
-        if max_clauses < 1:
-            raise InputError(f"{max_clauses} clauses design nothing", where="max_clauses")
-        self.template, self.max_clauses = template, max_clauses
+    def __init__(self, template: PredecoderDraft, max_assignments: int = 8) -> None:
+        if max_assignments < 1:
+            raise UsageError(f"{max_assignments} clauses design nothing", where="max_clauses")
+        self.template, self.max_assignments = template, max_assignments
         self.state = copy.deepcopy(template)
         self._actions: list[int] = []
         self._raw_actions: list[Any] = []
@@ -241,10 +243,10 @@ class DesignEnv:
         self._actions, self._raw_actions = [], []
         return self.state
 
-    def step(self, action: int, stepper: ClauseStepper, raw_action: Any = None) -> tuple[PredecoderDraft, bool]:
-        """(state, done). InputError once done, or where the clause can't come next."""
+    def step(self, action: int, stepper: DesignStepper, raw_action: Any = None) -> tuple[PredecoderDraft, bool]:
+        """(state, done). UsageError once done, or where the clause can't come next."""
         if self.done:
-            raise InputError("the design is finished", where=self.state.facts.name, mend="reset it")
+            raise UsageError("the design is finished", where=self.state.features.name, hint="reset it")
         stepper.step(self.state, action)
         self._actions.append(action)
         self._raw_actions.append(raw_action)
@@ -254,7 +256,7 @@ class DesignEnv:
 
     @property
     def done(self) -> bool:
-        return self.state.stopped or len(self._actions) >= self.max_clauses
+        return self.state.stopped or len(self._actions) >= self.max_assignments
 
     @property
     def actions(self) -> tuple[int, ...]:
@@ -272,14 +274,14 @@ class DesignEnv:
     def clone(self) -> DesignEnv:
         return copy.deepcopy(self)
 
-    def render(self, mode: Mode) -> Any:
+    def render(self, mode: RenderMode) -> Any:
         """The design's clauses and its training curve, as a figure."""
         info = self.state.last_task_info or {}
         figure = new_figure((8, 4))
         left, right = figure.subplots(1, 2)
         lines = [f"{key} = {value}" for key, value in sorted(self.state.choices.items())] or ["(nothing yet)"]
         left.text(0.0, 1.0, "\n".join(lines), va="top", family="monospace", fontsize=8, transform=left.transAxes)
-        left.set(title=f"{self.state.facts.name} {self.signature[:10]}")
+        left.set(title=f"{self.state.features.name} {self.signature[:10]}")
         left.axis("off")
         curve = info.get("curve") or []
         right.plot(range(1, len(curve) + 1), curve)

@@ -13,19 +13,25 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment, Step, finished
-from autoqec.continual.environments.design import ClauseLibrary, Facts, PredecoderDraft, constants, fits
+from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, Environment, Step, episode_done_error
+from autoqec.continual.environments.design import (
+    ActionSpace,
+    EnvFeatures,
+    PredecoderDraft,
+    applies_to_family,
+    constant_keys,
+)
 from autoqec.continual.environments.hall_of_fame import HallOfFame
 from autoqec.continual.environments.rounds import RoundRoutine
-from autoqec.continual.environments.routines import Evaluated, ScreenRoutine, TabularRoutine, score_of_loss
+from autoqec.continual.environments.routines import RoutineResult, ScreenRoutine, TabularRoutine, score_of_loss
 from autoqec.contracts.base import Contract
 from autoqec.contracts.profiles import ProfileName
-from autoqec.errors import AutoqecError, InputError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.ideators.space import Config
 from autoqec.store import files
 
-Routine = Callable[[PredecoderDraft], Evaluated]
-Rounds = Callable[[str, ProfileName, Config], Mapping[str, Any]]
+Routine = Callable[[PredecoderDraft], RoutineResult]
+RoundRunner = Callable[[str, ProfileName, Config], Mapping[str, Any]]
 _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
@@ -41,37 +47,37 @@ class DesignTextEnv(Environment):
     def __init__(
         self,
         template: PredecoderDraft,
-        library: ClauseLibrary,
+        action_space: ActionSpace,
         routine: Routine,
         *,
         n_proposals: int = 3,
         best: float | None = None,
         env_id: str | None = None,
     ) -> None:
-        self.template, self.library, self.routine = template, library, routine
+        self.template, self.action_space, self.routine = template, action_space, routine
         self.n_proposals, self.best = n_proposals, best
-        self.env_id = env_id or f"design_{template.facts.name}"
-        self._told: list[str] | None = None
+        self.env_id = env_id or f"design_{template.features.name}"
+        self._proposal_log: list[str] | None = None
 
     def reset(self) -> str:
-        self._told = []
+        self._proposal_log = []
         return self._observation()
 
     def step(self, action: str) -> Step:
-        if self._told is None or len(self._told) >= self.n_proposals:
-            raise finished(self)
-        feedback, info = self._judge(action)
-        self._told.append(f"{len(self._told) + 1}. {feedback['message']}")
-        done = len(self._told) == self.n_proposals
+        if self._proposal_log is None or len(self._proposal_log) >= self.n_proposals:
+            raise episode_done_error(self)
+        feedback, info = self._evaluate_action(action)
+        self._proposal_log.append(f"{len(self._proposal_log) + 1}. {feedback['message']}")
+        done = len(self._proposal_log) == self.n_proposals
         return None if done else self._observation(), feedback, done, info
 
     def evaluate(self, action: str) -> dict[str, Any]:
-        return self._judge(action)[0]
+        return self._evaluate_action(action)[0]
 
-    def _judge(self, action: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _evaluate_action(self, action: str) -> tuple[dict[str, Any], dict[str, Any]]:
         target = "" if self.best is None else f"{score_of_loss(self.best):.4f}"
         try:
-            draft = proposal(action, self.library, self.template)
+            draft = parse_proposal(action, self.action_space, self.template)
             loss, info = self.routine(draft)
         except AutoqecError as error:
             return {"correct": False, "target": target, "message": f"refused: {error}", "score": 0.0}, {}
@@ -80,7 +86,7 @@ class DesignTextEnv(Environment):
             return {"correct": False, "target": target, "message": said, "score": 0.0}, {"signature": draft.signature}
         figures = {name: info[name] for name in ("relative", "relative_low", "n_params") if info.get(name) is not None}
         own = {key: value for key, value in draft.choices.items() if key not in self.template.choices}
-        message = f"{written(own)}: relative gain {info['relative']:+.4f}, surely {info['relative_low']:+.4f}"
+        message = f"{format_choices(own)}: relative gain {info['relative']:+.4f}, surely {info['relative_low']:+.4f}"
         feedback = {
             "correct": info["relative_low"] > 0,
             "target": target,
@@ -91,65 +97,70 @@ class DesignTextEnv(Environment):
         return feedback, {"signature": draft.signature, "fidelity": info.get("fidelity")}
 
     def _observation(self) -> str:
-        return observation(self.template.facts, self.library, self._told or [], self.n_proposals)
+        return format_observation(self.template.features, self.action_space, self._proposal_log or [], self.n_proposals)
 
 
-def proposal(action: str, library: ClauseLibrary, template: PredecoderDraft) -> PredecoderDraft:
-    """The draft that an agent's words propose. InputError where there is none in them, or it is not on offer."""
+def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderDraft) -> PredecoderDraft:
+    """The draft that an agent's words propose. UsageError where there is none in them, or it is not on offer."""
     match = _OBJECT.search(action)
     try:
         said = json.loads(match[0]) if match else None
     except ValueError as error:
-        raise InputError(f"the proposal is no JSON: {error}", where="proposal") from error
+        raise UsageError(f"the proposal is no JSON: {error}", where="proposal") from error
     if not isinstance(said, dict):
-        raise InputError("there is no JSON object in the answer", where="proposal")
+        raise UsageError("there is no JSON object in the answer", where="proposal")
     if "type" not in said:
-        raise InputError("the proposal has no `type`", where="proposal")
-    allowed = {(clause.key, json.dumps(clause.value)) for clause in library.clauses if clause.key}
+        raise UsageError("the proposal has no `type`", where="proposal")
+    allowed = {
+        (assignment.key, json.dumps(assignment.value)) for assignment in action_space.assignments if assignment.key
+    }
     for key, value in said.items():
         if (key, json.dumps(value)) not in allowed:
-            values = [clause.value for clause in library.clauses if clause.key == key]
-            known = f"one of {values}" if values else f"keys: {', '.join(keys(library))}"
-            raise InputError(f"`{key}` = {value!r} is not offered", where="proposal", mend=known)
-        if not fits(key, str(said["type"])):
-            raise InputError(f"`{key}` means nothing under type {said['type']!r}", where="proposal")
-    return PredecoderDraft(template.facts, {**template.choices, **said})
+            values = [assignment.value for assignment in action_space.assignments if assignment.key == key]
+            known = f"one of {values}" if values else f"keys: {', '.join(settable_keys(action_space))}"
+            raise UsageError(f"`{key}` = {value!r} is not offered", where="proposal", hint=known)
+        if not applies_to_family(key, str(said["type"])):
+            raise UsageError(f"`{key}` means nothing under type {said['type']!r}", where="proposal")
+    return PredecoderDraft(template.features, {**template.choices, **said})
 
 
-def observation(facts: Facts, library: ClauseLibrary, told: Sequence[str], n_proposals: int) -> str:
+def format_observation(
+    features: EnvFeatures, action_space: ActionSpace, previous: Sequence[str], n_proposals: int
+) -> str:
     """What an agent reads before a proposal. told: one line a proposal that was made."""
     offered = [
-        f"- {key}: {', '.join(json.dumps(clause.value) for clause in library.clauses if clause.key == key)}"
-        for key in keys(library)
+        f"- {key}: "
+        f"{', '.join(json.dumps(assignment.value) for assignment in action_space.assignments if assignment.key == key)}"
+        for key in settable_keys(action_space)
     ]
     return "\n".join(
         [
-            f"{task(facts)} Keys and values:",
+            f"{task(features)} Keys and values:",
             *offered,
             "Reply with one JSON object of keys and values; `type` is needed. A higher relative gain over plain "
             "matching is better.",
-            *(["Proposals so far:", *told] if told else []),
-            f"Proposal {len(told) + 1} of {n_proposals}:",
+            *(["Proposals so far:", *previous] if previous else []),
+            f"Proposal {len(previous) + 1} of {n_proposals}:",
         ]
     )
 
 
-def task(facts: Facts) -> str:
+def task(features: EnvFeatures) -> str:
     """The task in one sentence: what memories find their like by."""
     return (
-        f"Design a neural predecoder for {facts.name} (distance {facts.distance}, {facts.rounds} rounds, "
-        f"p = {facts.p:g}, {facts.n_detectors} detectors)."
+        f"Design a neural predecoder for {features.name} (distance {features.distance}, {features.rounds} rounds, "
+        f"p = {features.p:g}, {features.n_detectors} detectors)."
     )
 
 
-def written(choices: Mapping[str, Any]) -> str:
+def format_choices(choices: Mapping[str, Any]) -> str:
     """Choices as an agent writes them."""
     return json.dumps(dict(choices), sort_keys=True)
 
 
-def keys(library: ClauseLibrary) -> list[str]:
+def settable_keys(action_space: ActionSpace) -> list[str]:
     """What can be set, in the library's order."""
-    return list(dict.fromkeys(clause.key for clause in library.clauses if clause.key))
+    return list(dict.fromkeys(assignment.key for assignment in action_space.assignments if assignment.key))
 
 
 class DesignTask(Contract):
@@ -198,12 +209,16 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
     """One environment a task. rounds: (env text, profile, config) -> the row of the round that was run."""
 
     def __init__(
-        self, config: DesignDatasetConfig, *, logger: logging.Logger | None = None, rounds: Rounds | None = None
+        self,
+        config: DesignDatasetConfig,
+        *,
+        logger: logging.Logger | None = None,
+        round_runner: RoundRunner | None = None,
     ) -> None:
-        if config.routine == "round" and rounds is None:
+        if config.routine == "round" and round_runner is None:
             what = "the routine `round` needs a repository to run in"
-            raise InputError(what, where="dataset.routine", mend="autoqec init lab && cd lab, and evaluate there")
-        self._rounds = rounds
+            raise UsageError(what, where="dataset.routine", hint="autoqec init lab && cd lab, and evaluate there")
+        self._round_runner = round_runner
         super().__init__(config, logger=logger)
 
     def load_dataset(self) -> list[Environment]:
@@ -211,14 +226,14 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
 
     def _env(self, task: DesignTask) -> DesignTextEnv:
         env, text = files.load_env(task.env)
-        facts, n = Facts.of(env), self.config.n_proposals
+        features, n = EnvFeatures.of(env), self.config.n_proposals
         if self.config.routine == "tabular":
             table = TabularRoutine.read(str(task.table), env)
-            template = PredecoderDraft(facts, constants(table.configs))
-            library = ClauseLibrary.of_configs(table.configs)
-            return DesignTextEnv(template, library, table, n_proposals=n, best=table.best(), env_id=task.id)
+            template = PredecoderDraft(features, constant_keys(table.configs))
+            action_space = ActionSpace.of_configs(table.configs)
+            return DesignTextEnv(template, action_space, table, n_proposals=n, best=table.best(), env_id=task.id)
         routine: Routine = ScreenRoutine(text, **self.config.screen.dump())
-        if self._rounds is not None and self.config.routine == "round":
-            run_round = partial(self._rounds, text, self.config.profile)
+        if self._round_runner is not None and self.config.routine == "round":
+            run_round = partial(self._round_runner, text, self.config.profile)
             routine = RoundRoutine(env, routine, run_round, HallOfFame(self.config.promote))
-        return DesignTextEnv(PredecoderDraft(facts), ClauseLibrary.standard(), routine, n_proposals=n, env_id=task.id)
+        return DesignTextEnv(PredecoderDraft(features), ActionSpace.standard(), routine, n_proposals=n, env_id=task.id)

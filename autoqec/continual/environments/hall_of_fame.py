@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 
-class Fameable(Protocol):
+class Rankable(Protocol):
     """An environment that can be remembered."""
 
     @property
@@ -20,7 +20,7 @@ class Fameable(Protocol):
         """A copy that later steps of the original leave alone."""
 
 
-E = TypeVar("E", bound=Fameable)
+E = TypeVar("E", bound=Rankable)
 
 
 class HallOfFame:
@@ -33,16 +33,16 @@ class HallOfFame:
         self._ranked: list[tuple[float, int, str, Any]] = []  # sorted by (loss, arrival)
         self._arrivals = 0
 
-    def add(self, env: Fameable, loss: float) -> bool:
+    def add(self, env: Rankable, loss: float) -> bool:
         """Keep a clone if it is among the best; False where it is not, is worse than its twin, or is not finite."""
         if not math.isfinite(loss):
             return False
         signature = env.signature
-        twin = next((place for place, entry in enumerate(self._ranked) if entry[2] == signature), None)
-        if twin is not None:
-            if loss >= self._ranked[twin][0]:
+        duplicate = next((place for place, entry in enumerate(self._ranked) if entry[2] == signature), None)
+        if duplicate is not None:
+            if loss >= self._ranked[duplicate][0]:
                 return False
-            del self._ranked[twin]
+            del self._ranked[duplicate]
         elif len(self._ranked) == self.capacity:
             if loss >= self._ranked[-1][0]:
                 return False
@@ -51,7 +51,7 @@ class HallOfFame:
         bisect.insort(self._ranked, (float(loss), self._arrivals, signature, env.clone()))
         return True
 
-    def add_all(self, envs: Iterable[Fameable], losses: Iterable[float]) -> None:
+    def add_all(self, envs: Iterable[Rankable], losses: Iterable[float]) -> None:
         for env, loss in zip(envs, losses, strict=True):
             self.add(env, loss)
 

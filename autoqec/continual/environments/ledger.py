@@ -16,25 +16,25 @@ from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, En
 from autoqec.continual.environments.mcq import MCQEnv
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import RoundMetrics
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.store import jsonl
 
 Topic = Literal["verdict", "gain", "best", "cause"]
 VERDICTS = ("VERIFIED", "SUSPICIOUS", "FAILED")
-CAUSES = ("compile_error", "train_error", "killed_by_safety")
+FAILURE_STATUSES = ("compile_error", "train_error", "killed_by_safety")
 # Upper bounds of the relative reduction of the LER on the val shots.
-BINS = (
+GAIN_BINS = (
     (-0.01, "worse by more than 1%"),
     (0.01, "within 1%"),
     (0.05, "better by 1% to 5%"),
     (0.15, "better by 5% to 15%"),
 )
-BEYOND = "better by more than 15%"
-REASON = 300  # characters of a status reason that are shown: it is another program's text
+TOP_GAIN_BIN = "better by more than 15%"
+MAX_REASON_CHARS = 300  # characters of a status reason that are shown: it is another program's text
 
 
 @dataclass(frozen=True)
-class Round:
+class RecordedRound:
     """One row and the run it stands in."""
 
     run: str
@@ -45,7 +45,7 @@ class Round:
         return f"{self.run}/round_{self.row.round}"
 
 
-class LedgerDatasetConfig(EnvDatasetConfig):
+class RunHistoryQADatasetConfig(EnvDatasetConfig):
     """runs: run directories (with a history.jsonl in them)."""
 
     kind: Literal["ledger"] = "ledger"
@@ -58,29 +58,29 @@ class LedgerDatasetConfig(EnvDatasetConfig):
         return self.model_copy(update={"runs": tuple(str((base / run).resolve()) for run in self.runs)})
 
 
-class LedgerDataset(EnvDataset[LedgerDatasetConfig]):
+class RunHistoryQADataset(EnvDataset[RunHistoryQADatasetConfig]):
     """Questions in the order of runs and rounds. A row that can't be read is recorded in `errors`."""
 
-    def __init__(self, config: LedgerDatasetConfig, *, logger: logging.Logger | None = None) -> None:
+    def __init__(self, config: RunHistoryQADatasetConfig, *, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger=logger)
 
     def load_dataset(self) -> list[Environment]:
-        rounds = [one for run in self.config.runs for one in self._rounds(Path(run))]
-        makers = {"verdict": verdicts, "gain": gains, "cause": causes}
-        found: list[Environment] = []
+        rounds = [recorded for run in self.config.runs for recorded in self._rounds(Path(run))]
+        makers = {"verdict": verdict_questions, "gain": gain_questions, "cause": cause_questions}
+        questions: list[Environment] = []
         for topic in self.config.topics:
             if topic == "best":
-                found += best_of_four(rounds, self.config.of_four, self.config.seed)
+                questions += best_of_four_questions(rounds, self.config.of_four, self.config.seed)
             else:
-                found += makers[topic](rounds)
-        if not found:
-            raise InputError("these runs answer no question", where="dataset.runs", mend="give other runs")
-        return found
+                questions += makers[topic](rounds)
+        if not questions:
+            raise UsageError("these runs answer no question", where="dataset.runs", hint="give other runs")
+        return questions
 
-    def _rounds(self, run: Path) -> Iterator[Round]:
+    def _rounds(self, run: Path) -> Iterator[RecordedRound]:
         history = run / "history.jsonl"
         if not history.is_file():
-            raise InputError("there is no history.jsonl", where=str(run), mend="`autoqec show` lists the runs")
+            raise UsageError("there is no history.jsonl", where=str(run), hint="`autoqec show` lists the runs")
         for number, line in enumerate(jsonl.read(history), start=1):
             try:
                 row = HistoryRow.read(line, where=f"{history}:{number}")
@@ -88,16 +88,16 @@ class LedgerDataset(EnvDataset[LedgerDatasetConfig]):
                 self.errors.append(str(error))
                 continue
             if row.refers_to_attempt is None and row.dsl_config is not None:
-                yield Round(run.name, row)
+                yield RecordedRound(run.name, row)
 
 
-def verdicts(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
+def verdict_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
     """Will the judge accept it? From what the Runner measured."""
-    for one in rounds:
-        row = one.row
+    for recorded in rounds:
+        row = recorded.row
         if row.verify_verdict in VERDICTS and row.val_shots:
             question = verdict_question(row.dsl_config or {}, row)
-            yield _mcq(one, "verdict", question, VERDICTS, str(row.verify_verdict))
+            yield _mcq(recorded, "verdict", question, VERDICTS, str(row.verify_verdict))
 
 
 def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
@@ -107,57 +107,59 @@ def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
     return f"{_design(config)}\n{counts}\nWhat did the judge say, on shots of its own?"
 
 
-def gains(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
+def gain_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
     """Sign and size of the gain, from the design alone."""
-    for one in rounds:
-        relative = _relative(one.row)
+    for recorded in rounds:
+        relative = _relative_gain(recorded.row)
         if relative is not None:
-            question = f"{_design(one.row.dsl_config)}\nHow did its logical error rate compare with plain matching?"
-            yield _mcq(one, "gain", question, [*(name for _, name in BINS), BEYOND], binned(relative))
+            question = (
+                f"{_design(recorded.row.dsl_config)}\nHow did its logical error rate compare with plain matching?"
+            )
+            yield _mcq(recorded, "gain", question, [*(name for _, name in GAIN_BINS), TOP_GAIN_BIN], gain_bin(relative))
 
 
-def binned(relative: float) -> str:
+def gain_bin(relative: float) -> str:
     """The bin of a relative reduction; a bound belongs to the bin below it."""
-    return next((name for bound, name in BINS if relative <= bound), BEYOND)
+    return next((name for bound, name in GAIN_BINS if relative <= bound), TOP_GAIN_BIN)
 
 
-def causes(rounds: Sequence[Round]) -> Iterator[MCQEnv]:
+def cause_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
     """Why a round failed, from its reason."""
-    for one in rounds:
-        if one.row.status in CAUSES:
-            reason = " ".join((one.row.status_reason or "").split())[:REASON]
+    for recorded in rounds:
+        if recorded.row.status in FAILURE_STATUSES:
+            reason = " ".join((recorded.row.status_reason or "").split())[:MAX_REASON_CHARS]
             said = f"The round failed and left this message:\n<data>{reason}</data>"
-            question = f"{_design(one.row.dsl_config)}\n{said}\nWhat was it?"
-            yield _mcq(one, "cause", question, CAUSES, one.row.status)
+            question = f"{_design(recorded.row.dsl_config)}\n{said}\nWhat was it?"
+            yield _mcq(recorded, "cause", question, FAILURE_STATUSES, recorded.row.status)
 
 
-def best_of_four(rounds: Sequence[Round], count: int, seed: int) -> Iterator[MCQEnv]:
+def best_of_four_questions(rounds: Sequence[RecordedRound], count: int, seed: int) -> Iterator[MCQEnv]:
     """Which of four designs of one run has the lowest error rate? Sets with a tie for the best are left out."""
     rng = random.Random(seed)
-    by_run: dict[str, list[Round]] = {}
-    for one in rounds:
-        if one.row.ler_predecoder is not None:
-            by_run.setdefault(one.run, []).append(one)
+    by_run: dict[str, list[RecordedRound]] = {}
+    for recorded in rounds:
+        if recorded.row.ler_predecoder is not None:
+            by_run.setdefault(recorded.run, []).append(recorded)
     pools = [pool for pool in by_run.values() if len(pool) >= 4]
     for number in range(count if pools else 0):
         four = rng.sample(rng.choice(pools), 4)
-        rates = [float(one.row.ler_predecoder or 0.0) for one in four]
+        rates = [float(recorded.row.ler_predecoder or 0.0) for recorded in four]
         if rates.count(min(rates)) == 1:
             question = "Which of these designs had the lowest logical error rate?"
-            options = [json.dumps(one.row.dsl_config, sort_keys=True) for one in four]
+            options = [json.dumps(recorded.row.dsl_config, sort_keys=True) for recorded in four]
             name, answer = f"{four[0].run}/best_{number + 1}", rates.index(min(rates))
             yield MCQEnv(question, answer, {"topic": "best"}, choices=options, env_id=name)
 
 
-def _mcq(one: Round, topic: Topic, question: str, choices: Sequence[str], answer: str) -> MCQEnv:
-    metadata = {"topic": topic, "round": one.id}
-    return MCQEnv(question, answer, metadata, choices=list(choices), env_id=f"{one.id}/{topic}")
+def _mcq(recorded: RecordedRound, topic: Topic, question: str, choices: Sequence[str], answer: str) -> MCQEnv:
+    metadata = {"topic": topic, "round": recorded.id}
+    return MCQEnv(question, answer, metadata, choices=list(choices), env_id=f"{recorded.id}/{topic}")
 
 
 def _design(config: dict[str, Any] | None) -> str:
     return f"A predecoder was trained with this config: {json.dumps(config, sort_keys=True)}"
 
 
-def _relative(row: HistoryRow) -> float | None:
+def _relative_gain(row: HistoryRow) -> float | None:
     plain, candidate = row.val_errors_plain, row.val_errors_predecoder
     return None if not plain or candidate is None else (plain - candidate) / plain

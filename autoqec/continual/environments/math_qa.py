@@ -39,22 +39,26 @@ class MathQAEnv(QAEnv):
     def evaluate(self, action: str) -> dict[str, Any]:
         target, given = self.normalize_target(self.answer), self.normalize_action(action)
         correct = given == target
-        goal = number(target)
-        if goal is not None:
-            value = number(given)
-            if value is None and boxed(action) is None:
+        target_value = parse_number(target)
+        if target_value is not None:
+            value = parse_number(given)
+            if value is None and extract_boxed(action) is None:
                 value = _last_number(action)
-            correct = value is not None and _close(value, goal, self.tolerance)
-        return {"correct": correct, "target": target, "message": "numeric-match" if goal is not None else "text-match"}
+            correct = value is not None and _close(value, target_value, self.tolerance)
+        return {
+            "correct": correct,
+            "target": target,
+            "message": "numeric-match" if target_value is not None else "text-match",
+        }
 
     def normalize_target(self, answer: Any) -> str:
-        return strip_latex(_inside(str(answer)))
+        return strip_latex(_unwrap_boxed(str(answer)))
 
     def normalize_action(self, action: str) -> str:
-        return strip_latex(_inside(action))
+        return strip_latex(_unwrap_boxed(action))
 
 
-def boxed(text: str) -> str | None:
+def extract_boxed(text: str) -> str | None:
     r"""What stands in the last `\boxed{…}`, braces counted; None where there is none, or it never closes."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -78,13 +82,13 @@ def strip_latex(text: str) -> str:
     return text.rstrip(".") if not text.endswith("..") else text
 
 
-def number(text: str) -> Fraction | None:
+def parse_number(text: str) -> Fraction | None:
     """The value of a stripped number or fraction; None for anything else."""
     if len(text) > _MAX_CHARS:
         return None
     if match := _FRACTION.match(text):
         sign, top, bottom = match.groups()
-        over, under = number(top), number(bottom)
+        over, under = parse_number(top), parse_number(bottom)
         if over is None or not under:
             return None
         return -over / under if sign == "-" else over / under
@@ -105,15 +109,15 @@ def _ratio(match: re.Match[str]) -> Fraction | None:
     return top / bottom if bottom else None
 
 
-def _inside(text: str) -> str:
-    found = boxed(text)
+def _unwrap_boxed(text: str) -> str:
+    found = extract_boxed(text)
     return text if found is None else found
 
 
-def _close(value: Fraction, goal: Fraction, tolerance: float) -> bool:
-    if value.denominator == goal.denominator == 1:
-        return value == goal  # a tolerance would make large integers equal to their neighbours
+def _close(value: Fraction, target_value: Fraction, tolerance: float) -> bool:
+    if value.denominator == target_value.denominator == 1:
+        return value == target_value  # a tolerance would make large integers equal to their neighbours
     try:
-        return math.isclose(value, goal, rel_tol=tolerance, abs_tol=tolerance)
+        return math.isclose(value, target_value, rel_tol=tolerance, abs_tol=tolerance)
     except OverflowError:
-        return value == goal
+        return value == target_value

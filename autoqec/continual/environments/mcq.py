@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from autoqec.continual.environments.qa import QAEnv
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 LETTERS = string.ascii_uppercase
-_ALONE = re.compile(r"^[(\[]?([A-Z])[)\].:]?$", re.IGNORECASE)
-_LED = re.compile(r"^[(\[]?([A-Z])[)\].:]+\s+\S", re.IGNORECASE | re.DOTALL)
-_SAID = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\**[(\[]?([A-Z])(?![A-Za-z])", re.IGNORECASE)
+_LETTER_ONLY = re.compile(r"^[(\[]?([A-Z])[)\].:]?$", re.IGNORECASE)
+_LETTER_PREFIX = re.compile(r"^[(\[]?([A-Z])[)\].:]+\s+\S", re.IGNORECASE | re.DOTALL)
+_ANSWER_IS = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\**[(\[]?([A-Z])(?![A-Za-z])", re.IGNORECASE)
 
 
 class MCQEnv(QAEnv):
@@ -35,7 +35,7 @@ class MCQEnv(QAEnv):
     ) -> None:
         found = choices if choices is not None else (metadata or {}).get("choices")
         if not isinstance(found, list | tuple) or not 2 <= len(found) <= len(LETTERS):
-            raise InputError(f"an mcq needs a list of 2 to {len(LETTERS)} choices", where="choices")
+            raise UsageError(f"an mcq needs a list of 2 to {len(LETTERS)} choices", where="choices")
         self.choices = [str(choice) for choice in found]
         super().__init__(question, answer, metadata, **kwargs)
         self.target_letter = self._target()
@@ -63,19 +63,19 @@ class MCQEnv(QAEnv):
         """The choice that a reply names; None where it names none."""
         text = text.strip()
         return (
-            self._known(_ALONE.match(text))
+            self._letter_in_range(_LETTER_ONLY.match(text))
             or self._letter_by_text(text)
-            or self._known(_LED.match(text))
-            or self._known(next(iter([*_SAID.finditer(text)][::-1]), None))
+            or self._letter_in_range(_LETTER_PREFIX.match(text))
+            or self._letter_in_range(next(iter([*_ANSWER_IS.finditer(text)][::-1]), None))
         )
 
-    def _known(self, match: re.Match[str] | None) -> str | None:
+    def _letter_in_range(self, match: re.Match[str] | None) -> str | None:
         letter = match[1].upper() if match else ""
         return letter if letter and LETTERS.index(letter) < len(self.choices) else None
 
     def _letter_by_text(self, text: str) -> str | None:
-        wanted = _plain(text)
-        found = [letter for letter, choice in zip(LETTERS, self.choices, strict=False) if _plain(choice) == wanted]
+        wanted = _normalized(text)
+        found = [letter for letter, choice in zip(LETTERS, self.choices, strict=False) if _normalized(choice) == wanted]
         return found[0] if found else None
 
     def _target(self) -> str:
@@ -84,13 +84,13 @@ class MCQEnv(QAEnv):
             found = LETTERS[answer] if 0 <= answer < len(self.choices) else None
         else:
             text = str(answer).strip()
-            found = self._known(_ALONE.match(text)) or self._letter_by_text(text)
+            found = self._letter_in_range(_LETTER_ONLY.match(text)) or self._letter_by_text(text)
             if found is None and text.isdecimal() and int(text) < len(self.choices):
                 found = LETTERS[int(text)]
         if found is None:
-            raise InputError(f"the target {answer!r} is none of the {len(self.choices)} choices", where="answer")
+            raise UsageError(f"the target {answer!r} is none of the {len(self.choices)} choices", where="answer")
         return found
 
 
-def _plain(text: str) -> str:
+def _normalized(text: str) -> str:
     return " ".join(text.split()).rstrip(".").casefold()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autoqec.continual.environments.hall_of_fame import HallOfFame
-from autoqec.continual.environments.rendering import Mode, render_batch, top_k
-from autoqec.errors import InputError
+from autoqec.continual.environments.rendering import RenderMode, render_batch, top_k
+from autoqec.errors import UsageError
 from autoqec.store.run_log import LOGGER
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ class AbstractMultiEnvironments(ABC):
         raise_errors: bool = False,
     ) -> None:
         if hall_of_fame_size < 0:
-            raise InputError(
-                f"hall_of_fame_size is {hall_of_fame_size}", where="hall_of_fame_size", mend="0 disables it"
+            raise UsageError(
+                f"hall_of_fame_size is {hall_of_fame_size}", where="hall_of_fame_size", hint="0 disables it"
             )
         self.envs = list(envs)
         self.logger = logger
@@ -107,10 +107,10 @@ class AbstractMultiEnvironments(ABC):
         return [env.state for env in self.envs]
 
     def step(self, actions: Sequence[Any], stepper: Any, raw_actions: Sequence[Any] | None = None) -> list[Any]:
-        """One action an environment; each environment's own output. InputError where the lengths differ."""
+        """One action an environment; each environment's own output. UsageError where the lengths differ."""
         for name, given in (("actions", actions), ("raw_actions", raw_actions)):
             if given is not None and len(given) != len(self.envs):
-                raise InputError(f"{len(given)} {name} for {len(self.envs)} environments", where=name)
+                raise UsageError(f"{len(given)} {name} for {len(self.envs)} environments", where=name)
         start = time.monotonic()
         if raw_actions is None:
             outputs = [env.step(action, stepper) for env, action in zip(self.envs, actions, strict=True)]
@@ -134,7 +134,7 @@ class AbstractMultiEnvironments(ABC):
         rewards: Sequence[float],
         n_best: int = 1,
         disregarded_percentage: float = 0.9,
-        mode: Mode | None = None,
+        mode: RenderMode | None = None,
     ) -> None:
         """Figures of the best: `n_best` one by one through `env.render`, the top floor(N·(1 − p)) together.
 
@@ -143,14 +143,14 @@ class AbstractMultiEnvironments(ABC):
         Every figure is closed; each call counts one `rendering_iteration`.
         """
         if len(rewards) != len(self.envs):
-            raise InputError(f"{len(rewards)} rewards for {len(self.envs)} environments", where="rewards")
-        how: Mode = {"style": "logger", "task": "transients", "format": "figure", **(mode or {})}
+            raise UsageError(f"{len(rewards)} rewards for {len(self.envs)} environments", where="rewards")
+        render_mode: RenderMode = {"style": "logger", "task": "transients", "format": "figure", **(mode or {})}
         order = sorted(range(len(rewards)), key=lambda i: (math.isnan(rewards[i]), rewards[i], i))
         best = [self.envs[i] for i in order[: max(n_best, 0)]]
         chosen = order[: top_k(len(rewards), disregarded_percentage)]
         states = [self.envs[i].state for i in chosen]
         losses = [float(rewards[i]) for i in chosen]
-        render_batch(best, states, losses, how, self.logger, self.rendering_iteration)
+        render_batch(best, states, losses, render_mode, self.logger, self.rendering_iteration)
         self.rendering_iteration += 1
 
     def _log(self, name: str, value: float) -> None:
@@ -158,15 +158,15 @@ class AbstractMultiEnvironments(ABC):
             self.logger.log_metric(name, value)
 
 
-def attempt(routine: Routine, state: Any) -> tuple[float, dict[str, Any]]:
+def evaluate_routine(routine: Routine, state: Any) -> tuple[float, dict[str, Any]]:
     """The routine's result; +inf and the error's words where it raises."""
     try:
         loss, info = routine(state)
         return float(loss), info
     except Exception as error:
         LOGGER.warning("the routine failed", exc_info=True)
-        return failed(f"{type(error).__name__}: {error}")
+        return failed_result(f"{type(error).__name__}: {error}")
 
 
-def failed(error: str) -> tuple[float, dict[str, Any]]:
+def failed_result(error: str) -> tuple[float, dict[str, Any]]:
     return math.inf, {"error": error}

@@ -14,9 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from autoqec.continual.environments.multi import AbstractMultiEnvironments, BatchEnv, MetricLogger, Routine, failed
+from autoqec.continual.environments.multi import (
+    AbstractMultiEnvironments,
+    BatchEnv,
+    MetricLogger,
+    Routine,
+    failed_result,
+)
 from autoqec.continual.environments.worker import read_frame, write_frame
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.system.process import child
 
 
@@ -41,7 +47,7 @@ class ParallelEnvironments(AbstractMultiEnvironments):
         super().__init__(envs, hall_of_fame_size, logger, raise_errors=raise_errors)
         self.n_workers = n_workers if n_workers is not None else max(1, min(len(envs), os.cpu_count() or 1))
         if self.n_workers < 1:
-            raise InputError(f"{self.n_workers} workers can't work", where="n_workers")
+            raise UsageError(f"{self.n_workers} workers can't work", where="n_workers")
         self._pool: _Pool | None = None
 
     def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:
@@ -49,14 +55,14 @@ class ParallelEnvironments(AbstractMultiEnvironments):
         if self._pool is None:
             self._pool = _Pool(self.n_workers)
         results = self._pool.map(tasks)
-        found: list[tuple[float, dict[str, Any]]] = []
+        evaluated: list[tuple[float, dict[str, Any]]] = []
         for env, (kind, value) in zip(self.envs, results, strict=True):
             if kind == "raised" and self.raise_errors:
                 raise value
-            loss, info = value if kind == "done" else failed(f"{type(value).__name__}: {value}")
+            loss, info = value if kind == "done" else failed_result(f"{type(value).__name__}: {value}")
             env.state.last_task_info = info
-            found.append((loss, info))
-        return found
+            evaluated.append((loss, info))
+        return evaluated
 
     def close(self) -> None:
         """End the workers; a later `get_reward` starts others."""
@@ -79,12 +85,12 @@ class _Pool:
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="autoqec-workers-")
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="worker")
-        self._mine = threading.local()
+        self._thread_local = threading.local()
         self._lock = threading.Lock()
         self._processes: set[child.Process] = set()
 
     def map(self, tasks: Sequence[bytes]) -> list[tuple[str, Any]]:
-        return list(self._threads.map(self._answer, tasks))
+        return list(self._threads.map(self._evaluate_task, tasks))
 
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
@@ -92,8 +98,8 @@ class _Pool:
             process.kill()
         self._folder.cleanup()
 
-    def _answer(self, task: bytes) -> tuple[str, Any]:
-        process = getattr(self._mine, "process", None) or self._start()
+    def _evaluate_task(self, task: bytes) -> tuple[str, Any]:
+        process = getattr(self._thread_local, "process", None) or self._start()
         try:
             write_frame(process.stdin, task)
             kind, value = read_frame(process.stdout)
@@ -102,7 +108,7 @@ class _Pool:
             result = process.kill()
             with self._lock:
                 self._processes.discard(process)
-            self._mine.process = None
+            self._thread_local.process = None
             return "raised", RuntimeError(f"the worker died (status {result.returncode})")
 
     def _start(self) -> child.Process:
@@ -113,7 +119,7 @@ class _Pool:
             limits=child.Limits(wallclock_s=math.inf),
             stderr=Path(self._folder.name) / f"{threading.get_ident()}.log",
         )
-        self._mine.process = process
+        self._thread_local.process = process
         with self._lock:
             self._processes.add(process)
         return process

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from autoqec.continual.environments.design import (
-    ClauseLibrary,
-    ClauseStepper,
+    ActionSpace,
     DesignEnv,
+    DesignStepper,
     ExplicitObserver,
     FlatTensorizer,
 )
@@ -33,8 +33,8 @@ class PolicyConfig:
     hidden: int = 64
     learning_rate: float = 1e-2
     entropy: float = 0.02
-    top: float = 0.25
-    imitation: float = 0.5
+    elite_fraction: float = 0.25
+    imitation_weight: float = 0.5
 
 
 class PolicyNet(nn.Module):
@@ -53,78 +53,84 @@ class PolicyNet(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class Transcript:
+class Trajectories:
     """Every step of some designs: observations [steps, inputs], valid [steps, clauses], actions, places [steps]."""
 
     observations: Tensor
     valid: Tensor
     actions: Tensor
-    places: Tensor
+    design_indices: Tensor
     n_designs: int
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class EliteBatch:
     """Designs that teach, how much each does [designs], and the best loss among them."""
 
-    transcript: Transcript
-    gains: Tensor
+    trajectories: Trajectories
+    weights: Tensor
     best: float
 
 
 class PolicyLearner:
     """Draws designs and learns from their losses. The same seed and the same losses give the same designs."""
 
-    def __init__(self, library: ClauseLibrary, n_inputs: int, *, seed: int, config: PolicyConfig | None = None) -> None:
-        self.library, self.config = library, config or PolicyConfig()
+    def __init__(
+        self, action_space: ActionSpace, n_inputs: int, *, seed: int, config: PolicyConfig | None = None
+    ) -> None:
+        self.action_space, self.config = action_space, config or PolicyConfig()
         self.stepper, self.observer, self.tensorizer = (
-            ClauseStepper(library),
-            ExplicitObserver(library),
+            DesignStepper(action_space),
+            ExplicitObserver(action_space),
             FlatTensorizer(),
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.net = PolicyNet(n_inputs, len(library), self.config.hidden)
+            self.net = PolicyNet(n_inputs, len(action_space), self.config.hidden)
         self._rng = torch.Generator().manual_seed(seed)
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr=self.config.learning_rate)
 
     def design(self, envs: Sequence[DesignEnv]) -> None:
         """One design each, from the start; which actions were taken stands in the environments."""
         SerialEnvironments(envs, 0).reset()
-        while live := [env for env in envs if not env.done]:
-            batch = SerialEnvironments(live, 0)
-            valid = torch.tensor([self.library.valid(state) for state in batch.gather()])
+        while unfinished := [env for env in envs if not env.done]:
+            batch = SerialEnvironments(unfinished, 0)
+            valid = torch.tensor([self.action_space.valid(state) for state in batch.gather()])
             with torch.no_grad():
                 probabilities = self._log_probs(batch.observe(self.observer, self.tensorizer), valid).exp()
-            drawn = torch.multinomial(probabilities, 1, generator=self._rng).squeeze(1).tolist()
-            batch.step(drawn, self.stepper)
+            actions_drawn = torch.multinomial(probabilities, 1, generator=self._rng).squeeze(1).tolist()
+            batch.step(actions_drawn, self.stepper)
 
-    def learn(self, envs: Sequence[DesignEnv], losses: Sequence[float], fame: HallOfFame | None = None) -> float:
+    def learn(
+        self, envs: Sequence[DesignEnv], losses: Sequence[float], hall_of_fame: HallOfFame | None = None
+    ) -> float:
         """One step on finished designs; the batch's best loss (+inf: nothing to learn from)."""
-        lesson = self.lesson(envs, losses)
-        if lesson is None:
+        elite_batch = self.elite_batch(envs, losses)
+        if elite_batch is None:
             return math.inf
-        self.apply(lesson, self.read(list(fame)) if fame is not None and len(fame) else None)
-        return lesson.best
+        self.apply(
+            elite_batch, self.read(list(hall_of_fame)) if hall_of_fame is not None and len(hall_of_fame) else None
+        )
+        return elite_batch.best
 
-    def lesson(self, envs: Sequence[DesignEnv], losses: Sequence[float]) -> Lesson | None:
+    def elite_batch(self, envs: Sequence[DesignEnv], losses: Sequence[float]) -> EliteBatch | None:
         """What the best share of finished designs teaches; None where no loss is finite."""
         finite = sorted((loss, place) for place, loss in enumerate(losses) if math.isfinite(loss))
         if not finite:
             return None
-        best = finite[: max(1, math.ceil(self.config.top * len(losses)))]
+        best = finite[: max(1, math.ceil(self.config.elite_fraction * len(losses)))]
         worst = best[-1][0]
         spread = worst - best[0][0]
         # Where the best are one, or equal, each teaches in full.
-        gains = torch.tensor([(worst - loss) / spread if spread else 1.0 for loss, _ in best])
-        return Lesson(self.read([envs[place] for _, place in best]), gains, best[0][0])
+        weights = torch.tensor([(worst - loss) / spread if spread else 1.0 for loss, _ in best])
+        return EliteBatch(self.read([envs[place] for _, place in best]), weights, best[0][0])
 
-    def apply(self, lesson: Lesson, imitated: Transcript | None = None) -> None:
+    def apply(self, elite_batch: EliteBatch, imitation_trajectories: Trajectories | None = None) -> None:
         """One step of the optimiser."""
-        log_probs, entropy = self.score(lesson.transcript)
-        objective = (lesson.gains * log_probs).mean() + self.config.entropy * entropy
-        if imitated is not None:
-            objective = objective + self.config.imitation * self.score(imitated)[0].mean()
+        log_probs, entropy = self.score(elite_batch.trajectories)
+        objective = (elite_batch.weights * log_probs).mean() + self.config.entropy * entropy
+        if imitation_trajectories is not None:
+            objective = objective + self.config.imitation_weight * self.score(imitation_trajectories)[0].mean()
         self._optimizer.zero_grad()
         (-objective).backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -138,28 +144,32 @@ class PolicyLearner:
             best.append(self.learn(envs, batch.get_reward(routine), batch.hall_of_fame))
         return best
 
-    def read(self, envs: Sequence[DesignEnv]) -> Transcript:
+    def read(self, envs: Sequence[DesignEnv]) -> Trajectories:
         """Finished designs, written once more: what was seen and what could have been done at each step."""
-        observations, valid, actions, places = [], [], [], []
+        observations, valid, actions, design_indices = [], [], [], []
         for place, env in enumerate(envs):
-            twin = env.clone()
-            twin.reset()
+            replayed = env.clone()
+            replayed.reset()
             for action in env.actions:
-                observations.append(self.tensorizer.tensorize(self.observer.observe(twin.state)))
-                valid.append(torch.tensor(self.library.valid(twin.state)))
+                observations.append(self.tensorizer.tensorize(self.observer.observe(replayed.state)))
+                valid.append(torch.tensor(self.action_space.valid(replayed.state)))
                 actions.append(action)
-                places.append(place)
-                twin.step(action, self.stepper)
-        return Transcript(
-            torch.stack(observations), torch.stack(valid), torch.tensor(actions), torch.tensor(places), len(envs)
+                design_indices.append(place)
+                replayed.step(action, self.stepper)
+        return Trajectories(
+            torch.stack(observations),
+            torch.stack(valid),
+            torch.tensor(actions),
+            torch.tensor(design_indices),
+            len(envs),
         )
 
-    def score(self, transcript: Transcript) -> tuple[Tensor, Tensor]:
+    def score(self, trajectories: Trajectories) -> tuple[Tensor, Tensor]:
         """Log probability of each design as it was written [designs], and the mean entropy on the way."""
-        rows = self._log_probs(transcript.observations, transcript.valid)
-        taken = rows.gather(1, transcript.actions[:, None]).squeeze(1)
-        total = torch.zeros(transcript.n_designs).index_add(0, transcript.places, taken)
-        entropy = -(rows.exp() * rows.masked_fill(~transcript.valid, 0.0)).sum(1).mean()
+        rows = self._log_probs(trajectories.observations, trajectories.valid)
+        log_probs_of_actions = rows.gather(1, trajectories.actions[:, None]).squeeze(1)
+        total = torch.zeros(trajectories.n_designs).index_add(0, trajectories.design_indices, log_probs_of_actions)
+        entropy = -(rows.exp() * rows.masked_fill(~trajectories.valid, 0.0)).sum(1).mean()
         return total, entropy
 
     def _log_probs(self, observations: Tensor, valid: Tensor) -> Tensor:
@@ -167,7 +177,7 @@ class PolicyLearner:
         return torch.log_softmax(self.net(observations).masked_fill(~valid, -math.inf), dim=1)
 
 
-def input_size(env: DesignEnv, library: ClauseLibrary) -> int:
+def input_size(env: DesignEnv, action_space: ActionSpace) -> int:
     """Length of the observation vector."""
-    observed: dict[str, Any] = ExplicitObserver(library).observe(env.state)
+    observed: dict[str, Any] = ExplicitObserver(action_space).observe(env.state)
     return sum(map(len, observed.values()))

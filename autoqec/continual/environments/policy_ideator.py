@@ -7,22 +7,22 @@ from typing import Any
 
 from autoqec.continual.environments.design import (
     STOP,
-    ClauseLibrary,
-    ClauseStepper,
+    ActionSpace,
     DesignEnv,
-    Facts,
+    DesignStepper,
+    EnvFeatures,
     PredecoderDraft,
-    fits,
+    applies_to_family,
 )
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.ideators import moves, space
-from autoqec.ideators.moves import Move, State
+from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Config
 
-MAX_STEPS = 40  # of learning
-STEPS_A_ROUND = 2  # of a measured round: few rounds must not settle anything
-DRAWS = 50
+MAX_LEARNING_STEPS = 40  # of learning
+STEPS_PER_ROUND = 2  # of a measured round: few rounds must not settle anything
+MAX_DRAWS = 50
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
@@ -32,38 +32,44 @@ def propose(view: dict[str, Any]) -> IdeatorResponse:
     """
     from autoqec.continual.environments.policy import PolicyLearner, input_size
 
-    state = State.read(view)
-    move = moves.template(state)
+    state = SearchState.read(view)
+    move = moves.next_template(state)
     if move is None:
-        library = ClauseLibrary.standard()
-        env = DesignEnv(PredecoderDraft(Facts.of(EnvSpec.read(view["env"], where="view"))), max_clauses=len(library))
-        learner = PolicyLearner(library, input_size(env, library), seed=state.rng("policy").getrandbits(31))
-        written = [(rewritten(row["dsl_config"], library, env), _loss(row)) for row in state.told if row["dsl_config"]]
-        lesson = learner.lesson([one for one, _ in written], [loss for _, loss in written])
-        if lesson is not None:
-            for _ in range(min(MAX_STEPS, STEPS_A_ROUND * len(written))):
-                learner.apply(lesson)
-        for _ in range(DRAWS):
+        action_space = ActionSpace.standard()
+        env = DesignEnv(
+            PredecoderDraft(EnvFeatures.of(EnvSpec.read(view["env"], where="view"))), max_assignments=len(action_space)
+        )
+        learner = PolicyLearner(action_space, input_size(env, action_space), seed=state.rng("policy").getrandbits(31))
+        designs = [
+            (design_from_config(row["dsl_config"], action_space, env), _loss(row))
+            for row in state.observed
+            if row["dsl_config"]
+        ]
+        elite_batch = learner.elite_batch([one for one, _ in designs], [loss for _, loss in designs])
+        if elite_batch is not None:
+            for _ in range(min(MAX_LEARNING_STEPS, STEPS_PER_ROUND * len(designs))):
+                learner.apply(elite_batch)
+        for _ in range(MAX_DRAWS):
             learner.design([env])
-            config = state.held(env.state.config())
+            config = state.with_pins(env.state.config())
             if config is not None and state.is_new(config):
-                move = Move(f"policy-{config['type']}", _about(config, len(written)), config)
+                move = Move(f"policy-{config['type']}", _hypothesis(config, len(designs)), config)
                 break
-    return moves.reply(move or moves.fresh(state, moves.draw), source=f"policy {state.spoken}")
+    return moves.to_response(move or moves.unseen_config(state, moves.draw), source=f"policy {state.n_proposed}")
 
 
-def rewritten(config: Config, library: ClauseLibrary, env: DesignEnv) -> DesignEnv:
+def design_from_config(config: Config, action_space: ActionSpace, env: DesignEnv) -> DesignEnv:
     """A design as the policy would have written it: each key by the clause that is nearest to its value."""
-    env, stepper = env.clone(), ClauseStepper(library)
+    env, stepper = env.clone(), DesignStepper(action_space)
     env.reset()
     flat = space.flatten(config)
-    for key in dict.fromkeys(clause.key for clause in library.clauses[:-1]):
-        if key in flat and fits(key, config["type"]):
-            places = [place for place, clause in enumerate(library.clauses) if clause.key == key]
-            nearest = min(places, key=lambda place: _distance(library.clauses[place].value, flat[key]))
+    for key in dict.fromkeys(assignment.key for assignment in action_space.assignments[:-1]):
+        if key in flat and applies_to_family(key, config["type"]):
+            places = [place for place, assignment in enumerate(action_space.assignments) if assignment.key == key]
+            nearest = min(places, key=lambda place: _distance(action_space.assignments[place].value, flat[key]))
             env.step(nearest, stepper)
     if not env.done:
-        env.step(library.clauses.index(STOP), stepper)
+        env.step(action_space.assignments.index(STOP), stepper)
     return env
 
 
@@ -79,7 +85,7 @@ def _loss(row: dict[str, Any]) -> float:
     return math.inf if row["status"] != "ok" or gain is None else -float(gain)
 
 
-def _about(config: Config, measured: int) -> str:
+def _hypothesis(config: Config, measured: int) -> str:
     size = {key: value for key, value in config[config["type"]].items() if isinstance(value, int | str)}
     words = ", ".join(f"{key} {value}" for key, value in list(size.items())[:4])
     return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from autoqec.continual.environments.base import Environment, finished
+from autoqec.continual.environments.base import Environment, episode_done_error
 
 
 class QAEnv(Environment):
@@ -36,7 +36,7 @@ class QAEnv(Environment):
 
     def step(self, action: str) -> tuple[None, dict[str, Any], bool, dict[str, Any]]:
         if self._done:
-            raise finished(self)
+            raise episode_done_error(self)
         feedback = self.evaluate(action)
         self._done = True
         return None, feedback, True, self.info()

@@ -18,7 +18,7 @@ from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, En
 from autoqec.continual.environments.math_qa import MathQAEnv
 from autoqec.continual.environments.mcq import LETTERS, MCQEnv
 from autoqec.continual.environments.qa import QAEnv
-from autoqec.errors import AutoqecError, InputError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.store import files
 
 TASKS: dict[str, type[QAEnv]] = {"exact": QAEnv, "numeric": MathQAEnv, "mcq": MCQEnv}
@@ -55,7 +55,7 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
         return self.model_copy(update={"dataset_path": str((base / self.dataset_path).resolve())})
 
     @model_validator(mode="after")
-    def _whole(self) -> QAEnvDatasetConfig:
+    def _check_sources(self) -> QAEnvDatasetConfig:
         sources = [name for name in ("items", "dataset_path", "hf_name") if getattr(self, name) is not None]
         if len(sources) != 1:
             raise ValueError(f"one of `items`, `dataset_path`, `hf_name` is due; there are {len(sources)}")
@@ -80,12 +80,12 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
             try:
                 found.append(self._env(kind, row, rows))
             except (AutoqecError, KeyError, TypeError, ValueError) as error:
-                said = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
-                self.errors.append(f"row {rows}: {said}")
-                self.logger.error("row %d left out: %s", rows, said)
+                row_error = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
+                self.errors.append(f"row {rows}: {row_error}")
+                self.logger.error("row %d left out: %s", rows, row_error)
         if not found:
             reason = f"; the first fault: {self.errors[0]}" if self.errors else ""
-            raise InputError(f"none of the {rows} rows became an environment{reason}", where="dataset")
+            raise UsageError(f"none of the {rows} rows became an environment{reason}", where="dataset")
         return found
 
     def _env(self, kind: type[QAEnv], row: Row, number: int) -> QAEnv:
@@ -104,7 +104,7 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
 
 
 def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
-    """`env_class` where it is given, else the task's. InputError where it is unknown, or no QAEnv."""
+    """`env_class` where it is given, else the task's. UsageError where it is unknown, or no QAEnv."""
     if config.env_class is None:
         return TASKS[config.task_type]
     if config.env_class in ENV_CLASSES:
@@ -113,10 +113,10 @@ def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        mend = f"one of {', '.join(ENV_CLASSES)}, or package.module.Class"
-        raise InputError(f"unknown env_class {config.env_class!r}", where="dataset.env_class", mend=mend) from error
+        hint = f"one of {', '.join(ENV_CLASSES)}, or package.module.Class"
+        raise UsageError(f"unknown env_class {config.env_class!r}", where="dataset.env_class", hint=hint) from error
     if not (isinstance(found, type) and issubclass(found, QAEnv)):
-        raise InputError(f"{config.env_class} is no subclass of QAEnv", where="dataset.env_class")
+        raise UsageError(f"{config.env_class} is no subclass of QAEnv", where="dataset.env_class")
     return found
 
 
@@ -141,13 +141,13 @@ def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
     if path.suffix == ".jsonl":
         return _json_lines(path)
     if path.suffix == ".json":
-        text = files.read_text(path, what="dataset", mend="correct `dataset_path`")
+        text = files.read_text(path, what="dataset", hint="correct `dataset_path`")
         try:
             rows = json.loads(text)
         except ValueError as error:
-            raise InputError(f"not JSON: {error}", where=str(path)) from error
+            raise UsageError(f"not JSON: {error}", where=str(path)) from error
         if not isinstance(rows, list):
-            raise InputError("holds no list of rows", where=str(path))
+            raise UsageError("holds no list of rows", where=str(path))
         return rows
     stored = _hugging_face("load_from_disk", str(path))
     found = stored[config.split] if config.split is not None and isinstance(stored, Mapping) else stored
@@ -159,15 +159,15 @@ def _json_lines(path: Path) -> list[Row]:
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"the dataset can't be read: {error}", where=str(path), mend="correct `dataset_path`"
+        raise UsageError(
+            f"the dataset can't be read: {error}", where=str(path), hint="correct `dataset_path`"
         ) from error
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
-            raise InputError(f"not JSON: {error}", where=f"{path}:{number}") from error
+            raise UsageError(f"not JSON: {error}", where=f"{path}:{number}") from error
         if row is not None:
             rows.append(row)
     return rows
@@ -178,4 +178,4 @@ def _hugging_face(function: str, *args: Any, **kwargs: Any) -> Any:
     try:
         return getattr(datasets, function)(*args, **kwargs)
     except Exception as error:  # whatever a library of that size raises: no network, no such name, no such split
-        raise InputError(f"`datasets.{function}` failed: {error}", where="dataset") from error
+        raise UsageError(f"`datasets.{function}` failed: {error}", where="dataset") from error

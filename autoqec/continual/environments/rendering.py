@@ -11,35 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from autoqec import optional
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.store import atomic
 
-Mode = Mapping[str, Any]
+RenderMode = Mapping[str, Any]
 STYLES = ("logger", "file")
 FORMATS = ("figure", "image")
 
 
-def top_k(n: int, disregarded: float) -> int:
+def top_k(n: int, disregarded_fraction: float) -> int:
     """floor(n·(1 − p)), of the decimal number that was meant: 10·(1 − 0.9) is 1, whatever floats make of it."""
-    if not 0 <= disregarded <= 1:
-        raise InputError(f"disregarded_percentage = {disregarded} lies outside [0, 1]", where="render")
-    return math.floor(n * (1 - Fraction(str(disregarded))))
+    if not 0 <= disregarded_fraction <= 1:
+        raise UsageError(f"disregarded_percentage = {disregarded_fraction} lies outside [0, 1]", where="render")
+    return math.floor(n * (1 - Fraction(str(disregarded_fraction))))
 
 
 def render_batch(
-    best: Sequence[Any], states: Sequence[Any], losses: Sequence[float], mode: Mode, logger: Any, iteration: int
+    best: Sequence[Any], states: Sequence[Any], losses: Sequence[float], mode: RenderMode, logger: Any, iteration: int
 ) -> None:
     """best: environments that draw themselves. states, losses: what is drawn together, best first."""
     if mode["style"] not in STYLES or mode["format"] not in FORMATS:
-        raise InputError(
-            f"style {mode['style']!r}, format {mode['format']!r}", where="render", mend=f"{STYLES}, {FORMATS}"
+        raise UsageError(
+            f"style {mode['style']!r}, format {mode['format']!r}", where="render", hint=f"{STYLES}, {FORMATS}"
         )
     for rank, env in enumerate(best, start=1):
-        with closing(env.render(mode)) as figure:
-            _hand_over(f"{mode['task']}: best {rank}", figure, mode, logger, iteration)
+        with closing_figure(env.render(mode)) as figure:
+            _emit_figure(f"{mode['task']}: best {rank}", figure, mode, logger, iteration)
     if states:
-        with closing(curves(states, losses, mode["task"])) as figure:
-            _hand_over(f"{mode['task']}: top {len(states)}", figure, mode, logger, iteration)
+        with closing_figure(plot_curves(states, losses, mode["task"])) as figure:
+            _emit_figure(f"{mode['task']}: top {len(states)}", figure, mode, logger, iteration)
     finite = [loss for loss in losses if math.isfinite(loss)]
     if logger is not None and mode["style"] == "logger" and finite:
         logger.log_metric("Top Loss: Best", min(finite), iteration)
@@ -47,7 +47,7 @@ def render_batch(
 
 
 @contextmanager
-def closing(figure: Any) -> Iterator[Any]:
+def closing_figure(figure: Any) -> Iterator[Any]:
     """Close the figure afterwards, also where pyplot keeps it."""
     plt = optional.load("matplotlib.pyplot", extra="report")
 
@@ -58,7 +58,7 @@ def closing(figure: Any) -> Iterator[Any]:
             plt.close(figure)
 
 
-def curves(states: Sequence[Any], losses: Sequence[float], task: str) -> Any:
+def plot_curves(states: Sequence[Any], losses: Sequence[float], task: str) -> Any:
     """One figure: each state's `curve` of its last task info over steps, and the losses beside it."""
     figure = new_figure((9, 4))
     left, right = figure.subplots(1, 2)
@@ -77,7 +77,7 @@ def new_figure(size: tuple[float, float]) -> Any:
     return optional.load("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
 
 
-def _hand_over(name: str, figure: Any, mode: Mode, logger: Any, iteration: int) -> None:
+def _emit_figure(name: str, figure: Any, mode: RenderMode, logger: Any, iteration: int) -> None:
     if figure is None:
         return
     if mode["style"] == "file":

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from autoqec.continual.environments.design import PredecoderDraft
 from autoqec.continual.environments.hall_of_fame import HallOfFame
-from autoqec.continual.environments.routines import Evaluated, info_of_row, loss_of
+from autoqec.continual.environments.routines import RoutineResult, loss_of, task_info_of_row
 from autoqec.contracts.env import EnvSpec
 from autoqec.ideators.space import Config
 
@@ -25,28 +25,28 @@ class RoundRoutine:
     """
 
     env: EnvSpec
-    cheaper: Callable[[PredecoderDraft], Evaluated]
+    screen: Callable[[PredecoderDraft], RoutineResult]
     run_round: RunRound
-    fame: HallOfFame = field(default_factory=lambda: HallOfFame(1))
+    hall_of_fame: HallOfFame = field(default_factory=lambda: HallOfFame(1))
     fidelity: ClassVar[str] = "round"
-    _one_at_a_time: ClassVar[threading.Lock] = threading.Lock()  # a repository takes one round after the other
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # a repository takes one round after the other
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def __call__(self, draft: PredecoderDraft) -> Evaluated:
-        loss, info = self.cheaper(draft)
-        with self._one_at_a_time:
+    def __call__(self, draft: PredecoderDraft) -> RoutineResult:
+        loss, info = self.screen(draft)
+        with self._lock:
             if draft.signature not in self._rows:
-                if not self.fame.add(draft, loss):
+                if not self.hall_of_fame.add(draft, loss):
                     return loss, info
-                self._rows[draft.signature] = judged(self.run_round(draft.config()))
+                self._rows[draft.signature] = verified_task_info(self.run_round(draft.config()))
         info = self._rows[draft.signature] | {"fidelity": self.fidelity, "signature": draft.signature}
         draft.last_task_info = info
         return loss_of(info, self.env), info
 
 
-def judged(row: Mapping[str, Any]) -> dict[str, Any]:
+def verified_task_info(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of history as task info, worth what the judge found on fresh shots."""
-    info = info_of_row(row)
+    info = task_info_of_row(row)
     if info.get("verify_verdict") == "VERIFIED":
         names = ("relative", "relative_low", "relative_high")
         info |= {name: info.get(name.replace("relative", "relative_holdout")) for name in names}

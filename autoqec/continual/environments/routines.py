@@ -17,13 +17,13 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.errors import AutoqecError, ContractError, InputError
+from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.ideators.space import Config
 from autoqec.store import atomic, files, jsonl
 
-Evaluated = tuple[float, dict[str, Any]]
+RoutineResult = tuple[float, dict[str, Any]]
 
-OVER_BUDGET = 1.0  # added to the loss for each bound of the env that a design exceeds tenfold
+CONSTRAINT_PENALTY = 1.0  # added to the loss for each bound of the env that a design exceeds tenfold
 
 
 def loss_of(info: Mapping[str, Any], env: EnvSpec | None = None) -> float:
@@ -39,7 +39,7 @@ def loss_of(info: Mapping[str, Any], env: EnvSpec | None = None) -> float:
             (info["n_params"], env.constraints.max_params),
             (info["flops_per_syndrome"], env.constraints.max_flops_per_syndrome),
         )
-        penalty = sum(OVER_BUDGET * math.log10(value / bound) for value, bound in bounds if value > bound)
+        penalty = sum(CONSTRAINT_PENALTY * math.log10(value / bound) for value, bound in bounds if value > bound)
     return -float(info["relative_low"]) + penalty
 
 
@@ -48,11 +48,11 @@ def score_of_loss(loss: float) -> float:
     return min(max(-loss, 0.0), 1.0) if not math.isnan(loss) else 0.0
 
 
-def effect(counts: PairedCounts) -> dict[str, Any]:
+def paired_task_info(counts: PairedCounts) -> dict[str, Any]:
     """What a paired measurement says, as task info."""
-    from autoqec.qec.stats import paired
+    from autoqec.qec.stats import paired_effect
 
-    found = paired(counts)
+    found = paired_effect(counts)
     return {
         "delta_ler": found.delta,
         "relative": found.relative,
@@ -80,9 +80,9 @@ class TabularRoutine:
 
     @classmethod
     def read(cls, path: Path | str, env: EnvSpec | None = None) -> TabularRoutine:
-        """InputError where the file is not there or no row can be used."""
+        """UsageError where the file is not there or no row can be used."""
         if not Path(path).is_file():
-            raise InputError("the table is not there", where=str(path))
+            raise UsageError("the table is not there", where=str(path))
         rows: dict[str, dict[str, Any]] = {}
         for row in jsonl.read(path):
             config = row.get("dsl_config")
@@ -91,12 +91,12 @@ class TabularRoutine:
             except ContractError:
                 continue  # a round whose config was refused tells nothing about any design
             if key is not None:
-                rows[key] = info_of_row(row)
+                rows[key] = task_info_of_row(row)
         if not rows:
-            raise InputError("the table holds no row with a config", where=str(path))
+            raise UsageError("the table holds no row with a config", where=str(path))
         return cls(rows, env)
 
-    def __call__(self, draft: PredecoderDraft) -> Evaluated:
+    def __call__(self, draft: PredecoderDraft) -> RoutineResult:
         try:
             info = dict(self.rows[draft.signature])
         except KeyError:
@@ -114,7 +114,7 @@ class TabularRoutine:
         return min(loss_of(info, self.env) for info in self.rows.values())
 
 
-def info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def task_info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A round's row as task info, with the paired effect on its val shots."""
     info = {key: value for key, value in row.items() if value is not None}
     names = ("val_shots", "val_errors_plain", "val_errors_predecoder", "val_fixed", "val_broken")
@@ -123,7 +123,7 @@ def info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
         counts = PairedCounts(
             shots=shots, errors_reference=plain, errors_candidate=candidate, fixed=fixed, broken=broken
         )
-        info |= effect(counts)
+        info |= paired_task_info(counts)
     return info
 
 
@@ -143,13 +143,13 @@ class ScreenRoutine:
     seed: int = 0
     cache_dir: str | None = None
     fidelity: ClassVar[str] = "screen"
-    _one_at_a_time: ClassVar[threading.Lock] = threading.Lock()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
 
     @property
     def env(self) -> EnvSpec:
         return files.parse_env(self.env_yaml, where="env")
 
-    def __call__(self, draft: PredecoderDraft) -> Evaluated:
+    def __call__(self, draft: PredecoderDraft) -> RoutineResult:
         info = self.measure(draft.config()) | {"signature": draft.signature}
         draft.last_task_info = info
         return loss_of(info, self.env), info
@@ -158,7 +158,7 @@ class ScreenRoutine:
         """A round's figures for a config, from the cache where it was measured before."""
         key = sha256_json({"config": parse_dsl(config).config(), "screen": self._identity()})
         place = Path(self.cache_dir) / f"{key}.json" if self.cache_dir is not None else None
-        with self._one_at_a_time:
+        with self._lock:
             if place is not None and place.is_file():
                 found: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
                 return found
@@ -176,7 +176,7 @@ class ScreenRoutine:
     def _train(self, config: Config) -> dict[str, Any]:
         base = {"dsl_config": parse_dsl(config).config(), "fidelity": self.fidelity}
         try:
-            return base | {"status": "ok"} | _screen(config, self.env, self._profile(), self.seed)
+            return base | {"status": "ok"} | _train_and_measure(config, self.env, self._profile(), self.seed)
         except AutoqecError as error:
             return base | {"status": getattr(error, "status", "train_error"), "status_reason": str(error)}
 
@@ -191,8 +191,8 @@ class ScreenRoutine:
         )
 
 
-def _screen(config: Config, env: EnvSpec, profile: Profile, seed: int) -> dict[str, Any]:
-    """Compile, train and measure on the val band's shots, as a round's child does. RoundFailed, ContractError."""
+def _train_and_measure(config: Config, env: EnvSpec, profile: Profile, seed: int) -> dict[str, Any]:
+    """Compile, train and measure on the val band's shots, as a round's child does. RoundError, ContractError."""
     from autoqec.decoders import flops
     from autoqec.decoders.dsl_compiler import compile_predecoder
     from autoqec.qec.problem import Problem
@@ -200,28 +200,28 @@ def _screen(config: Config, env: EnvSpec, profile: Profile, seed: int) -> dict[s
     from autoqec.runner.agents import PredecoderAgent
     from autoqec.runner.evaluate import val_counts
     from autoqec.runner.logger import TrainLogger
-    from autoqec.runner.training import Budget, phases, train
+    from autoqec.runner.training import TrainingBudget, phases, train
     from autoqec.store.layout import RoundLayout
 
     dsl, problem = parse_dsl(config), Problem.from_env(env)
     model = compile_predecoder(dsl, problem, seed=seed)
     cost = flops.count(model, problem.n_detectors)
     agent = PredecoderAgent(model, cost.flops_per_syndrome)
-    budget = Budget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
+    budget = TrainingBudget.of(profile, dsl, training_cost.training_flops(model, problem.n_detectors))
     with tempfile.TemporaryDirectory(prefix="autoqec-screen-") as place:
         logger = TrainLogger(RoundLayout(Path(place), 0))
         shots = train(agent, phases(problem, dsl, profile, budget, seed), dsl, logger, seed)
-    return effect(val_counts(problem, agent, profile.val_shots)) | {
+    return paired_task_info(val_counts(problem, agent, profile.val_shots)) | {
         "n_params": cost.n_params,
         "flops_per_syndrome": cost.flops_per_syndrome,
         "train_shots": shots,
         "train_seed": seed,
         "final_loss": logger.losses[-1],
-        "curve": thin(logger.losses, 50),
+        "curve": downsample(logger.losses, 50),
     }
 
 
-def thin(losses: list[float], points: int) -> list[float]:
+def downsample(losses: list[float], points: int) -> list[float]:
     """At most `points` means of neighbouring losses."""
     size = max(1, math.ceil(len(losses) / points))
     parts = [losses[start : start + size] for start in range(0, len(losses), size)]
@@ -229,7 +229,7 @@ def thin(losses: list[float], points: int) -> list[float]:
 
 
 @dataclass
-class Tabulation:
+class TableBuilder:
     """A table under way: `path` is appended to, and what stands in it is not measured again."""
 
     routine: ScreenRoutine

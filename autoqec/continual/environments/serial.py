@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autoqec.continual.environments.multi import AbstractMultiEnvironments, Routine, attempt
+from autoqec.continual.environments.multi import AbstractMultiEnvironments, Routine, evaluate_routine
 
 
 class SerialEnvironments(AbstractMultiEnvironments):
@@ -15,4 +15,4 @@ class SerialEnvironments(AbstractMultiEnvironments):
     def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:
         if self.raise_errors:
             return [(float(loss), info) for loss, info in (routine(env.state) for env in self.envs)]
-        return [attempt(routine, env.state) for env in self.envs]
+        return [evaluate_routine(routine, env.state) for env in self.envs]

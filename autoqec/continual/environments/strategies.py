@@ -8,45 +8,45 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from autoqec.continual.environments.design import ClauseLibrary, ClauseStepper, DesignEnv, PredecoderDraft
+from autoqec.continual.environments.design import ActionSpace, DesignEnv, DesignStepper, PredecoderDraft
 from autoqec.continual.environments.multi import Routine
 from autoqec.continual.environments.serial import SerialEnvironments
 
-BATCH = 8
-POPULATION = 12
-SAMPLE = 4
+BATCH_SIZE = 8
+POPULATION_SIZE = 12
+TOURNAMENT_SIZE = 4
 
-Strategy = Callable[[ClauseLibrary, DesignEnv, Routine, int, int], list[float]]
+Strategy = Callable[[ActionSpace, DesignEnv, Routine, int, int], list[float]]
 
 
-def random_search(library: ClauseLibrary, env: DesignEnv, routine: Routine, budget: int, seed: int) -> list[float]:
+def random_search(action_space: ActionSpace, env: DesignEnv, routine: Routine, budget: int, seed: int) -> list[float]:
     """Losses of `budget` designs, each clause drawn evenly from those that may come next."""
     rng = random.Random(seed)
-    return [routine(drawn(library, env.clone(), rng).state)[0] for _ in range(budget)]
+    return [routine(random_design(action_space, env.clone(), rng).state)[0] for _ in range(budget)]
 
 
-def evolution(library: ClauseLibrary, env: DesignEnv, routine: Routine, budget: int, seed: int) -> list[float]:
+def evolution(action_space: ActionSpace, env: DesignEnv, routine: Routine, budget: int, seed: int) -> list[float]:
     """Regularised evolution (Real et al., AAAI 2019): the best of a sample has a child, the oldest dies."""
     rng = random.Random(seed)
     population: list[tuple[float, PredecoderDraft]] = []
     losses: list[float] = []
     for _ in range(budget):
-        if len(population) < POPULATION:
-            child = drawn(library, env.clone(), rng).state
+        if len(population) < POPULATION_SIZE:
+            child = random_design(action_space, env.clone(), rng).state
         else:
-            parent = min(rng.sample(population, SAMPLE), key=lambda member: member[0])[1]
-            child = mutant(library, env, parent, rng)
+            parent = min(rng.sample(population, TOURNAMENT_SIZE), key=lambda member: member[0])[1]
+            child = mutate(action_space, env, parent, rng)
         loss = routine(child)[0]
         losses.append(loss)
-        population = [*population, (loss, child)][-POPULATION:]
+        population = [*population, (loss, child)][-POPULATION_SIZE:]
     return losses
 
 
-def policy(library: ClauseLibrary, env: DesignEnv, routine: Routine, budget: int, seed: int) -> list[float]:
+def policy(action_space: ActionSpace, env: DesignEnv, routine: Routine, budget: int, seed: int) -> list[float]:
     """The learner, in batches; its hall of fame is the batch's."""
     from autoqec.continual.environments.policy import PolicyLearner, input_size
 
-    learner = PolicyLearner(library, input_size(env, library), seed=seed)
+    learner = PolicyLearner(action_space, input_size(env, action_space), seed=seed)
     losses: list[float] = []
 
     def counted(state: Any) -> tuple[float, dict[str, Any]]:
@@ -54,7 +54,7 @@ def policy(library: ClauseLibrary, env: DesignEnv, routine: Routine, budget: int
         losses.append(loss)
         return loss, info
 
-    batch = SerialEnvironments([env.clone() for _ in range(min(BATCH, budget))], 4)
+    batch = SerialEnvironments([env.clone() for _ in range(min(BATCH_SIZE, budget))], 4)
     while len(losses) < budget:
         del batch.envs[max(budget - len(losses), 0) :]
         learner.train(batch, counted, 1)
@@ -64,31 +64,31 @@ def policy(library: ClauseLibrary, env: DesignEnv, routine: Routine, budget: int
 STRATEGIES: dict[str, Strategy] = {"random": random_search, "evolution": evolution, "policy": policy}
 
 
-def drawn(library: ClauseLibrary, env: DesignEnv, rng: random.Random) -> DesignEnv:
+def random_design(action_space: ActionSpace, env: DesignEnv, rng: random.Random) -> DesignEnv:
     """`env` with a design drawn at random."""
-    stepper = ClauseStepper(library)
+    stepper = DesignStepper(action_space)
     env.reset()
     while not env.done:
-        valid = [action for action, ok in enumerate(library.valid(env.state)) if ok]
+        valid = [action for action, ok in enumerate(action_space.valid(env.state)) if ok]
         env.step(rng.choice(valid), stepper)
     return env
 
 
-def mutant(library: ClauseLibrary, env: DesignEnv, parent: PredecoderDraft, rng: random.Random) -> PredecoderDraft:
+def mutate(action_space: ActionSpace, env: DesignEnv, parent: PredecoderDraft, rng: random.Random) -> PredecoderDraft:
     """The parent with one clause drawn anew; a new type is a new design."""
     fixed = env.template.choices
-    own = [key for key in parent.choices if key not in fixed]
-    key = rng.choice(own)
+    mutable_keys = [key for key in parent.choices if key not in fixed]
+    key = rng.choice(mutable_keys)
     if key == "type":
-        return drawn(library, env.clone(), rng).state
-    rivals = [c for c in library.clauses if c.key == key and c.value != parent.choices[key]]
-    if not rivals:
-        return drawn(library, env.clone(), rng).state
-    return PredecoderDraft(parent.facts, {**parent.choices, key: rng.choice(rivals).value})
+        return random_design(action_space, env.clone(), rng).state
+    alternatives = [c for c in action_space.assignments if c.key == key and c.value != parent.choices[key]]
+    if not alternatives:
+        return random_design(action_space, env.clone(), rng).state
+    return PredecoderDraft(parent.features, {**parent.choices, key: rng.choice(alternatives).value})
 
 
 def compare(
-    library: ClauseLibrary, env: DesignEnv, routine: Routine, *, budget: int, seeds: range
+    action_space: ActionSpace, env: DesignEnv, routine: Routine, *, budget: int, seeds: range
 ) -> dict[str, dict[str, float]]:
     """Best loss within `budget` evaluations, per strategy: mean over seeds and a 95% interval of the mean.
 
@@ -96,12 +96,12 @@ def compare(
     """
     table = {}
     for name, strategy in STRATEGIES.items():
-        best = [min(strategy(library, env, routine, budget, seed)) for seed in seeds]
-        table[name] = interval([value if math.isfinite(value) else 0.0 for value in best])
+        best = [min(strategy(action_space, env, routine, budget, seed)) for seed in seeds]
+        table[name] = mean_with_interval([value if math.isfinite(value) else 0.0 for value in best])
     return table
 
 
-def interval(values: list[float]) -> dict[str, float]:
+def mean_with_interval(values: list[float]) -> dict[str, float]:
     """Mean and a normal 95% interval of it; of one value the interval is unbounded and left out."""
     mean = statistics.fmean(values)
     if len(values) < 2:

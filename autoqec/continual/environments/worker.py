@@ -29,7 +29,7 @@ def read_frame(stream: IO[bytes]) -> Any:
     return pickle.loads(data)
 
 
-def answer(task: bytes) -> tuple[str, Any]:
+def evaluate_task(task: bytes) -> tuple[str, Any]:
     """("done", (loss, info)), or ("raised", the exception); text where the exception can't travel."""
     try:
         routine, state = pickle.loads(task)
@@ -53,7 +53,7 @@ def main() -> None:
                 task = read_frame(inp)
             except EOFError:
                 return
-            kind, value = answer(task)
+            kind, value = evaluate_task(task)
             try:
                 write_frame(out, (kind, value))
             except (pickle.PicklingError, TypeError, AttributeError) as error:

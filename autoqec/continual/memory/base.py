@@ -70,7 +70,7 @@ class MemoryModule(ABC, Generic[Config]):
     def snapshot(self) -> str:
         """The memory as JSON lines: a header (config, count and hash of what follows), then one entry a line."""
         lines = [json.dumps(entry.dump(), ensure_ascii=False) + "\n" for entry in self.entries()]
-        header = Header(config=self.config.dump(), entries=len(lines), sha256=_digest(lines))
+        header = SnapshotHeader(config=self.config.dump(), entries=len(lines), sha256=_digest(lines))
         return json.dumps(header.dump(), ensure_ascii=False) + "\n" + "".join(lines)
 
     def save(self, path: Path | str) -> None:
@@ -78,7 +78,7 @@ class MemoryModule(ABC, Generic[Config]):
         atomic.write_text(path, self.snapshot())
 
 
-class Header(Contract):
+class SnapshotHeader(Contract):
     """First line of a snapshot: it tells a whole file from a torn one, and how to build the module."""
 
     type: str = type_field("memory")
@@ -94,16 +94,16 @@ def read_snapshot(text: str, *, where: str) -> tuple[dict[str, Any], list[dict[s
     """Config and entries of a snapshot, as plain values. ContractError where a byte is missing or changed."""
     # Not splitlines: an entry's text may hold any of the other characters that it takes for line ends.
     lines = [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
-    mend = "take another checkpoint, or start without one"
+    hint = "take another checkpoint, or start without one"
     if not lines:
-        raise ContractError("the memory snapshot is empty", where=where, mend=mend)
+        raise ContractError("the memory snapshot is empty", where=where, hint=hint)
     try:
-        header = Header.read(json.loads(lines[0]), where=f"{where}:1")
+        header = SnapshotHeader.read(json.loads(lines[0]), where=f"{where}:1")
         entries = [json.loads(line) for line in lines[1:]]
     except ValueError as error:
-        raise ContractError(f"the memory snapshot is damaged: {error}", where=where, mend=mend) from error
+        raise ContractError(f"the memory snapshot is damaged: {error}", where=where, hint=hint) from error
     if header.type != "memory" or header.entries != len(entries) or header.sha256 != _digest(lines[1:]):
-        raise ContractError("the memory snapshot is torn or was edited", where=where, mend=mend)
+        raise ContractError("the memory snapshot is torn or was edited", where=where, hint=hint)
     return header.config, entries
 
 

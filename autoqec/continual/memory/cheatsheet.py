@@ -10,8 +10,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from autoqec.continual.memory.base import MemoryModule, MemoryModuleConfig
 from autoqec.continual.memory.entries import CheatsheetEntry, Entry, type_field
-from autoqec.contracts.base import Contract, first_fault
-from autoqec.errors import ContractError, InputError
+from autoqec.contracts.base import Contract, first_validation_error
+from autoqec.errors import ContractError, UsageError
 
 
 class CheatsheetConfig(MemoryModuleConfig):
@@ -41,9 +41,9 @@ class CheatsheetMemory(MemoryModule[CheatsheetConfig]):
 
     def set_cheatsheet(self, text: str) -> None:
         """A new version, under the guard of `admit`."""
-        self.update(self.admit(text))
+        self.update(self.make_version(text))
 
-    def admit(self, text: str) -> CheatsheetEntry:
+    def make_version(self, text: str) -> CheatsheetEntry:
         """The entry for `text`. ContractError where it shrinks below `min_keep`: a collapse is no curation."""
         old = self.get_cheatsheet()
         if len(text) < self.config.min_keep * len(old):
@@ -84,14 +84,14 @@ class Remove(Contract):
 
 
 Edit = Annotated[Add | Replace | Remove, Field(discriminator="op")]
-EDITS: TypeAdapter[list[Add | Replace | Remove]] = TypeAdapter(Annotated[list[Edit], Field(min_length=1)])
+EDITS_ADAPTER: TypeAdapter[list[Add | Replace | Remove]] = TypeAdapter(Annotated[list[Edit], Field(min_length=1)])
 
 _SHEET = re.compile(r"<cheatsheet>\s*(.*?)\s*</cheatsheet>", re.DOTALL)
 _EDITS = re.compile(r"<edits>\s*(.*?)\s*</edits>", re.DOTALL)
 
 
 def apply_edits(sheet: str, edits: list[Add | Replace | Remove]) -> str:
-    """The sheet after the edits, in order. InputError where a line to replace or remove is not in it exactly once."""
+    """The sheet after the edits, in order. UsageError where a line to replace or remove is not in it exactly once."""
     lines = sheet.splitlines()
     for edit in edits:
         if isinstance(edit, Add):
@@ -99,27 +99,27 @@ def apply_edits(sheet: str, edits: list[Add | Replace | Remove]) -> str:
             continue
         target = edit.text if isinstance(edit, Remove) else edit.old
         if lines.count(target) != 1:
-            raise InputError(f"`{target}` stands {lines.count(target)} times in the sheet", where=f"edit {edit.op}")
+            raise UsageError(f"`{target}` stands {lines.count(target)} times in the sheet", where=f"edit {edit.op}")
         place = lines.index(target)
         lines[place : place + 1] = [edit.new] if isinstance(edit, Replace) else []
     return "\n".join(lines)
 
 
-def curated(reply: str, sheet: str) -> str:
+def parse_curation(response: str, sheet: str) -> str:
     """The sheet a curator's reply asks for: `<cheatsheet>…</cheatsheet>` whole, or `<edits>[…]</edits>`.
 
-    InputError where the reply holds neither, both, or edits that do not fit: the caller keeps the old sheet.
+    UsageError where the reply holds neither, both, or edits that do not fit: the caller keeps the old sheet.
     """
-    wholes, deltas = _SHEET.findall(reply), _EDITS.findall(reply)
+    wholes, deltas = _SHEET.findall(response), _EDITS.findall(response)
     if len(wholes) + len(deltas) != 1:
-        raise InputError(f"{len(wholes)} sheets and {len(deltas)} edit lists where one is due", where="curation")
+        raise UsageError(f"{len(wholes)} sheets and {len(deltas)} edit lists where one is due", where="curation")
     if wholes:
         if not wholes[0]:
-            raise InputError("an empty sheet", where="curation")
+            raise UsageError("an empty sheet", where="curation")
         return str(wholes[0])
     try:
-        return apply_edits(sheet, EDITS.validate_python(json.loads(deltas[0])))
+        return apply_edits(sheet, EDITS_ADAPTER.validate_python(json.loads(deltas[0])))
     except json.JSONDecodeError as error:
-        raise InputError(f"the edits are no JSON: {error.msg}", where="curation") from error
+        raise UsageError(f"the edits are no JSON: {error.msg}", where="curation") from error
     except ValidationError as error:
-        raise InputError(first_fault(error), where="curation") from error
+        raise UsageError(first_validation_error(error), where="curation") from error

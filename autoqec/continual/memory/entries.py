@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from autoqec.contracts.base import canonical_json, first_fault
+from autoqec.contracts.base import canonical_json, first_validation_error
 from autoqec.errors import ContractError
 
 
@@ -79,7 +79,7 @@ class CheatsheetEntry(Entry):
         return f"Cheatsheet: {self.content}"
 
 
-KNOWN: dict[str, type[Entry]] = {
+ENTRY_TYPES: dict[str, type[Entry]] = {
     "experience": ExperienceEntry,
     "reflection": ReflectionEntry,
     "cheatsheet": CheatsheetEntry,
@@ -90,7 +90,7 @@ def discriminator(data: Mapping[str, Any], *, where: str) -> str | None:
     """The value of `_type` or `type`; ContractError where the two disagree."""
     one, other = data.get("_type"), data.get("type")
     if one is not None and other is not None and one != other:
-        raise ContractError(f"`_type` says {one!r} and `type` says {other!r}", where=where, mend="keep one of them")
+        raise ContractError(f"`_type` says {one!r} and `type` says {other!r}", where=where, hint="keep one of them")
     found = one if one is not None else other
     return None if found is None else str(found)
 
@@ -101,10 +101,10 @@ def parse_entry(data: Mapping[str, Any], *, where: str = "memory entry") -> Entr
     if not kind:
         raise ContractError("an entry without `_type`", where=where)
     try:
-        return KNOWN.get(kind, Entry).model_validate({**_untyped(data), "_type": kind})
+        return ENTRY_TYPES.get(kind, Entry).model_validate({**_without_type(data), "_type": kind})
     except ValidationError as error:
-        raise ContractError(first_fault(error), where=where) from error
+        raise ContractError(first_validation_error(error), where=where) from error
 
 
-def _untyped(data: Mapping[str, Any]) -> dict[str, Any]:
+def _without_type(data: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key not in ("_type", "type")}

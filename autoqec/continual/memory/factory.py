@@ -14,8 +14,8 @@ from autoqec.continual.memory.entries import discriminator, parse_entry
 from autoqec.continual.memory.experience_db import ExperienceDBConfig, ExperienceDBMemory
 from autoqec.continual.memory.history_list import HistoryList, HistoryListConfig
 from autoqec.continual.memory.hybrid import HybridConfig, HybridMemory
-from autoqec.contracts.base import first_fault
-from autoqec.errors import ContractError, InputError
+from autoqec.contracts.base import first_validation_error
+from autoqec.errors import ContractError, UsageError
 
 Memory = MemoryModule[Any]
 
@@ -28,25 +28,25 @@ MODULES: dict[str, tuple[type[MemoryModuleConfig], type[Memory]]] = {
 
 
 def parse_memory_config(data: Mapping[str, Any] | MemoryModuleConfig, *, where: str = "memory") -> MemoryModuleConfig:
-    """A memory's config, selected by `_type` or `type`. InputError lists the known types."""
+    """A memory's config, selected by `_type` or `type`. UsageError lists the known types."""
     if isinstance(data, MemoryModuleConfig):
         return data
     kind = discriminator(data, where=where)
     if kind not in MODULES:
-        said = f"unknown memory type {kind!r}" if kind else "the memory has no `_type`"
-        raise InputError(said, where=where, mend=f"one of {', '.join(MODULES)}")
+        problem = f"unknown memory type {kind!r}" if kind else "the memory has no `_type`"
+        raise UsageError(problem, where=where, hint=f"one of {', '.join(MODULES)}")
     rest = {key: value for key, value in data.items() if key not in ("_type", "type")}
     try:
         return MODULES[kind][0].model_validate({**rest, "_type": kind})
     except ValidationError as error:
-        raise InputError(first_fault(error), where=where) from error
+        raise UsageError(first_validation_error(error), where=where) from error
 
 
 def build_memory(config: Mapping[str, Any] | MemoryModuleConfig) -> Memory:
-    """The empty memory a config asks for. InputError where the type is unknown."""
+    """The empty memory a config asks for. UsageError where the type is unknown."""
     parsed = parse_memory_config(config)
     if parsed.type not in MODULES:
-        raise InputError(f"unknown memory type {parsed.type!r}", where="memory", mend=f"one of {', '.join(MODULES)}")
+        raise UsageError(f"unknown memory type {parsed.type!r}", where="memory", hint=f"one of {', '.join(MODULES)}")
     return MODULES[parsed.type][1](parsed)
 
 

@@ -40,7 +40,7 @@ class HybridMemory(MemoryModule[HybridConfig]):
 
     def set_cheatsheet(self, text: str) -> None:
         """A new version of the sheet, under the guards of its config."""
-        self.update(self.cheatsheet.admit(text))
+        self.update(self.cheatsheet.make_version(text))
 
     def append_experience(self, entry: ExperienceEntry) -> None:
         self.update(entry)

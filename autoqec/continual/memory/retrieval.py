@@ -15,18 +15,18 @@ class RetrievalService:
 
     def __init__(self) -> None:
         self._documents: list[Counter[str]] = []
-        self._spread: Counter[str] = Counter()  # in how many documents a word stands
+        self._document_frequency: Counter[str] = Counter()  # in how many documents a word stands
 
     def build_index(self, texts: Iterable[str]) -> None:
         """Replace the index."""
-        self._documents, self._spread = [], Counter()
+        self._documents, self._document_frequency = [], Counter()
         for text in texts:
             self.add(text)
 
     def add(self, text: str) -> None:
         words = Counter(word.lower() for word in _WORD.findall(text))
         self._documents.append(words)
-        self._spread.update(words.keys())
+        self._document_frequency.update(words.keys())
 
     def query_top_k(self, query: str, k: int) -> list[int]:
         """Indices of the k nearest texts, nearest first, of equals the earlier first; fewer where there are fewer."""
@@ -39,7 +39,7 @@ class RetrievalService:
         # A word in every document still counts a little: the smoothing keeps equal texts nearest to each other.
         total = len(self._documents)
         weights = {
-            word: (1 + math.log(count)) * (1 + math.log((1 + total) / (1 + self._spread[word])))
+            word: (1 + math.log(count)) * (1 + math.log((1 + total) / (1 + self._document_frequency[word])))
             for word, count in sorted(words.items())
         }
         norm = math.sqrt(sum(weight * weight for weight in weights.values())) or 1.0

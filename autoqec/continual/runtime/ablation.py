@@ -10,16 +10,16 @@ from typing import Any, TextIO
 
 from autoqec.continual.agents.memory_agent import LMAgentConfig, MemorylessAgentConfig
 from autoqec.continual.agents.registry import AGENTS
-from autoqec.continual.environments.design_text import Rounds
+from autoqec.continual.environments.design_text import RoundRunner
 from autoqec.continual.runtime.config import RunConfig, load_config
 from autoqec.continual.runtime.episode import score_of
 from autoqec.continual.runtime.main import Evaluation, evaluate_config
 from autoqec.continual.runtime.metrics import mean
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Gain:
+class MemoryGain:
     """Mean difference of episode scores, with minus without memory; 95% interval of paired differences.
 
     Pairs are episodes at the same place. Fewer than two pairs have no interval.
@@ -32,53 +32,55 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Twins:
+class AblationResult:
     stateful: Evaluation
     memoryless: Evaluation
-    gain: Gain
+    gain: MemoryGain
 
     @property
     def exit_code(self) -> int:
         return max(self.stateful.exit_code, self.memoryless.exit_code)
 
 
-def evaluate_twins(config_path: Path | str, *, console: TextIO | None = None, rounds: Rounds | None = None) -> Twins:
-    """Both runs of a config, one after the other. InputError where its agent has no memory."""
+def evaluate_ablation(
+    config_path: Path | str, *, console: TextIO | None = None, round_runner: RoundRunner | None = None
+) -> AblationResult:
+    """Both runs of a config, one after the other. UsageError where its agent has no memory."""
     config = load_config(config_path)
     if config.agent.type == MemorylessAgentConfig().type:
-        raise InputError("the agent of this config has no memory to be worth anything", where=str(config_path))
-    stateful = evaluate_config(config, console=console, rounds=rounds)
-    memoryless = evaluate_config(without_memory(config), console=console, rounds=rounds)
-    return Twins(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
+        raise UsageError("the agent of this config has no memory to be worth anything", where=str(config_path))
+    stateful = evaluate_config(config, console=console, round_runner=round_runner)
+    memoryless = evaluate_config(without_memory(config), console=console, round_runner=round_runner)
+    return AblationResult(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
 
 
 def without_memory(config: RunConfig) -> RunConfig:
     """The same run with the same model and words, and no memory."""
     agent: LMAgentConfig = config.agent
     words = agent.system_prompt or AGENTS[agent.type][1].default_system_prompt
-    twin = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=words)
-    return config.model_copy(update={"agent": twin, "memory": None})
+    agent_without_memory = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=words)
+    return config.model_copy(update={"agent": agent_without_memory, "memory": None})
 
 
-def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> Gain:
-    """From two runs' metrics. InputError where they have different numbers of episodes."""
+def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> MemoryGain:
+    """From two runs' metrics. UsageError where they have different numbers of episodes."""
     one, other = _scores(stateful), _scores(memoryless)
     if len(one) != len(other):
-        raise InputError(f"{len(one)} episodes against {len(other)}: nothing to pair", where="early_stop_on_success")
+        raise UsageError(f"{len(one)} episodes against {len(other)}: nothing to pair", where="early_stop_on_success")
     differences = [with_memory - without for with_memory, without in zip(one, other, strict=True)]
     if len(differences) < 2:
-        return Gain(mean(differences), None, None, len(differences))
+        return MemoryGain(mean(differences), None, None, len(differences))
     centre = statistics.fmean(differences)
     half = _t95(len(differences) - 1) * statistics.stdev(differences) / math.sqrt(len(differences))
-    return Gain(centre, centre - half, centre + half, len(differences))
+    return MemoryGain(centre, centre - half, centre + half, len(differences))
 
 
 def _scores(metrics: dict[str, Any]) -> list[float]:
     return [mean([score_of(step["feedback"]) for step in episode]) for episode in metrics["episodes"]]
 
 
-def _t95(freedom: int) -> float:
+def _t95(degrees_of_freedom: int) -> float:
     """Student's 97.5% quantile."""
     from scipy.stats import t
 
-    return float(t.ppf(0.975, freedom))
+    return float(t.ppf(0.975, degrees_of_freedom))

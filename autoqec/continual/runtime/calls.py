@@ -10,7 +10,7 @@ from autoqec.store import atomic
 
 
 @dataclass
-class EpisodeCalls:
+class EpisodeCallLog:
     """Files the calls of one episode; `step` is moved on by whoever counts steps.
 
     folder: llm_calls/train, or llm_calls/validation/val_<N>. One thread an episode.

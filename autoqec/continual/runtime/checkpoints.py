@@ -18,11 +18,11 @@ from autoqec.continual.agents.memory_agent import MemoryAgent
 from autoqec.continual.memory.factory import load_memory
 from autoqec.continual.runtime.metrics import EpisodeRecord
 from autoqec.contracts.base import Contract
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.store import atomic
 
 _NAME = re.compile(r"^ep_(\d{6,})$")
-_SAVING = ".saving-"
+_STAGING_PREFIX = ".saving-"
 
 
 class RuntimeState(Contract):
@@ -40,13 +40,13 @@ class RuntimeState(Contract):
 
 
 @dataclass(frozen=True)
-class Keep:
+class RetentionPolicy:
     """last_n: the youngest. top_k_val: the best validations, of equals the younger. keep None or 0: all."""
 
     strategy: Literal["last_n", "top_k_val"]
     keep: int | None
 
-    def survivors(self, saved: dict[int, float | None]) -> set[int]:
+    def retained(self, saved: dict[int, float | None]) -> set[int]:
         """Episodes whose checkpoint stays, of all that are saved (episode -> validation score)."""
         if not self.keep:
             return set(saved)
@@ -63,7 +63,7 @@ def _score(value: float | None) -> float:
 class CheckpointManager:
     """The checkpoints of one run, under `directory`."""
 
-    def __init__(self, directory: Path, keep: Keep) -> None:
+    def __init__(self, directory: Path, keep: RetentionPolicy) -> None:
         self.directory, self.keep = directory, keep
         self._saved: dict[int, float | None] = {}
 
@@ -74,43 +74,43 @@ class CheckpointManager:
         if state.episodes_seen not in self._saved:
             self._write(self.directory / name, state, agent)
         self._saved[state.episodes_seen] = state.val_score
-        survivors = self.keep.survivors(self._saved)
-        self._point(f"ep_{max(survivors):06d}")
-        for episode in sorted(set(self._saved) - survivors):
+        retained = self.keep.retained(self._saved)
+        self._update_latest(f"ep_{max(retained):06d}")
+        for episode in sorted(set(self._saved) - retained):
             self._remove(f"ep_{episode:06d}")
             del self._saved[episode]
         atomic.fsync_dir(self.directory)
 
     def _remove(self, name: str) -> None:
-        doomed = self.directory / (_SAVING + "pruned-" + name)
-        os.rename(self.directory / name, doomed)  # a half-removed directory must not look like a checkpoint
-        shutil.rmtree(doomed)
+        trash = self.directory / (_STAGING_PREFIX + "pruned-" + name)
+        os.rename(self.directory / name, trash)  # a half-removed directory must not look like a checkpoint
+        shutil.rmtree(trash)
 
     def _write(self, target: Path, state: RuntimeState, agent: Agent[Any]) -> None:
-        draft = self.directory / (_SAVING + target.name)
-        atomic.make_dir(draft)
-        atomic.write_json(draft / "agent.json", _agent_json(agent))
+        staging = self.directory / (_STAGING_PREFIX + target.name)
+        atomic.make_dir(staging)
+        atomic.write_json(staging / "agent.json", _agent_json(agent))
         if isinstance(agent, MemoryAgent):
-            agent.memory.save(draft / _memory_name(state.episodes_seen))
-        hashes = {path.name: _sha256(path) for path in sorted(draft.iterdir())}
-        atomic.write_json(draft / "runtime.json", state.model_copy(update={"sha256": hashes}).dump())
-        os.rename(draft, target)
+            agent.memory.save(staging / _memory_name(state.episodes_seen))
+        hashes = {path.name: _sha256(path) for path in sorted(staging.iterdir())}
+        atomic.write_json(staging / "runtime.json", state.model_copy(update={"sha256": hashes}).dump())
+        os.rename(staging, target)
         atomic.fsync_dir(self.directory)
 
-    def _point(self, name: str) -> None:
+    def _update_latest(self, name: str) -> None:
         """`latest` is a symlink; `latest.json` says the same where links can't be made."""
         atomic.write_json(self.directory / "latest.json", {"checkpoint": name})
-        draft = self.directory / (_SAVING + "latest")
-        draft.unlink(missing_ok=True)
+        staging = self.directory / (_STAGING_PREFIX + "latest")
+        staging.unlink(missing_ok=True)
         try:
-            os.symlink(name, draft)
+            os.symlink(name, staging)
         except OSError:
             return
-        os.replace(draft, self.directory / "latest")
+        os.replace(staging, self.directory / "latest")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class Checkpoint:
     """A checkpoint that is whole."""
 
     directory: Path
@@ -125,29 +125,29 @@ class Loaded:
         """Memory (with the config it was saved under) and state into an agent of the same type."""
         saved = json.loads((self.directory / "agent.json").read_text(encoding="utf-8"))
         if saved["agent_type"] != type(agent).__name__:
-            raise InputError(
+            raise UsageError(
                 f"the checkpoint is of a {saved['agent_type']}, the config asks for a {type(agent).__name__}",
                 where=str(self.directory),
-                mend="use the agent type of the run that is resumed",
+                hint="use the agent type of the run that is resumed",
             )
         if isinstance(agent, MemoryAgent):
             agent.memory = load_memory(self.directory / _memory_name(self.state.episodes_seen))
         agent.load_state(saved["state"])
 
 
-def load(path: Path | str) -> Loaded:
-    """The checkpoint at `path`: an ep_… directory, or `latest`. InputError where there is none; ContractError where a
+def load(path: Path | str) -> Checkpoint:
+    """The checkpoint at `path`: an ep_… directory, or `latest`. UsageError where there is none; ContractError where a
     byte of it is not as it was saved. Nothing falls back to the start."""
     directory = _resolve(Path(path))
     try:
         data = json.loads((directory / "runtime.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"the checkpoint is damaged: {error}", where=str(directory), mend=_MEND) from error
+        raise ContractError(f"the checkpoint is damaged: {error}", where=str(directory), hint=_MEND) from error
     state = RuntimeState.read(data, where=str(directory / "runtime.json"))
     for name, expected in state.sha256.items():
         if not (directory / name).is_file() or _sha256(directory / name) != expected:
-            raise ContractError(f"{name} is not the file that was saved", where=str(directory), mend=_MEND)
-    return Loaded(directory, state)
+            raise ContractError(f"{name} is not the file that was saved", where=str(directory), hint=_MEND)
+    return Checkpoint(directory, state)
 
 
 _MEND = "resume from another checkpoint of that run, or leave `resume_from` out"
@@ -160,9 +160,9 @@ def _resolve(path: Path) -> Path:
             path = path.with_name(str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]))
     path = path.resolve()
     if not path.is_dir():
-        raise InputError("there is no checkpoint", where=str(path), mend="give an ep_… directory, or `latest`")
+        raise UsageError("there is no checkpoint", where=str(path), hint="give an ep_… directory, or `latest`")
     if not _NAME.match(path.name):
-        raise InputError("is no checkpoint directory", where=str(path), mend="give an ep_… directory, or `latest`")
+        raise UsageError("is no checkpoint directory", where=str(path), hint="give an ep_… directory, or `latest`")
     return path
 
 

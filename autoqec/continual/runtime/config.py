@@ -15,8 +15,8 @@ from autoqec.continual.environments.base import EnvDatasetConfig
 from autoqec.continual.environments.datasets import parse_dataset_config
 from autoqec.continual.memory.base import MemoryModuleConfig
 from autoqec.continual.memory.factory import parse_memory_config
-from autoqec.contracts.base import Contract, first_fault
-from autoqec.errors import InputError
+from autoqec.contracts.base import Contract, first_validation_error
+from autoqec.errors import UsageError
 from autoqec.llm import scripted
 from autoqec.llm.config import LMConfig
 from autoqec.store import files
@@ -60,13 +60,13 @@ class RunTimeConfig(Contract):
 
     @field_validator("scores_path", "checkpoint_dir")
     @classmethod
-    def _inside(cls, value: str | None) -> str | None:
+    def _check_inside(cls, value: str | None) -> str | None:
         if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
             raise ValueError(f"{value!r} must lie inside the results directory")
         return value
 
     @model_validator(mode="after")
-    def _saves_something(self) -> RunTimeConfig:
+    def _check_checkpoint_options(self) -> RunTimeConfig:
         if self.checkpoint_dir is not None:
             periodic = self.checkpoint_every_episodes or self.checkpoint_on_start
             if self.checkpoint_strategy == "last_n" and not periodic:
@@ -87,7 +87,7 @@ class OutputConfig(Contract):
 
     @field_validator("save_memory_path")
     @classmethod
-    def _inside(cls, value: str | None) -> str | None:
+    def _check_inside(cls, value: str | None) -> str | None:
         if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
             raise ValueError(f"{value!r} must lie inside the results directory")
         return value
@@ -159,22 +159,22 @@ def load_config(path: Path | str) -> RunConfig:
         The config, every path in it absolute.
 
     Raises:
-        InputError: Names file and field.
+        UsageError: Names file and field.
     """
     known = examples()
     path = known.get(str(path)) or Path(path)
-    text = files.read_text(path, what="config", mend=f"name a YAML file, or an example: {', '.join(known)}")
+    text = files.read_text(path, what="config", hint=f"name a YAML file, or an example: {', '.join(known)}")
     data = files.load_yaml(text, where=str(path))
     if not isinstance(data, dict):
-        raise InputError("holds no mapping", where=str(path), mend=f"edit {path}")
+        raise UsageError("holds no mapping", where=str(path), hint=f"edit {path}")
     try:
         base = path.absolute().parent
         return resolve_paths(RunConfig.model_validate(data), base, results=Path.cwd() if base == EXAMPLES else base)
     except ValidationError as error:
-        raise InputError(first_fault(error), where=str(path), mend=f"edit {path}") from error
-    except InputError as error:
+        raise UsageError(first_validation_error(error), where=str(path), hint=f"edit {path}") from error
+    except UsageError as error:
         place = f"{path}: {error.where}" if error.where else str(path)
-        raise InputError(error.what, where=place, mend=error.mend) from error
+        raise UsageError(error.what, where=place, hint=error.hint) from error
 
 
 def resolve_paths(config: RunConfig, base: Path, *, results: Path | None = None) -> RunConfig:

@@ -12,7 +12,7 @@ from typing import Any
 
 from autoqec.continual.agents.base import Agent
 from autoqec.continual.environments.base import Environment, StepResult
-from autoqec.errors import ContractError, DiskFailed
+from autoqec.errors import ContractError, StorageError
 from autoqec.store.run_log import LOGGER
 
 
@@ -31,7 +31,7 @@ class ScoredStep:
 
 
 @dataclass
-class Played:
+class EpisodeResult:
     """An episode as it went. error: what ended it early; the steps before it stand."""
 
     steps: list[ScoredStep] = field(default_factory=list)
@@ -45,36 +45,38 @@ class Played:
         return bool(self.steps[-1].result.feedback.get("correct", self.steps[-1].score >= 1.0))
 
 
-Watch = Callable[[ScoredStep], None]
+StepCallback = Callable[[ScoredStep], None]
 
 
-def play(env: Environment, agent: Agent[Any], *, max_steps: int | None = None, watch: Watch | None = None) -> Played:
+def play_episode(
+    env: Environment, agent: Agent[Any], *, max_steps: int | None = None, on_step: StepCallback | None = None
+) -> EpisodeResult:
     """Play one episode. An exception of environment or agent ends the episode, not the run.
 
     `watch` sees each step once the agent has observed it. `end_episode` is called once, also where the cap ended the
-    episode; not where an exception did, since half an episode teaches the wrong thing. DiskFailed goes up.
+    episode; not where an exception did, since half an episode teaches the wrong thing. StorageError goes up.
     """
-    played = Played()
+    episode_result = EpisodeResult()
     try:
         obs: str | None = env.reset()
         agent.reset()
         done = False
-        while not done and (max_steps is None or len(played.steps) < max_steps):
+        while not done and (max_steps is None or len(episode_result.steps) < max_steps):
             if obs is None:
                 raise ContractError("no observation, and the episode is not done", where=env.env_id)
-            before = played.steps[-1].cum_score if played.steps else 0.0
+            before = episode_result.steps[-1].cum_score if episode_result.steps else 0.0
             step = _step(env, agent, obs, before)
-            played.steps.append(step)
-            if watch is not None:
-                watch(step)
+            episode_result.steps.append(step)
+            if on_step is not None:
+                on_step(step)
             obs, done = step.result.obs, step.result.done
         agent.end_episode()
-    except DiskFailed:
+    except StorageError:
         raise
     except Exception as error:
         LOGGER.warning("the episode failed", exc_info=True)
-        played.error = f"{type(error).__name__}: {error}"
-    return played
+        episode_result.error = f"{type(error).__name__}: {error}"
+    return episode_result
 
 
 def _step(env: Environment, agent: Agent[Any], obs: str, before: float) -> ScoredStep:
@@ -84,11 +86,11 @@ def _step(env: Environment, agent: Agent[Any], obs: str, before: float) -> Score
     agent.observe(after, feedback, done)
     duration_ms = 1000 * (time.monotonic() - clock)
     score = score_of(feedback)
-    result = StepResult(obs=after, action=action, feedback=plain(feedback), done=done)
+    result = StepResult(obs=after, action=action, feedback=to_jsonable(feedback), done=done)
     return ScoredStep(
         result=result,
         observation=obs,
-        info=plain(info),
+        info=to_jsonable(info),
         score=score,
         cum_score=before + score,
         started=started,
@@ -109,7 +111,7 @@ def score_of(feedback: Mapping[str, Any]) -> float:
     return min(max(score, 0.0), 1.0) if not math.isnan(score) else 0.0
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """JSON-able: what has no JSON form becomes its text, and numbers that are none become null."""
 
     def finite(part: Any) -> Any:

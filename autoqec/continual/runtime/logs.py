@@ -37,15 +37,15 @@ def setup_logger(
         handler.setFormatter(formatter)
         handler.addFilter(_Fields())
         logger.addHandler(handler)
-    _remember(logger, extra)
+    _add_fields(logger, extra)
     return logger
 
 
-def child(logger: logging.Logger, name: str, extra: Mapping[str, object] | None = None) -> logging.Logger:
+def child_logger(logger: logging.Logger, name: str, extra: Mapping[str, object] | None = None) -> logging.Logger:
     """A logger whose lines go to the parent's handlers, under a name and fields of its own."""
     made = logging.Logger(f"{logger.name}.{name}", logger.level)
     made.parent = logger
-    _remember(made, extra)
+    _add_fields(made, extra)
     return made
 
 
@@ -57,7 +57,7 @@ def close(logger: logging.Logger) -> None:
     logger.addHandler(logging.NullHandler())
 
 
-def _remember(logger: logging.Logger, extra: Mapping[str, object] | None) -> None:
+def _add_fields(logger: logging.Logger, extra: Mapping[str, object] | None) -> None:
     """Have `extra` on every record that this logger makes."""
     if extra:
         fields = dict(extra)

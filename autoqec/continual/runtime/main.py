@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from autoqec.continual.agents.code_execution import sandboxed
+from autoqec.continual.agents.code_execution import run_sandboxed
 from autoqec.continual.agents.registry import build_agent
 from autoqec.continual.environments.datasets import build_dataset
-from autoqec.continual.environments.design_text import Rounds
+from autoqec.continual.environments.design_text import RoundRunner
 from autoqec.continual.runtime import checkpoints, logs, rng
 from autoqec.continual.runtime.config import RunConfig, load_config
 from autoqec.continual.runtime.runtime import RunTime
@@ -36,38 +36,40 @@ def evaluate(
     *,
     console: TextIO | None = None,
     resume_from: str | None = None,
-    rounds: Rounds | None = None,
+    round_runner: RoundRunner | None = None,
 ) -> Evaluation:
     """Run the evaluation that a YAML file describes.
 
     console: where log lines and progress bars go if the config is verbose; default stdout. resume_from: a checkpoint,
-    in place of the config's. rounds: what runs real rounds, for designs. Raises InputError before anything is written.
+    in place of the config's. rounds: what runs real rounds, for designs. Raises UsageError before anything is written.
     """
     config = load_config(config_path)
     if resume_from is not None:
         absolute = str(Path(resume_from).absolute())
         config = config.model_copy(update={"runtime": config.runtime.model_copy(update={"resume_from": absolute})})
-    return evaluate_config(config, console=console, rounds=rounds)
+    return evaluate_config(config, console=console, round_runner=round_runner)
 
 
-def evaluate_config(config: RunConfig, *, console: TextIO | None = None, rounds: Rounds | None = None) -> Evaluation:
+def evaluate_config(
+    config: RunConfig, *, console: TextIO | None = None, round_runner: RoundRunner | None = None
+) -> Evaluation:
     """As `evaluate`, for a config with absolute paths."""
     config = _resumable(config)
     if config.seed is not None:
         rng.seed_all(config.seed)
-    agent = build_agent(config.agent, get_lm_client(config.lm_config), run_code=sandboxed)
-    train = build_dataset(config.dataset, rounds=rounds)
+    agent = build_agent(config.agent, get_lm_client(config.lm_config), run_code=run_sandboxed)
+    train = build_dataset(config.dataset, round_runner=round_runner)
     validation = config.validation_dataset
-    held_out = build_dataset(validation, rounds=rounds) if validation is not None else None
+    held_out = build_dataset(validation, round_runner=round_runner) if validation is not None else None
 
     results = new_results_dir(Path(config.output.results_dir))
     atomic.write_text(results / "config.yaml", config.snapshot())
-    speaking = (console or sys.stdout) if config.runtime.verbose else None
-    logger = logs.setup_logger("run", config.output.log_level, results / "run.log", console=speaking)
+    console_stream = (console or sys.stdout) if config.runtime.verbose else None
+    logger = logs.setup_logger("run", config.output.log_level, results / "run.log", console=console_stream)
     try:
         for name, part in (("agent", agent), ("dataset", train), ("validation", held_out)):
             if part is not None:
-                part.logger = logs.child(logger, name)
+                part.logger = logs.child_logger(logger, name)
         runtime = RunTime(
             config.runtime,
             train,
@@ -75,8 +77,8 @@ def evaluate_config(config: RunConfig, *, console: TextIO | None = None, rounds:
             validation_dataset=held_out,
             results_dir=results,
             save_memory_path=config.output.save_memory_path,
-            logger=logs.child(logger, "runtime"),
-            console=speaking,
+            logger=logs.child_logger(logger, "runtime"),
+            console=console_stream,
         )
         return Evaluation(results, runtime.run())
     except BaseException as error:
@@ -104,5 +106,5 @@ def _resumable(config: RunConfig) -> RunConfig:
     """The config with the place a checkpoint stands at; a damaged checkpoint is refused before anything is written."""
     if config.runtime.resume_from is None:
         return config
-    place = checkpoints.load(config.runtime.resume_from).state.next_env
-    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"start_episode_index": place})})
+    next_env = checkpoints.load(config.runtime.resume_from).state.next_env
+    return config.model_copy(update={"runtime": config.runtime.model_copy(update={"start_episode_index": next_env})})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from autoqec.continual.environments.base import StepResult
-from autoqec.continual.runtime.episode import Played, score_of
+from autoqec.continual.runtime.episode import EpisodeResult, score_of
 from autoqec.contracts.base import Contract
 
 
@@ -20,9 +20,9 @@ class EpisodeRecord(Contract):
     error: str | None = None
 
     @classmethod
-    def of(cls, env_id: str, env_type: str, played: Played) -> EpisodeRecord:
-        steps = tuple(step.result for step in played.steps)
-        return cls(env_id=env_id, env_type=env_type, steps=steps, error=played.error)
+    def of(cls, env_id: str, env_type: str, episode_result: EpisodeResult) -> EpisodeRecord:
+        steps = tuple(step.result for step in episode_result.steps)
+        return cls(env_id=env_id, env_type=env_type, steps=steps, error=episode_result.error)
 
 
 def aggregate(episodes: Sequence[EpisodeRecord], errors: Sequence[str]) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def _task(episodes: Sequence[EpisodeRecord], env_type: str) -> dict[str, Any]:
         "accuracy": mean([float(bool(feedback.get("correct"))) for feedback in feedbacks]),
     }
     extras = [feedback["extra"] for feedback in feedbacks if isinstance(feedback.get("extra"), dict)]
-    judged = [extra for extra in extras if {"expected", "chosen"} <= extra.keys()]
-    pairs = Counter((extra["expected"], extra["chosen"] or "none") for extra in judged)
+    answered = [extra for extra in extras if {"expected", "chosen"} <= extra.keys()]
+    pairs = Counter((extra["expected"], extra["chosen"] or "none") for extra in answered)
     if pairs:
         task["confusion"] = {
             row: {column: count for (expected, column), count in sorted(pairs.items()) if expected == row}

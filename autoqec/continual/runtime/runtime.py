@@ -13,20 +13,20 @@ from autoqec.continual.agents.base import Agent
 from autoqec.continual.agents.memory_agent import LMAgent, MemoryAgent
 from autoqec.continual.environments.base import EnvDataset, Environment, StepResult
 from autoqec.continual.runtime import checkpoints, rng
-from autoqec.continual.runtime.calls import EpisodeCalls
+from autoqec.continual.runtime.calls import EpisodeCallLog
 from autoqec.continual.runtime.config import RunTimeConfig
-from autoqec.continual.runtime.episode import Played, ScoredStep, play
+from autoqec.continual.runtime.episode import EpisodeResult, ScoredStep, play_episode
 from autoqec.continual.runtime.metrics import EpisodeRecord, aggregate
-from autoqec.continual.runtime.scores import ScoreFiles, Teller
-from autoqec.continual.runtime.validation import Validated, validate
-from autoqec.errors import InputError
+from autoqec.continual.runtime.scores import ScoreFiles, ScoreWriter
+from autoqec.continual.runtime.validation import ValidationResult, validate
+from autoqec.errors import UsageError
 from autoqec.store import atomic
 
 
 class RunTime:
     """An agent over a dataset of environments.
 
-    results_dir: where files go; None: none are written, and options that ask for files are an InputError.
+    results_dir: where files go; None: none are written, and options that ask for files are an UsageError.
     save_memory_path: inside it, see OutputConfig. console: where progress bars go when `verbose`.
     """
 
@@ -47,16 +47,18 @@ class RunTime:
         self.logger = logger or logging.getLogger("autoqec.silent")
         self.console = console
         self.results_dir = Path(results_dir) if results_dir is not None else None
-        self._scores = ScoreFiles(self._inside(), config.scores_path) if config.scores_path is not None else None
-        self._checkpoints = self._manager()
+        self._scores = (
+            ScoreFiles(self._require_results_dir(), config.scores_path) if config.scores_path is not None else None
+        )
+        self._checkpoints = self._checkpoint_manager()
         if config.log_calls or save_memory_path is not None:
-            self._inside()
+            self._require_results_dir()
         lm_model = str(getattr(getattr(agent, "lm", None), "model", ""))
-        self._teller = Teller(config.verbose_score_logging, lm_model, type(agent).__name__)
+        self._score_writer = ScoreWriter(config.verbose_score_logging, lm_model, type(agent).__name__)
         self._episodes: list[EpisodeRecord] = []
         self._errors: list[str] = []
         self._next_env = 0
-        self._seen = 0
+        self._episodes_seen = 0
         self._val_score: float | None = None
 
     def run(self) -> dict[str, Any]:
@@ -70,10 +72,10 @@ class RunTime:
         with self._bar(end, "train") as bar:
             bar.update(min(self._next_env, end))
             while self._next_env < end:
-                before = self._seen
-                self._visit(envs[self._next_env])
+                before = self._episodes_seen
+                self._run_trials(envs[self._next_env])
                 self._next_env += 1
-                self._after(before)
+                self._on_env_done(before)
                 bar.update()
         metrics = aggregate(self._episodes, self._errors)
         self._save_memory(final=True)
@@ -84,10 +86,10 @@ class RunTime:
 
     def run_episode(self, environment: Environment) -> list[StepResult]:
         """One training episode, recorded like every other."""
-        return [step.result for step in self._episode(environment).steps]
+        return [step.result for step in self._run_episode(environment).steps]
 
     def _begin(self) -> None:
-        self._next_env = self._seen = self.config.start_episode_index
+        self._next_env = self._episodes_seen = self.config.start_episode_index
         for name, dataset in (("dataset", self.env_dataset), ("validation_dataset", self.validation_dataset)):
             self._errors += [f"{name}: {error}" for error in (dataset.errors if dataset is not None else [])]
         for error in self._errors:
@@ -103,67 +105,67 @@ class RunTime:
         """Take a checkpoint's place; False where none is asked for."""
         if self.config.resume_from is None:
             return False
-        loaded = checkpoints.load(self.config.resume_from)
-        loaded.restore(self.agent)
-        state = loaded.state
+        checkpoint = checkpoints.load(self.config.resume_from)
+        checkpoint.restore(self.agent)
+        state = checkpoint.state
         self._episodes, self._errors = list(state.episodes), list(state.errors)
-        self._seen, self._next_env, self._val_score = state.episodes_seen, state.next_env, state.val_score
+        self._episodes_seen, self._next_env, self._val_score = state.episodes_seen, state.next_env, state.val_score
         if self._scores is not None and self.config.scores_path is not None:
-            self._scores.carry_over(ScoreFiles(loaded.results_dir, self.config.scores_path), self._seen)
+            self._scores.carry_over(ScoreFiles(checkpoint.results_dir, self.config.scores_path), self._episodes_seen)
         rng.restore(state.rng)
-        self.logger.info("resumed from %s after %d episodes", loaded.directory, self._seen)
+        self.logger.info("resumed from %s after %d episodes", checkpoint.directory, self._episodes_seen)
         return True
 
-    def _visit(self, env: Environment) -> None:
+    def _run_trials(self, env: Environment) -> None:
         """All trials of one environment."""
         trials, carry = self.config.num_trials or 1, self.config.carry_memory_across_trials
         agent = self.agent
         keep = not carry and trials > 1 and self.config.memory_between_trials == "env_start"
-        at_start = copy.deepcopy(agent.memory) if keep and isinstance(agent, MemoryAgent) else None
+        initial_memory = copy.deepcopy(agent.memory) if keep and isinstance(agent, MemoryAgent) else None
         for trial in range(trials):
             if trial > 0 and not carry and isinstance(agent, MemoryAgent):
-                if at_start is None:
+                if initial_memory is None:
                     agent.memory.clear()
                 else:
-                    agent.memory = copy.deepcopy(at_start)
-            played = self._episode(env)
-            if self.config.early_stop_on_success and played.succeeded:
+                    agent.memory = copy.deepcopy(initial_memory)
+            episode_result = self._run_episode(env)
+            if self.config.early_stop_on_success and episode_result.succeeded:
                 break
 
-    def _episode(self, env: Environment) -> Played:
-        self._seen += 1
-        number = self._seen
+    def _run_episode(self, env: Environment) -> EpisodeResult:
+        self._episodes_seen += 1
+        number = self._episodes_seen
         calls = self._calls("train", number, env)
         if isinstance(self.agent, LMAgent):
             self.agent.on_call = calls
         steps = 0
 
-        def watch(step: ScoredStep) -> None:
+        def on_step(step: ScoredStep) -> None:
             nonlocal steps
             steps += 1
             if self._scores is not None:
-                self._scores.append_train(self._teller.record("train", number, steps, step, env))
+                self._scores.append_train(self._score_writer.record("train", number, steps, step, env))
             if calls is not None:
                 calls.step += 1
 
         self.agent.train()
-        played = play(env, self.agent, max_steps=self.config.max_steps_per_episode, watch=watch)
-        self._episodes.append(EpisodeRecord.of(env.env_id, env.env_type, played))
-        if played.error is not None:
-            self._errors.append(f"episode {number} ({env.env_id}): {played.error}")
+        episode_result = play_episode(env, self.agent, max_steps=self.config.max_steps_per_episode, on_step=on_step)
+        self._episodes.append(EpisodeRecord.of(env.env_id, env.env_type, episode_result))
+        if episode_result.error is not None:
+            self._errors.append(f"episode {number} ({env.env_id}): {episode_result.error}")
             self.logger.error("%s", self._errors[-1])
-        score = played.steps[-1].cum_score if played.steps else 0.0
-        self.logger.info("episode %d (%s): %d steps, score %.4f", number, env.env_id, len(played.steps), score)
-        return played
+        score = episode_result.steps[-1].cum_score if episode_result.steps else 0.0
+        self.logger.info("episode %d (%s): %d steps, score %.4f", number, env.env_id, len(episode_result.steps), score)
+        return episode_result
 
-    def _after(self, before: int) -> None:
+    def _on_env_done(self, before: int) -> None:
         """What is due once an environment is done. Trials may take several episodes: a multiple passed counts."""
         config = self.config
-        validated = _passed(before, self._seen, config.validation_freq) and self._validate()
+        validated = _crossed_multiple(before, self._episodes_seen, config.validation_freq) and self._validate()
         if validated:
             self._save_memory(final=False)
         by_score = config.checkpoint_strategy == "top_k_val"
-        if validated if by_score else _passed(before, self._seen, config.checkpoint_every_episodes):
+        if validated if by_score else _crossed_multiple(before, self._episodes_seen, config.checkpoint_every_episodes):
             self._save_checkpoint()
 
     def _validate(self) -> bool:
@@ -171,7 +173,7 @@ class RunTime:
         if self.validation_dataset is None:
             self.logger.warning("validation is asked for, and there is no validation_dataset: skipped")
             return False
-        envs, seen = self.validation_dataset.get_dataset(), self._seen
+        envs, seen = self.validation_dataset.get_dataset(), self._episodes_seen
         with self._bar(len(envs), f"val {seen}") as bar:
             result = validate(
                 self.agent,
@@ -190,64 +192,64 @@ class RunTime:
         self.logger.info("validation after %d episodes: mean score %.4f", seen, result.mean_score)
         return True
 
-    def _val_records(self, envs: list[Environment], result: Validated) -> list[dict[str, Any]]:
+    def _val_records(self, envs: list[Environment], result: ValidationResult) -> list[dict[str, Any]]:
         return [
-            self._teller.record("val", episode, number, step, env)
-            for episode, (env, played) in enumerate(zip(envs, result.played, strict=True), start=1)
-            for number, step in enumerate(played.steps, start=1)
+            self._score_writer.record("val", episode, number, step, env)
+            for episode, (env, episode_result) in enumerate(zip(envs, result.episode_result, strict=True), start=1)
+            for number, step in enumerate(episode_result.steps, start=1)
         ]
 
     def _save_checkpoint(self) -> None:
         if self._checkpoints is None:
             return
-        home = self._checkpoints.directory / "ep"
+        checkpoint_base = self._checkpoints.directory / "ep"
         state = checkpoints.RuntimeState(
-            episodes_seen=self._seen,
+            episodes_seen=self._episodes_seen,
             next_env=self._next_env,
             val_score=self._val_score,
             episodes=tuple(self._episodes),
             errors=tuple(self._errors),
-            results_dir=os.path.relpath(self._inside(), home),
+            results_dir=os.path.relpath(self._require_results_dir(), checkpoint_base),
             rng=rng.capture(),
             sha256={},
         )
         self._checkpoints.save(state, self.agent)
-        self.logger.info("checkpoint after %d episodes", self._seen)
+        self.logger.info("checkpoint after %d episodes", self._episodes_seen)
 
     def _save_memory(self, *, final: bool) -> None:
         if self.save_memory_path is None or not isinstance(self.agent, MemoryAgent):
             return
-        path = self._inside() / self.save_memory_path
+        path = self._require_results_dir() / self.save_memory_path
         if path.suffix != ".jsonl":
-            path = path / f"memory_{self._seen}.jsonl"
+            path = path / f"memory_{self._episodes_seen}.jsonl"
         elif not final:
             return
         atomic.make_dir(path.parent)
         self.agent.memory.save(path)
 
-    def _calls(self, folder: str, episode: int, env: Environment) -> EpisodeCalls | None:
+    def _calls(self, folder: str, episode: int, env: Environment) -> EpisodeCallLog | None:
         if not self.config.log_calls:
             return None
         context = {
             "mode": "train" if folder == "train" else "val",
             "episode_index": episode,
-            "seen_episodes": self._seen,
+            "seen_episodes": self._episodes_seen,
             "env_id": env.env_id,
-            "lm_model": self._teller.lm_model,
-            "agent_type": self._teller.agent_type,
+            "lm_model": self._score_writer.lm_model,
+            "agent_type": self._score_writer.agent_type,
         }
-        return EpisodeCalls(self._inside() / "llm_calls" / folder, context)
+        return EpisodeCallLog(self._require_results_dir() / "llm_calls" / folder, context)
 
-    def _manager(self) -> checkpoints.CheckpointManager | None:
+    def _checkpoint_manager(self) -> checkpoints.CheckpointManager | None:
         config = self.config
         if config.checkpoint_dir is None:
             return None
-        keep = checkpoints.Keep(config.checkpoint_strategy, config.checkpoint_keep_last)
-        return checkpoints.CheckpointManager(self._inside() / config.checkpoint_dir, keep)
+        keep = checkpoints.RetentionPolicy(config.checkpoint_strategy, config.checkpoint_keep_last)
+        return checkpoints.CheckpointManager(self._require_results_dir() / config.checkpoint_dir, keep)
 
-    def _inside(self) -> Path:
+    def _require_results_dir(self) -> Path:
         if self.results_dir is None:
-            raise InputError("scores, checkpoints, calls and memories need a results directory", where="results_dir")
+            raise UsageError("scores, checkpoints, calls and memories need a results directory", where="results_dir")
         return self.results_dir
 
     def _bar(self, total: int, name: str) -> Any:
@@ -255,6 +257,6 @@ class RunTime:
         return tqdm(total=total, desc=name, disable=not self.config.verbose, file=self.console, leave=False)
 
 
-def _passed(before: int, now: int, every: int | None) -> bool:
+def _crossed_multiple(before: int, now: int, every: int | None) -> bool:
     """Whether a multiple of `every` lies in (before, now]."""
     return every is not None and now // every > before // every

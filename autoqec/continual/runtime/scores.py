@@ -59,7 +59,7 @@ class ScoreFiles:
 
 
 @dataclass(frozen=True)
-class Teller:
+class ScoreWriter:
     """Builds records. verbose: with texts, timing and who acted."""
 
     verbose: bool
@@ -69,7 +69,7 @@ class Teller:
     def record(self, mode: Mode, episode: int, number: int, step: ScoredStep, env: Environment) -> dict[str, Any]:
         """episode, number: 1-based; the step's number starts anew with each episode."""
         core = {
-            "timestamp": spell(step.ended),
+            "timestamp": format_timestamp(step.ended),
             "mode": mode,
             "episode_index": episode,
             "step_index": number,
@@ -88,12 +88,12 @@ class Teller:
             "info": step.info,
             "lm_model": self.lm_model,
             "agent_type": self.agent_type,
-            "step_start": spell(step.started),
-            "step_end": spell(step.ended),
+            "step_start": format_timestamp(step.started),
+            "step_end": format_timestamp(step.ended),
             "duration_ms": step.duration_ms,
         }
 
 
-def spell(moment: datetime) -> str:
+def format_timestamp(moment: datetime) -> str:
     """2024-01-15T10:30:45.123456Z."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -10,25 +10,29 @@ from typing import Any
 from autoqec.continual.agents.base import Agent
 from autoqec.continual.agents.memory_agent import LMAgent
 from autoqec.continual.environments.base import Environment
-from autoqec.continual.runtime.calls import EpisodeCalls
-from autoqec.continual.runtime.episode import Played, ScoredStep, play
+from autoqec.continual.runtime.calls import EpisodeCallLog
+from autoqec.continual.runtime.episode import EpisodeResult, ScoredStep, play_episode
 from autoqec.continual.runtime.metrics import mean
 
 
 @dataclass(frozen=True)
-class Validated:
+class ValidationResult:
     """Episodes in the dataset's order."""
 
-    played: tuple[Played, ...]
+    episode_result: tuple[EpisodeResult, ...]
 
     @property
     def mean_score(self) -> float:
         """Over all steps; 0 where there is none."""
-        return mean([step.score for episode in self.played for step in episode.steps])
+        return mean([step.score for episode in self.episode_result for step in episode.steps])
 
     def errors(self, envs: Sequence[Environment]) -> list[str]:
-        pairs = zip(envs, self.played, strict=True)
-        return [f"validation of {env.env_id}: {played.error}" for env, played in pairs if played.error]
+        pairs = zip(envs, self.episode_result, strict=True)
+        return [
+            f"validation of {env.env_id}: {episode_result.error}"
+            for env, episode_result in pairs
+            if episode_result.error
+        ]
 
 
 def validate(
@@ -37,28 +41,28 @@ def validate(
     *,
     workers: int,
     max_steps: int | None,
-    calls: Callable[[int, Environment], EpisodeCalls | None],
+    calls: Callable[[int, Environment], EpisodeCallLog | None],
     on_done: Callable[[], None],
-) -> Validated:
+) -> ValidationResult:
     """Each environment once, in its own clone of the agent. The agent's mode is what it was before, come what may.
 
     calls: who files the calls of an episode (1-based), or None. on_done: after each episode, for a progress bar.
     """
 
-    def one(place: int) -> Played:
-        env = envs[place]
-        twin = agent.clone_for_episode(training=False, share_memory=True)
-        filed = calls(place + 1, env)
-        if isinstance(twin, LMAgent):
-            twin.on_call = filed
+    def validate_one(index: int) -> EpisodeResult:
+        env = envs[index]
+        clone = agent.clone_for_episode(training=False, share_memory=True)
+        call_log = calls(index + 1, env)
+        if isinstance(clone, LMAgent):
+            clone.on_call = call_log
 
-        def watch(step: ScoredStep) -> None:
-            if filed is not None:
-                filed.step += 1
+        def on_step(step: ScoredStep) -> None:
+            if call_log is not None:
+                call_log.step += 1
 
-        played = play(env, twin, max_steps=max_steps, watch=watch)
+        episode_result = play_episode(env, clone, max_steps=max_steps, on_step=on_step)
         on_done()
-        return played
+        return episode_result
 
     with agent.eval_mode(), ThreadPoolExecutor(workers, thread_name_prefix="validation") as pool:
-        return Validated(tuple(pool.map(one, range(len(envs)))))
+        return ValidationResult(tuple(pool.map(validate_one, range(len(envs)))))

@@ -14,7 +14,7 @@ from autoqec.decoders.base import ProblemView
 from autoqec.decoders.modules.scatter import degree, scatter_softmax, scatter_sum
 
 FIXED_DAMPING = 0.25
-BIG = 15.0  # nats; tanh saturates beyond
+MAX_LOG_ODDS = 15.0  # nats; tanh saturates beyond
 
 
 class NeuralBp(nn.Module):
@@ -65,21 +65,21 @@ class NeuralBp(nn.Module):
         into_fault = torch.zeros_like(into_check)
         total = prior
         for step in range(self.iterations):
-            heard = self._weigh(check_messages(into_check, sign, self.check_of), step, prior)
-            damping = self._kept(step)
-            into_fault = damping * into_fault + (1 - damping) * heard
+            incoming = self._apply_weights(check_messages(into_check, sign, self.check_of), step, prior)
+            damping = self._damping_factor(step)
+            into_fault = damping * into_fault + (1 - damping) * incoming
             total = prior + scatter_sum(into_fault[..., None], self.fault_of, prior.shape[1])[..., 0]
-            into_check = (total[:, self.fault_of] - into_fault).clamp(-BIG, BIG)
-        flipped = xor_log_odds(-total.clamp(-BIG, BIG), self.edge_fault, self.edge_of, self.n_edges)
+            into_check = (total[:, self.fault_of] - into_fault).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+        flipped = xor_log_odds(-total.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS), self.edge_fault, self.edge_of, self.n_edges)
         untouched = xor_log_odds(self.prior[None], self.edge_fault, self.edge_of, self.n_edges)
         return self.out * (flipped - untouched)
 
-    def _kept(self, step: int) -> Tensor | float:
+    def _damping_factor(self, step: int) -> Tensor | float:
         if self.damping is None:
             return FIXED_DAMPING
         return torch.sigmoid(self.damping[step if len(self.damping) > 1 else 0])
 
-    def _weigh(self, message: Tensor, step: int, prior: Tensor) -> Tensor:
+    def _apply_weights(self, message: Tensor, step: int, prior: Tensor) -> Tensor:
         weight = self.weight[0][self.check_of] if self.per_check else self.weight[step]
         message = message * weight
         if self.attention is None:

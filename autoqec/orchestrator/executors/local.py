@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 
 OnEvent = Callable[[str, dict[str, Any]], None]
-Measure = Callable[[RunnerConfig, OnEvent], RoundMetrics]
+MeasureRound = Callable[[RunnerConfig, OnEvent], RoundMetrics]
 
 
-class Pending(Protocol):
+class RoundFuture(Protocol):
     """A measurement that was asked for."""
 
     def result(self) -> RoundMetrics:
@@ -28,16 +28,16 @@ class Pending(Protocol):
         ...
 
 
-class NotBegun(Exception):
+class NotStartedError(Exception):
     """The measurement waited for its turn until nobody wanted it any more; in words why."""
 
 
 class Executor(Protocol):
     """room: how many measurements it takes, those that wait for their turn included."""
 
-    room: int
+    capacity: int
 
-    def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending: ...
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture: ...
 
 
 def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
@@ -47,9 +47,9 @@ def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
     return runner.run_round(config, on_event=on_event)
 
 
-class _Now:
-    def __init__(self, work: Callable[[], RoundMetrics]) -> None:
-        self._work = work
+class _LazyFuture:
+    def __init__(self, task: Callable[[], RoundMetrics]) -> None:
+        self._work = task
 
     def result(self) -> RoundMetrics:
         return self._work()
@@ -58,66 +58,66 @@ class _Now:
         pass
 
 
-class Serial:
+class SerialExecutor:
     """One at a time, in the caller's own thread, when the result is asked for."""
 
-    room = 1
+    capacity = 1
 
-    def __init__(self, measure: Measure = run_round) -> None:
+    def __init__(self, measure: MeasureRound = run_round) -> None:
         self._measure = measure
 
-    def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending:
-        return _Now(lambda: self._measure(config, on_event))
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
+        return _LazyFuture(lambda: self._measure(config, on_event))
 
 
-class _Later:
+class _ThreadFuture:
     """A daemon thread: leaving the process is never held up by a measurement that nobody waits for."""
 
-    def __init__(self, work: Callable[[], RoundMetrics]) -> None:
-        self._done: queue.SimpleQueue[RoundMetrics | BaseException] = queue.SimpleQueue()
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+    def __init__(self, task: Callable[[], RoundMetrics]) -> None:
+        self._outcome: queue.SimpleQueue[RoundMetrics | BaseException] = queue.SimpleQueue()
+        threading.Thread(target=self._run, args=(task,), daemon=True).start()
 
-    def _run(self, work: Callable[[], RoundMetrics]) -> None:
+    def _run(self, task: Callable[[], RoundMetrics]) -> None:
         try:
-            self._done.put(work())
+            self._outcome.put(task())
         except BaseException as error:
-            self._done.put(error)
+            self._outcome.put(error)
 
     def result(self) -> RoundMetrics:
-        found = self._done.get()
-        if isinstance(found, BaseException):
-            raise found
-        return found
+        outcome = self._outcome.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     def cancel(self) -> None:
         pass
 
 
-class Parallel:
+class ParallelExecutor:
     """Up to `slots` at once, and one more that takes the place of the first to end, whichever that is: rounds are
     recorded in the order in which they began, and behind an early one that takes long another place is kept busy.
 
-    stopped: asked before one that waited begins; `result` raises NotBegun with the reason that it gives.
+    stopped: asked before one that waited begins; `result` raises NotStartedError with the reason that it gives.
     """
 
     def __init__(
-        self, slots: int, measure: Measure = run_round, stopped: Callable[[], str | None] = lambda: None
+        self, slots: int, measure: MeasureRound = run_round, stop_reason: Callable[[], str | None] = lambda: None
     ) -> None:
-        self.room, self._measure, self._stopped = slots + 1, measure, stopped
-        self._places = threading.Semaphore(slots)
+        self.capacity, self._measure, self._stop_reason = slots + 1, measure, stop_reason
+        self._free_slots = threading.Semaphore(slots)
 
-    def submit(self, config: RunnerConfig, on_event: OnEvent) -> Pending:
-        return _Later(lambda: self._in_turn(config, on_event))
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
+        return _ThreadFuture(lambda: self._run_when_free(config, on_event))
 
-    def _in_turn(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
-        if not self._places.acquire(blocking=False):
+    def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
+        if not self._free_slots.acquire(blocking=False):
             on_event("waiting", {"round": config.round_idx, "phase": "queued"})
-            self._places.acquire()
-            why = self._stopped()
-            if why is not None:
-                self._places.release()
-                raise NotBegun(why)
+            self._free_slots.acquire()
+            reason = self._stop_reason()
+            if reason is not None:
+                self._free_slots.release()
+                raise NotStartedError(reason)
         try:
             return self._measure(config, on_event)
         finally:
-            self._places.release()
+            self._free_slots.release()

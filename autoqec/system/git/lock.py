@@ -14,68 +14,68 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from autoqec.errors import DiskFailed
-from autoqec.system.git.parsing import GitFailed
+from autoqec.errors import StorageError
+from autoqec.system.git.parsing import GitError
 
-_MARK = b"a writer is at work, or died at it\n"
-_PATIENCE_S = 120.0
-_OURS = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
+_WRITER_MARKER = b"a writer is at work, or died at it\n"
+_TIMEOUT_S = 120.0
+_OWN_REF_PREFIXES = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
 
 
 @contextmanager
-def locked(common: Path, *, patience_s: float = _PATIENCE_S) -> Iterator[int]:
-    """Yields the descriptor to hand to git. Raises GitFailed when another process keeps the lock, DiskFailed where
+def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[int]:
+    """Yields the descriptor to hand to git. Raises GitError when another process keeps the lock, StorageError where
     the lock cannot be written."""
     path = common / "autoqec.lock"
-    with _disk(path):
+    with _storage_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
-        with _disk(path):
-            _wait(fd, common, patience_s)
+        with _storage_errors(path):
+            _wait(fd, common, timeout_s)
             if os.fstat(fd).st_size:
-                clear_dead_locks(common)
-            os.pwrite(fd, _MARK, 0)
+                remove_stale_locks(common)
+            os.pwrite(fd, _WRITER_MARKER, 0)
         yield fd
-        with _disk(path):
+        with _storage_errors(path):
             os.ftruncate(fd, 0)
     finally:
         os.close(fd)
 
 
 @contextmanager
-def _disk(path: Path) -> Iterator[None]:
+def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what = f"could not be written: {error.strerror}"
-        raise DiskFailed(
-            what, where=str(path), mend=f"look at its disk (`df -h {path.parent}`), then --resume"
+        message = f"could not be written: {error.strerror}"
+        raise StorageError(
+            message, where=str(path), hint=f"look at its disk (`df -h {path.parent}`), then --resume"
         ) from error
 
 
-def _wait(fd: int, common: Path, patience_s: float) -> None:
-    deadline = time.monotonic() + patience_s
+def _wait(fd: int, common: Path, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         if time.monotonic() > deadline:
-            what = "another autoqec, or a git that it started, holds the repository"
-            raise GitFailed(what, where=str(common / "autoqec.lock"), mend="`fuser -v` on that file names it")
+            message = "another autoqec, or a git that it started, holds the repository"
+            raise GitError(message, where=str(common / "autoqec.lock"), hint="`fuser -v` on that file names it")
         time.sleep(0.02)
 
 
-def clear_dead_locks(common: Path) -> list[Path]:
+def remove_stale_locks(common: Path) -> list[Path]:
     """Remove lock files at places only we write (and packed-refs) that no process holds open."""
     found = [common / "packed-refs.lock"]
-    for prefix in _OURS:
+    for prefix in _OWN_REF_PREFIXES:
         for base in (common, common / "logs"):
             found += sorted((base / prefix).rglob("*.lock"))
     found += sorted(common.glob("worktrees/*/*.lock"))
-    held = _open_files() if any(path.exists() for path in found) else set()
+    open_files = _open_files() if any(path.exists() for path in found) else set()
     removed = []
     for path in found:
-        if path.is_file() and os.path.realpath(path) not in held:
+        if path.is_file() and os.path.realpath(path) not in open_files:
             path.unlink(missing_ok=True)
             removed.append(path)
     return removed

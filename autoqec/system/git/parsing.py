@@ -11,7 +11,7 @@ from autoqec.errors import AutoqecError
 _TRAILER = re.compile(r"^([A-Za-z][A-Za-z0-9-]*): (.*)$")
 
 
-class GitFailed(AutoqecError):
+class GitError(AutoqecError):
     """git refused or broke; its own words stand in `what`."""
 
 
@@ -35,8 +35,8 @@ class Commit:
         """`Key: value` lines of the last paragraph, when it holds nothing else; the last of a key counts."""
         paragraphs = self.message.strip().split("\n\n")
         matches = [_TRAILER.match(line) for line in paragraphs[-1].splitlines()] if len(paragraphs) > 1 else []
-        found = [match for match in matches if match]
-        return {match[1]: match[2] for match in found} if len(found) == len(matches) else {}
+        entries = [match for match in matches if match]
+        return {match[1]: match[2] for match in entries} if len(entries) == len(matches) else {}
 
 
 @dataclass(frozen=True)
@@ -97,36 +97,36 @@ def parse_commit(sha: str, data: bytes) -> Commit:
 
 def parse_tree(data: bytes) -> list[TreeEntry]:
     """Output of `ls-tree -z -l`."""
-    found = []
+    entries = []
     for record in filter(None, data.split(b"\0")):
         head, _, path = record.partition(b"\t")
         mode, kind, oid, size = head.decode().split()
-        found.append(TreeEntry(mode, kind, oid, int(size) if size.isdigit() else None, text(path)))
-    return found
+        entries.append(TreeEntry(mode, kind, oid, int(size) if size.isdigit() else None, text(path)))
+    return entries
 
 
 def parse_diff(data: bytes) -> list[DiffEntry]:
     """Output of `diff-tree -r -z --raw --no-renames`."""
     fields = [text(field) for field in data.split(b"\0")]
-    found = []
+    entries = []
     for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
         old_mode, new_mode, old_oid, new_oid, status = head.removeprefix(":").split()
-        found.append(DiffEntry(status[:1], old_mode, new_mode, old_oid, new_oid, path))
-    return found
+        entries.append(DiffEntry(status[:1], old_mode, new_mode, old_oid, new_oid, path))
+    return entries
 
 
 def parse_status(data: bytes) -> list[str]:
     """Paths of `status --porcelain=v1 -z`; of a rename, both."""
     fields = iter(text(field) for field in data.split(b"\0") if field)
-    found = []
+    entries = []
     for field in fields:
-        found.append(field[3:])
+        entries.append(field[3:])
         if field[0] in "RC":
-            found.append(next(fields))
-    return sorted(set(found))
+            entries.append(next(fields))
+    return sorted(set(entries))
 
 
-def message_with(message: str, trailers: dict[str, str] | None) -> str:
+def format_message(message: str, trailers: dict[str, str] | None) -> str:
     """A commit message whose last paragraph is the trailers; neither can break out of its place."""
     body = message.replace("\0", "").replace("\r", "").strip() or "(no message)"
     lines = [f"{key}: {' '.join(value.replace(chr(0), '').split())}" for key, value in (trailers or {}).items()]

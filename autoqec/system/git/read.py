@@ -7,11 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from autoqec.errors import DiskFailed, InputError
+from autoqec.errors import StorageError, UsageError
 from autoqec.system.git.parsing import (
     Commit,
     DiffEntry,
-    GitFailed,
+    GitError,
     TreeEntry,
     Worktree,
     parse_commit,
@@ -24,7 +24,7 @@ from autoqec.system.git.parsing import (
 MAX_EXTRACT = 64 * 2**20
 
 
-class Reads(ABC):
+class GitReader(ABC):
     """The reading half of `host.git.Repo`."""
 
     def __init__(self, root: Path, common: Path) -> None:
@@ -39,7 +39,7 @@ class Reads(ABC):
     def _git(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> bytes:
         status, out, err = self._run(arguments, worktree=worktree, stdin=stdin, lock=lock)
         if status != 0:
-            raise failure(arguments, err)
+            raise git_error(arguments, err)
         return out
 
     def _line(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> str:
@@ -50,17 +50,17 @@ class Reads(ABC):
         for found in self.worktrees():
             if found.path == absolute(worktree):
                 return found.admin
-        raise GitFailed("is no worktree of this repository", where=str(worktree), mend="git worktree list")
+        raise GitError("is no worktree of this repository", where=str(worktree), hint="git worktree list")
 
     def has_commits(self) -> bool:
         return self.rev_parse("HEAD") is not None
 
     def head_sha(self, worktree: Path | None = None) -> str:
-        """Commit that is checked out; InputError before the first one."""
+        """Commit that is checked out; UsageError before the first one."""
         status, out, _ = self._run(["rev-parse", "--verify", "-q", "HEAD^{commit}"], worktree=worktree)
         if status != 0:
-            raise InputError(
-                "the repository has no commit yet", where=str(self.root), mend="git add -A && git commit -m 'Start'"
+            raise UsageError(
+                "the repository has no commit yet", where=str(self.root), hint="git add -A && git commit -m 'Start'"
             )
         return text(out).strip()
 
@@ -96,7 +96,7 @@ class Reads(ABC):
         """Whether `older` is `newer` or stands below it."""
         status, _, err = self._run(["merge-base", "--is-ancestor", "--end-of-options", older, newer])
         if status not in (0, 1):
-            raise failure(["merge-base"], err)
+            raise git_error(["merge-base"], err)
         return status == 0
 
     def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
@@ -138,7 +138,7 @@ class Reads(ABC):
         for entry in self.ls_tree(sha, path):
             if entry.path == path and entry.regular:
                 if (entry.size or 0) > max_bytes:
-                    raise GitFailed(f"{path} is larger than {max_bytes} bytes", where=sha)
+                    raise GitError(f"{path} is larger than {max_bytes} bytes", where=sha)
                 return self._git("cat-file", "blob", "--end-of-options", entry.oid)
         return None
 
@@ -169,9 +169,9 @@ class Reads(ABC):
         """Linked worktrees, by git's records; also those whose directory is gone. A record that was torn names none."""
         found = []
         for admin in sorted(self.common.glob("worktrees/*")):
-            place, head = _read(admin / "gitdir"), _read(admin / "HEAD")
-            if Path(place).name == ".git":
-                path = absolute(Path(os.path.join(admin, place)).parent)
+            gitdir_path, head = _read(admin / "gitdir"), _read(admin / "HEAD")
+            if Path(gitdir_path).name == ".git":
+                path = absolute(Path(os.path.join(admin, gitdir_path)).parent)
                 branch = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else None
                 found.append(Worktree(path, branch, admin))
         return found
@@ -179,24 +179,24 @@ class Reads(ABC):
     def extract(self, sha: str, subdir: str, dest: Path, *, max_bytes: int = MAX_EXTRACT) -> list[str]:
         """Write the regular files below `subdir` of a commit into `dest` (made, or empty), bytes as committed.
 
-        Attributes, filters and executable bits play no part. Raises GitFailed for anything that is no regular file,
+        Attributes, filters and executable bits play no part. Raises GitError for anything that is no regular file,
         and beyond `max_bytes`; returns the paths relative to `dest`.
         """
         entries = self.ls_tree(sha, subdir)
         top = PurePosixPath(subdir)
         for entry in entries:
             if not entry.regular:
-                raise GitFailed(f"{entry.path} is no regular file (mode {entry.mode})", where=sha)
+                raise GitError(f"{entry.path} is no regular file (mode {entry.mode})", where=sha)
         if sum(entry.size or 0 for entry in entries) > max_bytes:
-            raise GitFailed(f"{subdir} is larger than {max_bytes} bytes", where=sha)
+            raise GitError(f"{subdir} is larger than {max_bytes} bytes", where=sha)
         dest.mkdir(parents=True, exist_ok=True)
         if any(dest.iterdir()):
-            raise GitFailed("the directory to extract to is not empty", where=str(dest))
+            raise GitError("the directory to extract to is not empty", where=str(dest))
         names = []
         for entry, found in zip(entries, self.objects([entry.oid for entry in entries]), strict=True):
             name = PurePosixPath(entry.path).relative_to(top)
             if any(part in ("", ".", "..", ".git") for part in name.parts):
-                raise GitFailed(f"{entry.path!r} is no name for a file", where=sha)
+                raise GitError(f"{entry.path!r} is no name for a file", where=sha)
             target = dest / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(found[1] if found else b"")
@@ -218,13 +218,13 @@ def _read(path: Path) -> str:
     return "" if "\0" in text else text
 
 
-def reason(err: str, otherwise: str) -> str:
+def error_reason(err: str, default: str) -> str:
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines
-    return fatal[0].removeprefix("fatal: ").removeprefix("error: ") if fatal else otherwise
+    return fatal[0].removeprefix("fatal: ").removeprefix("error: ") if fatal else default
 
 
-def failure(arguments: Sequence[str], err: str) -> GitFailed | DiskFailed:
+def git_error(arguments: Sequence[str], err: str) -> GitError | StorageError:
     if any(words in err for words in ("No space left", "Input/output error", "Disk quota", "Read-only file system")):
-        return DiskFailed(reason(err, "git could not write"), where="git", mend="free space, then start again")
-    return GitFailed(f"git {arguments[0]}: {reason(err, 'failed without a word')}")
+        return StorageError(error_reason(err, "git could not write"), where="git", hint="free space, then start again")
+    return GitError(f"git {arguments[0]}: {error_reason(err, 'failed without a word')}")

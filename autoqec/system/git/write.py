@@ -7,31 +7,31 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from autoqec.errors import DiskFailed
-from autoqec.system.git.lock import clear_dead_locks, locked
-from autoqec.system.git.parsing import GitFailed, MergeConflict, RefUpdate, message_with, text
-from autoqec.system.git.read import Reads, absolute, failure
+from autoqec.errors import StorageError
+from autoqec.system.git.lock import remove_stale_locks, repository_lock
+from autoqec.system.git.parsing import GitError, MergeConflict, RefUpdate, format_message, text
+from autoqec.system.git.read import GitReader, absolute, git_error
 from autoqec.system.git.trees import check_trees, largest_checkout
 
 
-class Writes(Reads):
+class GitWriter(GitReader):
     """The writing half of `host.git.Repo`."""
 
     # ---- worktrees
 
-    def heal(self) -> None:
+    def repair(self) -> None:
         """Remove the lock files of a writer of ours that died; nothing where none did.
 
         Whether or not its mark is there: a power cut can take the mark and leave the locks.
         """
-        with locked(self.common):
-            clear_dead_locks(self.common)
+        with repository_lock(self.common):
+            remove_stale_locks(self.common)
 
     def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
         """Check `branch` out at `path`; made at commit `base`, or with None an existing branch."""
         path = absolute(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             if base is not None:
                 self._update_refs([RefUpdate(f"refs/heads/{branch}", base, None)], lock)
             self._git("worktree", "add", "-q", "--", str(path), branch, lock=lock)
@@ -39,7 +39,7 @@ class Writes(Reads):
     def worktree_remove(self, path: Path) -> None:
         """Remove the checkout and git's record of it; harmless when either is gone. The branch stays."""
         path = absolute(path)
-        with locked(self.common):
+        with repository_lock(self.common):
             for found in [entry for entry in self.worktrees() if entry.path == path]:
                 _rmtree(path)
                 _rmtree(found.admin)
@@ -53,10 +53,10 @@ class Writes(Reads):
         """
         under = absolute(under or self.root / ".worktrees")
         removed = []
-        with locked(self.common):
-            known = {entry.admin: entry.path for entry in self.worktrees()}
+        with repository_lock(self.common):
+            paths_by_admin = {entry.admin: entry.path for entry in self.worktrees()}
             for admin in sorted(self.common.glob("worktrees/*")):
-                path = known.get(admin)
+                path = paths_by_admin.get(admin)
                 torn = path is None and admin.name.startswith(tuple(prefixes))
                 if torn or (path is not None and path.is_relative_to(under) and not path.exists()):
                     _rmtree(admin)
@@ -65,16 +65,16 @@ class Writes(Reads):
 
     def uncommitted_patch(self, worktree: Path) -> bytes:
         """Everything in a worktree that HEAD does not hold, new files included, as a binary patch; b"" for nothing."""
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             self._git("add", "-A", "-f", "--", ".", worktree=worktree, lock=lock)
-            plain = ["--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
-            return self._git("diff-index", "-p", *plain, "HEAD", "--", worktree=worktree)
+            diff_options = ["--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
+            return self._git("diff-index", "-p", *diff_options, "HEAD", "--", worktree=worktree)
 
     # ---- refs and commits
 
     def update_refs(self, updates: Sequence[RefUpdate]) -> None:
         """All or none. A rename is one transaction: delete the old name, make the new one."""
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             self._update_refs(updates, lock)
 
     def rename_branch(self, old: str, new: str, sha: str) -> None:
@@ -86,7 +86,7 @@ class Writes(Reads):
         for update in updates:
             top, *parts = update.ref.split("/")
             if top != "refs" or any(part.startswith("-") for part in parts):
-                raise GitFailed(f"{update.ref!r} is not a name for a ref")
+                raise GitError(f"{update.ref!r} is not a name for a ref")
             if update.new is None:
                 lines.append(f"delete {update.ref}\0{update.old or ''}")
             elif update.old is None:
@@ -105,9 +105,9 @@ class Writes(Reads):
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
-                raise GitFailed(f"{path!r} is no path inside a worktree", where=str(worktree))
+                raise GitError(f"{path!r} is no path inside a worktree", where=str(worktree))
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             head = self.head_sha(worktree)
             self._git("read-tree", "HEAD", worktree=worktree, lock=lock)
             self._git("add", "-A", "-f", "--", *literal, worktree=worktree, lock=lock)
@@ -116,7 +116,7 @@ class Writes(Reads):
 
     def commit_all(self, message: str) -> str:
         """Commit everything in the main work tree that is not ignored; returns the sha."""
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             self._git("add", "-A", "--", ".", lock=lock)
             self._git("commit", "-q", "--no-verify", "--allow-empty", "-F", "-", stdin=message.encode(), lock=lock)
         return self.head_sha()
@@ -131,15 +131,21 @@ class Writes(Reads):
         lock: int,
     ) -> str:
         """Commit `tree` on top of parents[0], where the worktree's branch must still stand."""
-        sha = self._commit_tree(tree, parents, message_with(message, dict(trailers or {})))
+        sha = self._commit_tree(tree, parents, format_message(message, dict(trailers or {})))
         change = ["--end-of-options", "HEAD", sha, parents[0]]
         self._git("update-ref", "-m", "autoqec: commit", *change, worktree=worktree, lock=lock)
         return sha
 
     def _commit_tree(self, tree: str, parents: Sequence[str], message: str) -> str:
-        above = [item for parent in parents for item in ("-p", parent)]
+        parent_options = [item for parent in parents for item in ("-p", parent)]
         return self._line(
-            "commit-tree", *above, "-F", "-", "--end-of-options", tree, stdin=message.encode("utf-8", "replace")
+            "commit-tree",
+            *parent_options,
+            "-F",
+            "-",
+            "--end-of-options",
+            tree,
+            stdin=message.encode("utf-8", "replace"),
         )
 
     def merge_tree(self, tips: Sequence[str]) -> str:
@@ -153,7 +159,7 @@ class Writes(Reads):
             if status == 1 and fields[0]:  # without a tree, a tip is not a commit
                 raise MergeConflict(tuple(sorted(set(filter(None, fields[1:])))))
             if status != 0:
-                raise failure(arguments, err)
+                raise git_error(arguments, err)
             merged = fields[0].strip()
             at = self._commit_tree(merged, [at, other], "merged on the way")
         return merged
@@ -165,7 +171,7 @@ class Writes(Reads):
 
         Raises MergeConflict, and then branch and worktree are as before.
         """
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             head = self.head_sha(worktree)
             tree = self.merge_tree([head, *tips])
             self._git("read-tree", "-m", "-u", "--end-of-options", head, tree, worktree=worktree, lock=lock)
@@ -186,10 +192,10 @@ class Writes(Reads):
         """Take the objects out of a bundle and make refs (full name -> sha) of them, all or none.
 
         No transport of git is involved, so neither the path nor the file's content can name a command. Raises
-        GitFailed where the bundle is damaged, incomplete or of a kind that this program does not write.
+        GitError where the bundle is damaged, incomplete or of a kind that this program does not write.
         """
         _check_bundle(path)
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             self._git("bundle", "unbundle", "--end-of-options", str(absolute(path)), lock=lock)
             check_trees(self, list(refs.values()), max_bytes=largest_checkout(path))
             tips = "".join(f"{sha}\n" for sha in refs.values()).encode()
@@ -198,7 +204,7 @@ class Writes(Reads):
 
     def check_out(self, branch: str, sha: str) -> None:
         """Make `branch` at a commit and check it out in the main work tree, where it may replace no file."""
-        with locked(self.common) as lock:
+        with repository_lock(self.common) as lock:
             self._update_refs([RefUpdate(f"refs/heads/{branch}", sha, None)], lock)
             self._git("symbolic-ref", "HEAD", f"refs/heads/{branch}", lock=lock)
             tree = self.commit_info(sha).tree
@@ -212,7 +218,7 @@ def _check_bundle(path: Path) -> None:
     with open(path, "rb") as stream:
         head = stream.read(max(map(len, _BUNDLES)) + 1)
     if not head.startswith(_BUNDLES) or head.startswith(_BUNDLES[1] + b"@"):
-        raise GitFailed("it is not a git bundle of complete branches")
+        raise GitError("it is not a git bundle of complete branches")
 
 
 def _rmtree(path: Path) -> None:
@@ -224,4 +230,4 @@ def _rmtree(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DiskFailed(f"could not be removed: {error.strerror}", where=str(path), mend=f"rm -r {path}") from error
+        raise StorageError(f"could not be removed: {error.strerror}", where=str(path), hint=f"rm -r {path}") from error

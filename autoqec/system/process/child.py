@@ -20,9 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from autoqec.errors import DiskFailed, InputError
+from autoqec.errors import StorageError, UsageError
 from autoqec.system.process import procfs
-from autoqec.system.process.signals import held_back
+from autoqec.system.process.signals import block_signals
 
 GB = 1e9
 _SUPERVISOR = Path(__file__).with_name("supervise.py")
@@ -30,7 +30,7 @@ _INHERITED = (
     "PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV",
     "CUDA_VISIBLE_DEVICES", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "AUTOQEC_OWNER",
 )  # fmt: skip
-DEFAULTS = {
+DEFAULT_ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
@@ -67,13 +67,13 @@ class Result:
     wallclock_s: float
     rss_peak_gb: float
     cpu_s: float
-    killed: str | None
+    limit_broken: str | None
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     """What a child sees: a short list of this process's variables (no keys, no GIT_*, no PYTHON*), then `extra`."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    return {**inherited, **DEFAULTS, **(extra or {})}
+    return {**inherited, **DEFAULT_ENVIRONMENT, **(extra or {})}
 
 
 def run(
@@ -88,14 +88,14 @@ def run(
     """Run `argv` to its end. stdout and stderr are appended to the file `stdout`; stdin is empty.
 
     `on_tick(seconds so far)` is called a few times a second; what it raises ends the child and goes up.
-    Raises InputError where `cwd` is no directory, DiskFailed where `stdout` cannot be opened.
+    Raises UsageError where `cwd` is no directory, StorageError where `stdout` cannot be opened.
     """
     out = _open_log(stdout)
     try:
         process = _spawn(argv, cwd, env, limits, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=())
     finally:
         os.close(out)
-    watch = _Watch(process, limits)
+    watch = _LimitMonitor(process, limits)
     try:
         while not watch.tick():
             if on_tick is not None:
@@ -114,7 +114,7 @@ class Process:
         self.stdin: IO[bytes] = process.stdin
         self.stdout: IO[bytes] = process.stdout
         self.pid = process.pid
-        self._watch = _Watch(process, limits)
+        self._watch = _LimitMonitor(process, limits)
         self._thread = threading.Thread(target=self._loop, name=f"watch-{process.pid}", daemon=True)
         self._thread.start()
 
@@ -177,7 +177,7 @@ def _open_log(path: Path) -> int:
     try:
         return os.open(path, flags, 0o644)
     except OSError as error:
-        raise DiskFailed(f"the child's log cannot be opened: {error.strerror}", where=str(path)) from error
+        raise StorageError(f"the child's log cannot be opened: {error.strerror}", where=str(path)) from error
 
 
 def _spawn(
@@ -194,11 +194,11 @@ def _spawn(
     rlimits = {"core": limits.core, "nofile": limits.nofile}
     if limits.disk_mb is not None:
         rlimits["fsize"] = int(limits.disk_mb * 1e6)
-    head = [sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(rlimits), str(os.getpid())]
+    supervisor_argv = [sys.executable, "-I", "-S", str(_SUPERVISOR), json.dumps(rlimits), str(os.getpid())]
     try:
-        with held_back(signal.SIGINT):  # the supervisor lets it in again
+        with block_signals(signal.SIGINT):  # the supervisor lets it in again
             return subprocess.Popen(
-                [*head, ",".join(map(str, pass_fds)), "--", *map(str, argv)],
+                [*supervisor_argv, ",".join(map(str, pass_fds)), "--", *map(str, argv)],
                 cwd=cwd,
                 env=environment(env),
                 stdin=stdin,
@@ -208,25 +208,25 @@ def _spawn(
                 start_new_session=True,
             )
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise InputError(f"a process cannot be started: {error}", where=str(cwd)) from error
+        raise UsageError(f"a process cannot be started: {error}", where=str(cwd)) from error
 
 
-class _Watch:
+class _LimitMonitor:
     """Samples one supervised tree and ends it when a limit breaks."""
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits) -> None:
         self._process, self._limits = process, limits
-        self._began = time.monotonic()
+        self._start = time.monotonic()
         self._disk_due = 0.0
         self._peak = 0
         self._cpu_s = 0.0
-        self._killed: str | None = None
+        self._limit_broken: str | None = None
         self._stopped = threading.Event()
-        self._took: float | None = None
+        self._duration_s: float | None = None
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     def sleep(self) -> None:
         # Short at first: most children of a test live for a fraction of a second.
@@ -239,13 +239,13 @@ class _Watch:
         """True once the tree has ended or must end."""
         if self._reap(os.WNOHANG):
             return True
-        processes = procfs.tree(self._process.pid)[1:]  # the supervisor is ours
+        processes = procfs.process_tree(self._process.pid)[1:]  # the supervisor is ours
         rss = procfs.rss_bytes(processes)
         self._peak = max(self._peak, rss)
-        self._killed = self._broken(rss, len(processes))
-        return self._killed is not None or self._stopped.is_set()
+        self._limit_broken = self._exceeded_limit(rss, len(processes))
+        return self._limit_broken is not None or self._stopped.is_set()
 
-    def _broken(self, rss: int, processes: int) -> str | None:
+    def _exceeded_limit(self, rss: int, processes: int) -> str | None:
         limits, seconds = self._limits, self.seconds
         if seconds > limits.wallclock_s:
             return f"wall clock {seconds:.1f} s > {limits.wallclock_s:g} s"
@@ -265,19 +265,19 @@ class _Watch:
         if self._process.returncode is None:
             # A fork bomb outruns a walk over /proc: freeze what is there, then kill, then let the supervisor sweep.
             for sign in (signal.SIGSTOP, signal.SIGKILL):
-                for pid in procfs.tree(self._process.pid)[1:]:
+                for pid in procfs.process_tree(self._process.pid)[1:]:
                     _signal(pid, sign)
             _signal(self._process.pid, signal.SIGTERM)
             deadline = time.monotonic() + 10
             while not self._reap(os.WNOHANG):
                 if time.monotonic() > deadline:
-                    for pid in procfs.tree(self._process.pid):
+                    for pid in procfs.process_tree(self._process.pid):
                         _signal(pid, signal.SIGKILL)
                     self._reap(0)
                     break
                 time.sleep(0.01)
-        if self._took is None:
-            self._took = self.seconds
+        if self._duration_s is None:
+            self._duration_s = self.seconds
 
     def _reap(self, flags: int) -> bool:
         if self._process.returncode is not None:
@@ -291,8 +291,8 @@ class _Watch:
         return True
 
     def result(self) -> Result:
-        assert self._process.returncode is not None and self._took is not None
-        return Result(self._process.returncode, self._took, self._peak / GB, self._cpu_s, self._killed)
+        assert self._process.returncode is not None and self._duration_s is not None
+        return Result(self._process.returncode, self._duration_s, self._peak / GB, self._cpu_s, self._limit_broken)
 
 
 def disk_bytes(directory: Path) -> int:

@@ -34,7 +34,7 @@ def stat_fields(pid: int) -> list[str]:
         return []
 
 
-def tree(root: int) -> list[int]:
+def process_tree(root: int) -> list[int]:
     """`root` and every process below it."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def held_back(*numbers: signal.Signals) -> Iterator[None]:
+def block_signals(*numbers: signal.Signals) -> Iterator[None]:
     """These signals wait until the block is left, for this thread; a process started in it begins with them blocked.
 
     Without it Ctrl-C kills what is just being started: until its own session begins it is in the terminal's group,

@@ -28,7 +28,7 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _limit(limits: dict[str, int]) -> None:
+def _set_limits(limits: dict[str, int]) -> None:
     for name, value in limits.items():
         hard = resource.getrlimit(_LIMITS[name])[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -48,23 +48,23 @@ def _parents() -> dict[int, int]:
     return found
 
 
-def _below() -> list[int]:
+def _descendants() -> list[int]:
     """Every process under this one."""
-    parents, me = _parents(), os.getpid()
+    parents, own_pid = _parents(), os.getpid()
     found = []
     for pid in parents:
-        at, steps = pid, 0
-        while at > 1 and at != me and steps < 1000:
-            at, steps = parents.get(at, 0), steps + 1
-        if at == me and pid != me:
+        ancestor, steps = pid, 0
+        while ancestor > 1 and ancestor != own_pid and steps < 1000:
+            ancestor, steps = parents.get(ancestor, 0), steps + 1
+        if ancestor == own_pid and pid != own_pid:
             found.append(pid)
     return found
 
 
-def _end_all() -> None:
+def _kill_descendants() -> None:
     """Orphans land here, so killing goes on until nobody is left."""
     while True:
-        for pid in _below():
+        for pid in _descendants():
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -74,11 +74,11 @@ def _end_all() -> None:
 
 
 def _on_term(_number: int, _frame: FrameType | None) -> None:
-    _end_all()
+    _kill_descendants()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _forget_ctrl_c() -> None:
+def _reset_sigint() -> None:
     """What came while we were being started was meant for our parent; from here on SIGINT does what it always does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
@@ -88,16 +88,16 @@ def _forget_ctrl_c() -> None:
 def main() -> None:
     limits, parent, fds = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     argv = sys.argv[5:]
-    _forget_ctrl_c()
+    _reset_sigint()
     signal.signal(signal.SIGTERM, _on_term)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(143)
-    me = os.getpid()
+    own_pid = os.getpid()
     child = os.fork()
     if child == 0:
-        _run(argv, limits, me)
+        _run(argv, limits, own_pid)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
@@ -106,13 +106,13 @@ def main() -> None:
     pid, status = os.waitpid(-1, 0)
     while pid != child:
         pid, status = os.waitpid(-1, 0)
-    _end_all()
+    _kill_descendants()
     if os.WIFSIGNALED(status):
-        _die_of(os.WTERMSIG(status))
+        _die_by_signal(os.WTERMSIG(status))
     os._exit(os.WEXITSTATUS(status))
 
 
-def _die_of(number: int) -> None:
+def _die_by_signal(number: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -128,7 +128,7 @@ def _run(argv: list[str], limits: dict[str, int], supervisor: int) -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != supervisor:
             os._exit(143)
-        _limit(limits)
+        _set_limits(limits)
         os.execvp(argv[0], argv)
     except BaseException as error:
         os.write(2, f"{argv[0]}: cannot be started: {error}\n".encode())

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import autoqec
-from autoqec.errors import AutoqecError, InputError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.system.process import child
 from autoqec.system.sandbox import bubblewrap, confine, syscalls
 
-Tier = Literal["bubblewrap", "landlock", "none"]
-TIERS: tuple[Tier, ...] = get_args(Tier)
-WAIVER = "AUTOQEC_NO_SANDBOX"
+SandboxBackend = Literal["bubblewrap", "landlock", "none"]
+SANDBOX_BACKENDS: tuple[SandboxBackend, ...] = get_args(SandboxBackend)
+OPT_OUT_VARIABLE = "AUTOQEC_NO_SANDBOX"
 CHOICE = "AUTOQEC_SANDBOX"
 INSTALL = f"pip install {bubblewrap.PACKAGE}, and allow user namespaces"
 _CONFINE = Path(confine.__file__)
 _SYSTEM = ("/usr", "/lib", "/lib64", "/lib32", "/bin", "/sbin", "/nix/store")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives", "/etc/localtime")
-_HARDWARE = "/sys/devices/system"
+_SYSFS = "/sys/devices/system"
 # /proc/self is opened by the process it names: others stay closed.
 _LANDLOCK_EXTRA = (
     "/dev/urandom", "/dev/random", "/dev/zero",
@@ -34,7 +34,7 @@ _LANDLOCK_EXTRA = (
 
 
 @dataclass(frozen=True)
-class Policy:
+class SandboxPolicy:
     """What the code inside may do; what is not listed is closed.
 
     read_only, writable: files and directories, which keep their paths. Python, its packages and this package are
@@ -50,7 +50,7 @@ class Policy:
 
     read_only: tuple[Path, ...] = ()
     writable: tuple[Path, ...] = ()
-    closed: tuple[Path, ...] = ()
+    hidden_paths: tuple[Path, ...] = ()
     hidden: tuple[Path, ...] = ()
     scratch: Path | None = None
     tmp_mb: int = 256
@@ -67,58 +67,62 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class SandboxedCommand:
     """Hand `argv` and `env` to `host.child`; `tier` goes on record."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    tier: Tier
+    sandbox_backend: SandboxBackend
 
 
 @cache
-def probe() -> Tier:
+def probe() -> SandboxBackend:
     """The strongest tier that runs here, found by running it once; AUTOQEC_SANDBOX narrows the choice to one."""
-    return next(tier for tier in TIERS if works(tier))
+    return next(sandbox_backend for sandbox_backend in SANDBOX_BACKENDS if is_available(sandbox_backend))
 
 
 def chosen() -> str:
     """Return the backend that AUTOQEC_SANDBOX asks for: `auto`, `bubblewrap` or `landlock`.
 
     Raises:
-        InputError: The variable has another value.
+        UsageError: The variable has another value.
     """
     value = os.environ.get(CHOICE) or "auto"
     if value not in ("auto", "bubblewrap", "landlock"):
-        raise InputError(f"unknown sandbox backend {value!r}", where=CHOICE, mend="use auto, bubblewrap or landlock")
+        raise UsageError(f"unknown sandbox backend {value!r}", where=CHOICE, hint="use auto, bubblewrap or landlock")
     return value
 
 
-def waived() -> bool:
+def opted_out() -> bool:
     """Whether a person said that code of a branch may run where nothing confines it."""
-    return os.environ.get(WAIVER) == "1"
+    return os.environ.get(OPT_OUT_VARIABLE) == "1"
 
 
-def works(tier: Tier) -> bool:
+def is_available(sandbox_backend: SandboxBackend) -> bool:
     """Whether a program inside this tier starts, and finds files and network closed."""
-    return fault(tier) is None
+    return unavailable_reason(sandbox_backend) is None
 
 
 @cache
-def fault(tier: Tier) -> str | None:
+def unavailable_reason(sandbox_backend: SandboxBackend) -> str | None:
     """Why this tier does not hold here, None where it does; found by trying."""
-    if tier == "none":
+    if sandbox_backend == "none":
         return None
     if sys.platform != "linux":
         return f"it needs Linux, this is {sys.platform}"
-    if chosen() not in ("auto", tier):
+    if chosen() not in ("auto", sandbox_backend):
         return f"{CHOICE}={chosen()} excludes it"
-    if tier == "bubblewrap" and bubblewrap.bwrap() is None:
+    if sandbox_backend == "bubblewrap" and bubblewrap.bwrap() is None:
         return "bwrap is not installed"
     with tempfile.TemporaryDirectory() as place:
         secret, inside, log = Path(place, "secret"), Path(place, "inside"), Path(place, "log")
         secret.write_text("secret")
         inside.mkdir()
-        wrapped = wrap([sys.executable, "-I", "-S", "-c", _PROBE, str(secret)], Policy(writable=(inside,)), tier=tier)
+        wrapped = wrap(
+            [sys.executable, "-I", "-S", "-c", _PROBE, str(secret)],
+            SandboxPolicy(writable=(inside,)),
+            sandbox_backend=sandbox_backend,
+        )
         try:
             result = child.run(
                 wrapped.argv, cwd=place, env=wrapped.env, limits=child.Limits(wallclock_s=30), stdout=log
@@ -127,8 +131,8 @@ def fault(tier: Tier) -> str | None:
             return error.what
         if result.returncode == 0 and (inside / "written").exists():
             return None
-        said = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-        return (said[-1] if said else f"exit status {result.returncode}")[:200]
+        output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        return (output[-1] if output else f"exit status {result.returncode}")[:200]
 
 
 _PROBE = """
@@ -143,27 +147,29 @@ for attack in (lambda: open(sys.argv[1]), lambda: socket.socket()):
 """
 
 
-def wrap(argv: Sequence[str], policy: Policy, *, tier: Tier | None = None) -> Wrapped:
+def wrap(
+    argv: Sequence[str], policy: SandboxPolicy, *, sandbox_backend: SandboxBackend | None = None
+) -> SandboxedCommand:
     """`argv` behind the walls of `tier` (default: the strongest that runs here). Starts nothing.
 
-    Network is closed in both real tiers. `none` changes only the environment: it is no wall. InputError where a closed
+    Network is closed in both real tiers. `none` changes only the environment: it is no wall. UsageError where a closed
     place lies within Python's own and the tier can't hide it.
     """
-    tier = tier or probe()
-    if tier == "landlock" and (seen := _within_reach(policy.closed)):
-        raise InputError(
-            f"{seen[0]} lies among the files that Python needs, and Landlock can't hide it there",
+    sandbox_backend = sandbox_backend or probe()
+    if sandbox_backend == "landlock" and (exposed := _exposed(policy.hidden_paths)):
+        raise UsageError(
+            f"{exposed[0]} lies among the files that Python needs, and Landlock can't hide it there",
             where="sandbox",
-            mend=f"{INSTALL}; or move the lab",
+            hint=f"{INSTALL}; or move the lab",
         )
-    private = Path("/tmp") if tier == "bubblewrap" else policy.scratch or policy.home
+    private = Path("/tmp") if sandbox_backend == "bubblewrap" else policy.scratch or policy.home
     env = {"USER": "sandbox", **_private_places(private), **policy.env}
-    if tier == "bubblewrap":
-        inner = _confined(argv, policy, landlock=False)
-        return Wrapped((*_bubblewrap(policy), "--", *inner), env, tier)
-    if tier == "landlock":
-        return Wrapped(_confined(argv, policy, landlock=True), env, tier)
-    return Wrapped(tuple(map(str, argv)), env, tier)
+    if sandbox_backend == "bubblewrap":
+        inner = _confine_command(argv, policy, landlock=False)
+        return SandboxedCommand((*_bubblewrap(policy), "--", *inner), env, sandbox_backend)
+    if sandbox_backend == "landlock":
+        return SandboxedCommand(_confine_command(argv, policy, landlock=True), env, sandbox_backend)
+    return SandboxedCommand(tuple(map(str, argv)), env, sandbox_backend)
 
 
 def _private_places(directory: Path) -> dict[str, str]:
@@ -181,19 +187,19 @@ def readable() -> tuple[Path, ...]:
     """What Python needs: the environment, the interpreter under it, this package; resolved and as named."""
     places = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
     places += [Path(autoqec.__file__).parent]
-    both = [form for place in places for form in (place, place.resolve())]
-    return tuple(dict.fromkeys(path for path in both if path != Path("/")))
+    all_forms = [form for place in places for form in (place, place.resolve())]
+    return tuple(dict.fromkeys(path for path in all_forms if path != Path("/")))
 
 
-def _within_reach(places: Sequence[Path]) -> list[Path]:
+def _exposed(places: Sequence[Path]) -> list[Path]:
     """Those of `places` that lie among the files of Python and of the system; outermost only, as named and resolved."""
     opened = [form for path in (*_system(), *readable()) for form in (path, path.resolve())]
-    closed = [form for path in places if path.exists() for form in (path.absolute(), path.resolve())]
-    seen = [path for path in closed if any(path.is_relative_to(place) for place in opened)]
-    return [path for path in _by_depth(seen) if not any(outer in path.parents for outer in seen)]
+    hidden_paths = [form for path in places if path.exists() for form in (path.absolute(), path.resolve())]
+    exposed = [path for path in hidden_paths if any(path.is_relative_to(place) for place in opened)]
+    return [path for path in _by_depth(exposed) if not any(outer in path.parents for outer in exposed)]
 
 
-def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[str, ...]:
+def _confine_command(argv: Sequence[str], policy: SandboxPolicy, *, landlock: bool) -> tuple[str, ...]:
     rules = {
         "landlock": landlock,
         "cwd": str(policy.home),
@@ -218,14 +224,14 @@ def _confined(argv: Sequence[str], policy: Policy, *, landlock: bool) -> tuple[s
 
 
 def _system() -> list[Path]:
-    return [Path(path) for path in (*_SYSTEM, *_SYSTEM_FILES, _HARDWARE) if os.path.exists(path)]
+    return [Path(path) for path in (*_SYSTEM, *_SYSTEM_FILES, _SYSFS) if os.path.exists(path)]
 
 
-def _devices(policy: Policy) -> list[Path]:
+def _devices(policy: SandboxPolicy) -> list[Path]:
     return sorted(Path("/dev").glob("nvidia*")) if policy.gpu else []
 
 
-def _bubblewrap(policy: Policy) -> list[str]:
+def _bubblewrap(policy: SandboxPolicy) -> list[str]:
     size = str(policy.tmp_mb * 1_000_000)
     out = [str(bubblewrap.bwrap() or "bwrap"), "--unshare-user", "--unshare-pid", "--unshare-ipc"]
     out += ["--unshare-uts", "--unshare-cgroup-try"]
@@ -241,7 +247,7 @@ def _bubblewrap(policy: Policy) -> list[str]:
         out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
     for path in _by_depth(readable()):
         out += _bind("--ro-bind", path)
-    hidden = _within_reach((*policy.closed, *policy.hidden))
+    hidden = _exposed((*policy.hidden_paths, *policy.hidden))
     for path in hidden:
         out += ["--size", size, "--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]
     for path in _by_depth(policy.read_only):
@@ -251,8 +257,13 @@ def _bubblewrap(policy: Policy) -> list[str]:
     for path in _by_depth(policy.writable):
         out += _bind("--bind", path)
     # The new root and /dev are memory without a limit: nothing may be written there.
-    shut = [Path("/dev"), *(path for path in hidden if path.is_dir()), Path("/")]
-    return [*out, *(word for path in shut for word in ("--remount-ro", str(path))), "--chdir", str(policy.home)]
+    remount_read_only = [Path("/dev"), *(path for path in hidden if path.is_dir()), Path("/")]
+    return [
+        *out,
+        *(word for path in remount_read_only for word in ("--remount-ro", str(path))),
+        "--chdir",
+        str(policy.home),
+    ]
 
 
 def _bind(how: str, path: Path) -> list[str]:

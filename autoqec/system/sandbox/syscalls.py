@@ -11,7 +11,7 @@ import platform
 import struct
 from collections.abc import Iterable
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 Numbers = tuple[int | None, int | None]  # (x86_64, aarch64); None: the architecture has no such call
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of Numbers, AUDIT_ARCH
@@ -107,11 +107,11 @@ def filter_program(*, network: bool, loopback: bool, gpu: bool, fork: bool, sign
         signals: Sending signals is allowed.
 
     Raises:
-        InputError: There is no table for this machine's architecture.
+        UsageError: There is no table for this machine's architecture.
     """
     machine = platform.machine()
     if machine not in ARCHITECTURES:
-        raise InputError(f"no table of system calls for {machine}", where="sandbox", mend="use x86_64 or aarch64")
+        raise UsageError(f"no table of system calls for {machine}", where="sandbox", hint="use x86_64 or aarch64")
     column, audit = ARCHITECTURES[machine]
     groups = [*REFUSED.values(), {} if gpu else UNLESS_GPU, {} if fork else UNLESS_FORK, {} if signals else SIGNALS]
     if not network and not loopback:

@@ -15,23 +15,23 @@ import numpy as np
 from autoqec.system.process import child, procfs
 from autoqec.verification.candidate import protocol
 
-PIECE = 2**18  # bytes to a read or write
+IO_CHUNK_BYTES = 2**18  # bytes to a read or write
 
 
 @dataclass(frozen=True)
-class Failure:
+class CandidateFailure:
     """An answer that did not come, and why. error: the exception's type, or `timeout`, `closed`, `protocol`."""
 
     error: str
     what: str
     where: str | None = None
-    mend: str | None = None
+    hint: str | None = None
 
     def __str__(self) -> str:
         return f"{self.error}: {self.what}"
 
 
-class Link:
+class CandidateClient:
     """Requests go out in order, answers come back in order; after a broken frame or a timeout every answer fails.
 
     answer_s: the longest wait for one answer. total_s: for all of them; time in which nobody waits is not counted.
@@ -39,44 +39,50 @@ class Link:
 
     def __init__(self, process: child.Process, *, answer_s: float, total_s: float) -> None:
         self._process = process
-        self._to, self._from = process.stdin.fileno(), process.stdout.fileno()
+        self._stdin_fd, self._stdout_fd = process.stdin.fileno(), process.stdout.fileno()
         self._answer_s = answer_s
-        self._left_s = total_s
+        self._remaining_s = total_s
         self._out = bytearray()
         self._in = bytearray()
         self._expected: deque[int] = deque()
-        self._dead: Failure | None = None
-        for fd in (self._to, self._from):
+        self._failure_reason: CandidateFailure | None = None
+        for fd in (self._stdin_fd, self._stdout_fd):
             os.set_blocking(fd, False)
 
     def send_spec(self, spec: dict[str, Any]) -> None:
         self._queue(protocol.pack(protocol.SPEC, json.dumps(spec).encode()))
 
-    def receive_made(self) -> dict[str, Any] | Failure:
+    def receive_model_info(self) -> dict[str, Any] | CandidateFailure:
         """What the candidate says it built."""
-        got = self._frame(protocol.MADE, protocol.MAX_REPLY_TEXT)
-        if isinstance(got, Failure):
-            return got
+        payload_or_failure = self._receive_frame(protocol.MODEL_INFO, protocol.MAX_REPLY_TEXT)
+        if isinstance(payload_or_failure, CandidateFailure):
+            return payload_or_failure
         try:
-            made = json.loads(got)
+            model_info = json.loads(payload_or_failure)
         except (ValueError, RecursionError):
-            return self._die(Failure("protocol", "the first answer is no JSON"))
-        return made if isinstance(made, dict) else self._die(Failure("protocol", "the first answer is no object"))
+            return self._fail(CandidateFailure("protocol", "the first answer is no JSON"))
+        return (
+            model_info
+            if isinstance(model_info, dict)
+            else self._fail(CandidateFailure("protocol", "the first answer is no object"))
+        )
 
-    def send(self, detectors: np.ndarray) -> None:
+    def send(self, detection_events: np.ndarray) -> None:
         """Ask for log-odds of packed detection events, uint8 [n, ceil(n_detectors / 8)]."""
-        self._expected.append(len(detectors))
-        self._queue(protocol.pack(protocol.DATA, np.ascontiguousarray(detectors).tobytes()))
+        self._expected.append(len(detection_events))
+        self._queue(protocol.pack(protocol.DATA, np.ascontiguousarray(detection_events).tobytes()))
 
-    def receive(self, n_edges: int) -> np.ndarray | Failure:
+    def receive(self, n_edges: int) -> np.ndarray | CandidateFailure:
         """The oldest outstanding answer, float32 [n, n_edges] (values unchecked), or why there is none."""
         n = self._expected.popleft()
-        got = self._frame(protocol.ODDS, 4 * n * n_edges)
-        if isinstance(got, Failure):
-            return got
-        if len(got) != 4 * n * n_edges:
-            return Failure("shape", f"{len(got)} bytes of log-odds for {n} shots x {n_edges} edges")
-        return np.frombuffer(got, "<f4").reshape(n, n_edges)
+        payload_or_failure = self._receive_frame(protocol.LOG_ODDS, 4 * n * n_edges)
+        if isinstance(payload_or_failure, CandidateFailure):
+            return payload_or_failure
+        if len(payload_or_failure) != 4 * n * n_edges:
+            return CandidateFailure(
+                "shape", f"{len(payload_or_failure)} bytes of log-odds for {n} shots x {n_edges} edges"
+            )
+        return np.frombuffer(payload_or_failure, "<f4").reshape(n, n_edges)
 
     @property
     def outstanding(self) -> int:
@@ -84,48 +90,50 @@ class Link:
 
     def close(self) -> child.Result:
         """End the process; how it ended."""
-        self._die(Failure("closed", "the judge hung up"))
+        self._fail(CandidateFailure("closed", "the judge hung up"))
         return self._process.kill()
 
     def cpu_s(self) -> float:
         """CPU seconds of the process and everything below it so far, waited-for children too; 0 once it has ended."""
         ticks = 0
-        for pid in procfs.tree(self._process.pid):
+        for pid in procfs.process_tree(self._process.pid):
             ticks += sum(int(value) for value in procfs.stat_fields(pid)[11:15])  # utime, stime, cutime, cstime
         return ticks / os.sysconf("SC_CLK_TCK")
 
     def _queue(self, data: bytes) -> None:
-        if self._dead is None:
+        if self._failure_reason is None:
             self._out += data
             self._pump(read=False, wait=0.0)
 
-    def _frame(self, wanted: bytes, largest: int) -> bytes | Failure:
-        began = time.monotonic()
+    def _receive_frame(self, expected_tag: bytes, max_bytes: int) -> bytes | CandidateFailure:
+        start_time = time.monotonic()
         try:
-            return self._next(wanted, largest, began + min(self._answer_s, self._left_s))
+            return self._receive_payload(expected_tag, max_bytes, start_time + min(self._answer_s, self._remaining_s))
         finally:
-            self._left_s -= time.monotonic() - began
+            self._remaining_s -= time.monotonic() - start_time
 
-    def _next(self, wanted: bytes, largest: int, until: float) -> bytes | Failure:
+    def _receive_payload(self, expected_tag: bytes, max_bytes: int, deadline: float) -> bytes | CandidateFailure:
         size = protocol.HEADER.size
-        if not self._fill(size, until):
-            return self._gone()
+        if not self._fill(size, deadline):
+            return self._disconnected()
         tag, length = protocol.HEADER.unpack(self._in[:size])
-        limit = 2 * largest if tag == wanted else protocol.MAX_REPLY_TEXT  # twice: a wrong shape may be told as such
-        if tag not in (wanted, protocol.FAIL) or length > limit:
-            return self._die(Failure("protocol", f"an answer tagged {tag!r} of {length} bytes"))
-        if not self._fill(size + length, until):
-            return self._gone()
+        limit = (
+            2 * max_bytes if tag == expected_tag else protocol.MAX_REPLY_TEXT
+        )  # twice: a wrong shape may be told as such
+        if tag not in (expected_tag, protocol.ERROR) or length > limit:
+            return self._fail(CandidateFailure("protocol", f"an answer tagged {tag!r} of {length} bytes"))
+        if not self._fill(size + length, deadline):
+            return self._disconnected()
         payload = bytes(self._in[size : size + length])
         del self._in[: size + length]
-        return payload if tag == wanted else _failure(payload)
+        return payload if tag == expected_tag else _decode_failure(payload)
 
-    def _fill(self, size: int, until: float) -> bool:
+    def _fill(self, size: int, deadline: float) -> bool:
         """Whether `size` bytes arrived before `until`."""
-        while self._dead is None and len(self._in) < size:
-            wait = until - time.monotonic()
+        while self._failure_reason is None and len(self._in) < size:
+            wait = deadline - time.monotonic()
             if wait <= 0:
-                self._die(Failure("timeout", "no answer in time"))
+                self._fail(CandidateFailure("timeout", "no answer in time"))
             else:
                 self._pump(read=True, wait=wait)
         return len(self._in) >= size
@@ -134,51 +142,51 @@ class Link:
         """One round of writing what waits and, if asked, reading what came."""
         with selectors.DefaultSelector() as ready:
             if self._out:
-                ready.register(self._to, selectors.EVENT_WRITE)
+                ready.register(self._stdin_fd, selectors.EVENT_WRITE)
             if read:
-                ready.register(self._from, selectors.EVENT_READ)
+                ready.register(self._stdout_fd, selectors.EVENT_READ)
             for key, _ in ready.select(wait):
                 try:
-                    self._move(key.fd)
+                    self._transfer(key.fd)
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    self._die(Failure("closed", f"the candidate's pipe broke ({error.strerror})"))
-                if self._dead is not None:
+                    self._fail(CandidateFailure("closed", f"the candidate's pipe broke ({error.strerror})"))
+                if self._failure_reason is not None:
                     return
 
-    def _move(self, fd: int) -> None:
-        if fd == self._to and self._out:
-            del self._out[: os.write(fd, self._out[:PIECE])]
-        elif fd == self._from:
-            data = os.read(fd, PIECE)
+    def _transfer(self, fd: int) -> None:
+        if fd == self._stdin_fd and self._out:
+            del self._out[: os.write(fd, self._out[:IO_CHUNK_BYTES])]
+        elif fd == self._stdout_fd:
+            data = os.read(fd, IO_CHUNK_BYTES)
             if not data:
-                self._die(Failure("closed", "the candidate's process ended"))
+                self._fail(CandidateFailure("closed", "the candidate's process ended"))
             self._in += data
 
-    def _gone(self) -> Failure:
-        return self._dead or Failure("closed", "the candidate's process ended")
+    def _disconnected(self) -> CandidateFailure:
+        return self._failure_reason or CandidateFailure("closed", "the candidate's process ended")
 
-    def _die(self, why: Failure) -> Failure:
-        if self._dead is None:
-            self._dead = why
+    def _fail(self, why: CandidateFailure) -> CandidateFailure:
+        if self._failure_reason is None:
+            self._failure_reason = why
             self._out.clear()
-            killed = self._process.kill().killed
-            if killed is not None:
-                self._dead = Failure("limit", killed)
-        return self._dead
+            limit_broken = self._process.kill().limit_broken
+            if limit_broken is not None:
+                self._failure_reason = CandidateFailure("limit", limit_broken)
+        return self._failure_reason
 
 
-def _failure(payload: bytes) -> Failure:
+def _decode_failure(payload: bytes) -> CandidateFailure:
     """A candidate's own words, cut to size: they are shown as data."""
     try:
-        said = json.loads(payload)
-        where, mend = (_cut(said[key], 200) if said.get(key) else None for key in ("where", "mend"))
-        return Failure(_cut(said["error"], 100), _cut(said["what"], 500), where, mend)
+        fields = json.loads(payload)
+        where, hint = (_truncate(fields[key], 200) if fields.get(key) else None for key in ("where", "mend"))
+        return CandidateFailure(_truncate(fields["error"], 100), _truncate(fields["what"], 500), where, hint)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Failure("protocol", "a failure that is no JSON")
+        return CandidateFailure("protocol", "a failure that is no JSON")
 
 
-def _cut(value: Any, most: int) -> str:
+def _truncate(value: Any, most: int) -> str:
     """One line that any file and terminal takes: half a surrogate pair, say, could be written nowhere."""
     return "".join(char if char.isprintable() else " " for char in str(value)[:most])

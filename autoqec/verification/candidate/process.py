@@ -37,45 +37,45 @@ def main() -> None:
         tag, payload = receive(requests)
         if tag != protocol.SPEC:
             raise ContractError(f"the first frame is {tag!r}, not SPEC")
-        model, n_detectors, made = build(json.loads(payload))
+        model, n_detectors, model_info = build_model(json.loads(payload))
     except Exception as error:
-        send(answers, protocol.FAIL, failure(error))
+        send(answers, protocol.ERROR, encode_error(error))
         return
-    send(answers, protocol.MADE, json.dumps(made).encode())
+    send(answers, protocol.MODEL_INFO, json.dumps(model_info).encode())
     while True:
         tag, payload = receive(requests)
         if tag != protocol.DATA:
             return
         try:
-            send(answers, protocol.ODDS, answer(model, payload, n_detectors))
+            send(answers, protocol.LOG_ODDS, infer_log_odds(model, payload, n_detectors))
         except Exception as error:  # whatever the branch's code raises costs this chunk, not the judgement
-            send(answers, protocol.FAIL, failure(error))
+            send(answers, protocol.ERROR, encode_error(error))
 
 
-def build(spec: dict[str, Any]) -> tuple[Predecoder, int, dict[str, Any]]:
+def build_model(spec: dict[str, Any]) -> tuple[Predecoder, int, dict[str, Any]]:
     """The net, its number of detectors, and what the judge wants to know of it."""
     decoder_libraries.block()
-    overlay.mount(spec["modules_dir"])
+    overlay.use_modules_dir(spec["modules_dir"])
     problem = Problem.from_env(parse_env(spec["env_text"], where="env"))
     model, dsl = checkpoint.load(Path(spec["checkpoint"]), problem)
-    asked = parse_dsl(spec["dsl_config"])
-    if dsl.sha256() != asked.sha256():
+    round_dsl = parse_dsl(spec["dsl_config"])
+    if dsl.sha256() != round_dsl.sha256():
         raise ContractError(
-            f"checkpoint holds config {dsl.sha256()[:12]}, the round's config is {asked.sha256()[:12]}",
+            f"checkpoint holds config {dsl.sha256()[:12]}, the round's config is {round_dsl.sha256()[:12]}",
             where="checkpoint.pt",
-            mend="judge the round with its own config.yaml",
+            hint="judge the round with its own config.yaml",
         )
     cost = flops.count(model, problem.n_detectors)
-    made = {
+    model_info = {
         "circuit_sha256": problem.circuit_sha256,
         "dsl_sha256": dsl.sha256(),
         "n_params": cost.n_params,
         "flops_per_syndrome": cost.flops_per_syndrome,
     }
-    return model, problem.n_detectors, made
+    return model, problem.n_detectors, model_info
 
 
-def answer(model: Predecoder, packed: bytes, n_detectors: int) -> bytes:
+def infer_log_odds(model: Predecoder, packed: bytes, n_detectors: int) -> bytes:
     """Log-odds of every shot, float32 [n, n_edges] as bytes."""
     shots = np.frombuffer(packed, np.uint8).reshape(-1, -(-n_detectors // 8))
     parts = []
@@ -100,11 +100,11 @@ def send(stream: BinaryIO, tag: bytes, payload: bytes) -> None:
     stream.flush()
 
 
-def failure(error: Exception) -> bytes:
+def encode_error(error: Exception) -> bytes:
     what = error.what if isinstance(error, AutoqecError) else f"{type(error).__name__}: {error}"
-    where, mend = (error.where, error.mend) if isinstance(error, AutoqecError) else (None, None)
+    where, hint = (error.where, error.hint) if isinstance(error, AutoqecError) else (None, None)
     kind = type(error).__name__
-    return json.dumps({"error": kind, "what": what[:2_000], "where": where, "mend": mend}).encode()
+    return json.dumps({"error": kind, "what": what[:2_000], "where": where, "mend": hint}).encode()
 
 
 if __name__ == "__main__":

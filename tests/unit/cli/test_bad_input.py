@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Lab, Shown
-from tests.support.clusters import stand_in
+from tests.conftest import Shown, Workspace
+from tests.support.clusters import fake_slurm
 
 FRUGAL = ("--profile", "smoke", "--rounds", "1", "--seed", "1")
 
 
-def edited(lab: Lab, old: str, new: str) -> str:
+def edited(workspace: Workspace, old: str, new: str) -> str:
     """The lab's env with one change, outside the search surface and outside git."""
-    text = (lab.root / "env.yaml").read_text(encoding="utf-8")
+    text = (workspace.root / "env.yaml").read_text(encoding="utf-8")
     assert old in text
-    path = lab.root.parent / "edited.yaml"
+    path = workspace.root.parent / "edited.yaml"
     path.write_text(text.replace(old, new), encoding="utf-8")
     return str(path)
 
@@ -47,19 +47,19 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_wrong_env(lab: Lab, name: str) -> None:
+def test_a_wrong_env(workspace: Workspace, name: str) -> None:
     old, new, parts = CASES[name]
-    env = edited(lab, old, new)
-    before = lab.files()
-    refused(lab.autoqec("run", env, *FRUGAL), *parts)
-    assert lab.files() == before
+    env = edited(workspace, old, new)
+    before = workspace.files()
+    refused(workspace.autoqec("run", env, *FRUGAL), *parts)
+    assert workspace.files() == before
 
 
-def file_env(lab: Lab, circuit: str | None) -> str:
+def file_env(workspace: Workspace, circuit: str | None) -> str:
     if circuit is not None:
-        (lab.root.parent / "code.stim").write_text(circuit, encoding="utf-8")
+        (workspace.root.parent / "code.stim").write_text(circuit, encoding="utf-8")
     env = edited(
-        lab,
+        workspace,
         "noise:\n  model: circuit_depolarizing\n  p: [0.005, 0.010]\n  target_p: 0.010",
         "noise:\n  model: from_file",
     )
@@ -94,147 +94,149 @@ OBSERVABLE_INCLUDE(0) rec[-1]
     ],
     ids=["missing", "not stim", "no observable", "no graph"],
 )
-def test_a_wrong_circuit_file(lab: Lab, circuit: str | None, parts: tuple[str, ...]) -> None:
-    env = file_env(lab, circuit)
-    before = lab.files()
-    refused(lab.autoqec("run", env, *FRUGAL), *parts)
-    assert lab.files() == before
+def test_a_wrong_circuit_file(workspace: Workspace, circuit: str | None, parts: tuple[str, ...]) -> None:
+    env = file_env(workspace, circuit)
+    before = workspace.files()
+    refused(workspace.autoqec("run", env, *FRUGAL), *parts)
+    assert workspace.files() == before
 
 
-def test_an_unknown_env_names_the_known_ones(lab: Lab) -> None:
-    refused(lab.autoqec("run", "smoky", *FRUGAL), "smoky", "smoke", "surface_d5_depol")
+def test_an_unknown_env_names_the_known_ones(workspace: Workspace) -> None:
+    refused(workspace.autoqec("run", "smoky", *FRUGAL), "smoky", "smoke", "surface_d5_depol")
 
 
-def test_an_unknown_key_of_a_predecoder(lab: Lab) -> None:
-    config = lab.root.parent / "config.yaml"
+def test_an_unknown_key_of_a_predecoder(workspace: Workspace) -> None:
+    config = workspace.root.parent / "config.yaml"
     config.write_text("type: mlp\n\nmlp:\n  hiden: 3\n", encoding="utf-8")
-    before = lab.files()
-    refused(lab.autoqec("run-round", "smoke", str(config), "out", "--profile", "smoke"), "config.yaml", "mlp.hiden")
-    assert lab.files() == before
+    before = workspace.files()
+    refused(
+        workspace.autoqec("run-round", "smoke", str(config), "out", "--profile", "smoke"), "config.yaml", "mlp.hiden"
+    )
+    assert workspace.files() == before
 
 
-def test_an_unknown_key_of_the_baseline(lab: Lab) -> None:
-    surface = lab.root / "autoqec/decoders/modules/predecoder.yaml"
+def test_an_unknown_key_of_the_baseline(workspace: Workspace) -> None:
+    surface = workspace.root / "autoqec/decoders/modules/predecoder.yaml"
     surface.write_text(surface.read_text(encoding="utf-8") + "\nattention: 3\n", encoding="utf-8")
-    lab.git("commit", "-qam", "a knob that nobody knows")
-    before = lab.files()
-    refused(lab.autoqec("run", "env.yaml", *FRUGAL), "predecoder.yaml", "attention")
-    assert lab.files() == before
+    workspace.git("commit", "-qam", "a knob that nobody knows")
+    before = workspace.files()
+    refused(workspace.autoqec("run", "env.yaml", *FRUGAL), "predecoder.yaml", "attention")
+    assert workspace.files() == before
 
 
-def outside(lab: Lab) -> Lab:
-    place = lab.root.parent / "nowhere"
+def outside(workspace: Workspace) -> Workspace:
+    place = workspace.root.parent / "nowhere"
     place.mkdir()
-    return Lab(place, lab.env)
+    return Workspace(place, workspace.env)
 
 
-def test_not_a_git_repository(lab: Lab) -> None:
-    there = outside(lab)
+def test_not_a_git_repository(workspace: Workspace) -> None:
+    there = outside(workspace)
     for argv in (("run", "smoke", *FRUGAL), ("show",), ("reconcile", "20260101-000000")):
         refused(there.autoqec(*argv), "git", "autoqec init")
     assert not there.files()
 
 
-def test_no_commit_yet(lab: Lab) -> None:
-    there = outside(lab)
+def test_no_commit_yet(workspace: Workspace) -> None:
+    there = outside(workspace)
     there.git("init", "-q")
     refused(there.autoqec("run", "smoke", *FRUGAL), "commit")
     assert there.files() == {".git"}
 
 
-def dirty(lab: Lab) -> None:
-    surface = lab.root / "autoqec/decoders/modules/mlp.py"
+def dirty(workspace: Workspace) -> None:
+    surface = workspace.root / "autoqec/decoders/modules/mlp.py"
     surface.write_text(surface.read_text(encoding="utf-8") + "\n# half an idea\n", encoding="utf-8")
 
 
-def untracked(lab: Lab) -> None:
-    (lab.root / "autoqec/decoders/modules/new.py").write_text("x = 1\n", encoding="utf-8")
+def untracked(workspace: Workspace) -> None:
+    (workspace.root / "autoqec/decoders/modules/new.py").write_text("x = 1\n", encoding="utf-8")
 
 
 @pytest.mark.parametrize("change", [dirty, untracked])
-def test_a_dirty_search_surface(lab: Lab, change: Callable[[Lab], None]) -> None:
-    change(lab)
-    before = lab.files()
-    refused(lab.autoqec("run", "env.yaml", *FRUGAL), "autoqec/decoders/modules", "git")
-    assert lab.files() == before
+def test_a_dirty_search_surface(workspace: Workspace, change: Callable[[Workspace], None]) -> None:
+    change(workspace)
+    before = workspace.files()
+    refused(workspace.autoqec("run", "env.yaml", *FRUGAL), "autoqec/decoders/modules", "git")
+    assert workspace.files() == before
 
 
-def test_a_repository_without_a_search_surface(lab: Lab) -> None:
-    lab.git("rm", "-rq", "autoqec")
-    lab.git("commit", "-qm", "no surface")
-    before = lab.files()
-    refused(lab.autoqec("run", "env.yaml", *FRUGAL), "autoqec/decoders/modules")
-    assert lab.files() == before
+def test_a_repository_without_a_search_surface(workspace: Workspace) -> None:
+    workspace.git("rm", "-rq", "autoqec")
+    workspace.git("commit", "-qm", "no surface")
+    before = workspace.files()
+    refused(workspace.autoqec("run", "env.yaml", *FRUGAL), "autoqec/decoders/modules")
+    assert workspace.files() == before
 
 
-def test_runs_cannot_be_written(lab: Lab) -> None:
-    runs = lab.root / "runs"
+def test_runs_cannot_be_written(workspace: Workspace) -> None:
+    runs = workspace.root / "runs"
     if os.geteuid() == 0:  # root may write anywhere: a file in its place stops even root
         runs.write_text("in the way\n", encoding="utf-8")
     else:
         runs.mkdir(mode=0o500)
-    before = lab.files()
-    refused(lab.autoqec("run", "env.yaml", *FRUGAL), str(runs))
-    assert lab.files() == before
+    before = workspace.files()
+    refused(workspace.autoqec("run", "env.yaml", *FRUGAL), str(runs))
+    assert workspace.files() == before
 
 
 @pytest.mark.parametrize("run", ["20260101-000000", "../../etc", "-", "20260101-000000/../..", "a\nb"])
-def test_an_unknown_run(lab: Lab, run: str) -> None:
-    before = lab.files()
-    refused(lab.autoqec("run", f"--resume={run}"), "run", "autoqec show")
-    refused(lab.autoqec("reconcile", "--", run), "autoqec show")
-    refused(lab.autoqec("show", "--", run), "autoqec show")
-    assert lab.files() == before
+def test_an_unknown_run(workspace: Workspace, run: str) -> None:
+    before = workspace.files()
+    refused(workspace.autoqec("run", f"--resume={run}"), "run", "autoqec show")
+    refused(workspace.autoqec("reconcile", "--", run), "autoqec show")
+    refused(workspace.autoqec("show", "--", run), "autoqec show")
+    assert workspace.files() == before
 
 
-def test_an_unknown_round(lab: Lab) -> None:
-    before = lab.files()
-    refused(lab.autoqec("verify", "runs/20260101-000000/round_1"))
-    assert lab.files() == before
+def test_an_unknown_round(workspace: Workspace) -> None:
+    before = workspace.files()
+    refused(workspace.autoqec("verify", "runs/20260101-000000/round_1"))
+    assert workspace.files() == before
 
 
 @pytest.mark.parametrize("name", ["env.yaml", "full"])
-def test_init_overwrites_nothing(lab: Lab, name: str) -> None:
-    (lab.root / "full").mkdir()
-    (lab.root / "full" / "mine").write_text("mine\n", encoding="utf-8")
-    before = lab.files()
-    refused(lab.autoqec("init", name), name)
-    assert lab.files() == before
+def test_init_overwrites_nothing(workspace: Workspace, name: str) -> None:
+    (workspace.root / "full").mkdir()
+    (workspace.root / "full" / "mine").write_text("mine\n", encoding="utf-8")
+    before = workspace.files()
+    refused(workspace.autoqec("init", name), name)
+    assert workspace.files() == before
 
 
-def test_a_detached_head_is_allowed_and_said(lab: Lab) -> None:
-    lab.git("checkout", "-q", "--detach")
-    shown = lab.autoqec("run", "env.yaml", *FRUGAL, "--dry-run")
+def test_a_detached_head_is_allowed_and_said(workspace: Workspace) -> None:
+    workspace.git("checkout", "-q", "--detach")
+    shown = workspace.autoqec("run", "env.yaml", *FRUGAL, "--dry-run")
     assert shown.code == 0 and "detached" in shown.err + shown.out
 
 
-def test_a_dry_run_shows_the_profile_and_writes_nothing(lab: Lab) -> None:
-    before = lab.files()
-    shown = lab.autoqec("run", "smoke", *FRUGAL, "--dry-run", "--json")
+def test_a_dry_run_shows_the_profile_and_writes_nothing(workspace: Workspace) -> None:
+    before = workspace.files()
+    shown = workspace.autoqec("run", "smoke", *FRUGAL, "--dry-run", "--json")
     assert shown.code == 0 and shown.objects[0]["profile"]["name"] == "smoke"
-    assert lab.files() == before
+    assert workspace.files() == before
 
 
-def test_jobs_that_cannot_be(lab: Lab, tmp_path: Path) -> None:
+def test_jobs_that_cannot_be(workspace: Workspace, tmp_path: Path) -> None:
     """Found before the run exists: no SLURM, an option that is none, a partition that SLURM does not have."""
-    before = lab.files()
+    before = workspace.files()
     run = ("run", "env.yaml", *FRUGAL)
-    refused(lab.autoqec(*run, "--slurm", "time=5"), "--executor slurm")
+    refused(workspace.autoqec(*run, "--slurm", "time=5"), "--executor slurm")
     (tmp_path / "bin").mkdir()
     for name in ("git", "env"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
-    alone = lab.autoqec(*run, "--executor", "slurm", PATH=str(tmp_path / "bin"))
+    alone = workspace.autoqec(*run, "--executor", "slurm", PATH=str(tmp_path / "bin"))
     refused(alone, "`sbatch` is not on the PATH")
-    cluster = stand_in(tmp_path / "fake")
+    cluster = fake_slurm(tmp_path / "fake")
     slurm = (*run, "--executor", "slurm")
-    refused(lab.autoqec(*slurm, "--slurm", "speed=9", **cluster.env), "'speed=9'", "partition")
-    refused(lab.autoqec(*slurm, "--slurm", "partition=nowhere", **cluster.env), "invalid partition", "nowhere")
-    assert lab.files() == before and cluster.jobs() == {}
+    refused(workspace.autoqec(*slurm, "--slurm", "speed=9", **cluster.env), "'speed=9'", "partition")
+    refused(workspace.autoqec(*slurm, "--slurm", "partition=nowhere", **cluster.env), "invalid partition", "nowhere")
+    assert workspace.files() == before and cluster.jobs() == {}
 
 
-def test_threads_are_shared_out_among_rounds_on_one_machine(lab: Lab, tmp_path: Path) -> None:
+def test_threads_are_shared_out_among_rounds_on_one_machine(workspace: Workspace, tmp_path: Path) -> None:
     run = ("run", "env.yaml", *FRUGAL, "--parallel", "2", "--threads", "5", "--dry-run", "--json")
-    assert lab.autoqec(*run).objects[-1]["threads"] == 2
-    cluster = stand_in(tmp_path / "fake", cpus=8)
-    plan = lab.autoqec(*run, "--executor", "slurm", "--slurm", "time=30", **cluster.env).objects[-1]
+    assert workspace.autoqec(*run).objects[-1]["threads"] == 2
+    cluster = fake_slurm(tmp_path / "fake", cpus=8)
+    plan = workspace.autoqec(*run, "--executor", "slurm", "--slurm", "time=30", **cluster.env).objects[-1]
     assert plan["threads"] == 5 and plan["slurm"] == {"time": "30", "cpus": "5", "mem": "5000M"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from autoqec.continual.runtime.main import evaluate
 from autoqec.ideators.bench_table import Table, pack
 from autoqec.store import jsonl
@@ -29,19 +29,23 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def written(table: Table, path: Path) -> Path:
     """A table as its builder leaves it."""
-    shots = {"env": "smoke", "shots": int(table.plain.size)}
-    jsonl.append(path, shots | {"kind": "reference", "name": "mwpm", "plain": "mwpm", "failures": pack(table.plain)})
-    for cell in table.cells:
-        differs = None if cell.differs is None else pack(np.isin(np.arange(table.plain.size), cell.differs))
-        line = {"kind": "cell", "config": cell.config, "fidelity": "full", "seed": 0, "status": cell.status}
-        line |= {"reason": cell.reason, "n_params": cell.n_params, "flops_per_syndrome": cell.flops}
-        jsonl.append(path, shots | line | {"seconds": cell.seconds, "differs": differs})
+    shots = {"env": "smoke", "shots": int(table.baseline.size)}
+    jsonl.append(path, shots | {"kind": "reference", "name": "mwpm", "plain": "mwpm", "failures": pack(table.baseline)})
+    for entry in table.entries:
+        differing_shots = (
+            None
+            if entry.differing_shots is None
+            else pack(np.isin(np.arange(table.baseline.size), entry.differing_shots))
+        )
+        line = {"kind": "cell", "config": entry.config, "fidelity": "full", "seed": 0, "status": entry.status}
+        line |= {"reason": entry.reason, "n_params": entry.n_params, "flops_per_syndrome": entry.flops}
+        jsonl.append(path, shots | line | {"seconds": entry.seconds, "differs": differing_shots})
     return path
 
 
 def bench(file: Path, capsys: pytest.CaptureFixture[str], *more: str, rounds: int = 6) -> dict[str, dict[str, Any]]:
     argv = ["bench-ideators", "--table", str(file), "--seeds", "2", "--rounds", str(rounds), "--json", *more]
-    assert call(group, argv) == 0
+    assert run_cli(group, argv) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     return {line["strategy"]: line for line in lines}
 
@@ -111,5 +115,5 @@ def test_a_trained_agent_is_held_against_its_memoryless_twin(
 def test_wrong_choices_are_told(
     file: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], words: str
 ) -> None:
-    assert call(group, ["bench-ideators", "--table", str(file), *more]) == 2
+    assert run_cli(group, ["bench-ideators", "--table", str(file), *more]) == 2
     assert words in capsys.readouterr().err

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 
 from autoqec.cli import build_roles
-from autoqec.cli.build_roles import Choice, Limits
+from autoqec.cli.build_roles import RoleOptions, RunBudget
 from autoqec.continual.runtime.main import evaluate
-from autoqec.continual.runtime.run_memory import Learned
+from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm.errors import LmAuth, LmCassetteMiss
 from autoqec.llm.ledger import Ledger
-from autoqec.orchestrator.run import SEARCHES, Roles, Run, search, start_run
+from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, Run, search, start_run
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import fold
 from autoqec.system import machine
-from tests.conftest import Lab
+from tests.conftest import Workspace
 from tests.support import rounds
 from tests.unit.continual.runtime.test_checkpoint_agents import config, measured
 
@@ -35,10 +35,10 @@ SECRET = b"a secret that only tests may know"
 
 
 @pytest.fixture
-def run(lab: Lab, tmp_path: Path) -> Iterator[Run]:
+def run(workspace: Workspace, tmp_path: Path) -> Iterator[Run]:
     """An opened run whose first round has begun."""
     (tmp_path / "secret").write_bytes(SECRET)
-    with start_run(lab.root / "env.yaml", lab.root, "smoke", 1, "llm", secret_file=tmp_path / "secret",
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "llm", secret_file=tmp_path / "secret",
                    roles=Roles(search("tpe"))) as opened:  # fmt: skip
         opened.memory.history.append_attempt(Begun(round_attempt_id="attempt-1", round=1))
         yield opened
@@ -60,29 +60,29 @@ def silent(kind: str, payload: dict[str, Any]) -> None:
 
 
 def test_every_search_has_its_name() -> None:
-    for name in SEARCHES:
+    for name in BUILTIN_IDEATORS:
         assert callable(search(name))
 
 
 @pytest.mark.parametrize(
     "choice, words",
     [
-        (Choice("oracle"), "unknown ideator"),
-        (Choice("replay"), "older run"),
-        (Choice("tpe", replay_of="20260101-000000"), "replay"),
-        (Choice("replay", replay_of="20260101-000000"), "no such run"),
-        (Choice("tpe", model="claude-opus-5-5"), "asks no language model"),
-        (Choice("random", max_usd=1.0), "asks no language model"),
-        (Choice("llm", model="gpt-unheard-of"), "no backend"),
-        (Choice("llm", cassette=Path("nowhere.jsonl")), "not there"),
-        (Choice("policy", ideator_memory=Path("ep_000001")), "asks a language model"),
-        (Choice("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
-        (Choice("random", analyst_memory=Path("ep_000001")), "asks a language model"),
-        (Choice("tpe", memory=Path("nowhere/memory.jsonl")), "no memory can be kept"),
+        (RoleOptions("oracle"), "unknown ideator"),
+        (RoleOptions("replay"), "older run"),
+        (RoleOptions("tpe", replay_of="20260101-000000"), "replay"),
+        (RoleOptions("replay", replay_of="20260101-000000"), "no such run"),
+        (RoleOptions("tpe", model="claude-opus-5-5"), "asks no language model"),
+        (RoleOptions("random", max_usd=1.0), "asks no language model"),
+        (RoleOptions("llm", model="gpt-unheard-of"), "no backend"),
+        (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "not there"),
+        (RoleOptions("policy", ideator_memory=Path("ep_000001")), "asks a language model"),
+        (RoleOptions("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
+        (RoleOptions("random", analyst_memory=Path("ep_000001")), "asks a language model"),
+        (RoleOptions("tpe", memory=Path("nowhere/memory.jsonl")), "no memory can be kept"),
     ],
 )
-def test_a_wrong_choice_is_told_before_a_run_exists(choice: Choice, words: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=words):
+def test_a_wrong_choice_is_told_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
         build_roles.check(choice, tmp_path)
 
 
@@ -90,21 +90,21 @@ def test_no_key_is_told_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LmAuth, match="no key"):
-        build_roles.check(Choice("llm"), tmp_path)
+        build_roles.check(RoleOptions("llm"), tmp_path)
 
 
 def test_budgets_of_the_loop_and_of_the_models_in_one_option() -> None:
     budget, money = build_roles.split_budget("rounds=20, usd=3, tokens=200000, plateau=4")
     assert (budget.rounds, budget.plateau, money) == (20, 4, {"usd": 3.0, "tokens": 200_000.0})
     for wrong in ("usd=0", "usd=free", "tokens=-1", "coffee=2"):
-        with pytest.raises(InputError, match="no limit"):
+        with pytest.raises(UsageError, match="no limit"):
             build_roles.split_budget(wrong)
 
 
 def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str) -> None:
-    choice = Choice("llm", model=model)
+    choice = RoleOptions("llm", model=model)
     build_roles.check(choice, run.repo.root)
-    roles, limits = build_roles.speakers(choice, run, silent)
+    roles, limits = build_roles.build_roles(choice, run, silent)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN and reply.source.startswith("llm scripted:")
     assert limits.spent(fold([]), 0.0) is None
@@ -118,25 +118,27 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
 def test_a_taped_run_speaks_again_without_the_model(
     run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build_roles.speakers(Choice("llm", model=model), run, silent)[0].ideator(view(run))
-    tape = tmp_path / "tape.jsonl"
-    run.layout.cassette.rename(tape)
+    first = build_roles.build_roles(RoleOptions("llm", model=model), run, silent)[0].ideator(view(run))
+    cassette_file = tmp_path / "tape.jsonl"
+    run.layout.cassette.rename(cassette_file)
     (tmp_path / "said.jsonl").unlink()
-    choice = Choice("llm", model=model, cassette=tape)
+    choice = RoleOptions("llm", model=model, cassette=cassette_file)
     build_roles.check(choice, run.repo.root)
-    assert f"{machine.cpu_count()} cores" in tape.read_text(encoding="utf-8"), "the model was told of the machine"
+    assert f"{machine.cpu_count()} cores" in cassette_file.read_text(encoding="utf-8"), (
+        "the model was told of the machine"
+    )
     monkeypatch.setattr(machine, "snapshot", lambda: {"cpu": {"cores": 4096}})
-    roles, _ = build_roles.speakers(choice, run, silent)
+    roles, _ = build_roles.build_roles(choice, run, silent)
     assert roles.ideator(view(run)) == first, "on another machine too"
-    assert run.layout.cassette.read_bytes() == tape.read_bytes(), "the tape travels with the run"
+    assert run.layout.cassette.read_bytes() == cassette_file.read_bytes(), "the tape travels with the run"
     with pytest.raises(LmCassetteMiss):
         roles.ideator(view(run) | {"notes": "something else"})
 
 
 def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: Run, model: str) -> None:
     told: list[str] = []
-    choice = Choice("llm", model=model, max_tokens=100)
-    roles, limits = build_roles.speakers(choice, run, lambda kind, payload: told.append(kind))
+    choice = RoleOptions("llm", model=model, max_tokens=100)
+    roles, limits = build_roles.build_roles(choice, run, lambda kind, payload: told.append(kind))
     assert limits.spent(fold([]), 0.0) is None
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
     assert "budget is 100" in str(limits.spent(fold([]), 0.0)) and told == ["lm_budget"]
@@ -145,7 +147,7 @@ def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: R
 
 
 def test_hybrid_asks_no_model_for_the_coders_words(run: Run, model: str) -> None:
-    roles, _ = build_roles.speakers(Choice("hybrid", model=model), run, silent)
+    roles, _ = build_roles.build_roles(RoleOptions("hybrid", model=model), run, silent)
     reply = roles.ideator(view(run))
     assert isinstance(reply, IdeatorResponse) and reply.source == "hybrid tpe 0"
     coded = roles.coder({"proposal": GNN, "hypothesis": "h", "slug": "s", "compose_mode": None})
@@ -157,16 +159,16 @@ def test_replay_ends_with_the_older_run(run: Run) -> None:
     older.round(1).dir.mkdir(parents=True)
     History(older).write_info(rounds.info())
     History(older).append_row(rounds.row(1, dsl_config=GNN))
-    choice = Choice("replay", replay_of=rounds.RUN_ID)
+    choice = RoleOptions("replay", replay_of=rounds.RUN_ID)
     build_roles.check(choice, run.repo.root)
-    roles, limits = build_roles.speakers(choice, run, silent)
+    roles, limits = build_roles.build_roles(choice, run, silent)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN
     assert limits.spent(fold([]), 0.0) is None and "all 1 proposals" in str(limits.spent(fold([rounds.row(1)]), 0.0))
 
 
 def test_the_loops_own_limits_come_first() -> None:
-    limits = Limits(rounds=1, also=lambda rows: "the other reason")
+    limits = RunBudget(rounds=1, stop_condition=lambda rows: "the other reason")
     assert limits.spent(fold([rounds.row(1)]), 0.0) == "1 of 1 rounds"
     assert limits.spent(fold([]), 0.0) == "the other reason"
 
@@ -186,9 +188,9 @@ def proposing(folder: Path, say: str) -> str:
 
 def test_a_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     model = proposing(tmp_path, '{"type": "mlp", "mlp.depth": 2}')
-    choice = Choice("llm", model=model, ideator_memory=checkpoint)
+    choice = RoleOptions("llm", model=model, ideator_memory=checkpoint)
     build_roles.check(choice, run.repo.root)
-    roles, _ = build_roles.speakers(choice, run, silent)
+    roles, _ = build_roles.build_roles(choice, run, silent)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal["mlp"]["depth"] == 2 and reply.source.startswith("MemoryAgent latest")
     assert Ledger(run.layout.ledger).by_attempt["attempt-1"].calls == 1
@@ -200,15 +202,15 @@ def test_what_a_trained_agent_says_amiss_is_for_the_search(
     run: Run, checkpoint: Path, tmp_path: Path, say: str
 ) -> None:
     told: list[str] = []
-    choice = Choice("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
-    roles, _ = build_roles.speakers(choice, run, lambda kind, payload: told.append(kind))
+    choice = RoleOptions("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
+    roles, _ = build_roles.build_roles(choice, run, lambda kind, payload: told.append(kind))
     assert roles.ideator(view(run)) is None and told == ["lm_given_up"]
 
 
 def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_path: Path) -> None:
     file, row = tmp_path / "memory.jsonl", rounds.row(1, dsl_config=GNN, status="train_error", status_reason="NaN")
-    Learned(file).learn("an older run", run.env, [row])
-    roles, _ = build_roles.speakers(Choice("llm", model=model, memory=file), run, silent)
+    CrossRunMemory(file).learn("an older run", run.env, [row])
+    roles, _ = build_roles.build_roles(RoleOptions("llm", model=model, memory=file), run, silent)
     assert roles.ideator(view(run)) is not None
     (line,) = jsonl.read(run.layout.cassette)
     prompt = json.dumps(line["request"])
@@ -218,9 +220,9 @@ def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_
 def test_every_run_teaches_and_each_round_once(run: Run, tmp_path: Path) -> None:
     run.layout.round(1).dir.mkdir()
     run.memory.history.append_row(rounds.row(1, dsl_config=GNN))
-    choice = Choice("tpe", memory=tmp_path / "memory.jsonl")
+    choice = RoleOptions("tpe", memory=tmp_path / "memory.jsonl")
     assert (build_roles.learn(choice, run), build_roles.learn(choice, run)) == (1, 0)
-    assert build_roles.learn(Choice("tpe"), run) == 0 and len(Learned(tmp_path / "memory.jsonl")) == 1
+    assert build_roles.learn(RoleOptions("tpe"), run) == 0 and len(CrossRunMemory(tmp_path / "memory.jsonl")) == 1
 
 
 def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
@@ -228,8 +230,8 @@ def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkp
     view = measured(tmp_path)
     for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
         (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "the judge say", "say": say}) + "\n")
-        choice = Choice("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
-        roles, _ = build_roles.speakers(choice, run, lambda kind, payload: told.append(f"{kind} {payload['role']}"))
+        choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
+        roles, _ = build_roles.build_roles(choice, run, lambda kind, payload: told.append(f"{kind} {payload['role']}"))
         said = roles.analyst(view)
         assert (said.verdict if said else None) == ends
     assert told == ["lm_given_up analyst"]

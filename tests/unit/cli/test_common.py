@@ -7,16 +7,24 @@ import json
 import click
 import pytest
 
-from autoqec.cli.common import Out, call, options
-from autoqec.errors import AutoqecError, ContractError, DiskFailed, InputError, Interrupted, RoundFailed, RunPaused
+from autoqec.cli.common import Output, options, run_cli
+from autoqec.errors import (
+    AutoqecError,
+    ContractError,
+    Interrupted,
+    ManualInterventionRequired,
+    RoundError,
+    StorageError,
+    UsageError,
+)
 
 ENDS = [
-    (InputError("is wrong", where="env.yaml", mend="edit env.yaml"), 2),
+    (UsageError("is wrong", where="env.yaml", hint="edit env.yaml"), 2),
     (ContractError("holds nonsense", where="metrics.json"), 2),
-    (RunPaused("needs a person", mend="decide"), 3),
-    (DiskFailed("could not be written", where="runs"), 74),
-    (Interrupted("stopped", mend="autoqec run --resume RUN"), 130),
-    (RoundFailed("train_error", "the loss is not finite"), 1),
+    (ManualInterventionRequired("needs a person", hint="decide"), 3),
+    (StorageError("could not be written", where="runs"), 74),
+    (Interrupted("stopped", hint="autoqec run --resume RUN"), 130),
+    (RoundError("train_error", "the loss is not finite"), 1),
 ]
 
 
@@ -26,7 +34,7 @@ def ending(error: BaseException | int | None) -> click.Group:
 
     @group.command("end")
     @options
-    def end(out: Out) -> None:
+    def end(out: Output) -> None:
         if isinstance(error, BaseException):
             raise error
         out.say("a result")
@@ -40,37 +48,37 @@ def ending(error: BaseException | int | None) -> click.Group:
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=lambda value: type(value).__name__)
 def test_a_known_error_is_one_sentence(error: AutoqecError, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(ending(error), ["end", "--json"]) == code
+    assert run_cli(ending(error), ["end", "--json"]) == code
     shown = capsys.readouterr()
     assert shown.err == f"autoqec: {error}\n"
     assert json.loads(shown.out) == {**error.to_json(), "exit_code": code}
-    assert call(ending(error), ["end", "-v"]) == code
+    assert run_cli(ending(error), ["end", "-v"]) == code
     assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_an_interruption_is_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(ending(error), ["end"]) == 130
+    assert run_cli(ending(error), ["end"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
 def test_a_fault_of_ours_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(ending(ZeroDivisionError("x\x1b[2J")), ["end"]) == 70
+    assert run_cli(ending(ZeroDivisionError("x\x1b[2J")), ["end"]) == 70
     shown = capsys.readouterr().err
     assert "Traceback" in shown and "\x1b" not in shown
     assert shown.endswith("this is a fault in autoqec, not in your input: ZeroDivisionError: x\\x1b[2J\n")
 
 
 def test_hostile_words_in_an_error_stay_words(capsys: pytest.CaptureFixture[str]) -> None:
-    call(ending(InputError("x\x1b]0;owned\x07\ny", where="\x9b2J")), ["end"])
+    run_cli(ending(UsageError("x\x1b]0;owned\x07\ny", where="\x9b2J")), ["end"])
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and shown.removesuffix("\n").isprintable()
 
 
 def test_text_and_objects_have_their_streams(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(ending(None), ["end"]) == 0
+    assert run_cli(ending(None), ["end"]) == 0
     assert tuple(capsys.readouterr()) == ("a result\n", "by the way\n")
-    assert call(ending(None), ["end", "--json", "-q"]) == 0
+    assert run_cli(ending(None), ["end", "--json", "-q"]) == 0
     shown = capsys.readouterr()
     assert json.loads(shown.out) == {"Δ": "über"} and shown.out.isascii() and shown.err == "a result\n"
-    assert call(ending(1), ["end"]) == 1
+    assert run_cli(ending(1), ["end"]) == 1

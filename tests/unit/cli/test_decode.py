@@ -13,13 +13,13 @@ import torch
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands.decode import FORMATS
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
 from autoqec.decoders import checkpoint
-from autoqec.decoders.decoding import CHUNK, Decoding
+from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.qec import shotfiles
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
@@ -40,15 +40,15 @@ def trained(place: Path, env: EnvSpec, mode: str = "soft_priors", **block: Any) 
     return place / "checkpoint.pt"
 
 
-def write(path: Path, detectors: np.ndarray, form: str, n: int = 24) -> Path:
-    stim.write_shot_data_file(data=detectors, path=path, format=form, num_detectors=n)
+def write(path: Path, detection_events: np.ndarray, form: str, n: int = 24) -> Path:
+    stim.write_shot_data_file(data=detection_events, path=path, format=form, num_detectors=n)
     return path
 
 
 def decode(place: Path, *more: str, out: str = "out.b8", shots: str = "shots.b8") -> int:
     env = () if "--env" in more else ("--env", str(place / "env.yaml"))
     files = ("--in", str(place / shots), "--out", str(place / out))
-    return call(group, ["decode", str(place / "checkpoint.pt"), *files, *env, *more])
+    return run_cli(group, ["decode", str(place / "checkpoint.pt"), *files, *env, *more])
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     place = tmp_path_factory.mktemp("decode")
     path = trained(place, surface(3))
     drawn = sample(problem(3), SHOTS, 5)
-    write(place / "shots.b8", drawn.detectors, "b8")
-    return place, Decoding.of(surface(3), path).decode(drawn.detectors)
+    write(place / "shots.b8", drawn.detection_events, "b8")
+    return place, CheckpointDecoder.of(surface(3), path).decode(drawn.detection_events)
 
 
 def test_the_formats_are_those_of_the_room_below() -> None:
@@ -68,9 +68,9 @@ def test_the_formats_are_those_of_the_room_below() -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_in_and_out(made: tuple[Path, np.ndarray], tmp_path: Path, form: str) -> None:
     place, expected = made
-    write(tmp_path / f"shots.{form}", sample(problem(3), SHOTS, 5).detectors, form)
+    write(tmp_path / f"shots.{form}", sample(problem(3), SHOTS, 5).detection_events, form)
     files = ("--in", str(tmp_path / f"shots.{form}"), "--out", str(tmp_path / f"out.{form}"))
-    assert call(group, ["decode", str(place / "checkpoint.pt"), *files, "--env", str(place / "env.yaml")]) == 0
+    assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files, "--env", str(place / "env.yaml")]) == 0
     found = stim.read_shot_data_file(path=tmp_path / f"out.{form}", format=form, num_observables=1)
     assert np.array_equal(found, expected) and expected.any() and not expected.all()
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"out.{form}", f"shots.{form}"]
@@ -85,19 +85,19 @@ def test_what_it_tells_machines(made: tuple[Path, np.ndarray], capsys: pytest.Ca
 
 
 def test_memory_is_bounded_by_the_chunk(tmp_path: Path) -> None:
-    detectors = sample(problem(3), 3 * 128 + 5, 1).detectors
+    detection_events = sample(problem(3), 3 * 128 + 5, 1).detection_events
     for form in ("b8", "01", "hits", "dets", "r8"):
-        path = write(tmp_path / form, detectors, form)
+        path = write(tmp_path / form, detection_events, form)
         sizes = [len(part) for part in shotfiles.read(path, form, 24, 128)]
         assert sizes == [128, 128, 128, 5], form
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_outputs_that_are_not_finite_are_the_nets_fault(tmp_path: Path, value: float) -> None:
-    decoding = Decoding.of(surface(3), trained(tmp_path, surface(3)))
+    decoding = CheckpointDecoder.of(surface(3), trained(tmp_path, surface(3)))
     decoding._model.body.head.bias.data[0] = value
     with pytest.raises(ContractError, match="checkpoint.pt: the net's outputs are not finite"):
-        decoding.decode(sample(problem(3), 10, 1).detectors)
+        decoding.decode(sample(problem(3), 10, 1).detection_events)
 
 
 def test_no_shots_give_no_predictions(made: tuple[Path, np.ndarray]) -> None:
@@ -116,9 +116,9 @@ def refused(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
 def test_the_env_must_be_known(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
     place, _ = made
     files = ["--in", str(place / "shots.b8"), "--out", str(place / "no")]
-    assert call(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
+    assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
     refused(capsys, "checkpoint.pt", "lies in no run", "--env ENV")
-    assert call(group, ["decode", str(place), *files]) == 2
+    assert run_cli(group, ["decode", str(place), *files]) == 2
     refused(capsys, "no round's directory")
 
 
@@ -148,14 +148,14 @@ def test_files_that_hold_no_such_shots(
     (tmp_path / "bad").write_bytes(data)
     before = (place / "env.yaml").read_bytes()
     files = ("--in", str(tmp_path / "bad"), "--out", str(tmp_path / "out"), "--env", str(place / "env.yaml"))
-    assert call(group, ["decode", str(place / "checkpoint.pt"), *files, *more]) == 2
+    assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files, *more]) == 2
     refused(capsys, "bad", *parts)
     assert [path.name for path in tmp_path.iterdir()] == ["bad"] and (place / "env.yaml").read_bytes() == before
 
 
 def test_bits_beyond_the_last_detector_betray_another_circuit(tmp_path: Path) -> None:
     (tmp_path / "wide").write_bytes(b"\0\0\0\x80")
-    with pytest.raises(InputError, match="beyond the last detector"):
+    with pytest.raises(UsageError, match="beyond the last detector"):
         list(shotfiles.read(tmp_path / "wide", "b8", 28, 64))
 
 
@@ -166,7 +166,7 @@ def test_an_error_late_in_the_file_leaves_an_older_answer_alone(
     (tmp_path / "shots.01").write_text("0" * 24 + "\n" + ("0" * 24 + "\n") * CHUNK + "0101\n")
     (tmp_path / "out.b8").write_bytes(b"older")
     files = ("--in", str(tmp_path / "shots.01"), "--out", str(tmp_path / "out.b8"), "--env", str(place / "env.yaml"))
-    assert call(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
+    assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
     refused(capsys, "shots.01")
     assert (tmp_path / "out.b8").read_bytes() == b"older" and len(list(tmp_path.iterdir())) == 2
 
@@ -206,19 +206,23 @@ class TestAnotherModel:
         place, _ = made
         dem = problem(3, 0.02).dem.flattened()
         shuffled = stim.DetectorErrorModel("\n".join(reversed(str(dem).splitlines())))
-        detectors = sample(problem(3), 2000, 5).detectors
-        home = Decoding.of(surface(3), place / "checkpoint.pt", dem)
+        detection_events = sample(problem(3), 2000, 5).detection_events
+        home = CheckpointDecoder.of(surface(3), place / "checkpoint.pt", dem)
         assert not np.allclose(home.shift, 0)
-        again = Decoding.of(surface(3), place / "checkpoint.pt", shuffled)
-        assert np.array_equal(home.decode(detectors), again.decode(detectors)) and again.unknown == 0
+        again = CheckpointDecoder.of(surface(3), place / "checkpoint.pt", shuffled)
+        assert (
+            np.array_equal(home.decode(detection_events), again.decode(detection_events)) and again.n_unknown_edges == 0
+        )
 
     def test_a_device_that_lacks_a_mechanism_and_has_another(
         self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
     ) -> None:
         place, _ = made
         lines = str(problem(3).dem.flattened()).splitlines()
-        own = problem(3).graph.own
-        path = self.other("\n".join([*lines[3:], f"error(0.01) D{own[0]} D{own[-1]}"]), place / "device.dem")
+        in_sector = problem(3).graph.in_sector
+        path = self.other(
+            "\n".join([*lines[3:], f"error(0.01) D{in_sector[0]} D{in_sector[-1]}"]), place / "device.dem"
+        )
         assert decode(place, "--dem", str(path), out="no") == 2
         refused(capsys, "detectors", "unknown to the net", "--allow-other-dem")
         assert not (place / "no").exists()
@@ -230,12 +234,12 @@ class TestAnotherModel:
     def test_known_edges_are_the_nets_and_others_keep_their_priors(self, tmp_path: Path, mode: str) -> None:
         """On a model with one more mechanism of hardly any probability the answers are those at home."""
         path = trained(tmp_path, surface(3), mode)
-        detectors = sample(problem(3), 2000, 5).detectors
-        own = problem(3).graph.own
-        more = stim.DetectorErrorModel(f"{problem(3).dem}\nerror(1e-12) D{own[0]} D{own[-1]}")
-        home, away = (Decoding.of(surface(3), path, dem, other=True) for dem in (None, more))
-        assert (home.unknown, away.unknown) == (0, 1)
-        assert (home.decode(detectors) == away.decode(detectors)).mean() > 0.999
+        detection_events = sample(problem(3), 2000, 5).detection_events
+        in_sector = problem(3).graph.in_sector
+        more = stim.DetectorErrorModel(f"{problem(3).dem}\nerror(1e-12) D{in_sector[0]} D{in_sector[-1]}")
+        home, away = (CheckpointDecoder.of(surface(3), path, dem, other=True) for dem in (None, more))
+        assert (home.n_unknown_edges, away.n_unknown_edges) == (0, 1)
+        assert (home.decode(detection_events) == away.decode(detection_events)).mean() > 0.999
 
     def test_other_detectors_are_never_allowed(
         self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.commands.evaluate import command
-from autoqec.cli.common import call
-from autoqec.errors import InputError
+from autoqec.cli.common import run_cli
+from autoqec.errors import UsageError
 
 ROWS = [{"question": "2+2?", "answer": "2+2?"}, {"question": "3+3?", "answer": "6"}]
 
@@ -80,18 +80,18 @@ WRONG = [
 def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, change, words):
     path = Path(config(tmp_path))
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
-    assert call(group, ["evaluate", str(path)]) == 2
+    assert run_cli(group, ["evaluate", str(path)]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1 and not (tmp_path / "results").exists()
 
 
 def test_a_checkpoint_half_written_is_refused_and_nothing_starts_over(tmp_path, capsys):
     path = config(tmp_path, checkpoint_dir="checkpoints", checkpoint_every_episodes=1)
-    assert call(group, ["evaluate", path]) == 0
+    assert run_cli(group, ["evaluate", path]) == 0
     (done,) = (tmp_path / "results").iterdir()
     torn = done / "checkpoints/ep_000002/memory_2.jsonl"
     torn.write_bytes(torn.read_bytes()[:-9])
-    assert call(group, ["evaluate", path, "--resume", str(torn.parent)]) == 2
+    assert run_cli(group, ["evaluate", path, "--resume", str(torn.parent)]) == 2
     assert "memory_2.jsonl" in capsys.readouterr().err and list((tmp_path / "results").iterdir()) == [done]
 
 
@@ -99,7 +99,7 @@ def test_a_model_without_an_answer_is_recorded_and_the_rest_goes_on(tmp_path, ca
     (tmp_path / "says.jsonl").write_text('{"when": "3", "say": "6"}\n')
     path = Path(config(tmp_path))
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"lm": {"model": "scripted:says.jsonl"}}))
-    assert call(group, ["evaluate", str(path)]) == 1
+    assert run_cli(group, ["evaluate", str(path)]) == 1
     said = capsys.readouterr()
     assert "mean score 1.0000 over 1 steps of 1 episodes" in said.out and "failed: episode 1" in said.err
 
@@ -107,4 +107,4 @@ def test_a_model_without_an_answer_is_recorded_and_the_rest_goes_on(tmp_path, ca
 def test_an_unknown_config_is_one_error_that_names_the_examples(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("nope")
-    assert isinstance(result.exception, InputError) and "toy_inmemory" in str(result.exception)
+    assert isinstance(result.exception, UsageError) and "toy_inmemory" in str(result.exception)

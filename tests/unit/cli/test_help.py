@@ -9,12 +9,12 @@ import pytest
 
 from autoqec.cli import commands
 from autoqec.cli.autoqec import COMMANDS, group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_has_help_and_the_shared_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, [name, "--help"]) == 0
+    assert run_cli(group, [name, "--help"]) == 0
     shown = capsys.readouterr().out
     assert "--json" in shown and "--quiet" in shown and "--verbose" in shown
 
@@ -35,19 +35,19 @@ def test_every_command_file_is_in_the_table() -> None:
     "argv", [["rum"], ["run", "smoke", "--rouns", "2"], ["run", "smoke", "--rounds", "0"], ["run"]]
 )
 def test_a_wrong_line_is_exit_2_with_a_way_out(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, [*argv, "--json"]) == 2
+    assert run_cli(group, [*argv, "--json"]) == 2
     shown = capsys.readouterr()
     assert len(shown.err.strip().splitlines()) == 1 and "autoqec" in shown.err and "Mend:" in shown.err
     assert json.loads(shown.out)["exit_code"] == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, ["--version"]) == 0
+    assert run_cli(group, ["--version"]) == 0
     assert capsys.readouterr().out.startswith("autoqec 0.")
 
 
 def test_envs_are_listed_for_people_and_machines(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, ["envs", "--json"]) == 0
+    assert run_cli(group, ["envs", "--json"]) == 0
     shown = capsys.readouterr()
     values = [json.loads(line) for line in shown.out.splitlines()]
     assert {"smoke", "surface_d3_depol", "surface_d5_depol"} <= {value["name"] for value in values}

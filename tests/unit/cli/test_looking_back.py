@@ -9,14 +9,14 @@ import pytest
 
 from autoqec.cli import paths
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.round import RoundMetrics
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from tests.conftest import Lab
+from tests.conftest import Workspace
 from tests.support import rounds
 from tests.support.messages_server import MessagesServer, say_json
 
@@ -24,9 +24,9 @@ WIDE = PredecoderDSL.model_validate({"type": "mlp", "mlp": {"hidden": 4096}}).co
 
 
 @pytest.fixture
-def run(lab: Lab) -> RunLayout:
+def run(workspace: Workspace) -> RunLayout:
     """Two rounds that broke the env's bounds with one config."""
-    layout = RunLayout(lab.root, rounds.RUN_ID)
+    layout = RunLayout(workspace.root, rounds.RUN_ID)
     atomic.make_dir(layout.root)
     env = files.load_env(paths.BUILTIN / "smoke.yaml")[1]
     atomic.write_text(layout.env, env)
@@ -44,33 +44,33 @@ def run(lab: Lab) -> RunLayout:
     return layout
 
 
-def test_review_log_for_people_and_machines(lab: Lab, run: RunLayout) -> None:
-    shown = lab.autoqec("review-log", rounds.RUN_ID, "--json")
+def test_review_log_for_people_and_machines(workspace: Workspace, run: RunLayout) -> None:
+    shown = workspace.autoqec("review-log", rounds.RUN_ID, "--json")
     assert shown.code == 0, shown.err
     assert {"repeat", "failure", "stale-log", "budget"} == {finding["kind"] for finding in shown.objects}
-    plain = lab.autoqec("review-log", str(run.root))
+    plain = workspace.autoqec("review-log", str(run.root))
     assert plain.code == 0 and "rounds 1, 2" in plain.out and "Try:" in plain.out and not plain.err
 
 
 @pytest.mark.long
-def test_diagnose_gives_a_config_that_the_runner_takes(lab: Lab, run: RunLayout, tmp_path: Path) -> None:
-    whole = lab.autoqec("diagnose", rounds.RUN_ID, "--json")
+def test_diagnose_gives_a_config_that_the_runner_takes(workspace: Workspace, run: RunLayout, tmp_path: Path) -> None:
+    whole = workspace.autoqec("diagnose", rounds.RUN_ID, "--json")
     assert whole.code == 0 and [one["round"] for one in whole.objects] == [1, 2]
     target = tmp_path / "patched.yaml"
-    one = lab.autoqec("diagnose", str(run.round(2).dir), "--write", str(target))
+    one = workspace.autoqec("diagnose", str(run.round(2).dir), "--write", str(target))
     assert one.code == 0 and "cost limit" in one.out and "mlp.hidden: 4096 ->" in one.out, one.out + one.err
-    again = lab.autoqec("run-round", "env.yaml", str(target), "again", "--profile", "smoke", "--json")
+    again = workspace.autoqec("run-round", "env.yaml", str(target), "again", "--profile", "smoke", "--json")
     assert again.code == 0 and json.loads(again.out.splitlines()[-1])["status"] == "ok", again.err
 
 
-def test_two_patches_need_a_choice(lab: Lab, run: RunLayout, tmp_path: Path) -> None:
-    shown = lab.autoqec("diagnose", rounds.RUN_ID, "--write", str(tmp_path / "one.yaml"))
+def test_two_patches_need_a_choice(workspace: Workspace, run: RunLayout, tmp_path: Path) -> None:
+    shown = workspace.autoqec("diagnose", rounds.RUN_ID, "--write", str(tmp_path / "one.yaml"))
     assert shown.code == 2 and "2 rounds" in shown.err and not (tmp_path / "one.yaml").exists()
 
 
 @pytest.mark.parametrize("command", ["review-log", "diagnose"])
-def test_no_such_run(lab: Lab, command: str) -> None:
-    shown = lab.autoqec(command, "20200101-000000")
+def test_no_such_run(workspace: Workspace, command: str) -> None:
+    shown = workspace.autoqec(command, "20200101-000000")
     assert shown.code == 2 and "no such run" in shown.err and "Mend:" in shown.err
 
 
@@ -90,47 +90,51 @@ def model(folder: Path, points: list[dict], capsys: pytest.CaptureFixture[str]) 
 
 @pytest.mark.parametrize("name", ["review-log", "diagnose"])
 def test_a_model_speaks_below_the_findings_where_one_is_named(
-    lab: Lab, run: RunLayout, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch,
+    workspace: Workspace, run: RunLayout, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.chdir(lab.root)
-    assert call(group, [name, rounds.RUN_ID, "--json"]) == 0
+    monkeypatch.chdir(workspace.root)
+    assert run_cli(group, [name, rounds.RUN_ID, "--json"]) == 0
     before = capsys.readouterr().out
-    assert call(group, [name, rounds.RUN_ID, "--json", "--model", model(tmp_path, [POINT], capsys)]) == 0
+    assert run_cli(group, [name, rounds.RUN_ID, "--json", "--model", model(tmp_path, [POINT], capsys)]) == 0
     after = capsys.readouterr().out
     assert after.startswith(before) and len(after.splitlines()) == len(before.splitlines()) + 1
     words = json.loads(after.splitlines()[-1])
     assert words["event"] == "words" and words["points"] == [POINT] and words["cost_usd"] == 0.0
-    assert call(group, [name, rounds.RUN_ID, "--model", model(tmp_path, [POINT], capsys)]) == 0
+    assert run_cli(group, [name, rounds.RUN_ID, "--model", model(tmp_path, [POINT], capsys)]) == 0
     assert "(an opinion, 0.0000 dollars)" in capsys.readouterr().out
 
 
 def test_the_model_may_be_ones_own(
-    lab: Lab, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(lab.root)
+    monkeypatch.chdir(workspace.root)
     with MessagesServer(key="none", models=("qwen3",)) as server:
         server.answer = lambda body: say_json({"points": [POINT]})
         monkeypatch.setenv("AUTOQEC_READER_BASE_URL", server.url)
-        assert call(group, ["review-log", rounds.RUN_ID, "--model", "qwen3"]) == 0
+        assert run_cli(group, ["review-log", rounds.RUN_ID, "--model", "qwen3"]) == 0
     assert "In the words of qwen3 (an opinion, cost unknown)" in capsys.readouterr().out
 
 
 def test_a_model_that_names_other_rounds_is_not_believed(
-    lab: Lab, run: RunLayout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace,
+    run: RunLayout,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(lab.root)
+    monkeypatch.chdir(workspace.root)
     invented = model(tmp_path, [POINT | {"rounds": [1, 77]}], capsys)
-    assert call(group, ["review-log", rounds.RUN_ID, "--model", invented]) == 0
+    assert run_cli(group, ["review-log", rounds.RUN_ID, "--model", invented]) == 0
     shown = capsys.readouterr()
     assert "no usable answer; the findings above stand" in shown.err and "rounds 1, 2" in shown.out
 
 
 def test_a_model_that_can_not_be_asked_is_told_first(
-    lab: Lab, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    workspace: Workspace, run: RunLayout, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(lab.root)
+    monkeypatch.chdir(workspace.root)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
-    assert call(group, ["review-log", rounds.RUN_ID, "--model", "claude-opus-5-5"]) == 2
+    assert run_cli(group, ["review-log", rounds.RUN_ID, "--model", "claude-opus-5-5"]) == 2
     shown = capsys.readouterr()
     assert "no key" in shown.err and not shown.out

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
-from tests.support.runs import made_run, rows
+from autoqec.cli.common import run_cli
+from tests.support.runs import make_run, rows
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[dict]:
@@ -17,27 +17,27 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[dict]:
 
 
 def test_a_runs_history_is_imported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run, file = made_run(tmp_path / "lab", 6, artifacts=False), tmp_path / "memory.jsonl"
+    run, file = make_run(tmp_path / "lab", 6, artifacts=False), tmp_path / "memory.jsonl"
     argv = ["memory", str(file), "--json", "--env", "smoke"]
-    assert call(group, [*argv, "--import", str(run.root)]) == 0
+    assert run_cli(group, [*argv, "--import", str(run.root)]) == 0
     first, held = said(capsys)
     assert first["rounds"] == held["entries"] == len(rows(run)) == 6
     assert any("judge VERIFIED" in note for note in held["notes"]) and any("train_error" in n for n in held["notes"])
-    assert call(group, [*argv, "--import", str(run.history)]) == 0
+    assert run_cli(group, [*argv, "--import", str(run.history)]) == 0
     assert [one.get("rounds") for one in said(capsys)] == [0, None]
-    assert call(group, [*argv]) == 0 and said(capsys)[0]["entries"] == 6
+    assert run_cli(group, [*argv]) == 0 and said(capsys)[0]["entries"] == 6
 
 
 @pytest.mark.parametrize("wrong", ["nowhere", "lab"])
 def test_what_is_no_run_is_told_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, file = made_run(tmp_path / "lab", 2), tmp_path / "memory.jsonl"
+    run, file = make_run(tmp_path / "lab", 2), tmp_path / "memory.jsonl"
     monkeypatch.chdir(tmp_path / "lab")
-    assert call(group, ["memory", str(file), "--import", str(run.root), "--import", str(tmp_path / wrong)]) == 2
+    assert run_cli(group, ["memory", str(file), "--import", str(run.root), "--import", str(tmp_path / wrong)]) == 2
     assert "Mend:" in capsys.readouterr().err and not file.exists()
 
 
 def test_a_memory_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, ["memory", str(tmp_path / "none.jsonl")]) == 2
+    assert run_cli(group, ["memory", str(tmp_path / "none.jsonl")]) == 2
     assert "--import RUN" in capsys.readouterr().err

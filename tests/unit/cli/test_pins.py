@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli import build_roles
-from autoqec.cli.build_roles import Choice, pins_of
+from autoqec.cli.build_roles import RoleOptions, pins_of
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.pins import pinned
-from autoqec.errors import InputError
+from autoqec.contracts.pins import apply_pins
+from autoqec.errors import UsageError
 from autoqec.ideators import prompts
-from autoqec.orchestrator.rounds import open_round
+from autoqec.orchestrator.rounds import start_round
 from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store import files
 from autoqec.store.history import History
-from autoqec.store.layout import SURFACE_CONFIG, RunLayout
-from tests.conftest import Lab
+from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
+from tests.conftest import Workspace
 from tests.support import rounds
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
@@ -44,50 +44,52 @@ def scripted(folder: Path) -> str:
     return f"scripted:{path}"
 
 
-def choice_of(name: str, lab: Lab, folder: Path) -> Choice:
+def choice_of(name: str, workspace: Workspace, folder: Path) -> RoleOptions:
     if name == "replay":
-        older = RunLayout(lab.root, rounds.RUN_ID)
+        older = RunLayout(workspace.root, rounds.RUN_ID)
         older.round(1).dir.mkdir(parents=True)
         History(older).write_info(rounds.info())
         History(older).append_row(rounds.row(1, dsl_config=GNN))
-        return Choice(name, replay_of=rounds.RUN_ID)
+        return RoleOptions(name, replay_of=rounds.RUN_ID)
     asked = name in build_roles.ROLES
-    return Choice(name, model=scripted(folder) if asked else None, open_surface=asked)
+    return RoleOptions(name, model=scripted(folder) if asked else None, open_surface=asked)
 
 
 @pytest.mark.parametrize("name", build_roles.NAMES)
-def test_the_round_that_is_planned_holds_the_pins(name: str, lab: Lab, tmp_path: Path) -> None:
-    pins, choice = pins_of(PINS), choice_of(name, lab, tmp_path)
-    build_roles.check(choice, lab.root)
+def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspace, tmp_path: Path) -> None:
+    pins, choice = pins_of(PINS), choice_of(name, workspace, tmp_path)
+    build_roles.check(choice, workspace.root)
     stand_in = Roles(search("tpe"))
-    with start_run(lab.root / "env.yaml", lab.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
-        run.roles, _ = build_roles.speakers(choice, run, lambda kind, payload: None)
-        opened = open_round(run, lambda kind, payload: None)
+    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
+        run.roles, _ = build_roles.build_roles(choice, run, lambda kind, payload: None)
+        opened = start_round(run, lambda kind, payload: None)
         planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row
-        config = files.load_yaml((place / SURFACE_CONFIG).read_text(encoding="utf-8"), where="branch")
-        assert config == planned.dsl_config == pinned(config, pins)
+        config = files.load_yaml((place / EDITABLE_CONFIG).read_text(encoding="utf-8"), where="branch")
+        assert config == planned.dsl_config == apply_pins(config, pins)
         assert (config["type"], config["mlp"]["depth"], config["training"]["replay"]["ratio"]) == ("mlp", 3, 0.5)
-        assert planned.ideator.proposal == pinned(planned.ideator.proposal, pins)
+        assert planned.ideator.proposal == apply_pins(planned.ideator.proposal, pins)
         assert planned.ideator.source.endswith(
             "pinned type=mlp, mlp.depth=3, training.loop=async, training.replay.ratio=0.5"
         )
         assert run.memory.history.info().pins == pins
         if name == "llm":
-            code = place / Path(SURFACE_CONFIG).parent / "more.py"
+            code = place / Path(EDITABLE_CONFIG).parent / "more.py"
             assert code.read_text(encoding="utf-8") == EDIT, "the Coder's code stays"
-            told = prompts.ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
+            told = prompts.format_ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
             assert "training.replay.ratio: 0.5" in told, "the model is told what is held"
         run.memory.rebuild_views()
         assert "Held in every proposal: type=mlp, mlp.depth=3, " in run.layout.log.read_text(encoding="utf-8")
 
 
-def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(lab: Lab) -> None:
+def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspace) -> None:
     bp = PredecoderDSL.model_validate({"type": "neural_bp", "neural_bp": {}}).config()
     reply = IdeatorResponse(hypothesis="unrolled", slug="bp", proposal=bp)
     roles = Roles(lambda view: reply)
-    with start_run(lab.root / "env.yaml", lab.root, "smoke", roles=roles, pins=pins_of(["head=mlp_small"])) as run:
-        row = open_round(run, lambda kind, payload: None).row
+    with start_run(
+        workspace.root / "env.yaml", workspace.root, "smoke", roles=roles, pins=pins_of(["head=mlp_small"])
+    ) as run:
+        row = start_round(run, lambda kind, payload: None).row
         assert row is not None and row.status == "compile_error"
         assert "has no hidden features for a head" in str(row.status_reason)
 
@@ -104,9 +106,9 @@ def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(lab: Lab) -> None:
     ],
 )
 def test_what_is_no_pin_is_told_with_an_example(texts: list[str], words: str) -> None:
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(UsageError, match=words) as error:
         pins_of(texts)
-    assert error.value.mend and "\n" not in str(error.value)
+    assert error.value.hint and "\n" not in str(error.value)
 
 
 def test_values_are_spelled_as_in_the_file() -> None:
@@ -116,25 +118,27 @@ def test_values_are_spelled_as_in_the_file() -> None:
     }  # fmt: skip
 
 
-def test_a_wrong_pin_leaves_nothing_and_a_plan_shows_right_ones(lab: Lab) -> None:
-    before = lab.files()
-    shown = lab.autoqec("run", "env.yaml", "--pin", "training.lop=async")
+def test_a_wrong_pin_leaves_nothing_and_a_plan_shows_right_ones(workspace: Workspace) -> None:
+    before = workspace.files()
+    shown = workspace.autoqec("run", "env.yaml", "--pin", "training.lop=async")
     assert shown.code == 2 and not shown.out
     assert shown.err.startswith("autoqec: --pin: there is no knob `training.lop`. Mend: perhaps training.loop, ")
     assert shown.err.count("\n") == 1
-    plan = lab.autoqec("run", "env.yaml", "--dry-run", "--json", "--pin", "training.loop=sync")
+    plan = workspace.autoqec("run", "env.yaml", "--dry-run", "--json", "--pin", "training.loop=sync")
     assert plan.code == 0 and json.loads(plan.out)["pins"] == {"training.loop": "sync"}
     assert "pinned    training.loop=sync, in every proposal" in plan.err
-    assert lab.files() == before
+    assert workspace.files() == before
 
 
-def test_a_run_goes_on_with_its_own_pins_and_no_others(lab: Lab) -> None:
-    with start_run(lab.root / "env.yaml", lab.root, "smoke", 1, pins=pins_of(["training.loop=sync"])) as run:
+def test_a_run_goes_on_with_its_own_pins_and_no_others(workspace: Workspace) -> None:
+    with start_run(
+        workspace.root / "env.yaml", workspace.root, "smoke", 1, pins=pins_of(["training.loop=sync"])
+    ) as run:
         name = run.info.run_id
     for named in ([], ["--pin", "training.loop=sync"]):
-        plan = lab.autoqec("run", "--resume", name, "--dry-run", "--json", *named)
+        plan = workspace.autoqec("run", "--resume", name, "--dry-run", "--json", *named)
         assert plan.code == 0 and json.loads(plan.out)["pins"] == {"training.loop": "sync"}
-    other = lab.autoqec("run", "--resume", name, "--dry-run", "--pin", "training.loop=async")
+    other = workspace.autoqec("run", "--resume", name, "--dry-run", "--pin", "training.loop=async")
     assert other.code == 2
     assert (
         f"--pin training.loop=async: the run began with training.loop=sync. Mend: autoqec run --resume {name}"

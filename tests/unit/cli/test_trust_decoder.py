@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Lab
+from tests.conftest import Workspace
 
 NAMED = "baselines: [mwpm, mwpm_correlated"
 MODULE = """
@@ -19,7 +19,7 @@ def decoders():
 """
 
 
-def env_naming(lab: Lab, decoder: str) -> str:
+def env_naming(lab: Workspace, decoder: str) -> str:
     text = (lab.root / "env.yaml").read_text(encoding="utf-8")
     assert NAMED in text
     path = lab.root.parent / "named.yaml"
@@ -28,7 +28,7 @@ def env_naming(lab: Lab, decoder: str) -> str:
 
 
 @pytest.mark.parametrize("decoder", ["sinter:os:abort:x", "sinter:os:getpid:x", "sinter:local_module:decoders:x"])
-def test_env_alone_runs_no_code(lab: Lab, decoder: str) -> None:
+def test_env_alone_runs_no_code(lab: Workspace, decoder: str) -> None:
     marker = lab.root.parent / "marker"
     (lab.root / "local_module.py").write_text(MODULE.format(marker=str(marker)))
     env = env_naming(lab, decoder)
@@ -38,7 +38,7 @@ def test_env_alone_runs_no_code(lab: Lab, decoder: str) -> None:
     assert not marker.exists()
 
 
-def test_trusted_decoder_of_the_current_directory_is_not_found(lab: Lab) -> None:
+def test_trusted_decoder_of_the_current_directory_is_not_found(lab: Workspace) -> None:
     marker = lab.root.parent / "marker"
     (lab.root / "local_module.py").write_text(MODULE.format(marker=str(marker)))
     env = env_naming(lab, "sinter:local_module:decoders:x")
@@ -47,7 +47,7 @@ def test_trusted_decoder_of_the_current_directory_is_not_found(lab: Lab) -> None
     assert shown.code == 2 and "is not installed" in shown.err and not marker.exists()
 
 
-def test_trusted_decoder_runs_without_rights_of_the_user(lab: Lab, tmp_path: Path) -> None:
+def test_trusted_decoder_runs_without_rights_of_the_user(lab: Workspace, tmp_path: Path) -> None:
     """An installed module that the user trusts is imported, but writes nowhere outside its sandbox."""
     site, marker = tmp_path / "site", tmp_path / "marker"
     site.mkdir()
@@ -64,6 +64,6 @@ def test_trusted_decoder_runs_without_rights_of_the_user(lab: Lab, tmp_path: Pat
     [("run", "env.yaml", "--dry-run"), ("verify", "x"), ("replay", "x.tar"), ("adopt", "r", "1"), ("add-env", "n")],
     ids=lambda command: command[0],
 )
-def test_malformed_trust_is_refused_everywhere(lab: Lab, command: tuple[str, ...]) -> None:
+def test_malformed_trust_is_refused_everywhere(lab: Workspace, command: tuple[str, ...]) -> None:
     shown = lab.autoqec(*command, "--trust-decoder", "module-only")
     assert shown.code == 2 and "MODULE:FUNCTION" in shown.err and "Traceback" not in shown.err

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoqec.continual.memory.base import MemoryModuleConfig
-from autoqec.continual.memory.cheatsheet import CheatsheetConfig, CheatsheetMemory, curated
+from autoqec.continual.memory.cheatsheet import CheatsheetConfig, CheatsheetMemory, parse_curation
 from autoqec.continual.memory.entries import CheatsheetEntry, Entry, ExperienceEntry, ReflectionEntry, parse_entry
 from autoqec.continual.memory.experience_db import ExperienceDBConfig, ExperienceDBMemory
 from autoqec.continual.memory.factory import MODULES, build_memory, load_memory, memory_factory
 from autoqec.continual.memory.history_list import HistoryList, HistoryListConfig
 from autoqec.continual.memory.hybrid import HybridMemory
 from autoqec.continual.memory.retrieval import RetrievalService
-from autoqec.errors import AutoqecError, ContractError, InputError
+from autoqec.errors import AutoqecError, ContractError, UsageError
 
 
 def experience(obs: str, action: str = "a") -> ExperienceEntry:
@@ -81,20 +81,20 @@ def test_p11_an_entry_without_a_type_is_refused():
 def test_p12_type_is_read_under_both_names_and_never_ignored():
     assert isinstance(build_memory({"type": "hybrid"}), HybridMemory)
     assert isinstance(build_memory({"_type": "hybrid"}), HybridMemory)
-    with pytest.raises(InputError, match=r"nope.*history_list, cheatsheet"):
+    with pytest.raises(UsageError, match=r"nope.*history_list, cheatsheet"):
         build_memory({"_type": "nope"})
     with pytest.raises(ContractError, match="`_type` says"):
         build_memory({"_type": "hybrid", "type": "cheatsheet"})
-    with pytest.raises(InputError, match="max_lenght"):
+    with pytest.raises(UsageError, match="max_lenght"):
         build_memory({"_type": "history_list", "max_lenght": 3})
 
 
 def test_p13_the_factory_builds_every_kind_and_refuses_others():
     assert memory_factory is build_memory
     assert set(MODULES) == {"history_list", "cheatsheet", "experience_db", "hybrid"}
-    with pytest.raises(InputError, match="unknown memory type"):
+    with pytest.raises(UsageError, match="unknown memory type"):
         build_memory(MemoryModuleConfig(type="other"))
-    with pytest.raises(InputError, match="no `_type`"):
+    with pytest.raises(UsageError, match="no `_type`"):
         build_memory({})
 
 
@@ -120,8 +120,8 @@ def test_p14_a_collapse_is_refused_where_the_guard_is_set():
 
 def test_p14_delta_edits_change_single_lines():
     edits = [{"op": "add", "text": "c"}, {"op": "replace", "old": "a", "new": "A"}, {"op": "remove", "text": "b"}]
-    assert curated(f"sure: <edits>{json.dumps(edits)}</edits>", "a\nb") == "A\nc"
-    assert curated("<cheatsheet>\nnew\n</cheatsheet>", "a\nb") == "new"
+    assert parse_curation(f"sure: <edits>{json.dumps(edits)}</edits>", "a\nb") == "A\nc"
+    assert parse_curation("<cheatsheet>\nnew\n</cheatsheet>", "a\nb") == "new"
 
 
 @pytest.mark.parametrize(
@@ -137,9 +137,9 @@ def test_p14_delta_edits_change_single_lines():
         '<edits>[{"op": "remove", "text": "twice"}]</edits>',
     ],
 )
-def test_p14_a_malformed_curation_is_an_error(reply):
+def test_p14_a_malformed_curation_is_an_error(response):
     with pytest.raises(AutoqecError):
-        curated(reply, "a\ntwice\ntwice")
+        parse_curation(response, "a\ntwice\ntwice")
 
 
 OBSERVATIONS = [

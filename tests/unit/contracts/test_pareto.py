@@ -11,7 +11,7 @@ from autoqec.contracts.pareto import (
     dominates,
     non_dominated,
     non_dominated_points,
-    point,
+    objectives,
     preview,
 )
 
@@ -51,7 +51,7 @@ def test_dominance_is_a_strict_order(a: tuple[float, ...], b: tuple[float, ...],
 def test_front_is_what_nothing_dominates(pool: list[ParetoEntry]) -> None:
     front = non_dominated(pool)
     for one in pool:
-        beaten = any(dominates(point(other), point(one)) for other in pool)
+        beaten = any(dominates(objectives(other), objectives(one)) for other in pool)
         assert (one in front) == (not beaten)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.contracts.pins import pinned, told, understood
+from autoqec.contracts.pins import apply_pins, format_pins, validate_pins
 from autoqec.errors import ContractError
 
 GNN = {"type": "gnn", "gnn": {"layers": 5}, "head": "mlp_small", "training": {"batch_size": 64}}
@@ -18,7 +18,7 @@ REWARD = {"type": "mlp", "mlp": {}, "output_mode": "hard_flip", "training": {"po
 @pytest.mark.parametrize("loop", ["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"])
 @pytest.mark.parametrize("config", [GNN, APART, REWARD], ids=["plain", "apart", "reward"])
 def test_a_loop_brings_the_block_that_it_needs_and_takes_the_others_out(loop: str, config: dict[str, Any]) -> None:
-    held = parse_dsl(pinned(config, understood({"training.loop": loop})))
+    held = parse_dsl(apply_pins(config, validate_pins({"training.loop": loop})))
     assert held.training.loop == loop
     assert (held.training.sync is not None) == loop.startswith("sync")
     assert (held.training.replay is not None) == loop.startswith("async")
@@ -28,27 +28,27 @@ def test_a_loop_brings_the_block_that_it_needs_and_takes_the_others_out(loop: st
 
 
 def test_what_is_not_pinned_stays_and_a_second_time_changes_nothing() -> None:
-    pins = understood({"training.batch_size": "128", "training.loop": "sync", "training.sync.ranks": 3})
+    pins = validate_pins({"training.batch_size": "128", "training.loop": "sync", "training.sync.ranks": 3})
     assert pins["training.batch_size"] == 128, "of the knob's own type"
-    held = pinned(GNN, pins)
+    held = apply_pins(GNN, pins)
     assert (held["gnn"]["layers"], held["head"]) == (5, "mlp_small")
     assert (held["training"]["batch_size"], held["training"]["sync"]["ranks"]) == (128, 3)
-    assert pinned(held, pins) == held and "loop" not in GNN["training"], "the proposal itself is left alone"
-    assert pinned(GNN, {}) is GNN
-    assert told(pins) == "training.batch_size=128, training.loop=sync, training.sync.ranks=3"
+    assert apply_pins(held, pins) == held and "loop" not in GNN["training"], "the proposal itself is left alone"
+    assert apply_pins(GNN, {}) is GNN
+    assert format_pins(pins) == "training.batch_size=128, training.loop=sync, training.sync.ranks=3"
 
 
 def test_another_family_is_taken_out_with_what_belonged_to_it() -> None:
-    held = pinned(GNN, understood({"type": "neural_bp", "neural_bp.iterations": 7}))
+    held = apply_pins(GNN, validate_pins({"type": "neural_bp", "neural_bp.iterations": 7}))
     assert held["neural_bp"]["iterations"] == 7 and "gnn" not in held and held["head"] == "linear"
     assert held["training"]["batch_size"] == 64
-    assert "policy_gradient" not in pinned(REWARD, understood({"output_mode": "soft_priors"}))["training"]
+    assert "policy_gradient" not in apply_pins(REWARD, validate_pins({"output_mode": "soft_priors"}))["training"]
 
 
 def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
     bp = PredecoderDSL.model_validate({"type": "neural_bp", "neural_bp": {}}).config()
     with pytest.raises(ContractError, match="has no hidden features for a head"):
-        pinned(bp, understood({"head": "mlp_small"}))
+        apply_pins(bp, validate_pins({"head": "mlp_small"}))
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
 )
 def test_what_cannot_be_held_is_one_sentence(pins: dict[str, Any], words: str) -> None:
     with pytest.raises(ContractError, match=words) as error:
-        understood(pins)
+        validate_pins(pins)
     assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import autoqec.decoders.modules as own_surface
-from autoqec.decoders.custom_fn import _try, lint
+from autoqec.decoders.custom_fn import _smoke_test, lint
 from autoqec.errors import ContractError
 
 GOOD = """
@@ -159,7 +159,7 @@ class Sliced(nn.Module):
 )
 def test_a_wrong_shape_names_both(kind: str, sizes: tuple[int, ...], words: str) -> None:
     with pytest.raises(ContractError, match=re.escape(words)):
-        _try(kind, Sliced(kind, *sizes), sizes)
+        _smoke_test(kind, Sliced(kind, *sizes), sizes)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_hard_flip_speaks_about_mechanisms(config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl({**config, "output_mode": "hard_flip"}), prob, seed=0)
     out = model(torch.ones(5, prob.n_detectors))
-    assert out.shape == (5, prob.n_faults) and (out < 0).all()
+    assert out.shape == (5, prob.n_mechanisms) and (out < 0).all()
 
 
 @pytest.mark.parametrize("config", ALL)
@@ -147,7 +147,7 @@ def test_other_sector_net_ignores_its_own_sector() -> None:
         parameter.data += 0.1
     shots = torch.zeros(1, prob.n_detectors)
     flipped = shots.clone()
-    flipped[0, prob.graph.own] = 1
+    flipped[0, prob.graph.in_sector] = 1
     assert torch.equal(model(shots), model(flipped))
     flipped[0, prob.graph.other[0]] = 1
     assert not torch.equal(model(shots), model(flipped))
@@ -264,7 +264,7 @@ def test_a_body_that_is_a_view_of_its_parameters_is_counted() -> None:
 
     view = ProblemView.of(problem(3))
     cost = flops.count(Predecoder(Bias(view.n_edges), view, "soft_priors"), view.n_detectors)
-    assert cost == flops.Cost(n_params=view.n_edges + 32, flops_per_syndrome=view.n_edges)  # prior + shift
+    assert cost == flops.ModelCost(n_params=view.n_edges + 32, flops_per_syndrome=view.n_edges)  # prior + shift
 
 
 @pytest.mark.parametrize("config", ALL)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.decoders.equivalence import fingerprint, twin
+from autoqec.decoders.equivalence import find_equivalent, fingerprint
 from tests.unit.decoders.test_decoders import KNOBS, with_knob
 
 
@@ -48,13 +48,17 @@ DIFFERENT = {
 @pytest.mark.parametrize("name", sorted(SAME))
 def test_two_names_for_one_function(name: str) -> None:
     one, other = SAME[name]
-    assert one.sha256() != other.sha256() and twin(one, [other]) == other and twin(other, [one]) == one
+    assert (
+        one.sha256() != other.sha256()
+        and find_equivalent(one, [other]) == other
+        and find_equivalent(other, [one]) == one
+    )
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERENT))
 def test_two_functions(name: str) -> None:
     one, other = DIFFERENT[name]
-    assert twin(one, [other]) is None and twin(one, [other, one]) == one
+    assert find_equivalent(one, [other]) is None and find_equivalent(one, [other, one]) == one
 
 
 @pytest.mark.parametrize(("base", "path", "values"), KNOBS, ids=[f"{b['type']}-{p}" for b, p, _ in KNOBS])
@@ -65,11 +69,11 @@ def test_no_two_options_of_a_knob_are_taken_for_one(base: dict[str, Any], path: 
 
 def test_without_fine_tuning_its_settings_are_no_difference() -> None:
     one, other = DIFFERENT["another gap"]
-    assert twin(one, [other], finetunes=False) == other
+    assert find_equivalent(one, [other], finetunes=False) == other
 
 
 def test_what_cannot_be_asked_is_told_apart_by_its_config_alone() -> None:
     huge = [config("mlp", {"hidden": 4096, "depth": depth}) for depth in (7, 8)]
     own = [config("gnn", {"message_fn": "custom", "edge_features": flag}) for flag in (True, False)]
     for one, other in (huge, own):
-        assert fingerprint(one) is None and twin(one, [other]) is None and twin(one, [one]) == one
+        assert fingerprint(one) is None and find_equivalent(one, [other]) is None and find_equivalent(one, [one]) == one

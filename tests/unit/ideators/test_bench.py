@@ -12,40 +12,40 @@ import pytest
 import torch
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.ideators import bench, bench_table, space
-from autoqec.ideators.bench import Rules, hypervolume, simulate
-from autoqec.ideators.bench_run import Oracle, compare, sampled, strategy
-from autoqec.ideators.bench_table import Cell, Table, pack, renamed, unpack
+from autoqec.ideators.bench import SimulationSettings, hypervolume, simulate
+from autoqec.ideators.bench_run import Oracle, compare, sample_configs, strategy
+from autoqec.ideators.bench_table import Table, TableEntry, mirror_params, pack, unpack
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from benchmarks import qecbench_tab
 
 SHOTS = 40_000
-RULES = Rules(rounds=20, val_shots=4_000)
+SETTINGS = SimulationSettings(rounds=20, val_shots=4_000)
 
 
 def planted(count: int = 160) -> Table:
     """A landscape that a search can learn: small learning rates gain, and some configs fail to train."""
     rng, plain = np.random.default_rng(0), np.random.default_rng(1).random(SHOTS) < 0.05
-    cells = []
-    for config in sampled(count, "a fixture"):
+    entries = []
+    for config in sample_configs(count, "a fixture"):
         params = space.params_of(config)
         assert params is not None
         gain = 0.5 * (1 - np.log(params["training.learning_rate"] / 5e-4) / np.log(20)) + 0.1 * rng.standard_normal()
         failures = (plain & (rng.random(SHOTS) > gain)) | (~plain & (rng.random(SHOTS) < 0.002))
         dead = rng.random() < 0.1
-        cells.append(
-            Cell(config, params, "train_error" if dead else "ok", "it broke" if dead else None,
+        entries.append(
+            TableEntry(config, params, "train_error" if dead else "ok", "it broke" if dead else None,
                  int(rng.integers(1_000, 200_000)), int(rng.integers(2_000, 2_000_000)), float(rng.random() * 9 + 1),
                  None if dead else np.flatnonzero(failures ^ plain))
         )  # fmt: skip
-    return Table(cells, plain, env="planted")
+    return Table(entries, plain, env="planted")
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +59,13 @@ def test_bitmaps_come_back_shot_by_shot() -> None:
 
 
 def test_counts_are_those_of_the_bitmaps_on_any_slice(table: Table) -> None:
-    index = next(index for index, cell in enumerate(table.cells) if cell.differs is not None)
-    places = table.cells[index].differs
+    index = next(index for index, entry in enumerate(table.entries) if entry.differing_shots is not None)
+    places = table.entries[index].differing_shots
     assert places is not None
-    differs = np.isin(np.arange(SHOTS), places)
+    differing_shots = np.isin(np.arange(SHOTS), places)
     ends = int(places[5]), int(places[90])
     for part in (slice(*ends), slice(ends[0], ends[1] + 1), slice(SHOTS // 2, None), slice(0, None)):
-        assert table.counts(index, part) == count_pairs(table.plain[part], (table.plain ^ differs)[part])
+        assert table.counts(index, part) == count_pairs(table.plain[part], (table.plain ^ differing_shots)[part])
 
 
 def test_hypervolume_of_boxes() -> None:
@@ -86,8 +86,8 @@ def test_hypervolume_against_counting() -> None:
 
 
 def test_a_course_repeats_itself_and_never_falls(table: Table) -> None:
-    first = simulate(strategy("tpe", table, RULES), table, seed=3, rules=RULES)
-    again = simulate(strategy("tpe", table, RULES), table, seed=3, rules=RULES)
+    first = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SETTINGS)
+    again = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SETTINGS)
     assert first == again and len(first.hypervolume) == 20
     steps = zip(first.hypervolume, first.hypervolume[1:], strict=False)
     assert all(later >= earlier - 1e-12 for earlier, later in steps) and first.verified > 0
@@ -99,9 +99,9 @@ def test_no_cell_is_measured_twice_and_failures_are_told(table: Table) -> None:
 
     def watched(view: dict[str, Any]) -> Any:
         seen[:] = view["history"]
-        return strategy("random", table, RULES)(view)
+        return strategy("random", table, SETTINGS)(view)
 
-    simulate(watched, table, seed=0, rules=Rules(rounds=40))
+    simulate(watched, table, seed=0, settings=SimulationSettings(rounds=40))
     digests = [space.digest(row["dsl_config"]) for row in seen]
     assert len(set(digests)) == 39 and {"ok", "train_error"} == {row["status"] for row in seen}
 
@@ -111,20 +111,22 @@ def test_the_judges_shots_are_not_vals(table: Table) -> None:
     half = SHOTS // 2
     lucky = table.plain.copy()
     lucky[:half] = False
-    cell = table.cells[0]
-    cheat = Cell(cell.config, cell.params, "ok", None, 1000, 1000, 1.0, np.flatnonzero(lucky ^ table.plain))
-    course = simulate(strategy("random", table, RULES), Table([cheat], table.plain), seed=0, rules=Rules(rounds=1))
-    assert course.verified == 0 and course.hypervolume == [0.0]
+    entry = table.entries[0]
+    cheat = TableEntry(entry.config, entry.params, "ok", None, 1000, 1000, 1.0, np.flatnonzero(lucky ^ table.plain))
+    run = simulate(
+        strategy("random", table, SETTINGS), Table([cheat], table.plain), seed=0, settings=SimulationSettings(rounds=1)
+    )
+    assert run.verified == 0 and run.hypervolume == [0.0]
 
 
 def test_answers_that_are_none_fail_their_round(table: Table) -> None:
-    course = simulate(lambda view: None, table, seed=0, rules=Rules(rounds=5))
-    assert course.hypervolume == [0.0] * 5 and course.seconds == [0.0] * 5
+    run = simulate(lambda view: None, table, seed=0, settings=SimulationSettings(rounds=5))
+    assert run.hypervolume == [0.0] * 5 and run.seconds == [0.0] * 5
 
 
 def test_oracles_order_hybrid_between_its_search_and_the_best(table: Table) -> None:
     names = ["tpe", "hybrid:none", "hybrid:0", "hybrid:1"]
-    held = compare(table, names, seeds=6, rules=RULES, references=("random", "tpe"))
+    held = compare(table, names, seeds=6, settings=SETTINGS, references=("random", "tpe"))
     assert [score.strategy for score in held[::2]] == ["random", *names]
     scores = {score.strategy: score for score in held if score.reference == "random"}
     beyond = {score.strategy: score.gap for score in held if score.reference == "tpe"}
@@ -136,60 +138,60 @@ def test_oracles_order_hybrid_between_its_search_and_the_best(table: Table) -> N
 
 
 def test_a_no_op_scores_zero(table: Table) -> None:
-    for score in compare(table, ["tpe", "hybrid:1"], seeds=2, rules=Rules(rounds=6), control="noop"):
+    for score in compare(table, ["tpe", "hybrid:1"], seeds=2, settings=SimulationSettings(rounds=6), control="noop"):
         assert score.final == 0.0 and score.verified == 0.0
 
 
 def test_shuffled_feedback_is_told_and_the_truth_is_scored(table: Table) -> None:
-    told = bench_table.shuffled(table, 0)
-    assert sorted(told) == list(range(len(table.cells))) and told != sorted(told)
-    dud = Cell(table.cells[0].config, table.cells[0].params, "ok", None, 10, 10, 1.0, np.zeros(0, np.int64))
-    good = table.cells[max(bench.verifiable(table), key=lambda one: one[1][0])[0]]
+    reported = bench_table.shuffled_indices(table, 0)
+    assert sorted(reported) == list(range(len(table.entries))) and reported != sorted(reported)
+    dud = TableEntry(table.entries[0].config, table.entries[0].params, "ok", None, 10, 10, 1.0, np.zeros(0, np.int64))
+    good = table.entries[max(bench.verifiable_entries(table), key=lambda one: one[1][0])[0]]
     two, seen = Table([dud, good], table.plain), list[dict[str, Any]]()
 
     def watched(view: dict[str, Any]) -> Any:
         seen[:] = view["history"]
-        return strategy("random", two, RULES)(view)
+        return strategy("random", two, SETTINGS)(view)
 
-    course = simulate(watched, two, seed=0, rules=Rules(rounds=2, told=[1, 0]))
+    run = simulate(watched, two, seed=0, settings=SimulationSettings(rounds=2, reported=[1, 0]))
     assert seen[0]["verify_verdict"] == "VERIFIED" and seen[0]["n_params"] == good.n_params, "the dud looks good"
-    assert course.verified == 0 and course.hypervolume == [0.0, 0.0], "and the good one, told as a dud, is not judged"
+    assert run.verified == 0 and run.hypervolume == [0.0, 0.0], "and the good one, told as a dud, is not judged"
 
 
 def test_a_renamed_landscape_is_searched_all_the_same(table: Table) -> None:
-    scores = {score.strategy: score for score in compare(table, ["tpe"], seeds=3, rules=RULES, control="renamed")}
+    scores = {score.strategy: score for score in compare(table, ["tpe"], seeds=3, settings=SETTINGS, control="renamed")}
     assert 0 < scores["random"].final != scores["tpe"].final > 0
 
 
 def test_renaming_is_its_own_inverse_and_keeps_distances() -> None:
     rng = random.Random(0)
-    for config in rng.sample(sampled(60, "a fixture"), 20):
+    for config in rng.sample(sample_configs(60, "a fixture"), 20):
         params = space.params_of(config)
         assert params is not None
-        there = renamed(params)
+        there = mirror_params(params)
         assert space.params_of(space.build(there)) is not None
-        assert bench_table.distance(renamed(there), params) < 0.05
+        assert bench_table.distance(mirror_params(there), params) < 0.05
         assert bench_table.distance(there, params) > 0.3
 
 
 def test_the_oracle_speaks_the_agents_language(table: Table) -> None:
-    rules = Rules(rounds=3, mirror=renamed)
-    course = simulate(Oracle(table, 1.0, rules), table, seed=0, rules=rules)
-    assert course.hypervolume[-1] > 0.5 * bench.best_possible(table)
+    settings = SimulationSettings(rounds=3, params_transform=mirror_params)
+    run = simulate(Oracle(table, 1.0, settings), table, seed=0, settings=settings)
+    assert run.hypervolume[-1] > 0.5 * bench.max_hypervolume(table)
 
 
 def test_wrong_names_are_told(table: Table, tmp_path: Path) -> None:
     for name in ("oracle", "hybrid:2", "hybrid:x"):
-        with pytest.raises(InputError, match="unknown strategy"):
-            compare(table, [name], seeds=2, rules=RULES)
-    with pytest.raises(InputError, match="not there"):
+        with pytest.raises(UsageError, match="unknown strategy"):
+            compare(table, [name], seeds=2, settings=SETTINGS)
+    with pytest.raises(UsageError, match="not there"):
         Table.read(tmp_path / "none.jsonl")
 
 
 def test_the_sample_is_the_same_everywhere_and_holds_no_twins() -> None:
-    configs = sampled(520)
+    configs = sample_configs(520)
     assert len({space.digest(config) for config in configs}) == 520
-    assert configs[:50] == sampled(50) and configs[0] == space.TEMPLATES[0].config
+    assert configs[:50] == sample_configs(50) and configs[0] == space.TEMPLATES[0].config
 
 
 def test_the_plan_is_the_table_that_was_promised() -> None:
@@ -203,8 +205,8 @@ def test_the_plan_is_the_table_that_was_promised() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decoding_each_syndrome_once_is_decoding_every_shot(family: str) -> None:
     """A net with weights of its own, in a run's way and in the table's, shot by shot."""
-    desk = qecbench_tab.Bench(qecbench_tab.SMALL_ENV, 3000)
-    config = next(one for one in sampled(60, "a fixture") if one["type"] == family)
+    desk = qecbench_tab.EnvBenchmark(qecbench_tab.SMALL_ENV, 3000)
+    config = next(one for one in sample_configs(60, "a fixture") if one["type"] == family)
     torch.manual_seed(0)
     model = compile_predecoder(parse_dsl(config), desk.problem, seed=0)
     with torch.no_grad():
@@ -223,7 +225,7 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     monkeypatch.setattr(qecbench_tab, "FULL", tiny)
     out = tmp_path / "table.jsonl"
     wide = {"type": "mlp", "mlp": {"hidden": 768, "depth": 4}}
-    configs = [*sampled(4), space.normalise(wide)]
+    configs = [*sample_configs(4), space.normalise(wide)]
     todo = [qecbench_tab.Job("smoke", config, "full", 0) for config in configs]
     assert qecbench_tab.build(out, todo[:2], shots=2000) == 2
     before = out.read_bytes()
@@ -232,16 +234,16 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     references = [line for line in lines if line["kind"] == "reference"]
     assert {line["name"] for line in references} == {"mwpm", "mwpm_correlated"}
-    cells = {line["key"]: line for line in lines if line["kind"] == "cell"}
-    refused = cells[todo[-1].key]
+    entries = {line["key"]: line for line in lines if line["kind"] == "cell"}
+    refused = entries[todo[-1].key]
     assert refused["status"] == "compile_error" and refused["differs"] is None and "limits" in refused["reason"]
-    measured = cells[todo[0].key]
+    measured = entries[todo[0].key]
     plain = next(line for line in references if line["name"] == line["plain"])
     failures = unpack(measured["differs"], 2000) ^ unpack(plain["failures"], 2000)
     assert failures.sum() == measured["errors"] > 0
     argv = ["bench-ideators", "--table", str(out), "--rounds", "4", "--seeds", "2", "--val-shots", "500"]
     argv += ["--strategies", "tpe", "--reference", "random,evolve", "--write", str(tmp_path / "scores.md"), "--json"]
-    assert call(group, argv) == 0
+    assert run_cli(group, argv) == 0
     scores = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
     assert [score["strategy"] for score in scores[::2]] == ["random", "evolve", "tpe"]
     written = (tmp_path / "scores.md").read_text(encoding="utf-8")
@@ -251,25 +253,27 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
 def test_the_committed_table_is_what_its_page_says() -> None:
     """Whole, with bitmaps that agree with its counts, and with something to find at the envs' own bar."""
     lines = [json.loads(line) for line in qecbench_tab.OUT.read_text(encoding="utf-8").splitlines()]
-    cells = [line for line in lines if line["kind"] == "cell"]
-    assert len({line["key"] for line in cells}) == len(cells) == len(qecbench_tab.jobs())
+    entries = [line for line in lines if line["kind"] == "cell"]
+    assert len({line["key"] for line in entries}) == len(entries) == len(qecbench_tab.jobs())
     whole = Table.read(qecbench_tab.OUT)
-    assert len({space.digest(cell.config) for cell in whole.cells}) >= 500 and whole.plain.size == 1_000_000
-    assert {cell.status for cell in whole.cells} == {"ok", "compile_error"} and max(c.seconds for c in whole.cells) < 10
-    errors = {space.digest(line["config"]): line["errors"] for line in cells
+    assert len({space.digest(entry.config) for entry in whole.entries}) >= 500 and whole.plain.size == 1_000_000
+    assert {entry.status for entry in whole.entries} == {"ok", "compile_error"} and max(
+        c.seconds for c in whole.entries
+    ) < 10
+    errors = {space.digest(line["config"]): line["errors"] for line in entries
               if (line["env"], line["fidelity"], line["seed"]) == (whole.env, "full", 0)}  # fmt: skip
-    for index, cell in enumerate(whole.cells):
+    for index, entry in enumerate(whole.entries):
         counts = whole.counts(index, slice(None))
-        assert (None if counts is None else counts.errors_candidate) == errors[space.digest(cell.config)]
+        assert (None if counts is None else counts.errors_candidate) == errors[space.digest(entry.config)]
     for fidelity in qecbench_tab.FIDELITIES:
         for seed in qecbench_tab.SEEDS:
-            assert len(Table.read(qecbench_tab.OUT, fidelity=fidelity, seed=seed).cells) >= 50
-    assert len(Table.read(qecbench_tab.OUT, env=qecbench_tab.LARGE_ENV).cells) == 24
-    assert 20 < len(bench.verifiable(whole)) < 100
+            assert len(Table.read(qecbench_tab.OUT, fidelity=fidelity, seed=seed).entries) >= 50
+    assert len(Table.read(qecbench_tab.OUT, env=qecbench_tab.LARGE_ENV).entries) == 24
+    assert 20 < len(bench.verifiable_entries(whole)) < 100
 
 
 def test_the_bar_of_the_judge_can_be_set(table: Table) -> None:
-    counts = [len(bench.verifiable(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
+    counts = [len(bench.verifiable_entries(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] > counts[3] == 0
-    strict = simulate(strategy("tpe", table, RULES), table, seed=3, rules=Rules(min_gain=1.0))
+    strict = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SimulationSettings(min_gain=1.0))
     assert strict.verified == 0 and strict.hypervolume[-1] == 0.0

@@ -11,11 +11,11 @@ import pytest
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.ideators import evolve, space, tpe
 from autoqec.ideators.hybrid import Hybrid
-from autoqec.ideators.moves import State
-from autoqec.ideators.replay import Replay
+from autoqec.ideators.moves import SearchState
+from autoqec.ideators.replay import ReplayIdeator
 from tests.support import rounds
 
 BASELINE = space.TEMPLATES[0].config
@@ -72,7 +72,7 @@ def test_children_stand_on_their_parents_branch_and_differ_in_a_key_or_two() -> 
     for child in children:
         parent = by_branch[child["fork_from"]]["dsl_config"]
         if child["dsl_config"]["type"] == parent["type"]:
-            assert 1 <= len(space.changed(child["dsl_config"], parent)) <= 2
+            assert 1 <= len(space.changed_keys(child["dsl_config"], parent)) <= 2
 
 
 def test_evolution_learns_what_pays() -> None:
@@ -94,17 +94,17 @@ def test_the_parent_is_the_one_that_no_rival_dominates() -> None:
     cheap = told(1, reply, 0.001, flops_per_syndrome=10)
     good = told(2, reply, 0.004)
     beaten = told(3, reply, 0.002)
-    assert evolve.best([beaten, cheap, good]) is good
-    assert evolve.best([beaten, cheap, told(4, reply, 0.0, flops_per_syndrome=9000)]) is beaten
+    assert evolve.best_ranked([beaten, cheap, good]) is good
+    assert evolve.best_ranked([beaten, cheap, told(4, reply, 0.0, flops_per_syndrome=9000)]) is beaten
 
 
 def test_a_new_family_draws_its_own_keys_and_keeps_its_training() -> None:
     params = space.params_of(BASELINE)
     assert params is not None
     for seed in range(200):
-        child = evolve.mutant(params, random.Random(seed))
+        child = evolve.mutate(params, random.Random(seed))
         if child["type"] != "mlp":
-            assert set(child) == {one.key for one in space.active(child["type"])}
+            assert set(child) == {one.key for one in space.active_dimensions(child["type"])}
             assert sum(child[key] != params[key] for key in params if key.startswith("training.")) <= 1
             break
     else:
@@ -129,7 +129,7 @@ def test_the_model_speaks_on_about_three_rounds_in_ten_and_always_on_the_same() 
     for seed in range(10):
         history: list[dict[str, Any]] = []
         for number in range(1, 41):
-            speaks.append(Hybrid(useless).model_speaks(State.read(view(history, seed))))
+            speaks.append(Hybrid(useless).uses_model(SearchState.read(view(history, seed))))
             history.append(told(number, reply, 0.0))
     assert 0.22 < sum(speaks) / len(speaks) < 0.38
     assert not any(speaks[::40]), "round 1 is the template"
@@ -146,8 +146,8 @@ def test_the_model_is_shown_what_the_search_knows() -> None:
     hybrid = Hybrid(model, share=1.0)
     history = searched(hybrid, 12, small_rates_pay)
     state = seen[-1]["sampler"]
-    best = max(history[:-1], key=lambda row: row["delta_ler"])
-    assert state["measured"] == 11 and best["round"] in state["good rounds"]
+    best_ranked = max(history[:-1], key=lambda row: row["delta_ler"])
+    assert state["measured"] == 11 and best_ranked["round"] in state["good rounds"]
     assert state["its own next proposal"] and "training.learning_rate" in state["their ranges"]
     assert hybrid(view(history)).source.startswith("hybrid tpe")
     json.dumps(state)
@@ -167,17 +167,17 @@ def older() -> list[Any]:
 
 
 def test_replay_makes_the_old_proposals_in_order_on_the_new_branches() -> None:
-    replay, history = Replay(older()), []
+    replay, history = ReplayIdeator(older()), []
     for number in (1, 2, 3):
         history.append(told(number, replay(view(history)), 0.001))
     assert [row["dsl_config"] for row in history] == [row.dsl_config for row in older() if row.status == "ok"]
     assert [row["fork_from"] for row in history] == ["baseline", "exp/r/01-x", "exp/r/02-x"]
-    with pytest.raises(InputError, match="3 proposals"):
+    with pytest.raises(UsageError, match="3 proposals"):
         replay(view(history))
 
 
 def test_replay_starts_afresh_where_the_parent_left_no_branch() -> None:
-    replay, history = Replay(older()), []
+    replay, history = ReplayIdeator(older()), []
     history.append(told(1, replay(view(history)), 0.001))
     history.append(told(2, replay(view(history)), None))
     reply = replay(view(history))
@@ -187,7 +187,7 @@ def test_replay_starts_afresh_where_the_parent_left_no_branch() -> None:
 
 
 def test_replayed_slugs_are_the_old_ones() -> None:
-    replay = Replay(older())
+    replay = ReplayIdeator(older())
     first = replay(view([]))
     assert first.slug == "try" and replay(view([told(1, first, 0.0)])).slug == "wide"
 

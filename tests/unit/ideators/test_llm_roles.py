@@ -31,7 +31,7 @@ from autoqec.llm.errors import (
     LmTruncated,
     LmUnavailable,
 )
-from autoqec.llm.ledger import Ledger, Metered
+from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from tests.support.messages_server import (
     MessagesServer,
@@ -125,8 +125,8 @@ def served(server: MessagesServer) -> AnthropicLM:
 
 def test_ideator_over_the_api(server: MessagesServer) -> None:
     server.script(say_json(answer(gnn(hidden=32), fork_from=[1])))
-    reply = LlmIdeator(served(server))(view(row(1, MLP)))
-    assert reply == IdeatorResponse(
+    response = LlmIdeator(served(server))(view(row(1, MLP)))
+    assert response == IdeatorResponse(
         hypothesis="h",
         slug="try-it",
         fork_from="exp/20260101-000000/01-x",
@@ -140,9 +140,9 @@ def test_ideator_over_the_api(server: MessagesServer) -> None:
 
 def test_several_parents_are_a_composition() -> None:
     lm = ScriptedLM([answer(gnn(), fork_from=[2, 1], compose_mode="pure")])
-    reply = LlmIdeator(lm)(view(row(1, MLP), row(2, gnn(hidden=16))))
-    assert reply is not None and reply.compose_mode == "pure"
-    assert reply.fork_from == ("exp/20260101-000000/02-x", "exp/20260101-000000/01-x")
+    response = LlmIdeator(lm)(view(row(1, MLP), row(2, gnn(hidden=16))))
+    assert response is not None and response.compose_mode == "pure"
+    assert response.fork_from == ("exp/20260101-000000/02-x", "exp/20260101-000000/01-x")
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_several_parents_are_a_composition() -> None:
 def test_one_retry_is_told_the_error(bad: Any, told: str) -> None:
     events = Events()
     lm = ScriptedLM([bad, answer(gnn())])
-    reply = LlmIdeator(lm, on_event=events)(view(row(1, MLP), row(2, gnn(hidden=99), forkable=False)))
-    assert reply is not None and reply.proposal == gnn()
+    response = LlmIdeator(lm, on_event=events)(view(row(1, MLP), row(2, gnn(hidden=99), forkable=False)))
+    assert response is not None and response.proposal == gnn()
     first, second = (str(request.messages[-1].content) for request in lm.requests)
     assert told in second and told not in first
     assert second.startswith(first)
@@ -202,7 +202,7 @@ def test_a_cut_answer_gets_more_room() -> None:
 def test_no_round_is_lost_over_all_api_faults(server: MessagesServer, tmp_path: Path) -> None:
     """Ten rounds, every fault: each ends with a reply or None, and the spend is exact to the token."""
     ledger, events = Ledger(tmp_path / "ledger.jsonl"), Events()
-    ideator = LlmIdeator(Metered(served(server), ledger), on_event=events)
+    ideator = LlmIdeator(MeteredLM(served(server), ledger), on_event=events)
     faults = [
         (rate_limited(),),
         (fail(500),),
@@ -220,9 +220,20 @@ def test_no_round_is_lost_over_all_api_faults(server: MessagesServer, tmp_path: 
         server.script(*behaviours)
         server.answer = lambda body, number=number: say_json(answer(gnn(hidden=10 + number)))  # type: ignore[misc]
         replies.append(ideator(view()))
-    assert [reply is None for reply in replies] == [False, False, False, True, False, False, False, True, True, True]
-    assert ledger.spent.usage.total == sum(server.billed.values())
-    assert Ledger(tmp_path / "ledger.jsonl").spent.usage == ledger.spent.usage
+    assert [response is None for response in replies] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert ledger.totals.usage.total == sum(server.billed.values())
+    assert Ledger(tmp_path / "ledger.jsonl").totals.usage == ledger.totals.usage
     assert events.kinds().count("lm_given_up") == 4
 
 
@@ -268,7 +279,7 @@ def test_tools_answer_from_the_view() -> None:
 
 def test_a_program_without_tools_gets_none() -> None:
     lm = ScriptedLM([answer(gnn())])
-    lm.takes_tools = False
+    lm.supports_tools = False
     assert LlmIdeator(lm)(view()) is not None
     assert lm.requests[0].tools == ()
 
@@ -335,14 +346,14 @@ def test_what_others_wrote_cannot_leave_its_block() -> None:
 def test_a_text_cannot_close_its_own_fence() -> None:
     text = INJECTION
     for _ in range(3):
-        fenced = prompts.fence("x", text)
+        fenced = prompts.data_block("x", text)
         tag = fenced[1 : fenced.index(" ")]
         assert tag not in text and fenced.count(f"</{tag}>") == 1 and fenced.endswith(f"</{tag}>")
         text = fenced  # whoever saw a block cannot use its tag for another
 
 
 def test_directories_of_this_machine_stay_here() -> None:
-    assert prompts.clean("File /home/me/lab/autoqec/x.py: 3/4 done, a/b", 100) == "File x.py: 3/4 done, a/b"
+    assert prompts.sanitize("File /home/me/lab/autoqec/x.py: 3/4 done, a/b", 100) == "File x.py: 3/4 done, a/b"
 
 
 @pytest.mark.parametrize(
@@ -374,17 +385,17 @@ SURFACE = {"gnn.py": "import torch\n", "mlp.py": "x = 1\n", "predecoder.yaml": "
 
 def test_coder_config_only(server: MessagesServer) -> None:
     server.script(say_json({"dsl_config": gnn(hidden=48), "commit_message": "gnn: 48 wide"}))
-    reply = LlmCoder(served(server))(task())
-    assert reply is not None and reply.dsl_config == gnn(hidden=48)
-    assert [edit.path for edit in reply.edits] == ["predecoder.yaml"]
-    assert "hidden: 48" in reply.edits[0].text
+    response = LlmCoder(served(server))(task())
+    assert response is not None and response.dsl_config == gnn(hidden=48)
+    assert [edit.path for edit in response.edits] == ["predecoder.yaml"]
+    assert "hidden: 48" in response.edits[0].text
 
 
 def test_coder_edits_code_where_it_may() -> None:
     edit = {"path": "gnn.py", "text": "import torch\nx = 2\n"}
     lm = ScriptedLM([{"dsl_config": gnn(), "edits": [edit], "commit_message": "m"}])
-    reply = LlmCoder(lm)(task(surface=SURFACE))
-    assert reply is not None and [one.path for one in reply.edits] == ["predecoder.yaml", "gnn.py"]
+    response = LlmCoder(lm)(task(surface=SURFACE))
+    assert response is not None and [one.path for one in response.edits] == ["predecoder.yaml", "gnn.py"]
     assert "import torch" in str(lm.requests[0].messages[0].content)
     assert "type: mlp" not in str(lm.requests[0].messages[0].content)
 
@@ -410,14 +421,14 @@ def test_bad_edits_are_told_and_never_pass(edit: dict[str, str], told: str) -> N
 def test_edits_are_closed_without_a_surface() -> None:
     bad = {"dsl_config": gnn(), "edits": [{"path": "gnn.py", "text": ""}], "commit_message": "m"}
     good = {"dsl_config": gnn(), "commit_message": "m"}
-    reply = LlmCoder(ScriptedLM([bad, good]))(task())
-    assert reply is not None and len(reply.edits) == 1
+    response = LlmCoder(ScriptedLM([bad, good]))(task())
+    assert response is not None and len(response.edits) == 1
 
 
 def test_a_pure_composition_costs_no_call() -> None:
     lm = ScriptedLM([])
-    reply = LlmCoder(lm)(task(compose_mode="pure"))
-    assert reply is not None and reply.edits == () and not lm.requests
+    response = LlmCoder(lm)(task(compose_mode="pure"))
+    assert response is not None and response.edits == () and not lm.requests
 
 
 # --- Analyst
@@ -457,8 +468,8 @@ def analyst_view(tmp_path: Path, number: int = 2, **metrics: Any) -> dict[str, A
 def test_analyst_reads_figures_curve_and_the_round_before(server: MessagesServer, tmp_path: Path) -> None:
     analyst_view(tmp_path, 1, delta_ler=0.0011)
     server.script(say_json(NOMINATION))
-    reply = LlmAnalyst(served(server))(analyst_view(tmp_path))
-    assert reply == AnalystResponse(**NOMINATION)
+    response = LlmAnalyst(served(server))(analyst_view(tmp_path))
+    assert response == AnalystResponse(**NOMINATION)
     turn = server.requests[0]["messages"][0]["content"]
     assert "0:1.5 1:1.25 (" in turn and "0.0011" in turn and "60 shots fixed, 20 broken" in turn
     for private in (str(tmp_path), "77.7", "20260101"):
@@ -478,8 +489,8 @@ def test_a_failed_round_cannot_be_nominated(tmp_path: Path) -> None:
         tmp_path, status="train_error", status_reason="NaN", delta_ler=None, checkpoint_path=None, val_shots=None
     )
     lm = ScriptedLM([NOMINATION, {**NOMINATION, "verdict": "ignore"}])
-    reply = LlmAnalyst(lm)(failed)
-    assert reply is not None and reply.verdict == "ignore"
+    response = LlmAnalyst(lm)(failed)
+    assert response is not None and response.verdict == "ignore"
     assert "left nothing to judge" in str(lm.requests[1].messages[-1].content)
 
 

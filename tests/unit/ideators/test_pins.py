@@ -10,17 +10,17 @@ import pytest
 
 from autoqec.cli.paths import BUILTIN
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
-from autoqec.contracts.pins import pinned, understood
-from autoqec.errors import InputError
+from autoqec.contracts.pins import apply_pins, validate_pins
+from autoqec.errors import UsageError
 from autoqec.ideators import moves, space, tpe
-from autoqec.orchestrator.run import SEARCHES, search
+from autoqec.orchestrator.run import BUILTIN_IDEATORS, search
 from autoqec.store.files import dump_config, load_env
 
 from .test_search import BASELINE, as_row, verified, with_keys
 
 ENV = load_env(BUILTIN / "smoke.yaml")[0].dump()
-APART = understood({"training.loop": "async", "training.batch_size": 96})  # 96 lies outside the space
-FAMILY = understood({"type": "conv", "conv.layers": 2, "training.loop": "sync"})
+APART = validate_pins({"training.loop": "async", "training.batch_size": 96})  # 96 lies outside the space
+FAMILY = validate_pins({"type": "conv", "conv.layers": 2, "training.loop": "sync"})
 
 
 def view(history: list[dict[str, Any]], pins: dict[str, Any]) -> dict[str, Any]:
@@ -30,13 +30,13 @@ def view(history: list[dict[str, Any]], pins: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("pins", [APART, FAMILY], ids=["loop", "family"])
-@pytest.mark.parametrize("name", list(SEARCHES))
+@pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
 def test_every_proposal_holds_the_pins_and_none_comes_twice(name: str, pins: dict[str, Any]) -> None:
     history: list[dict[str, Any]] = []
     digests = set()
     for number in range(1, 13):
         reply = search(name)(view(history, pins))
-        assert pinned(reply.proposal, pins) == reply.proposal
+        assert apply_pins(reply.proposal, pins) == reply.proposal
         digests.add(parse_dsl(reply.proposal).sha256())
         good = {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 0.001} if number % 3 == 1 else {}
         history.append(as_row(number, reply, **good))
@@ -48,29 +48,29 @@ def test_every_proposal_holds_the_pins_and_none_comes_twice(name: str, pins: dic
 
 
 def test_the_estimator_is_told_of_rounds_whose_pins_lie_outside_the_space() -> None:
-    state = moves.State.read(view([], APART))
-    params = state.params_of(pinned(BASELINE, APART))
+    state = moves.SearchState.read(view([], APART))
+    params = state.params_of(apply_pins(BASELINE, APART))
     assert params is not None and "training.batch_size" not in params and params["type"] == "mlp"
-    assert space.params_of(pinned(BASELINE, APART)) is None, "without the pins it is no point of the space"
-    suggestion = next(tpe.asked(state))
+    assert space.params_of(apply_pins(BASELINE, APART)) is None, "without the pins it is no point of the space"
+    suggestion = next(tpe.suggestions(state))
     assert "training.batch_size" not in suggestion
     held = state.build(suggestion)
     assert held is not None and held["training"]["batch_size"] == 96
 
 
 def test_a_config_that_differs_in_a_pinned_key_alone_is_not_new() -> None:
-    tried = pinned(BASELINE, APART)
-    state = moves.State.read(view([verified(1, tried, 0.002)], APART))
+    tried = apply_pins(BASELINE, APART)
+    state = moves.SearchState.read(view([verified(1, tried, 0.002)], APART))
     other = state.held(with_keys(BASELINE, training__batch_size=2048))
     assert other == tried and not state.is_new(other)
-    assert moves.State.read(view([], FAMILY)).held(BASELINE) is None, "another family"
+    assert moves.SearchState.read(view([], FAMILY)).held(BASELINE) is None, "another family"
 
 
 def test_a_pinned_baseline_lets_its_children_compose_and_git_merges_their_files(tmp_path: Path) -> None:
-    one, other = (pinned(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3}))
+    one, other = (apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3}))
     history = [verified(1, one, 0.003), verified(2, other, 0.002)]
-    move = moves.compose(moves.State.read(view(history, APART)))
-    assert move is not None and move.compose_mode == "pure" and pinned(move.config, APART) == move.config
+    move = moves.compose(moves.SearchState.read(view(history, APART)))
+    assert move is not None and move.compose_mode == "pure" and apply_pins(move.config, APART) == move.config
     assert (move.config["mlp"]["hidden"], move.config["mlp"]["depth"]) == (300, 3)
     for name, config in (("one", one), ("base", BASELINE), ("other", other), ("wanted", move.config)):
         (tmp_path / name).write_text(dump_config(config), encoding="utf-8")
@@ -82,17 +82,17 @@ def test_a_pinned_baseline_lets_its_children_compose_and_git_merges_their_files(
 
 def test_an_extension_moves_no_pinned_key() -> None:
     every = {key: value for key, value in space.flatten(BASELINE).items() if key not in ("mlp.hidden", "training.init")}
-    pins = understood(every)
-    state = moves.State.read(view([verified(1, BASELINE, 0.002)], pins))
+    pins = validate_pins(every)
+    state = moves.SearchState.read(view([verified(1, BASELINE, 0.002)], pins))
     move = moves.extend(state)
-    assert move is not None and set(space.changed(move.config, BASELINE)) == {"mlp.hidden"}
+    assert move is not None and set(space.changed_keys(move.config, BASELINE)) == {"mlp.hidden"}
 
 
-@pytest.mark.parametrize("name", list(SEARCHES))
+@pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
 def test_pins_that_leave_nothing_to_search_end_the_run_with_a_sentence(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "DRAWS", 50)
-    pins = understood({key: value for key, value in space.flatten(BASELINE).items() if key != "training.init"})
-    with pytest.raises(InputError, match="50 draws found no config that was not tried, under type=mlp"):
+    monkeypatch.setattr(moves, "MAX_DRAWS", 50)
+    pins = validate_pins({key: value for key, value in space.flatten(BASELINE).items() if key != "training.init"})
+    with pytest.raises(UsageError, match="50 draws found no config that was not tried, under type=mlp"):
         search(name)(view([verified(1, BASELINE, 0.002)], pins))

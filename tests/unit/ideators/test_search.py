@@ -16,7 +16,7 @@ from autoqec.ideators import moves, space, tpe
 from autoqec.ideators import random as uniform
 
 BASELINE = space.TEMPLATES[0].config
-SEARCHES = [pytest.param(tpe.propose, id="tpe"), pytest.param(uniform.propose, id="random")]
+SEARCH_STRATEGIES = [pytest.param(tpe.propose, id="tpe"), pytest.param(uniform.propose, id="random")]
 
 
 def view(history: list[dict[str, Any]], seed: int = 1, pending: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
@@ -57,14 +57,14 @@ def as_row(number: int, reply: IdeatorResponse, **more: Any) -> dict[str, Any]:
     return row(number, reply.proposal, **more)
 
 
-@pytest.mark.parametrize("propose", SEARCHES)
+@pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
 def test_round_one_is_the_template(propose: Any) -> None:
     reply = propose(view([]))
     assert reply.proposal == BASELINE
     assert reply.fork_from == "baseline"
 
 
-@pytest.mark.parametrize("propose", SEARCHES)
+@pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
 def test_every_suggestion_is_a_config_and_none_comes_twice(propose: Any) -> None:
     history: list[dict[str, Any]] = []
     seen = set()
@@ -77,7 +77,7 @@ def test_every_suggestion_is_a_config_and_none_comes_twice(propose: Any) -> None
         history.append(as_row(number, reply, **verdict))
 
 
-@pytest.mark.parametrize("propose", SEARCHES)
+@pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
 def test_the_same_seed_and_history_give_the_same_words(propose: Any) -> None:
     history = [verified(1, BASELINE, 0.002), row(2, with_keys(BASELINE, mlp__hidden=300))]
     copy = json.loads(json.dumps(history))
@@ -104,11 +104,14 @@ def test_another_name_for_a_tried_function_is_not_new() -> None:
     """Fine-tuning that is left out has no learning rate; a mutant of it was a round spent on nothing."""
     tried = with_keys(BASELINE, training__finetune_share=0.0)
     same = with_keys(tried, training__finetune_learning_rate=1e-3, training__loop="minibatch_eval")
-    for state in (moves.State.read(view([row(1, tried)])), moves.State.read(view([], pending=(row(1, tried),)))):
+    for state in (
+        moves.SearchState.read(view([row(1, tried)])),
+        moves.SearchState.read(view([], pending=(row(1, tried),))),
+    ):
         assert not state.is_new(tried) and not state.is_new(same)
         assert state.is_new(with_keys(same, training__finetune_share=0.5))
     conv = space.normalise({"type": "conv", "conv": {"layers": 1}})
-    known = moves.State.read(view([row(1, conv)]))
+    known = moves.SearchState.read(view([row(1, conv)]))
     assert not known.is_new(with_keys(conv, conv__residual=False)) and known.is_new(with_keys(conv, conv__kernel=5))
 
 
@@ -123,8 +126,8 @@ def test_failed_and_foreign_rows_are_digested() -> None:
     assert parse_dsl(tpe.propose(view(history)).proposal)
 
 
-def _state(seed: int) -> moves.State:
-    return moves.State.read(view([], seed=seed))
+def _state(seed: int) -> moves.SearchState:
+    return moves.SearchState.read(view([], seed=seed))
 
 
 def test_the_estimator_learns_what_pays() -> None:
@@ -133,16 +136,19 @@ def test_the_estimator_learns_what_pays() -> None:
     for number, params in enumerate(itertools.islice(moves.draw(_state(3)), 60), start=1):
         gain = -params["training.learning_rate"]
         history.append(row(number, space.build(params), delta_ler=gain, flops_per_syndrome=1, n_params=1))
-    rates = [next(tpe.asked(moves.State.read(view(history, seed=s))))["training.learning_rate"] for s in range(12)]
+    rates = [
+        next(tpe.suggestions(moves.SearchState.read(view(history, seed=s))))["training.learning_rate"]
+        for s in range(12)
+    ]
     assert sorted(rates)[len(rates) // 2] < 1.5e-3  # the middle of uniform draws is 2.2e-3
 
 
 def test_extension_moves_one_or_two_keys_of_a_verified_branch() -> None:
     for seed in range(40):
-        state = moves.State.read(view([verified(1, BASELINE, 0.002)], seed=seed))
+        state = moves.SearchState.read(view([verified(1, BASELINE, 0.002)], seed=seed))
         move = moves.extend(state)
         assert move is not None and move.fork_from == "exp/r/01-x"
-        keys = set(space.changed(move.config, BASELINE)) - {"training.init"}
+        keys = set(space.changed_keys(move.config, BASELINE)) - {"training.init"}
         assert 1 <= len(keys) <= 2
         if move.config["training"]["init"] == "parent":
             assert all(key.startswith("training.") for key in keys), "weights fit only where the architecture stays"
@@ -150,21 +156,23 @@ def test_extension_moves_one_or_two_keys_of_a_verified_branch() -> None:
 
 def test_only_verified_branches_that_still_stand_are_extended() -> None:
     gone = verified(1, BASELINE, 0.002, forkable=False)
-    assert moves.extend(moves.State.read(view([gone, row(2, with_keys(BASELINE, mlp__hidden=300))]))) is None
+    assert moves.extend(moves.SearchState.read(view([gone, row(2, with_keys(BASELINE, mlp__hidden=300))]))) is None
 
 
 def test_composition_joins_verified_children_that_changed_different_keys() -> None:
     parent = verified(1, BASELINE, 0.001)
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
-    move = moves.compose(moves.State.read(view([parent, left, right])))
+    move = moves.compose(moves.SearchState.read(view([parent, left, right])))
     assert move is not None and move.compose_mode == "pure"
     assert move.fork_from == ("exp/r/03-x", "exp/r/02-x"), "the better one leads"
     assert move.config == with_keys(BASELINE, mlp__hidden=384, training__loss="focal")
     rival = verified(3, with_keys(BASELINE, mlp__hidden=512), 0.003, fork_from="exp/r/01-x")
-    assert moves.compose(moves.State.read(view([parent, left, rival]))) is None
+    assert moves.compose(moves.SearchState.read(view([parent, left, rival]))) is None
     stranger = verified(3, right["dsl_config"], 0.003)
-    assert moves.compose(moves.State.read(view([parent, left, stranger]))) is None, "children of different parents"
+    assert moves.compose(moves.SearchState.read(view([parent, left, stranger]))) is None, (
+        "children of different parents"
+    )
 
 
 def test_a_failed_parent_set_is_never_tried_again_in_any_order() -> None:
@@ -172,7 +180,7 @@ def test_a_failed_parent_set_is_never_tried_again_in_any_order() -> None:
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
     tried = row(4, None, fork_from=("exp/r/02-x", "exp/r/03-x"), compose_mode="pure", status="compose_conflict")
-    assert moves.compose(moves.State.read(view([parent, left, right, tried]))) is None
+    assert moves.compose(moves.SearchState.read(view([parent, left, right, tried]))) is None
 
 
 def test_the_default_search_extends_and_composes_by_itself() -> None:
@@ -184,16 +192,16 @@ def test_the_default_search_extends_and_composes_by_itself() -> None:
     assert tuple in forks and "baseline" in sources and len(sources) > 2
 
 
-@pytest.mark.parametrize("dimension", space.SPACE, ids=lambda dimension: dimension.key)
+@pytest.mark.parametrize("dimension", space.SEARCH_SPACE, ids=lambda dimension: dimension.key)
 def test_every_dimension_names_a_key_and_its_values_are_allowed(dimension: space.Dimension) -> None:
     rng = random.Random(0)
     for _ in range(20):
         params = {"type": dimension.families[0] if dimension.families else "mlp"}
-        params |= {one.key: one.draw(rng) for one in space.active(params["type"]) if one.key != "type"}
+        params |= {one.key: one.draw(rng) for one in space.active_dimensions(params["type"]) if one.key != "type"}
         config = space.build(params)
         assert space.params_of(config) == params
         step = dimension.step(space.get(config, dimension.key), rng)
-        assert step is not None and step != space.get(config, dimension.key) and dimension.holds(step)
+        assert step is not None and step != space.get(config, dimension.key) and dimension.contains(step)
 
 
 def test_slugs_are_always_slugs() -> None:
@@ -201,7 +209,7 @@ def test_slugs_are_always_slugs() -> None:
         assert IdeatorResponse.model_validate({"hypothesis": "x", "slug": moves.slug(text), "proposal": {}}), text
 
 
-@pytest.mark.parametrize("propose", SEARCHES)
+@pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
 def test_a_code_with_no_other_sector_is_read_whole(propose: Any) -> None:
     first = propose(view([]) | {"inputs": "all"})
     second = propose(view([as_row(1, first)]) | {"inputs": "all"})

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from autoqec.llm.redact import KEY_NAMES
+from autoqec.llm.redact import SECRET_ENV_VARS
 from tests.support.messages_server import MessagesServer
 
 
 @pytest.fixture(autouse=True)
 def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
-        *KEY_NAMES,
+        *SECRET_ENV_VARS,
         "ANTHROPIC_BASE_URL",
         "http_proxy",
         "https_proxy",

@@ -54,8 +54,13 @@ def test_is_a_language_model(server: MessagesServer) -> None:
 
 def test_text(server: MessagesServer, stream: bool) -> None:
     server.script(say("hello, Δ"))
-    reply = lm(server, stream=stream).complete(request())
-    assert (reply.text, reply.stop_reason, reply.model, reply.parsed) == ("hello, Δ", "end_turn", MODEL, None)
+    response = lm(server, stream=stream).complete(request())
+    assert (response.text, response.stop_reason, response.model, response.parsed) == (
+        "hello, Δ",
+        "end_turn",
+        MODEL,
+        None,
+    )
     assert server.requests[0].get("stream", False) is stream
 
 
@@ -66,8 +71,8 @@ def test_long_answers_are_streamed(server: MessagesServer) -> None:
 
 def test_structured_answer(server: MessagesServer, stream: bool) -> None:
     server.script(say_json({"what": "gnn", "score": 7}))
-    reply = lm(server, stream=stream).complete(request(output=Guess))
-    assert reply.parsed == Guess(what="gnn", score=7)
+    response = lm(server, stream=stream).complete(request(output=Guess))
+    assert response.parsed == Guess(what="gnn", score=7)
     assert server.requests[0]["output_config"]["format"]["type"] == "json_schema"
 
 
@@ -113,11 +118,11 @@ def test_tools_there_and_back(server: MessagesServer, stream: bool) -> None:
     server.script(use_tool("query_history", {"last": 3}, text="Let me look."), say_json({"what": "mlp", "score": 1}))
     model = lm(server, stream=stream)
     first = request(output=Guess, tools=(tool,))
-    reply = model.complete(first)
-    assert reply.stop_reason == "tool_use" and reply.parsed is None
-    (call,) = reply.tool_calls
+    response = model.complete(first)
+    assert response.stop_reason == "tool_use" and response.parsed is None
+    (call,) = response.tool_calls
     assert (call.name, call.input) == ("query_history", {"last": 3})
-    turns = (*first.messages, reply.turn(), tool_results({call.id: "[]"}))
+    turns = (*first.messages, response.turn(), tool_results({call.id: "[]"}))
     assert model.complete(first.model_copy(update={"messages": turns})).parsed == Guess(what="mlp", score=1)
 
 
@@ -137,10 +142,10 @@ def test_the_stable_part_is_cached_and_all_counters_are_kept(server: MessagesSer
 
 def test_cost_follows_the_price_list(server: MessagesServer) -> None:
     server.script(say("x" * 400))
-    reply = lm(server).complete(request(system=("s" * 4000,)))
-    usage = reply.usage
+    response = lm(server).complete(request(system=("s" * 4000,)))
+    usage = response.usage
     expected = (usage.input_tokens * 4 + usage.cache_creation_input_tokens * 4 * 1.25 + usage.output_tokens * 20) / 1e6
-    assert reply.cost_usd == pytest.approx(expected)
+    assert response.cost_usd == pytest.approx(expected)
 
 
 def test_an_hour_of_cache_costs_more(server: MessagesServer) -> None:
@@ -153,8 +158,8 @@ def test_an_hour_of_cache_costs_more(server: MessagesServer) -> None:
 
 def test_unknown_price_is_null() -> None:
     with MessagesServer(models=("qwen3:8b",)) as server:
-        reply = AnthropicLM("qwen3:8b", base_url=server.url, api_key=server.key).complete(request())
-    assert reply.cost_usd is None and reply.usage.total > 0
+        response = AnthropicLM("qwen3:8b", base_url=server.url, api_key=server.key).complete(request())
+    assert response.cost_usd is None and response.usage.total > 0
 
 
 def test_what_is_said_aside_stands_below_the_first_turn(server: MessagesServer, stream: bool) -> None:
@@ -200,8 +205,8 @@ def test_passing_faults_before_a_stream_are_retried(server: MessagesServer, faul
 
 def test_a_cut_answer_is_asked_again_and_counted_as_lost(server: MessagesServer) -> None:
     server.script(cut(say("x" * 500)), say("there"))
-    reply = lm(server).complete(request())
-    assert (reply.text, reply.lost_attempts) == ("there", 1)
+    response = lm(server).complete(request())
+    assert (response.text, response.lost_attempts) == ("there", 1)
 
 
 @pytest.mark.parametrize(
@@ -209,8 +214,8 @@ def test_a_cut_answer_is_asked_again_and_counted_as_lost(server: MessagesServer)
 )
 def test_a_stream_that_breaks_is_asked_again(server: MessagesServer, fault: object) -> None:
     server.script(fault, say_json({"what": "there", "score": 0}))  # type: ignore[arg-type]
-    reply = lm(server, stream=True).complete(request(output=Guess))
-    assert (reply.parsed, reply.lost_attempts) == (Guess(what="there", score=0), 1)
+    response = lm(server, stream=True).complete(request(output=Guess))
+    assert (response.parsed, response.lost_attempts) == (Guess(what="there", score=0), 1)
 
 
 def test_a_slow_answer_is_given_up(server: MessagesServer) -> None:

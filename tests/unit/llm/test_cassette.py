@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from autoqec.errors import InputError
-from autoqec.llm.base import Message, Reply, Request, ToolCall
-from autoqec.llm.cassette import Cassette, Tape
+from autoqec.errors import UsageError
+from autoqec.llm.base import Message, Request, Response, ToolCall
+from autoqec.llm.cassette import CassetteFile, CassetteLM
 from autoqec.llm.config import LMConfig, get_lm_client
 from autoqec.llm.errors import BudgetExceeded, LmCassetteMiss, LmError, LmRefusal, LmTruncated
 from autoqec.llm.ledger import Ledger
@@ -31,10 +31,10 @@ def request(text: str, **fields: object) -> Request:
 
 def outcome(lm: object, asked: Request) -> object:
     try:
-        reply: Reply = lm.complete(asked)  # type: ignore[attr-defined]
+        response: Response = lm.complete(asked)  # type: ignore[attr-defined]
     except LmError as error:
         return type(error), str(error), error.usage
-    return reply.dump(), reply.parsed
+    return response.dump(), response.parsed
 
 
 ASKED = (
@@ -65,11 +65,11 @@ def test_a_replay_needs_no_key_and_says_the_same(
     monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
     server.script(*SCRIPT)
-    recorder = get_lm_client(CONFIG, tape=Tape(path, "record"))
+    recorder = get_lm_client(CONFIG, cassette_file=CassetteFile(path, "record"))
     recorded = [outcome(recorder, asked) for asked in ASKED]
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
-    player = get_lm_client(CONFIG, tape=Tape(path, "replay"))
+    player = get_lm_client(CONFIG, cassette_file=CassetteFile(path, "replay"))
     assert [outcome(player, asked) for asked in ASKED] == recorded
     assert recorded[3][0] is LmRefusal and recorded[4][0] is LmTruncated  # type: ignore[index]
     assert len(server.requests) == len(SCRIPT)
@@ -78,10 +78,10 @@ def test_a_replay_needs_no_key_and_says_the_same(
 
 def test_order_of_different_calls_does_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
-    recorder = Cassette(Tape(path, "record"), "m", ScriptedLM(["1", "2", "3"]))
+    recorder = CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1", "2", "3"]))
     for text in ("a", "b", "a"):
         recorder.complete(request(text))
-    player = Cassette(Tape(path, "replay"), "m")
+    player = CassetteLM(CassetteFile(path, "replay"), "m")
     assert [player.complete(request(text)).text for text in ("a", "a", "b")] == ["1", "3", "2"]
 
 
@@ -97,8 +97,8 @@ def test_order_of_different_calls_does_not_matter(tmp_path: Path) -> None:
 )
 def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
     path = tmp_path / "tape.jsonl"
-    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
-    player = Cassette(Tape(path, "replay"), "m")
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    player = CassetteLM(CassetteFile(path, "replay"), "m")
     with pytest.raises(LmCassetteMiss, match="role agent"):
         player.complete(changed)
     assert player.complete(request("a")).text == "1"
@@ -109,17 +109,17 @@ def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
 def test_another_machines_words_are_no_miss(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     here, there = request("a", aside="2 cores"), request("a", aside="64 cores")
-    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(here)
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(here)
     assert "2 cores" in path.read_text(encoding="utf-8"), "what was read is on the tape"
-    assert Cassette(Tape(path, "replay"), "m").complete(there).text == "1"
+    assert CassetteLM(CassetteFile(path, "replay"), "m").complete(there).text == "1"
     assert here.fingerprint("m") == request("a").fingerprint("m"), "older tapes play on"
 
 
 def test_another_model_is_a_miss(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
-    Cassette(Tape(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
     with pytest.raises(LmCassetteMiss):
-        Cassette(Tape(path, "replay"), "n").complete(request("a"))
+        CassetteLM(CassetteFile(path, "replay"), "n").complete(request("a"))
 
 
 def test_no_key_on_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_no_key_on_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OPENAI_API_KEY", 'quo"ted-\\key-9912')
     path = tmp_path / "tape.jsonl"
     leaky = ToolCall(id="1", name="t", input={"env": "sk-ant-REDACTED-shape-0123456789"})
-    recorder = Cassette(Tape(path, "record"), "m", ScriptedLM(["it is not-shaped-like-a-key-7781", leaky]))
+    recorder = CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["it is not-shaped-like-a-key-7781", leaky]))
     recorder.complete(request('quo"ted-\\key-9912', system=("not-shaped-like-a-key-7781",)))
     recorder.complete(request("task-force-and-risk-assessment-of-it"))
     text = path.read_text()
@@ -139,7 +139,7 @@ def test_no_key_on_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_live_tape_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
-    Cassette(Tape(path, "live"), "m", ScriptedLM(["1"])).complete(request("a"))
+    CassetteLM(CassetteFile(path, "live"), "m", ScriptedLM(["1"])).complete(request("a"))
     assert not path.exists()
 
 
@@ -150,25 +150,25 @@ def test_a_budget_is_met_at_the_same_call(
     monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
 
-    def calls(tape: Tape) -> tuple[int, dict[str, object]]:
+    def calls(cassette_file: CassetteFile) -> tuple[int, dict[str, object]]:
         ledger = Ledger(max_tokens=9_000)
-        lm = get_lm_client(CONFIG, tape=tape, ledger=ledger)
+        lm = get_lm_client(CONFIG, cassette_file=cassette_file, ledger=ledger)
         done = 0
         with pytest.raises(BudgetExceeded):
             for number in range(50):
                 lm.complete(request("x" * 400 + str(number)))
                 done += 1
-        return done, ledger.spent.to_json()
+        return done, ledger.totals.to_json()
 
-    recorded = calls(Tape(path, "record"))
+    recorded = calls(CassetteFile(path, "record"))
     assert recorded[0] > 1
     asked = len(server.requests)
-    assert calls(Tape(path, "replay")) == recorded
+    assert calls(CassetteFile(path, "replay")) == recorded
     assert len(server.requests) == asked
 
 
 def test_no_cassette(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="record one"):
-        Tape(tmp_path / "gone.jsonl", "replay")
-    with pytest.raises(InputError, match="needs a model"):
-        Cassette(Tape(tmp_path / "new.jsonl", "record"), "m")
+    with pytest.raises(UsageError, match="record one"):
+        CassetteFile(tmp_path / "gone.jsonl", "replay")
+    with pytest.raises(UsageError, match="needs a model"):
+        CassetteLM(CassetteFile(tmp_path / "new.jsonl", "record"), "m")

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pytest
 from pydantic import BaseModel, Field
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage
 from autoqec.llm.cli_client import CliLM
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
@@ -62,9 +62,9 @@ def test_claude_answers_with_usage_and_cost(install: Bin) -> None:
     notes = install("claude", {"text": "hello Δ"})
     lm = CliLM("claude", "claude-opus-5-5", effort="high", max_call_usd=0.5)
     assert isinstance(lm, LanguageModel)
-    reply = lm.complete(request("say Δ", system=("stable", "moving")))
-    assert (reply.text, reply.model, reply.cost_usd) == ("hello Δ", "claude-opus-5-5", 0.0123)
-    assert reply.usage == Usage(
+    response = lm.complete(request("say Δ", system=("stable", "moving")))
+    assert (response.text, response.model, response.cost_usd) == ("hello Δ", "claude-opus-5-5", 0.0123)
+    assert response.usage == Usage(
         input_tokens=11, output_tokens=7, cache_creation_input_tokens=5, cache_read_input_tokens=3
     )
     (call,) = seen(notes)
@@ -119,10 +119,10 @@ def test_claude_failures_are_told_apart(install: Bin, behaviour: dict[str, Any],
 
 def test_codex_answers_with_usage(install: Bin) -> None:
     notes = install("codex", {"text": '{"what": "gnn", "score": 2, "part": null}'})
-    reply = CliLM("codex", "gpt-6", effort="max").complete(request(system=("be brief",), output=Guess))
-    assert reply.parsed == Guess(what="gnn", score=2)
-    assert reply.usage == Usage(input_tokens=60, output_tokens=9, cache_read_input_tokens=40)
-    assert reply.cost_usd is None  # no price known: null, never 0
+    response = CliLM("codex", "gpt-6", effort="max").complete(request(system=("be brief",), output=Guess))
+    assert response.parsed == Guess(what="gnn", score=2)
+    assert response.usage == Usage(input_tokens=60, output_tokens=9, cache_read_input_tokens=40)
+    assert response.cost_usd is None  # no price known: null, never 0
     (call,) = seen(notes)
     assert call["prompt"] == "be brief\n\ngo" and call["cwd"] == []
     assert "read-only" in call["argv"] and 'model_reasoning_effort="xhigh"' in call["argv"]
@@ -187,14 +187,14 @@ def test_tools_are_refused(install: Bin) -> None:
     install("claude")
     tool = Tool(name="t", description="", input_schema={"type": "object"})
     lm = CliLM("claude")
-    assert not lm.takes_tools
+    assert not lm.supports_tools
     with pytest.raises(LmBadRequest, match="no tools"):
         lm.complete(request(tools=(tool,)))
 
 
 def test_a_missing_program_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="not on PATH"):
+    with pytest.raises(UsageError, match="not on PATH"):
         get_lm_client(LMConfig(backend="codex"))
 
 

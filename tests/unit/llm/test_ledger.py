@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from autoqec.llm.anthropic_client import AnthropicLM
-from autoqec.llm.base import Message, Reply, Request
+from autoqec.llm.base import Message, Request, Response
 from autoqec.llm.errors import BudgetExceeded, LmBadAnswer, LmRefusal, LmUnavailable
-from autoqec.llm.ledger import Ledger, Metered, Worst
+from autoqec.llm.ledger import CostBound, Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.store import jsonl
 from tests.support.messages_server import (
@@ -31,8 +31,8 @@ def request(text: str = "go", role: str = "ideator") -> Request:
     return Request(role=role, messages=(Message(role="user", content=text),))
 
 
-def served(server: MessagesServer, ledger: Ledger, model: str = MODEL) -> Metered:
-    return Metered(AnthropicLM(model, base_url=server.url, api_key=server.key), ledger)
+def served(server: MessagesServer, ledger: Ledger, model: str = MODEL) -> MeteredLM:
+    return MeteredLM(AnthropicLM(model, base_url=server.url, api_key=server.key), ledger)
 
 
 def test_spend_is_exact_over_all_faults(server: MessagesServer, tmp_path: Path) -> None:
@@ -51,25 +51,25 @@ def test_spend_is_exact_over_all_faults(server: MessagesServer, tmp_path: Path) 
         except Exception as error:
             outcomes.append(type(error).__name__)
     assert outcomes == ["ok", "ok", "LmRefusal", "LmTruncated", "ok"]
-    usage = ledger.spent.usage
+    usage = ledger.totals.usage
     assert [usage.input_tokens, usage.output_tokens] == [server.billed["input"], server.billed["output"]]
     assert usage.total == sum(server.billed.values())
-    assert (ledger.spent.calls, ledger.spent.failed) == (5, 2)
+    assert (ledger.totals.calls, ledger.totals.failed) == (5, 2)
     again = Ledger(tmp_path / "ledger.jsonl")
-    assert again.spent.to_json() == ledger.spent.to_json()
-    assert again.possible == ledger.possible
+    assert again.totals.to_json() == ledger.totals.to_json()
+    assert again.unsettled == ledger.unsettled
 
 
 def test_roles_and_attempts_are_booked_apart(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
-    lm = Metered(ScriptedLM(lambda asked: "ok"), ledger)
+    lm = MeteredLM(ScriptedLM(lambda asked: "ok"), ledger)
     with ledger.round("attempt-1"):
         lm.complete(request(role="ideator"))
         lm.complete(request(role="coder"))
     with ledger.round("attempt-2"):
         lm.complete(request(role="ideator"))
-    assert {role: spent.calls for role, spent in ledger.by_role.items()} == {"ideator": 2, "coder": 1}
-    assert {key: spent.calls for key, spent in Ledger(ledger.path).by_attempt.items()} == {
+    assert {role: totals.calls for role, totals in ledger.by_role.items()} == {"ideator": 2, "coder": 1}
+    assert {key: totals.calls for key, totals in Ledger(ledger.path).by_attempt.items()} == {
         "attempt-1": 2,
         "attempt-2": 1,
     }
@@ -84,7 +84,7 @@ def test_tokens_stop_before_the_call(server: MessagesServer) -> None:
     with pytest.raises(BudgetExceeded, match="budget is 16384"):
         lm.complete(request("x" * 40_000))
     assert len(server.requests) == 1 and len(server.counted) == 2
-    assert ledger.spent.calls == 1 and ledger.possible == Worst(0, 0.0)
+    assert ledger.totals.calls == 1 and ledger.unsettled == CostBound(0, 0.0)
 
 
 def test_dollars_stop_before_the_call(server: MessagesServer) -> None:
@@ -93,7 +93,7 @@ def test_dollars_stop_before_the_call(server: MessagesServer) -> None:
     lm = served(server, ledger)
     lm.complete(request())
     lm.complete(request())
-    assert ledger.spent.cost_usd is not None and 0 < ledger.spent.cost_usd < 0.01
+    assert ledger.totals.cost_usd is not None and 0 < ledger.totals.cost_usd < 0.01
     strict = served(server, Ledger(max_usd=0.16))
     with pytest.raises(BudgetExceeded, match=r"\$0\.16"):
         strict.complete(request())
@@ -112,16 +112,16 @@ def test_unknown_cost_is_null_never_zero() -> None:
     with MessagesServer(models=("qwen3",)) as server:
         ledger = Ledger()
         served(server, ledger, "qwen3").complete(request())
-    assert ledger.spent.cost_usd is None and ledger.spent.unknown_cost_calls == 1
-    assert ledger.spent.usage.total > 0
+    assert ledger.totals.cost_usd is None and ledger.totals.unknown_cost_calls == 1
+    assert ledger.totals.usage.total > 0
 
 
 def test_lost_answers_count_against_the_budget_and_not_as_spent(server: MessagesServer) -> None:
     ledger = Ledger(max_tokens=100_000)
     server.script(cut(say("x" * 400)), say("there"))
     served(server, ledger).complete(request())
-    assert ledger.spent.usage.total == sum(server.billed.values())
-    assert ledger.possible.tokens > 8192
+    assert ledger.totals.usage.total == sum(server.billed.values())
+    assert ledger.unsettled.tokens > 8192
 
 
 def test_a_call_that_never_returned_counts_with_its_bounds(tmp_path: Path) -> None:
@@ -131,18 +131,18 @@ def test_a_call_that_never_returned_counts_with_its_bounds(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Metered(ScriptedLM(dies), Ledger(path)).complete(request())
+        MeteredLM(ScriptedLM(dies), Ledger(path)).complete(request())
     again = Ledger(path, max_tokens=8192 * 2)
-    assert again.spent.calls == 0 and again.possible.tokens > 8192
+    assert again.totals.calls == 0 and again.unsettled.tokens > 8192
     with pytest.raises(BudgetExceeded):
-        Metered(ScriptedLM(lambda asked: "ok"), again).complete(request())
+        MeteredLM(ScriptedLM(lambda asked: "ok"), again).complete(request())
 
 
 def test_threads_cannot_break_the_budget_together(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl", max_tokens=50_000)
-    lm = Metered(ScriptedLM(lambda asked: "ok"), ledger)
+    lm = MeteredLM(ScriptedLM(lambda asked: "ok"), ledger)
 
-    def one(number: int) -> Reply | None:
+    def one(number: int) -> Response | None:
         try:
             return lm.complete(request(str(number)))
         except BudgetExceeded:
@@ -160,10 +160,10 @@ def test_threads_cannot_break_the_budget_together(tmp_path: Path) -> None:
             running += sum(line["usage"].values()) - bounds[line["id"]]
         most = max(most, running)
     assert most <= 50_000
-    assert ledger.spent.calls >= 5
+    assert ledger.totals.calls >= 5
 
 
 def test_call_goes_through_the_ledger() -> None:
     ledger = Ledger()
-    assert Metered(ScriptedLM(["fine"]), ledger).call("be brief", "hello") == "fine"
-    assert ledger.spent.calls == 1
+    assert MeteredLM(ScriptedLM(["fine"]), ledger).call("be brief", "hello") == "fine"
+    assert ledger.totals.calls == 1

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.config import LMConfig, get_lm_client, role_clients, role_config
 from autoqec.llm.errors import LmAuth
@@ -32,7 +32,7 @@ def test_a_roles_local_endpoint_answers_without_a_key() -> None:
     with MessagesServer(key="none", models=("qwen3",)) as server:
         config = role_config("coder", LMConfig(model="qwen3"), {"AUTOQEC_CODER_BASE_URL": server.url})
         assert get_lm_client(config).call("", "go") == "ok"
-    with pytest.raises(InputError, match="AUTOQEC_CODER"):
+    with pytest.raises(UsageError, match="AUTOQEC_CODER"):
         role_config("coder", None, {"AUTOQEC_CODER_BASE_URL": "localhost:11434"})
 
 
@@ -42,13 +42,13 @@ def test_no_model_means_the_price_lists_default() -> None:
 
 
 def test_a_wrong_backend_names_the_variable() -> None:
-    with pytest.raises(InputError, match="AUTOQEC_IDEATOR"):
+    with pytest.raises(UsageError, match="AUTOQEC_IDEATOR"):
         role_config("ideator", None, {"AUTOQEC_IDEATOR_BACKEND": "telepathy"})
 
 
 @pytest.mark.parametrize("model", ["gemini-3-pro", "gpt-6", "o1", "llama"])
 def test_unknown_names_list_the_known(model: str) -> None:
-    with pytest.raises(InputError, match=r"claude-\*.*base_url.*scripted"):
+    with pytest.raises(UsageError, match=r"claude-\*.*base_url.*scripted"):
         get_lm_client(LMConfig(model=model))
 
 
@@ -66,7 +66,7 @@ def test_no_key_is_said_before_anything_is_asked() -> None:
 
 def test_temperature_only_where_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "dummy-key")
-    with pytest.raises(InputError, match="temperature"):
+    with pytest.raises(UsageError, match="temperature"):
         get_lm_client(LMConfig(model="claude-opus-5-5", temperature=0.2))
     get_lm_client(LMConfig(model="scripted:echo", temperature=0.2))
     with MessagesServer(key="none", models=("qwen3",)) as server:

@@ -5,7 +5,7 @@ import datetime
 import pytest
 
 from autoqec.llm.base import Message, Request, Usage
-from autoqec.llm.prices import cost_usd, price_list, worst_cost_usd
+from autoqec.llm.prices import cost_usd, max_cost_usd, price_list
 
 
 def test_the_file_is_dated() -> None:
@@ -38,6 +38,6 @@ def test_unknown_is_null() -> None:
 
 def test_the_worst_case_is_one() -> None:
     request = Request(messages=(Message(role="user", content="x"),))
-    worst = worst_cost_usd("claude-opus-5-5", 1000, request)
+    worst = max_cost_usd("claude-opus-5-5", 1000, request)
     real = cost_usd("claude-opus-5-5", Usage(cache_creation_input_tokens=1000, output_tokens=8192))
     assert worst is not None and real is not None and worst >= real

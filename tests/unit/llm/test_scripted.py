@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm import scripted
 from autoqec.llm.base import LanguageModel, Message, Request, ToolCall
 from autoqec.llm.errors import LmBadAnswer, LmRefusal
@@ -68,7 +68,7 @@ def test_rules_of_a_file(tmp_path: Path) -> None:
 
 def test_echo_and_registered_names() -> None:
     assert from_name("scripted:echo").call("", "hello") == "hello"
-    scripted.register("shout", lambda asked: scripted.last_turn(asked).upper())
+    scripted.register("shout", lambda asked: scripted.last_message_text(asked).upper())
     assert from_name("scripted:shout").call("", "hello") == "HELLO"
 
 
@@ -76,12 +76,12 @@ def test_echo_and_registered_names() -> None:
 def test_bad_rules_name_the_line(tmp_path: Path, rules: str) -> None:
     path = tmp_path / "rules.jsonl"
     path.write_text(rules)
-    with pytest.raises(InputError, match=r"rules\.jsonl:1"):
+    with pytest.raises(UsageError, match=r"rules\.jsonl:1"):
         from_name(f"scripted:{path}")
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(InputError, match="scripted:echo"):
+    with pytest.raises(UsageError, match="scripted:echo"):
         from_name("scripted:nonesuch")
-    with pytest.raises(InputError, match=r"gone\.jsonl"):
+    with pytest.raises(UsageError, match=r"gone\.jsonl"):
         from_name("scripted:gone.jsonl")

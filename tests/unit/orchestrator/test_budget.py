@@ -11,44 +11,49 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.round import RoundMetrics
-from autoqec.errors import InputError
-from autoqec.orchestrator.budget import Budget, Interrupts
-from autoqec.orchestrator.executors.local import Parallel, Serial
+from autoqec.errors import UsageError
+from autoqec.orchestrator.budget import Budget, InterruptHandler
+from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecutor
 from autoqec.store.run_state import fold
 from tests.support import rounds
 
-LOST = rounds.row(9, status="orphaned_branch", status_reason="x", verify_verdict=None)
+ABORTED_STATUSES = rounds.row(9, status="orphaned_branch", status_reason="x", verify_verdict=None)
 
 
 def test_rounds_count_finished_rows_and_those_under_way() -> None:
-    rows = [rounds.row(1), rounds.row(2), LOST]
-    assert Budget(rounds=3).spent(fold(rows), 0) is None
-    assert Budget(rounds=3).spent(fold(rows), 0, under_way=1)
-    assert Budget(rounds=2).spent(fold(rows), 0)
+    rows = [rounds.row(1), rounds.row(2), ABORTED_STATUSES]
+    assert Budget(rounds=3).exhausted(fold(rows), 0) is None
+    assert Budget(rounds=3).exhausted(fold(rows), 0, n_running=1)
+    assert Budget(rounds=2).exhausted(fold(rows), 0)
 
 
 def test_hours_are_this_starts() -> None:
-    assert Budget(hours=1).spent(fold([]), 3599) is None and Budget(hours=1).spent(fold([]), 3600)
+    assert Budget(hours=1).exhausted(fold([]), 3599) is None and Budget(hours=1).exhausted(fold([]), 3600)
 
 
 def test_compute_hours_add_up_over_rounds() -> None:
     rows = [rounds.row(1, train_wallclock_s=3000.0, eval_wallclock_s=600.0)]
-    assert Budget(compute_hours=1.1).spent(fold(rows), 0) is None and Budget(compute_hours=1).spent(fold(rows), 0)
+    assert Budget(compute_hours=1.1).exhausted(fold(rows), 0) is None and Budget(compute_hours=1).exhausted(
+        fold(rows), 0
+    )
 
 
 def test_gpu_hours_are_those_of_rounds_that_used_one() -> None:
     hour = {"train_wallclock_s": 3600.0, "eval_wallclock_s": 0.0}
     rows = [rounds.row(1, vram_peak_gb=2.0, **hour), rounds.row(2, vram_peak_gb=0.0, **hour), rounds.row(3, **hour)]
-    assert Budget(gpu_hours=1.5).spent(fold(rows), 0) is None and Budget(cpu_hours=2.5).spent(fold(rows), 0) is None
-    assert Budget(gpu_hours=1).spent(fold(rows), 0) == "1.00 of 1 gpu hours"
-    assert Budget(cpu_hours=2).spent(fold(rows), 0) == "2.00 of 2 cpu hours"
+    assert (
+        Budget(gpu_hours=1.5).exhausted(fold(rows), 0) is None
+        and Budget(cpu_hours=2.5).exhausted(fold(rows), 0) is None
+    )
+    assert Budget(gpu_hours=1).exhausted(fold(rows), 0) == "1.00 of 1 gpu hours"
+    assert Budget(cpu_hours=2).exhausted(fold(rows), 0) == "2.00 of 2 cpu hours"
 
 
 def test_a_plateau_is_rounds_that_left_the_front_as_it_was() -> None:
     still = [rounds.row(n, verify_verdict="SUSPICIOUS") for n in (2, 3)]
-    assert Budget(plateau=3).spent(fold([rounds.row(1), *still]), 0) is None
-    assert Budget(plateau=2).spent(fold([rounds.row(1), *still]), 0)
-    assert Budget(plateau=2).spent(fold([*still, rounds.row(4)]), 0) is None
+    assert Budget(plateau=3).exhausted(fold([rounds.row(1), *still]), 0) is None
+    assert Budget(plateau=2).exhausted(fold([rounds.row(1), *still]), 0)
+    assert Budget(plateau=2).exhausted(fold([*still, rounds.row(4)]), 0) is None
 
 
 def test_a_budget_is_read_from_one_line() -> None:
@@ -57,24 +62,26 @@ def test_a_budget_is_read_from_one_line() -> None:
 
 @pytest.mark.parametrize("text", ["rounds", "rounds=0", "hours=nan", "days=3", "rounds=1.5", "hours=-1", "gpu_hours=0"])
 def test_what_is_no_limit_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="no limit"):
+    with pytest.raises(UsageError, match="no limit"):
         Budget.parse(text)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_person_is_heard_once_and_obeyed_twice(number: int) -> None:
     before = signal.getsignal(number)
-    with Interrupts() as person:
-        assert not person.asked
+    with InterruptHandler() as person:
+        assert not person.requested
         os.kill(os.getpid(), number)
-        assert person.asked
+        assert person.requested
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
 
 
-@pytest.mark.parametrize("place", [Serial, partial(Parallel, 2)], ids=["serial", "parallel"])
-def test_executors_give_back_what_the_work_gave_or_raised(place: Callable[..., Serial | Parallel]) -> None:
+@pytest.mark.parametrize("place", [SerialExecutor, partial(ParallelExecutor, 2)], ids=["serial", "parallel"])
+def test_executors_give_back_what_the_work_gave_or_raised(
+    place: Callable[..., SerialExecutor | ParallelExecutor],
+) -> None:
     def broken(config: Any, on_event: Any) -> RoundMetrics:
         raise ValueError("no")
 

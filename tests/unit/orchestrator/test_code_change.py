@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.errors import RunPaused
+from autoqec.errors import ManualInterventionRequired
 from autoqec.orchestrator.run import code_change
 from autoqec.system import machine
 from tests.support import rounds
@@ -24,7 +24,7 @@ def test_same_code_needs_no_note() -> None:
 
 
 def test_change_that_can_change_results_pauses() -> None:
-    with pytest.raises(RunPaused, match="can change results"):
+    with pytest.raises(ManualInterventionRequired, match="can change results"):
         code_change(info(code_sha256=OTHER, package_sha256=OTHER))
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from autoqec.contracts.history import HistoryRow
 from autoqec.orchestrator.budget import used_hours
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.round_recorder import adopted_row, deleted_row, judged_row
+from autoqec.orchestrator.round_recorder import deleted_row, restored_row, verified_row
 from autoqec.store import atomic
 from autoqec.store.files import load_env
 from autoqec.store.history import History
@@ -65,7 +65,7 @@ def follow_up(row: HistoryRow, kind: str) -> HistoryRow:
     if kind == "deleted":
         return deleted_row(row, name)
     again = row_of(row.round, kind, row.round)
-    return adopted_row(again, name)
+    return restored_row(again, name)
 
 
 KINDS = st.sampled_from(["VERIFIED", "SUSPICIOUS", "FAILED", "lost", "quiet"])
@@ -202,7 +202,7 @@ def test_totals_count_each_round_once() -> None:
 
 def test_round_measured_once_counts_once_for_the_budget() -> None:
     row = rounds.row(1, verify_verdict=None, train_wallclock_s=3600.0, eval_wallclock_s=0.0)
-    later = judged_row(row, "attempt-1", rounds.report(1))
+    later = verified_row(row, "attempt-1", rounds.report(1))
     assert used_hours(fold([row, later]), "compute") == 1.0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
@@ -20,10 +20,10 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator import rounds as rounds_module
 from autoqec.orchestrator.budget import Budget
-from autoqec.orchestrator.executors.local import Executor, NotBegun, Parallel, Serial
+from autoqec.orchestrator.executors.local import Executor, NotStartedError, ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
 from autoqec.orchestrator.recovery import inspect
-from autoqec.orchestrator.recovery.plan import plan
+from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.store.run_state import fold
 from tests.crash import canned
 from tests.crash.starts import ENV
@@ -37,7 +37,7 @@ LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path", *TIMES)
 @pytest.fixture(autouse=True)
 def known_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds 1 and 3 are verified; the front is what follows."""
-    monkeypatch.setattr(rounds_module, "judge", judged)
+    monkeypatch.setattr(rounds_module, "verify_candidate", judged)
 
 
 def judged(layout: Any, info: Any, candidate: Any, secret: bytes, on_event: Any) -> VerifyReport:
@@ -79,7 +79,7 @@ def proposing(seen: list[dict[str, Any]]) -> Callable[[dict[str, Any]], IdeatorR
 
 
 def ran(place: Path, executor: Executor, seen: list[dict[str, Any]], **more: Any) -> tuple[Run, list[HistoryRow]]:
-    make_lab(place, ENV)
+    make_workspace(place, ENV)
     roles = Roles(proposing(seen), analyst=canned.analyse)
     with start_run(place / "env.yaml", place, "smoke", 1, "tpe", roles=roles, **more) as run:
         run_rounds(run, COUNT, executor=executor)
@@ -93,10 +93,10 @@ def loosely(rows: list[HistoryRow]) -> list[dict[str, Any]]:
 
 def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> None:
     turns, seen, alone = Turns(), list[dict[str, Any]](), list[dict[str, Any]]()
-    _, together = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
+    _, together = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), seen)
     assert turns.order == [2, 1, 4, 3], "they did run at once"
     assert [row.round for row in together] == [1, 2, 3, 4], "rows are in the order in which rounds began"
-    _, serial = ran(tmp_path / "one", Serial(lambda config, tell: canned.run_round(config)), alone)
+    _, serial = ran(tmp_path / "one", SerialExecutor(lambda config, tell: canned.run_round(config)), alone)
     assert loosely(together) == loosely(serial)
     fronts = [[*fold(rows).front] for rows in (together, serial)]
     assert [entry.flops_per_syndrome for entry in fronts[0]] == [entry.flops_per_syndrome for entry in fronts[1]] != []
@@ -105,7 +105,7 @@ def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> No
 
 def test_a_proposal_knows_what_is_under_way(tmp_path: Path) -> None:
     turns, seen = Turns(), list[dict[str, Any]]()
-    run, _ = ran(tmp_path / "two", Parallel(2, turns.measure), seen)
+    run, _ = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), seen)
     assert [len(view["pending"]) for view in seen][:2] == [0, 1]
     assert seen[1]["pending"][0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
 
@@ -132,7 +132,7 @@ class Waits:
 
 def test_the_next_round_takes_the_first_place_that_is_free(tmp_path: Path) -> None:
     waits, seen = Waits(), list[dict[str, Any]]()
-    _, rows = ran(tmp_path / "two", Parallel(2, waits.measure), seen)
+    _, rows = ran(tmp_path / "two", ParallelExecutor(2, waits.measure), seen)
     assert waits.most == 2 and [row.round for row in rows] == [1, 2, 3, 4]
     known = [(len(view["history"]), len(view["pending"])) for view in seen]
     assert known == [(0, 0), (0, 1), (0, 2), (1, 2)], "by the order of rounds alone, whichever of them ended first"
@@ -145,9 +145,9 @@ class ToldToStop:
         self.measured: list[int] = []
         self.waiting = threading.Event()
 
-    def parallel(self, slots: int, *, stopped: Callable[[], str | None]) -> Parallel:
-        self.stopped = stopped
-        return Parallel(slots, self.measure, stopped)
+    def parallel(self, slots: int, *, stop_reason: Callable[[], str | None]) -> ParallelExecutor:
+        self.stop_reason = stop_reason
+        return ParallelExecutor(slots, self.measure, stop_reason)
 
     def listen(self, kind: str, payload: dict[str, Any]) -> None:
         if (kind, payload.get("phase")) == ("waiting", "queued"):
@@ -159,7 +159,7 @@ class ToldToStop:
         if config.round_idx == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         end = time.monotonic() + PATIENCE_S
-        while self.stopped() is None:
+        while self.stop_reason() is None:
             assert time.monotonic() < end
             time.sleep(0.01)
         return canned.run_round(config, on_event=on_event)
@@ -169,8 +169,8 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = ToldToStop()
-    monkeypatch.setattr(loop_module, "Parallel", runner.parallel)
-    make_lab(tmp_path, ENV)
+    monkeypatch.setattr(loop_module, "ParallelExecutor", runner.parallel)
+    make_workspace(tmp_path, ENV)
     roles = Roles(proposing([]), analyst=canned.analyse)
     with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
         outcome = run_rounds(run, COUNT, runner.listen, parallel=2)
@@ -179,10 +179,10 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
         assert ends == [(1, "ok"), (2, "ok"), (3, "orphaned_branch")]
         aside = outcome.rows[-1]
         assert "told to stop" in str(aside.status_reason) and str(aside.branch).startswith("quarantine/")
-        assert plan(inspect.gather(run.repo, run.layout)) == [], "recovery has nothing left to do"
+        assert plan_recovery(inspect.inspect_run(run.repo, run.layout)) == [], "recovery has nothing left to do"
         monkeypatch.undo()
-        monkeypatch.setattr(rounds_module, "judge", judged)
-        outcome = run_rounds(run, 3, executor=Serial(lambda config, tell: canned.run_round(config)))
+        monkeypatch.setattr(rounds_module, "verify_candidate", judged)
+        outcome = run_rounds(run, 3, executor=SerialExecutor(lambda config, tell: canned.run_round(config)))
         assert [(row.round, row.status) for row in outcome.rows] == [(4, "ok")], "its number is not used again"
 
 
@@ -213,12 +213,14 @@ def test_a_round_that_waits_when_the_hours_are_over_is_set_aside(
         return canned.run_round(config, on_event=on_event)
 
     monkeypatch.setattr(loop_module, "Clock", lambda: clock)
-    monkeypatch.setattr(loop_module, "Parallel", lambda slots, stopped: Parallel(slots, measure, stopped))
-    make_lab(tmp_path, ENV)
+    monkeypatch.setattr(
+        loop_module, "ParallelExecutor", lambda slots, stop_reason: ParallelExecutor(slots, measure, stop_reason)
+    )
+    make_workspace(tmp_path, ENV)
     roles = Roles(proposing([]), analyst=canned.analyse)
     with start_run(tmp_path / "env.yaml", tmp_path, "smoke", 1, "tpe", roles=roles) as run:
         outcome = run_rounds(run, COUNT, listen, parallel=2, budget=Budget(hours=1))
-    assert sorted(measured) == [1, 2] and outcome.stopped == "2.00 of 1 hours"
+    assert sorted(measured) == [1, 2] and outcome.stop_reason == "2.00 of 1 hours"
     assert [row.status for row in outcome.rows] == ["ok", "ok", "orphaned_branch"]
     assert "2.00 of 1 hours" in str(outcome.rows[-1].status_reason)
 
@@ -231,16 +233,16 @@ def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
         assert go_on.wait(PATIENCE_S)
         return RoundMetrics(status="train_error", status_reason=f"round {config.round_idx}")
 
-    def stopped() -> str | None:
+    def stop_reason() -> str | None:
         asked.append(1)
         return "0.10 of 0.1 hours"
 
-    executor, tells = Parallel(1, measure, stopped), list[str]()
+    executor, tells = ParallelExecutor(1, measure, stop_reason), list[str]()
     config = RunnerConfig(env_yaml="", predecoder_config={}, round_dir="")
     first = executor.submit(config, lambda kind, told: tells.append(kind))
     second = executor.submit(config, lambda kind, told: (tells.append(kind), go_on.set()))
     assert first.result().status_reason == "round 1"
-    with pytest.raises(NotBegun, match="0.1 hours"):
+    with pytest.raises(NotStartedError, match="0.1 hours"):
         second.result()
     assert (len(asked), tells) == (1, ["waiting"])
     go_on.set()

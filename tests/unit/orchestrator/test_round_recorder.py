@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import AttemptLine, HistoryRow
-from autoqec.orchestrator.round_recorder import build_row, deleted_row, judged_row, lost_row
+from autoqec.orchestrator.round_recorder import aborted_row, build_row, deleted_row, verified_row
 from autoqec.store.run_state import Attempt, AttemptState, apply_lines
 from tests.support import rounds
 
@@ -44,13 +44,13 @@ def test_a_config_that_is_none_is_recorded_as_it_stands() -> None:
 def test_a_composition_is_spelled_in_both_ways() -> None:
     parents = (rounds.branch(2), rounds.branch(1))
     attempt = attempts_of([rounds.begun(3), rounds.planned(3, parents)])["attempt-3"]
-    row = lost_row(attempt, why="x")
+    row = aborted_row(attempt, why="x")
     assert row.fork_from == row.fork_from_ordered == parents
     assert row.fork_from_canonical == "|".join(sorted(parents)) and row.compose_mode == "pure"
 
 
 def test_a_lost_row_claims_nothing() -> None:
-    row = lost_row(ATTEMPT, branch="quarantine/x/01-a", commit_sha=rounds.sha("a"), why="x")
+    row = aborted_row(ATTEMPT, branch="quarantine/x/01-a", commit_sha=rounds.sha("a"), why="x")
     assert (row.status, row.verdict, row.delta_ler, row.verify_verdict) == ("orphaned_branch", "ignore", None, None)
     assert row.round_attempt_id == "attempt-1"
 
@@ -63,7 +63,7 @@ def test_a_follow_up_refers_and_is_the_same_each_time() -> None:
 
 
 def test_what_could_not_be_judged_says_why() -> None:
-    row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), unjudged="not judged: no sandbox")
+    row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), unverified_reason="not judged: no sandbox")
     assert row.verify_verdict is None and row.verify_reasons == ("not judged: no sandbox",)
 
 
@@ -93,13 +93,13 @@ def test_row_holds_start_end_and_phases_from_disk() -> None:
 
 
 def test_times_of_a_lost_row_are_those_of_its_lines() -> None:
-    row = lost_row(timed_attempt(), why="x")
+    row = aborted_row(timed_attempt(), why="x")
     assert (row.started_at, row.finished_at, row.proposal_wallclock_s) == (START, at(51), 2.5)
 
 
 def test_later_verification_moves_the_end_of_the_round() -> None:
     first = build_row(timed_attempt(), rounds.metrics(1), pointer=rounds.pointer(1))
-    row = judged_row(first, "attempt-1", rounds.report(1, finished_at=at(500), judge_wallclock_s=30.0))
+    row = verified_row(first, "attempt-1", rounds.report(1, finished_at=at(500), judge_wallclock_s=30.0))
     assert (row.started_at, row.finished_at, row.verify_wallclock_s) == (START, at(500), 30.0)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from autoqec.contracts.history import Charged
+from autoqec.contracts.history import AlphaSpent
 from autoqec.contracts.profiles import PROFILES
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.verify_round import _as_first_judged, _before
+from autoqec.orchestrator.verify_round import _earlier_artifacts, _restore_first_request
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.verification.verifier import VerifyRequest
@@ -24,8 +24,8 @@ from tests.unit.system.test_run_lock import another
 ONE, TWO = "1" * 64, "2" * 64
 
 
-def charged(attempt_id: str, number: int, artifact: str, index: int) -> Charged:
-    return Charged(round_attempt_id=attempt_id, round=number, artifact_sha256=artifact, attempt_index=index)
+def charged(attempt_id: str, number: int, artifact: str, index: int) -> AlphaSpent:
+    return AlphaSpent(round_attempt_id=attempt_id, round=number, artifact_sha256=artifact, attempt_index=index)
 
 
 # Round 5 came first; round 2 was asked for later, by a person, with the same weights.
@@ -33,20 +33,23 @@ LINES = [charged("five", 5, ONE, 1), charged("three", 3, TWO, 2), charged("two",
 
 
 def test_a_replay_sees_what_its_own_attempt_saw() -> None:
-    assert _before(LINES, "five", judged=True) == {}
-    assert _before(LINES, "three", judged=True) == {ONE: 5}
-    assert _before(LINES, "two", judged=True) == {ONE: 5, TWO: 3}
+    assert _earlier_artifacts(LINES, "five", judged=True) == {}
+    assert _earlier_artifacts(LINES, "three", judged=True) == {ONE: 5}
+    assert _earlier_artifacts(LINES, "two", judged=True) == {ONE: 5, TWO: 3}
 
 
 def test_the_next_attempt_sees_all() -> None:
-    assert _before(LINES, "six", judged=False) == {ONE: 5, TWO: 3}  # the first draw of an artifact is the one named
+    assert _earlier_artifacts(LINES, "six", judged=False) == {
+        ONE: 5,
+        TWO: 3,
+    }  # the first draw of an artifact is the one named
 
 
 def test_an_attempt_that_was_cut_off_is_no_draw_of_its_own() -> None:
     again = [*LINES, charged("three", 3, TWO, 4)]
-    assert _before(LINES, "three", judged=False) == {ONE: 5}
-    assert _before(again, "three", judged=True) == {ONE: 5}
-    assert _before(again, "six", judged=False) == {ONE: 5, TWO: 3}
+    assert _earlier_artifacts(LINES, "three", judged=False) == {ONE: 5}
+    assert _earlier_artifacts(again, "three", judged=True) == {ONE: 5}
+    assert _earlier_artifacts(again, "six", judged=False) == {ONE: 5, TWO: 3}
 
 
 def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None:
@@ -61,10 +64,10 @@ def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None
     dsl: dict[str, Any] = {}
     today = VerifyRequest(
         "", layout.round(2), tmp_path, dsl, b"", PROFILES["smoke"], rounds.RUN_ID, True,
-        attempt_index=4, discoveries_before=2, judged_before={ONE: 3, TWO: 1},
+        attempt_index=4, discoveries_before=2, tested_artifacts={ONE: 3, TWO: 1},
     )  # fmt: skip
-    then = _as_first_judged(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
-    assert (then.attempt_index, then.discoveries_before, then.judged_before) == (2, 1, {TWO: 1})
+    then = _restore_first_request(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
+    assert (then.attempt_index, then.discoveries_before, then.tested_artifacts) == (2, 1, {TWO: 1})
 
 
 @pytest.mark.parametrize("meanwhile", ["judged", "closed"])
@@ -79,22 +82,22 @@ def test_who_asked_before_another_was_done_judges_nothing(
     history.write_info(rounds.info())
     history.append_attempt(rounds.begun(1))
     history.append_row(rounds.row(1, verify_verdict=None))
-    (unjudged,) = [*history.state().rounds.values()]
+    (unverified_reason,) = [*history.state().rounds.values()]
 
     @contextmanager
     def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
-        yield rounds.info(), unjudged, None, b""
+        yield rounds.info(), unverified_reason, None, b""
 
-    monkeypatch.setattr(verify_round, "_asked", asked)
-    monkeypatch.setattr(verify_round, "judge", lambda *_: pytest.fail("it was judged a second time"))
+    monkeypatch.setattr(verify_round, "_recorded_candidate", asked)
+    monkeypatch.setattr(verify_round, "verify_candidate", lambda *_: pytest.fail("it was judged a second time"))
     if meanwhile == "judged":
         follow_up = {"round_attempt_id": None, "reconcile_id": "one", "refers_to_attempt": "attempt-1"}
         history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS", **follow_up))
     else:
-        layout.published.write_text("")
+        layout.secret_hex.write_text("")
     before = layout.history.read_bytes()
-    with pytest.raises(InputError, match="meanwhile.*autoqec verify"):
-        verify_round.judge_again(layout, None, 1, lambda *_: None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="meanwhile.*autoqec verify"):
+        verify_round.verify_or_replay(layout, None, 1, lambda *_: None)  # type: ignore[arg-type]
     assert layout.history.read_bytes() == before
 
 
@@ -120,10 +123,14 @@ def test_a_lost_report_is_written_anew_only_by_whoever_holds_the_run(
     def requested(*_: Any) -> Iterator[None]:
         yield None
 
-    for name, fake in (("_asked", asked), ("_requested", requested), ("_as_first_judged", lambda *_: None)):
+    for name, fake in (
+        ("_recorded_candidate", asked),
+        ("_request_with_parents", requested),
+        ("_restore_first_request", lambda *_: None),
+    ):
         monkeypatch.setattr(verify_round, name, fake)
     monkeypatch.setattr("autoqec.verification.verifier.verify", lambda *_, **__: "replayed")
-    refused = nullcontext() if stands else pytest.raises(InputError, match="held by process")
+    refused = nullcontext() if stands else pytest.raises(UsageError, match="held by process")
     with another(layout.root), refused:
-        assert verify_round.judge_again(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
-    assert verify_round.judge_again(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
+        assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
+    assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]

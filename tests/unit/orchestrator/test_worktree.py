@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.workspace import make_lab
+from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.messages import CoderResponse, FileEdit
-from autoqec.errors import RoundFailed
+from autoqec.errors import RoundError
 from autoqec.ideators import space
 from autoqec.orchestrator import worktree
 from autoqec.store.files import dump_config
-from autoqec.store.layout import SURFACE, RunLayout, pointer_on_branch
+from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
 from autoqec.system.git import MergeConflict, RefUpdate, Repo
 from tests.support import rounds
 
@@ -23,7 +23,7 @@ BASE = space.TEMPLATES[0].config
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
-    make_lab(tmp_path / "lab", ENV)
+    make_workspace(tmp_path / "lab", ENV)
     return Repo.discover(tmp_path / "lab")
 
 
@@ -50,7 +50,7 @@ def grown(repo: Repo, number: int, edits: CoderResponse, tips: tuple[str, ...] =
 def test_the_code_commit_carries_the_attempt_and_touches_the_surface_alone(repo: Repo) -> None:
     sha = grown(repo, 1, edit(mlp__hidden=64))
     assert repo.commit_trailers(sha)[worktree.TRAILER] == "attempt-1"
-    assert [entry.path for entry in repo.diff_entries(repo.head_sha(), sha)] == [f"{SURFACE}/predecoder.yaml"]
+    assert [entry.path for entry in repo.diff_entries(repo.head_sha(), sha)] == [f"{EDITABLE_MODULES}/predecoder.yaml"]
     assert repo.rev_parse(f"refs/heads/{rounds.branch(1)}") == sha
     assert repo.dirty_paths() == []
 
@@ -72,7 +72,7 @@ def test_a_composition_holds_both_changes_and_both_parents(repo: Repo) -> None:
     nothing = edit().model_copy(update={"edits": ()})
     sha = grown(repo, 3, nothing, (two,), base=one)
     assert repo.parents(sha) == (one, two)
-    text = (repo.show_file(sha, f"{SURFACE}/predecoder.yaml") or b"").decode()
+    text = (repo.show_file(sha, f"{EDITABLE_MODULES}/predecoder.yaml") or b"").decode()
     assert "hidden: 64" in text and "batch_size: 2048" in text
 
 
@@ -80,7 +80,7 @@ def test_a_conflict_names_its_files_and_leaves_nothing(repo: Repo) -> None:
     one, two = grown(repo, 1, edit(mlp__hidden=64)), grown(repo, 2, edit(mlp__hidden=65))
     with pytest.raises(MergeConflict) as conflict:
         grown(repo, 3, edit().model_copy(update={"edits": ()}), (two,), base=one)
-    assert conflict.value.files == (f"{SURFACE}/predecoder.yaml",)
+    assert conflict.value.files == (f"{EDITABLE_MODULES}/predecoder.yaml",)
     assert repo.rev_parse(f"refs/heads/{rounds.branch(3)}") is None
     assert not layout(repo).worktree(rounds.branch(3)).exists()
 
@@ -92,15 +92,15 @@ def test_a_conflict_names_its_files_and_leaves_nothing(repo: Repo) -> None:
 )  # fmt: skip
 def test_an_edit_that_may_not_be_is_refused_before_git_is_touched(repo: Repo, path: str) -> None:
     said = edit().model_copy(update={"edits": (FileEdit(path=path, text="x = 1\n"),)})
-    with pytest.raises(RoundFailed) as refused:
+    with pytest.raises(RoundError) as refused:
         grown(repo, 1, said)
     assert refused.value.status == "compile_error"
     assert repo.refs("refs/heads/exp") == {}
 
 
 def test_an_edit_that_is_too_large_is_refused(repo: Repo) -> None:
-    big = FileEdit.model_construct(path="big.py", text="#" * (worktree.MAX_FILE + 1))
-    with pytest.raises(RoundFailed, match="bytes"):
+    big = FileEdit.model_construct(path="big.py", text="#" * (worktree.MAX_FILE_BYTES + 1))
+    with pytest.raises(RoundError, match="bytes"):
         grown(repo, 1, edit().model_copy(update={"edits": (big,)}))
 
 
@@ -112,28 +112,28 @@ def committed(repo: Repo, *paths: str) -> str:
 def test_the_guard_refuses_what_git_could_carry(repo: Repo) -> None:
     base = grown(repo, 1, edit())
     place = layout(repo).worktree(rounds.branch(1))
-    surface = place / SURFACE
+    surface = place / EDITABLE_MODULES
     os.symlink("/etc/passwd", surface / "secrets.py")
-    with pytest.raises(RoundFailed, match="no plain file"):
-        worktree.guard(repo, base, committed(repo, SURFACE))
+    with pytest.raises(RoundError, match="no plain file"):
+        worktree.check_commit(repo, base, committed(repo, EDITABLE_MODULES))
     (surface / "secrets.py").unlink()
     (place / "env.yaml").write_text("name: easier\n")
-    with pytest.raises(RoundFailed, match="outside the search surface"):
-        worktree.guard(repo, base, committed(repo, SURFACE, "env.yaml"))
+    with pytest.raises(RoundError, match="outside the search surface"):
+        worktree.check_commit(repo, base, committed(repo, EDITABLE_MODULES, "env.yaml"))
 
 
 def test_the_guard_refuses_an_executable(repo: Repo) -> None:
     base = grown(repo, 1, edit())
-    path = layout(repo).worktree(rounds.branch(1)) / SURFACE / "run.py"
+    path = layout(repo).worktree(rounds.branch(1)) / EDITABLE_MODULES / "run.py"
     path.write_text("x = 1\n")
     path.chmod(0o755)
-    with pytest.raises(RoundFailed, match="mode 100755"):
-        worktree.guard(repo, base, committed(repo, SURFACE))
+    with pytest.raises(RoundError, match="mode 100755"):
+        worktree.check_commit(repo, base, committed(repo, EDITABLE_MODULES))
 
 
 def test_only_the_config_differs_or_it_does_not(repo: Repo) -> None:
     grown(repo, 1, edit(mlp__hidden=64))
-    surface = layout(repo).worktree(rounds.branch(1)) / SURFACE
+    surface = layout(repo).worktree(rounds.branch(1)) / EDITABLE_MODULES
     assert worktree.is_config_only(surface)
     (surface / "extra.py").write_text("x = 1\n")
     assert not worktree.is_config_only(surface)
@@ -145,15 +145,15 @@ def test_only_the_config_differs_or_it_does_not(repo: Repo) -> None:
 def test_removal_keeps_what_was_not_committed(repo: Repo) -> None:
     grown(repo, 1, edit())
     place = layout(repo).worktree(rounds.branch(1))
-    (place / SURFACE / "precious.py").write_text("answer = 42\n")
-    kept = worktree.salvage_and_remove(repo, layout(repo), place)
+    (place / EDITABLE_MODULES / "precious.py").write_text("answer = 42\n")
+    kept = worktree.salvage_and_remove_worktree(repo, layout(repo), place)
     assert kept is not None and "answer = 42" in kept.read_text()
     assert not place.exists() and repo.worktrees() == []
 
 
 def test_removal_of_a_clean_checkout_keeps_nothing(repo: Repo) -> None:
     grown(repo, 1, edit())
-    assert worktree.salvage_and_remove(repo, layout(repo), layout(repo).worktree(rounds.branch(1))) is None
+    assert worktree.salvage_and_remove_worktree(repo, layout(repo), layout(repo).worktree(rounds.branch(1))) is None
     assert not layout(repo).salvage.exists()
 
 
@@ -162,7 +162,7 @@ def test_a_directory_that_git_does_not_know_is_moved_aside_whole(repo: Repo) -> 
     (place / "deep").mkdir(parents=True)
     (place / "deep" / "note").write_text("mine")
     assert worktree.leftovers(repo, layout(repo), [rounds.branch(1)]) == (place,)
-    kept = worktree.salvage_and_remove(repo, layout(repo), place)
+    kept = worktree.salvage_and_remove_worktree(repo, layout(repo), place)
     assert kept is not None and (kept / "deep" / "note").read_text() == "mine"
 
 

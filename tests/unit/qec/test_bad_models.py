@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
-from autoqec.errors import InputError
-from autoqec.qec.backends import make, make_soft
+from autoqec.errors import UsageError
+from autoqec.qec.backends import make_backend, make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from tests.support.envs import BANDS, problem
@@ -40,9 +40,9 @@ REFUSED = {
 )
 def test_refused(name: str, backend: str) -> None:
     text, _, words = REFUSED[name]
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(UsageError, match=words) as caught:
         Problem.from_env(model(text, backend))
-    assert caught.value.mend and "model" in str(caught.value.where)
+    assert caught.value.hint and "model" in str(caught.value.where)
 
 
 @pytest.mark.parametrize("backend", EVERY)
@@ -52,15 +52,19 @@ def test_detectors_that_never_fire_change_nothing(backend: str) -> None:
     quiet = Problem.from_env(model(busy.format(2) + "\ndetector D20", backend))
     alone = Problem.from_env(model(busy.format(1), backend))
     shots = sample(quiet, 500, 1)
-    assert quiet.n_detectors == 21 and shots.detectors.shape[1] == 3
-    near = (shots.detectors[:, :1] & 1) | (shots.detectors[:, :1] >> 1 & 2)  # D0 stays, D2 becomes D1
+    assert quiet.n_detectors == 21 and shots.detection_events.shape[1] == 3
+    near = (shots.detection_events[:, :1] & 1) | (shots.detection_events[:, :1] >> 1 & 2)  # D0 stays, D2 becomes D1
     names = ("mwpm", "mwpm_correlated") if backend == "mwpm" else GRAPHLESS
     for name in names:
-        assert np.array_equal(make(name, quiet).decode(shots.detectors), make(name, alone).decode(near)), name
+        assert np.array_equal(
+            make_backend(name, quiet).decode(shots.detection_events), make_backend(name, alone).decode(near)
+        ), name
     for mode in MODES:
         log_odds = np.tile(quiet.variables(mode).log_odds.astype(np.float32), (500, 1))  # type: ignore[arg-type]
-        soft = make_soft(quiet, mode)  # type: ignore[arg-type]
-        assert np.array_equal(soft.decode_soft(shots.detectors, log_odds), soft.decode(shots.detectors)), mode
+        soft = make_soft_backend(quiet, mode)  # type: ignore[arg-type]
+        assert np.array_equal(
+            soft.decode_soft(shots.detection_events, log_odds), soft.decode(shots.detection_events)
+        ), mode
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -69,8 +73,8 @@ def test_log_odds_that_are_none(backend: str, mode: str) -> None:
     prob = Problem.from_env(EnvSpec.model_validate(
         {**problem(3).env.dump(), "backend": backend, "baselines": ["mwpm"] if backend == "mwpm" else ["bposd0"]}
     ))  # fmt: skip
-    soft, n = make_soft(prob, mode), prob.variables(mode).n_edges  # type: ignore[arg-type]
-    events = sample(prob, 2, 1).detectors
+    soft, n = make_soft_backend(prob, mode), prob.variables(mode).n_edges  # type: ignore[arg-type]
+    events = sample(prob, 2, 1).detection_events
     for value in (np.nan, np.inf, -np.inf):
         log_odds = np.zeros((2, n), np.float32)
         log_odds[1, 3] = value
@@ -96,7 +100,9 @@ def test_every_setting_of_belief_propagation_has_an_effect(backend: str, knob: s
     for value in BP[knob]:
         few = {"iterations": 2} if knob == "order" else {}
         spec = {**problem(3, 0.04).env.dump(), "backend": backend, "baselines": ["bposd0"], "bp": {knob: value, **few}}
-        found.append(make(backend, Problem.from_env(EnvSpec.model_validate(spec))).decode(shots.detectors))
+        found.append(
+            make_backend(backend, Problem.from_env(EnvSpec.model_validate(spec))).decode(shots.detection_events)
+        )
     for i, one in enumerate(found):
         for other in found[i + 1 :]:
             assert not np.array_equal(one, other)
@@ -110,7 +116,10 @@ def test_the_names_with_an_order_are_that_order() -> None:
             Problem.from_env(EnvSpec.model_validate({**spec, "bp": {"iterations": 2, "order": value}}))
             for value in (order, own)
         )
-        assert np.array_equal(make(name, other).decode(shots.detectors), make("bposd", asked).decode(shots.detectors))
+        assert np.array_equal(
+            make_backend(name, other).decode(shots.detection_events),
+            make_backend("bposd", asked).decode(shots.detection_events),
+        )
 
 
 @pytest.mark.parametrize("backend", EVERY)
@@ -120,4 +129,7 @@ def test_a_detector_named_twice_is_not_flipped(backend: str) -> None:
     once = Problem.from_env(model("error(0.1) D1 L0 ^ D0\nerror(0.2) D0 D1 L0", backend))
     assert not (twice.H != once.H).nnz and not (twice.L != once.L).nnz
     shots = sample(once, 200, 1)
-    assert np.array_equal(make(backend, twice).decode(shots.detectors), make(backend, once).decode(shots.detectors))
+    assert np.array_equal(
+        make_backend(backend, twice).decode(shots.detection_events),
+        make_backend(backend, once).decode(shots.detection_events),
+    )

@@ -10,10 +10,10 @@ import stim
 
 from autoqec.contracts.env import BicycleCode, BpSettings, CircuitDepolarizing, EnvSpec
 from autoqec.contracts.profiles import PROFILES
-from autoqec.decoders.decoding import matching_columns
-from autoqec.errors import InputError
+from autoqec.decoders.decoding import match_edges
+from autoqec.errors import UsageError
 from autoqec.qec import bicycle
-from autoqec.qec.backends import make, make_soft
+from autoqec.qec.backends import make_backend, make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, sample
 from autoqec.store.files import load_env
@@ -64,9 +64,9 @@ def test_every_layer_touches_a_qubit_at_most_once_and_all_checks_are_measured() 
 @pytest.mark.parametrize("basis", ["z", "x"])
 def test_experiment_is_deterministic_without_noise(basis: str) -> None:
     circuit = bicycle.memory_circuit(BB72.width, BB72.height, BB72.a, BB72.b, 3, 0.0, basis)
-    detectors, observables = circuit.compile_detector_sampler(seed=1).sample(20, separate_observables=True)
-    assert detectors.shape[1] == 36 * 2 + 72 * 2 and observables.shape[1] == 12
-    assert not detectors.any() and not observables.any()
+    detection_events, observables = circuit.compile_detector_sampler(seed=1).sample(20, separate_observables=True)
+    assert detection_events.shape[1] == 36 * 2 + 72 * 2 and observables.shape[1] == 12
+    assert not detection_events.any() and not observables.any()
     assert circuit.without_noise().detector_error_model().num_errors == 0
 
 
@@ -83,23 +83,23 @@ def test_no_logical_lighter_than_six_is_found_and_one_of_six_is() -> None:
 def test_bp_osd_decodes_it_and_the_priors_change_nothing() -> None:
     prob = Problem.from_env(small())
     shots = sample(prob, 300, 5)
-    backend = make_soft(prob)
-    plain = backend.decode(shots.detectors)
+    backend = make_soft_backend(prob)
+    plain = backend.decode(shots.detection_events)
     assert plain.shape == (300, prob.n_observables)
     failed = (plain != shots.observables).any(axis=1).mean()
     assert failed < 0.6 * shots.observables.any(axis=1).mean()
     log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (300, 1))
-    assert (backend.decode_soft(shots.detectors, log_odds) == plain).all(axis=1).mean() > 0.99
-    assert np.array_equal(backend.decode(shots.detectors), plain)  # the priors are back in place
+    assert (backend.decode_soft(shots.detection_events, log_odds) == plain).all(axis=1).mean() > 0.99
+    assert np.array_equal(backend.decode(shots.detection_events), plain)  # the priors are back in place
 
 
 def test_a_certain_mechanism_is_applied() -> None:
     prob = Problem.from_env(small())
     fault = int(np.nonzero(prob.L.toarray().any(axis=0))[0][0])
-    log_odds = np.full((1, prob.n_faults), -12.0, np.float32)
+    log_odds = np.full((1, prob.n_mechanisms), -12.0, np.float32)
     log_odds[0, fault] = 12.0
-    detectors = np.packbits(prob.H.T.toarray()[fault : fault + 1], axis=1, bitorder="little")
-    answer = make_soft(prob).decode_soft(detectors, log_odds)
+    detection_events = np.packbits(prob.H.T.toarray()[fault : fault + 1], axis=1, bitorder="little")
+    answer = make_soft_backend(prob).decode_soft(detection_events, log_odds)
     assert np.array_equal(answer[0], prob.L.T.toarray()[fault].astype(bool))
 
 
@@ -114,51 +114,51 @@ class TestSector:
         graph = prob.graph
         columns = np.vstack([graph.check_matrix.toarray(), graph.observables.T])
         assert columns.shape == (36 * 3 + 12, graph.n_edges) and columns[:108].any(axis=0).all()
-        assert len(np.unique(columns, axis=1).T) == graph.n_edges < prob.n_faults / 5
-        odd = (1 - np.exp(graph.fault_to_edge.T @ np.log(1 - 2 * prob.fault_probs))) / 2
+        assert len(np.unique(columns, axis=1).T) == graph.n_edges < prob.n_mechanisms / 5
+        odd = (1 - np.exp(graph.mechanism_to_edge.T @ np.log(1 - 2 * prob.mechanism_probs))) / 2
         assert np.allclose(graph.prior, odd)
-        assert sorted([*graph.own, *graph.other]) == list(range(prob.n_detectors))
+        assert sorted([*graph.in_sector, *graph.out_of_sector]) == list(range(prob.n_detectors))
 
     def test_labels_explain_the_sector_and_the_observables(self) -> None:
         prob = Problem.from_env(sector())
         graph = prob.graph
         drawn = LabelledSampler(prob, 3).draw(300)
-        assert np.array_equal(drawn.edges @ graph.check_matrix.T.toarray() & 1, drawn.detections[:, graph.own])
+        assert np.array_equal(drawn.edges @ graph.check_matrix.T.toarray() & 1, drawn.detections[:, graph.in_sector])
         assert np.array_equal((drawn.edges @ graph.observables & 1).astype(bool), drawn.observables)
 
     def test_it_is_decoded_alone_and_the_joint_member_decodes_everything(self) -> None:
         prob = Problem.from_env(sector())
         shots = sample(prob, 80, 5)
-        backend = make_soft(prob)
-        plain = backend.decode(shots.detectors)
+        backend = make_soft_backend(prob)
+        plain = backend.decode(shots.detection_events)
         # Belief propagation on 17,000 mechanisms, most of them alike, converges worse than on one sector of them.
-        joint = (make("bposd_joint", prob).decode(shots.detectors) != shots.observables).any(axis=1)
+        joint = (make_backend("bposd_joint", prob).decode(shots.detection_events) != shots.observables).any(axis=1)
         assert (plain != shots.observables).any(axis=1).sum() < joint.sum() < 0.9 * len(shots)
-        noise = shots.detectors.copy()
+        noise = shots.detection_events.copy()
         mask = np.zeros((1, prob.n_detectors), np.uint8)
-        mask[0, prob.graph.other] = 1
+        mask[0, prob.graph.out_of_sector] = 1
         noise ^= np.packbits(mask, axis=1, bitorder="little")
         assert np.array_equal(backend.decode(noise), plain)  # the other sector is not looked at
         log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (80, 1))
-        assert (backend.decode_soft(shots.detectors, log_odds) == plain).all(axis=1).mean() > 0.95
+        assert (backend.decode_soft(shots.detection_events, log_odds) == plain).all(axis=1).mean() > 0.95
 
     def test_the_same_variables_at_another_p(self) -> None:
         here, there = Problem.from_env(sector()), Problem.from_env(sector(p=0.001))
-        assert np.array_equal(matching_columns(here.graph, there.graph), np.arange(here.graph.n_edges))
+        assert np.array_equal(match_edges(here.graph, there.graph), np.arange(here.graph.n_edges))
 
     def test_a_model_of_fewer_detectors_is_a_problem_of_its_own_size(self) -> None:
         """As `autoqec decode --dem` builds it before it refuses."""
         prob = Problem.from_env(sector())
-        last = int(prob.graph.own[0])
-        fewer = prob.with_model(stim.DetectorErrorModel(f"error(0.1) D{last} L0"))
-        assert fewer.n_detectors == last + 1 < prob.n_detectors and fewer.graph.own[-1] == last
+        last = int(prob.graph.in_sector[0])
+        fewer = prob.with_dem(stim.DetectorErrorModel(f"error(0.1) D{last} L0"))
+        assert fewer.n_detectors == last + 1 < prob.n_detectors and fewer.graph.in_sector[-1] == last
 
     def test_a_sector_that_no_detector_is_in_is_refused(self) -> None:
-        with pytest.raises(InputError, match="no detector has 7 for its last coordinate; there are 0, 1"):
+        with pytest.raises(UsageError, match="no detector has 7 for its last coordinate; there are 0, 1"):
             Problem.from_env(sector(7))
 
     def test_a_sector_that_does_not_see_the_observables_is_refused(self) -> None:
-        with pytest.raises(InputError, match="flips an observable and no detector of this sector"):
+        with pytest.raises(UsageError, match="flips an observable and no detector of this sector"):
             Problem.from_env(sector(0))
 
     def test_matching_has_no_such_setting(self) -> None:
@@ -170,7 +170,7 @@ class TestSector:
 def test_the_builtin_env_decodes_the_z_checks_with_fewer_shots_for_the_judge() -> None:
     env, _ = load_env(BUILTIN / "bb72_circuit.yaml")
     graph = Problem.from_env(env).graph
-    assert (len(graph.own), graph.n_edges) == (36 * 7, 2232)
+    assert (len(graph.in_sector), graph.n_edges) == (36 * 7, 2232)
     dev = PROFILES["dev"]
     scaled = dev.scaled(env.protocol.shots_share)
     assert (scaled.val_shots, scaled.judge_test_shots) == (dev.val_shots // 10, dev.judge_test_shots // 10)

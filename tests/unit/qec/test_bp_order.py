@@ -13,10 +13,10 @@ import scipy.sparse as sp
 from ldpc.mod2 import rank
 
 from autoqec.contracts.env import BpSettings
-from autoqec.qec.bp import MAX_LSD_ORDER, Stage, make_ldpc, safe_order
+from autoqec.qec.bp import MAX_LSD_ORDER, PostProcessing, make_ldpc, safe_order
 from autoqec.qec.graph import TannerGraph
 
-STAGES: tuple[Stage, ...] = ("bposd", "bplsd")
+STAGES: tuple[PostProcessing, ...] = ("bposd", "bplsd")
 
 
 def small_code() -> TannerGraph:
@@ -27,14 +27,14 @@ def small_code() -> TannerGraph:
     return TannerGraph(
         observables=np.ones((12, 1), np.uint8),
         prior=np.full(12, 0.1),
-        fault_to_edge=sp.identity(12, dtype=np.int32, format="csr"),
+        mechanism_to_edge=sp.identity(12, dtype=np.int32, format="csr"),
         own=np.arange(6),
         other=np.arange(0),
         check_matrix=matrix,
     )
 
 
-def answers(stage: Stage, order: int) -> np.ndarray:
+def answers(stage: PostProcessing, order: int) -> np.ndarray:
     syndromes = np.unpackbits(np.arange(64, dtype=np.uint8)[:, None], axis=1)[:, 2:]
     decoder = make_ldpc(small_code(), stage, BpSettings(iterations=1, order=order))
     return np.array([decoder.decode(syndrome) for syndrome in syndromes])
@@ -43,7 +43,7 @@ def answers(stage: Stage, order: int) -> np.ndarray:
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("order", [40, 60])
 def test_order_is_clamped_to_redundancy_with_a_warning(
-    stage: Stage, order: int, caplog: pytest.LogCaptureFixture
+    stage: PostProcessing, order: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         assert safe_order(small_code().check_matrix, stage, order) == 6
@@ -52,7 +52,7 @@ def test_order_is_clamped_to_redundancy_with_a_warning(
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("order", [40, 60])
-def test_large_order_decodes_like_the_clamped_order(stage: Stage, order: int) -> None:
+def test_large_order_decodes_like_the_clamped_order(stage: PostProcessing, order: int) -> None:
     """In a process of its own: without the clamp the heap is corrupted, and the process aborts."""
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
@@ -70,7 +70,7 @@ def test_dependent_checks_count_once() -> None:
 
 
 @pytest.mark.parametrize(("stage", "order"), [("bposd", 60), ("bplsd", MAX_LSD_ORDER)])
-def test_order_within_redundancy_is_kept(stage: Stage, order: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_order_within_redundancy_is_kept(stage: PostProcessing, order: int, caplog: pytest.LogCaptureFixture) -> None:
     wide = sp.csc_matrix(np.ones((1, 100), np.uint8))
     assert safe_order(wide, stage, order) == order
     assert not caplog.records

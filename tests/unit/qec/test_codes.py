@@ -15,8 +15,8 @@ from autoqec.contracts.env import (
     FileNoise,
     StimGeneratorCode,
 )
-from autoqec.errors import InputError
-from autoqec.qec.backends import make
+from autoqec.errors import UsageError
+from autoqec.qec.backends import make_backend
 from autoqec.qec.codes import biased
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, sample
@@ -42,7 +42,7 @@ def css(text: str, backend: str = "bposd", basis: str = "z") -> EnvSpec:
 
 def failures(prob: Problem, backend: str, n: int = 4000) -> float:
     shots = sample(prob, n, 3)
-    return float((make(backend, prob).decode(shots.detectors) != shots.observables).any(axis=1).mean())
+    return float((make_backend(backend, prob).decode(shots.detection_events) != shots.observables).any(axis=1).mean())
 
 
 @pytest.mark.parametrize("basis", ["z", "x"])
@@ -73,7 +73,7 @@ def test_logicals_are_found_where_none_are_given() -> None:
     ],
 )
 def test_wrong_matrices_name_the_place(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(UsageError, match=words):
         Problem.from_env(css(text))
 
 
@@ -85,21 +85,24 @@ def test_a_dem_decodes_as_the_circuit_it_came_from() -> None:
     home = problem(3, 0.01)
     away = Problem.from_env(dem_env(str(home.dem)))
     shots = sample(home, 3000, 1)
-    assert np.array_equal(make("mwpm", away).decode(shots.detectors), make("mwpm", home).decode(shots.detectors))
+    assert np.array_equal(
+        make_backend("mwpm", away).decode(shots.detection_events),
+        make_backend("mwpm", home).decode(shots.detection_events),
+    )
     drawn = sample(away, 5000, 2)
-    assert drawn.detectors.shape[1] == 3 and drawn.observables.any()
+    assert drawn.detection_events.shape[1] == 3 and drawn.observables.any()
     assert LabelledSampler(away, 1).draw(10).edges.shape == (10, home.graph.n_edges)
-    with pytest.raises(InputError, match="no circuit"):
+    with pytest.raises(UsageError, match="no circuit"):
         _ = away.circuit
 
 
 def test_a_dem_with_hyperedges_needs_another_backend() -> None:
-    with pytest.raises(InputError, match="bposd"):
+    with pytest.raises(UsageError, match="bposd"):
         Problem.from_env(dem_env("error(0.1) D0 D1 D2 L0\nerror(0.1) D0 D1"))
 
 
 def test_a_dem_that_is_none_says_so() -> None:
-    with pytest.raises(InputError, match="can't build"):
+    with pytest.raises(UsageError, match="can't build"):
         Problem.from_env(dem_env("nonsense"))
 
 
@@ -143,11 +146,11 @@ def test_belief_propagation_decodes_the_colour_code() -> None:
 
 
 def test_a_colour_code_has_no_matching_graph() -> None:
-    with pytest.raises(InputError, match="matching graph.*backend: bposd"):
+    with pytest.raises(UsageError, match="matching graph.*backend: bposd"):
         Problem.from_env(colour(5, "mwpm"))
 
 
 @pytest.mark.parametrize(("d", "rounds"), [(4, 4), (3, 1)])
 def test_a_generator_that_refuses_names_what_to_change(d: int, rounds: int) -> None:
-    with pytest.raises(InputError, match="stim can't build.*choose another distance or number of rounds"):
+    with pytest.raises(UsageError, match="stim can't build.*choose another distance or number of rounds"):
         Problem.from_env(colour(d, "bposd", rounds))

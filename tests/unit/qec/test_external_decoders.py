@@ -11,11 +11,11 @@ import pytest
 import stim
 
 from autoqec.contracts.env import EnvSpec
-from autoqec.errors import InputError
-from autoqec.qec.backends import make
+from autoqec.errors import UsageError
+from autoqec.qec.backends import make_backend
 from autoqec.qec.decoder_trust import KNOWN, registered_functions, trust_decoders
-from autoqec.qec.external_decoders import require, without_separators
-from autoqec.qec.problem import Problem, incidence, read_mechanisms
+from autoqec.qec.external_decoders import require_installed, without_separators
+from autoqec.qec.problem import Problem, incidence_matrices, read_mechanisms
 from autoqec.qec.sampling import sample
 from tests.support.envs import problem, surface
 
@@ -95,9 +95,9 @@ def with_baseline(name: str) -> EnvSpec:
 def test_tesseract_is_more_accurate_than_matching() -> None:
     pytest.importorskip("tesseract_decoder")
     prob = Problem.from_env(with_baseline("tesseract"))
-    require(prob.env)
+    require_installed(prob.env)
     shots = sample(prob, 3000, 1)
-    lost = {name: int((make(name, prob).decode(shots.detectors) != shots.observables).sum()) for name in
+    lost = {name: int((make_backend(name, prob).decode(shots.detection_events) != shots.observables).sum()) for name in
             ("mwpm", "tesseract")}  # fmt: skip
     assert 0.5 * lost["mwpm"] < lost["tesseract"] < lost["mwpm"]
 
@@ -105,41 +105,41 @@ def test_tesseract_is_more_accurate_than_matching() -> None:
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_missing_package_is_named_with_its_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
-    for use in (lambda: require(with_baseline(name)), lambda: make(name, problem(3))):
-        with pytest.raises(InputError, match="is not installed.*pip install") as caught:
+    for use in (lambda: require_installed(with_baseline(name)), lambda: make_backend(name, problem(3))):
+        with pytest.raises(UsageError, match="is not installed.*pip install") as caught:
             use()
         assert name in str(caught.value) and "baselines" in str(caught.value)
 
 
 class TestTrust:
     def test_decoder_named_by_an_env_alone_is_not_loaded(self, package: Path) -> None:
-        for use in (lambda: require(with_baseline(CORRELATED)), lambda: make(CORRELATED, problem(3))):
-            with pytest.raises(InputError, match="neither registered .* nor trusted.*--trust-decoder standin.listing:"):
+        for use in (lambda: require_installed(with_baseline(CORRELATED)), lambda: make_backend(CORRELATED, problem(3))):
+            with pytest.raises(UsageError, match="neither registered .* nor trusted.*--trust-decoder standin.listing:"):
                 use()
 
     def test_function_of_the_standard_library_is_not_called(self) -> None:
-        with pytest.raises(InputError, match="nor trusted"):
-            require(with_baseline("sinter:os:abort:x"))
+        with pytest.raises(UsageError, match="nor trusted"):
+            require_installed(with_baseline("sinter:os:abort:x"))
 
     def test_decoder_named_on_the_command_line_is_loaded(self, package: Path) -> None:
         trust_decoders([SOURCE])
-        require(with_baseline(CORRELATED))
+        require_installed(with_baseline(CORRELATED))
         trust_decoders()
-        with pytest.raises(InputError, match="nor trusted"):
-            require(with_baseline(CORRELATED))
+        with pytest.raises(UsageError, match="nor trusted"):
+            require_installed(with_baseline(CORRELATED))
 
     def test_trust_is_for_one_function(self, package: Path) -> None:
         trust_decoders([SOURCE])
-        with pytest.raises(InputError, match="nor trusted"):
-            require(with_baseline("sinter:standin.listing:sinter_decoders:correlated"))
+        with pytest.raises(UsageError, match="nor trusted"):
+            require_installed(with_baseline("sinter:standin.listing:sinter_decoders:correlated"))
 
     def test_registered_decoder_is_loaded_but_not_from_an_archive(self, package: Path) -> None:
         register(package, SOURCE)
         assert SOURCE in registered_functions()
-        require(with_baseline(CORRELATED))
+        require_installed(with_baseline(CORRELATED))
         trust_decoders(registered=False)
-        with pytest.raises(InputError, match="env of others.*--trust-decoder"):
-            require(with_baseline(CORRELATED))
+        with pytest.raises(UsageError, match="env of others.*--trust-decoder"):
+            require_installed(with_baseline(CORRELATED))
 
     @pytest.mark.parametrize("entry", ["", "."])
     def test_current_directory_is_not_searched(
@@ -152,12 +152,12 @@ class TestTrust:
         monkeypatch.syspath_prepend(entry or str(tmp_path))
         assert SOURCE not in registered_functions()
         trust_decoders([SOURCE])
-        with pytest.raises(InputError, match="is not installed"):
-            require(with_baseline(CORRELATED))
+        with pytest.raises(UsageError, match="is not installed"):
+            require_installed(with_baseline(CORRELATED))
 
     @pytest.mark.parametrize("name", ["standin", "standin:", "a:b:c", "a b:c", ":f", "a:b\n"])
     def test_malformed_name_is_refused(self, name: str) -> None:
-        with pytest.raises(InputError, match="MODULE:FUNCTION"):
+        with pytest.raises(UsageError, match="MODULE:FUNCTION"):
             trust_decoders([name])
 
 
@@ -168,12 +168,12 @@ class TestProcess:
 
     def test_answers_equal_those_in_this_process(self) -> None:
         prob = problem(3)
-        detectors = sample(prob, 500, 1).detectors
-        external = make(CORRELATED, prob)
-        expected = make("mwpm_correlated", prob).decode(detectors)
-        assert np.array_equal(external.decode(detectors), expected)
-        assert np.array_equal(external.decode(detectors[:7]), expected[:7])
-        assert external.decode(detectors[:0]).shape == (0, 1)
+        detection_events = sample(prob, 500, 1).detection_events
+        external = make_backend(CORRELATED, prob)
+        expected = make_backend("mwpm_correlated", prob).decode(detection_events)
+        assert np.array_equal(external.decode(detection_events), expected)
+        assert np.array_equal(external.decode(detection_events[:7]), expected[:7])
+        assert external.decode(detection_events[:0]).shape == (0, 1)
         assert not any(name.startswith("standin") for name in sys.modules)
 
     @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ class TestProcess:
         ],
     )
     def test_decoder_that_cannot_be_made_is_reported(self, decoder: str, message: str) -> None:
-        with pytest.raises(InputError, match=message):
-            make(f"sinter:standin.listing:decoders:{decoder}", problem(3))
+        with pytest.raises(UsageError, match=message):
+            make_backend(f"sinter:standin.listing:decoders:{decoder}", problem(3))
 
     @pytest.mark.parametrize(
         ("decoder", "message"),
@@ -195,23 +195,23 @@ class TestProcess:
         ],
     )
     def test_failure_while_decoding_is_reported(self, decoder: str, message: str) -> None:
-        external = make(f"sinter:standin.listing:decoders:{decoder}", problem(3))
-        with pytest.raises(InputError, match=message):
-            external.decode(sample(problem(3), 5, 1).detectors)
+        external = make_backend(f"sinter:standin.listing:decoders:{decoder}", problem(3))
+        with pytest.raises(UsageError, match=message):
+            external.decode(sample(problem(3), 5, 1).detection_events)
 
     def test_function_that_ends_the_process_is_reported(self) -> None:
         trust_decoders(["os:abort"])
-        with pytest.raises(InputError, match="its process ended: exit status"):
-            require(with_baseline("sinter:os:abort:x"))
+        with pytest.raises(UsageError, match="its process ended: exit status"):
+            require_installed(with_baseline("sinter:os:abort:x"))
 
     def test_decoder_reads_no_other_file(self, sandbox_backend: str) -> None:
-        external = make("sinter:standin.listing:decoders:reads", problem(3))
-        with pytest.raises(InputError, match="NotFoundError|PermissionError") as caught:
-            external.decode(sample(problem(3), 5, 1).detectors)
+        external = make_backend("sinter:standin.listing:decoders:reads", problem(3))
+        with pytest.raises(UsageError, match="NotFoundError|PermissionError") as caught:
+            external.decode(sample(problem(3), 5, 1).detection_events)
         assert "private text" not in str(caught.value)
 
     def test_process_ends_with_the_decoder(self) -> None:
-        external = make(CORRELATED, problem(3))
+        external = make_backend(CORRELATED, problem(3))
         pid = external._process._process.pid  # type: ignore[attr-defined]
         del external
         with pytest.raises(ProcessLookupError):
@@ -220,15 +220,15 @@ class TestProcess:
     def test_relay_bp_gets_mechanisms_that_are_not_split(self, package: Path) -> None:
         """Its package needs Rust, so a stand-in of its name reports what it was given."""
         write_package(package, "relay_bp", "stim")
-        with pytest.raises(InputError, match="mechanisms are whole"):
-            make("relay_bp", problem(3))
+        with pytest.raises(UsageError, match="mechanisms are whole"):
+            make_backend("relay_bp", problem(3))
 
 
 def test_model_without_separators_flips_the_same() -> None:
     prob = problem(3)
     probs, mechanisms = read_mechanisms(without_separators(prob.dem))
-    H, L = incidence(mechanisms, prob.n_detectors, prob.n_observables)
-    assert np.array_equal(probs, prob.fault_probs)
+    H, L = incidence_matrices(mechanisms, prob.n_detectors, prob.n_observables)
+    assert np.array_equal(probs, prob.mechanism_probs)
     assert not (H != prob.H).nnz and not (L != prob.L).nnz
     cancelling = stim.DetectorErrorModel("error(0.125) D0 D1 ^ D1 D2 L0 ^ L0")
     assert str(without_separators(cancelling)) == "error(0.125) D0 D2"

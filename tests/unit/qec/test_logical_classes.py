@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, FileNoise, SeedPolicy, StimFileCode, StimGeneratorCode
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec import backends, sampling
-from autoqec.qec.logical_classes import TwoClassMatcher
+from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 
 BANDS = SeedPolicy(train=(0, 99), val=(100, 199), holdout=(200, 299))
@@ -39,11 +39,13 @@ def from_text(text: str) -> Problem:
 def test_the_sign_of_the_gap_is_the_plain_answer(task: str, distance: int, rounds: int) -> None:
     problem = generated(task, distance, rounds)
     shots = sampling.sample(problem, 4000, seed=5)
-    gap = TwoClassMatcher(problem).gap(sampling.unpack(shots.detectors, problem.n_detectors))
-    plain = backends.make("mwpm", problem).decode(shots.detectors)[:, 0]
-    clear = np.abs(gap) > 1e-2  # ties may fall either way
+    complementary_gap = LogicalClassMatcher(problem).complementary_gap(
+        sampling.unpack(shots.detection_events, problem.n_detectors)
+    )
+    plain = backends.make_backend("mwpm", problem).decode(shots.detection_events)[:, 0]
+    clear = np.abs(complementary_gap) > 1e-2  # ties may fall either way
     assert clear.mean() > 0.9
-    assert np.array_equal((gap < 0)[clear], plain[clear])
+    assert np.array_equal((complementary_gap < 0)[clear], plain[clear])
 
 
 def test_solutions_explain_the_syndrome_within_their_class_and_are_the_cheapest() -> None:
@@ -51,14 +53,14 @@ def test_solutions_explain_the_syndrome_within_their_class_and_are_the_cheapest(
     graph = problem.graph
     detections = np.array(list(itertools.product((0, 1), repeat=problem.n_detectors)), np.uint8)
     log_odds = np.random.default_rng(3).normal(-1.5, 1.5, (len(detections), graph.n_edges))
-    found = TwoClassMatcher(problem).solutions(detections, log_odds)
+    found = LogicalClassMatcher(problem).match_both_classes(detections, log_odds)
     subsets = np.array(list(itertools.product((0, 1), repeat=graph.n_edges)), np.uint8)
     syndrome = (subsets @ graph.check_matrix.toarray().T) & 1
     flipped = (subsets @ graph.observables[:, 0]) & 1
     for observable, edges in enumerate(found):
-        assert np.array_equal(edges @ graph.check_matrix.toarray().T & 1, detections[:, graph.own])
+        assert np.array_equal(edges @ graph.check_matrix.toarray().T & 1, detections[:, graph.in_sector])
         assert (edges @ graph.observables[:, 0] & 1 == observable).all()
-        for shot, row in enumerate(detections[:, graph.own]):
+        for shot, row in enumerate(detections[:, graph.in_sector]):
             allowed = (syndrome == row).all(axis=1) & (flipped == observable)
             best = (subsets[allowed] @ -log_odds[shot]).min()
             assert edges[shot] @ -log_odds[shot] == pytest.approx(best, abs=2e-2)
@@ -67,17 +69,17 @@ def test_solutions_explain_the_syndrome_within_their_class_and_are_the_cheapest(
 def test_the_gap_is_the_difference_of_the_solutions_under_the_priors() -> None:
     problem = generated("surface_code:rotated_memory_z", 3, 2)
     detections = sampling.LabelledSampler(problem, 1).draw(200).detections
-    matcher = TwoClassMatcher(problem)
+    matcher = LogicalClassMatcher(problem)
     weights = -problem.graph.log_odds
-    calm, flipped = matcher.solutions(detections, np.tile(-weights, (200, 1)))
-    assert matcher.gap(detections) == pytest.approx(flipped @ weights - calm @ weights, abs=2e-2)
+    unflipped, flipped = matcher.match_both_classes(detections, np.tile(-weights, (200, 1)))
+    assert matcher.complementary_gap(detections) == pytest.approx(flipped @ weights - unflipped @ weights, abs=2e-2)
 
 
 def test_a_cap_clips_the_gap_and_changes_nothing_below_it() -> None:
     problem = generated("surface_code:rotated_memory_z", 3, 3)
     detections = sampling.LabelledSampler(problem, 1).draw(2000).detections
-    matcher = TwoClassMatcher(problem)
-    free, capped = matcher.gap(detections), matcher.gap(detections, cap=3.0)
+    matcher = LogicalClassMatcher(problem)
+    free, capped = matcher.complementary_gap(detections), matcher.complementary_gap(detections, cap=3.0)
     assert np.abs(capped).max() <= 3.0 + 1e-2
     assert capped == pytest.approx(np.clip(free, -3, 3), abs=2e-2)
 
@@ -111,6 +113,6 @@ OBSERVABLE_INCLUDE(0) rec[-1]
     ("text", "says"), [(TWO_OBSERVABLES, "has 2"), (RING, "closed loop"), (ONE_BOUNDARY, "one boundary")]
 )
 def test_circuits_without_two_separable_classes_are_refused_in_one_sentence(text: str, says: str) -> None:
-    with pytest.raises(InputError, match=says) as refusal:
-        TwoClassMatcher(from_text(text))
+    with pytest.raises(UsageError, match=says) as refusal:
+        LogicalClassMatcher(from_text(text))
     assert "finetune_share" in str(refusal.value)

@@ -8,8 +8,8 @@ import pytest
 import stim
 
 from autoqec.contracts.env import EnvSpec, FileNoise, StimFileCode
-from autoqec.errors import InputError
-from autoqec.qec.backends import make
+from autoqec.errors import UsageError
+from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, band_seed, pack, sample, sparse_bits, unpack
 from tests.support.envs import BANDS, problem, repetition, surface
@@ -26,14 +26,14 @@ def test_edges_explain_detections_and_observables(basis: str) -> None:
     graph = prob.graph
     assert shots.edges.any()
     events = (shots.edges @ graph.check_matrix.T.toarray()) % 2
-    assert np.array_equal(events, shots.detections[:, graph.own])
+    assert np.array_equal(events, shots.detections[:, graph.in_sector])
     assert np.array_equal((shots.edges @ graph.observables) % 2, shots.observables)
 
 
 def test_incidence_matches_the_dem_sampler() -> None:
     prob = problem(3)
-    detectors, observables, faults = prob.dem.compile_sampler(seed=1).sample(3000, return_errors=True)
-    assert np.array_equal((faults.astype(int) @ prob.H.T.toarray()) % 2, detectors)
+    detection_events, observables, faults = prob.dem.compile_sampler(seed=1).sample(3000, return_errors=True)
+    assert np.array_equal((faults.astype(int) @ prob.H.T.toarray()) % 2, detection_events)
     assert np.array_equal((faults.astype(int) @ prob.L.T.toarray()) % 2, observables)
 
 
@@ -48,9 +48,9 @@ def test_edge_priors_are_the_frequencies_of_their_edges() -> None:
 
 def test_sectors_split_the_detectors() -> None:
     graph = problem(5, 0.005).graph
-    assert len(graph.own) == 72 and len(graph.other) == 48
-    assert not set(graph.own) & set(graph.other)
-    assert set(np.unique(graph.endpoints)) <= {-1, *graph.own.tolist()}
+    assert len(graph.in_sector) == 72 and len(graph.other) == 48
+    assert not set(graph.in_sector) & set(graph.other)
+    assert set(np.unique(graph.endpoints)) <= {-1, *graph.in_sector.tolist()}
 
 
 def test_repetition_code_has_no_other_sector() -> None:
@@ -61,8 +61,8 @@ def test_component_matching_answers_as_the_whole_dem_does() -> None:
     prob = problem(5, 0.01)
     shots = sample(prob, 20_000, seed=3)
     whole = pymatching.Matching.from_detector_error_model(prob.dem)
-    expected = whole.decode_batch(shots.detectors, bit_packed_shots=True).astype(bool)
-    agree = (make("mwpm", prob).decode(shots.detectors) == expected).mean()
+    expected = whole.decode_batch(shots.detection_events, bit_packed_shots=True).astype(bool)
+    agree = (make_backend("mwpm", prob).decode(shots.detection_events) == expected).mean()
     assert agree > 0.9999  # ties between minimum matchings may fall either way
 
 
@@ -77,7 +77,7 @@ def test_hyperedges_are_refused_with_the_field() -> None:
         DETECTOR rec[-1]
         OBSERVABLE_INCLUDE(0) rec[-1]
     """
-    with pytest.raises(InputError, match="matching graph|detectors at once"):
+    with pytest.raises(UsageError, match="matching graph|detectors at once"):
         Problem.from_env(from_text(text))
 
 
@@ -90,7 +90,7 @@ def test_hyperedges_are_refused_with_the_field() -> None:
     ],
 )
 def test_circuits_nobody_can_decode_are_refused(text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(UsageError, match=words):
         Problem.from_env(from_text(text))
 
 
@@ -120,5 +120,7 @@ def test_packing_round_trips() -> None:
 def test_same_seed_same_shots() -> None:
     prob = problem(3)
     one, two, other = sample(prob, 500, 9), sample(prob, 500, 9), sample(prob, 500, 10)
-    assert np.array_equal(one.detectors, two.detectors) and np.array_equal(one.observables, two.observables)
-    assert not np.array_equal(one.detectors, other.detectors)
+    assert np.array_equal(one.detection_events, two.detection_events) and np.array_equal(
+        one.observables, two.observables
+    )
+    assert not np.array_equal(one.detection_events, other.detection_events)

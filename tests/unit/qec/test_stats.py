@@ -60,15 +60,15 @@ def test_count_pairs_and_add() -> None:
 
 def test_wrong_needs_every_observable() -> None:
     said = np.array([[0, 0], [0, 1], [1, 1]], bool)
-    assert stats.wrong(said, np.zeros((3, 2), bool)).tolist() == [False, True, True]
+    assert stats.error_mask(said, np.zeros((3, 2), bool)).tolist() == [False, True, True]
 
 
 @settings(max_examples=150, deadline=None)
 @given(CELLS, CELLS, CELLS, st.integers(1, 10**6))
 def test_intervals_hold_their_estimate(fixed: int, broken: int, both: int, rest: int) -> None:
-    effect = stats.paired(pairs(fixed, broken, both, fixed + broken + both + rest))
+    effect = stats.paired_effect(pairs(fixed, broken, both, fixed + broken + both + rest))
     assert -1 <= effect.delta_low <= effect.delta <= effect.delta_high <= 1
-    mirrored = stats.paired(pairs(broken, fixed, both, fixed + broken + both + rest))
+    mirrored = stats.paired_effect(pairs(broken, fixed, both, fixed + broken + both + rest))
     assert mirrored.delta_low == pytest.approx(-effect.delta_high, abs=1e-9)
     if fixed + both == 0:
         assert effect.relative is effect.relative_low is effect.relative_high is None
@@ -98,7 +98,7 @@ def test_coverage_at_small_counts(shots: int, fixed: float, broken: float, both:
     held = held_relative = tried = 0
     draws = 800
     for f, b, w, _ in rng.multinomial(shots, [fixed, broken, both, 1 - fixed - broken - both], size=draws):
-        effect = stats.paired(pairs(int(f), int(b), int(w), shots))
+        effect = stats.paired_effect(pairs(int(f), int(b), int(w), shots))
         held += effect.delta_low <= delta <= effect.delta_high
         if effect.relative_low is not None and effect.relative_high is not None:
             tried += 1
@@ -108,12 +108,12 @@ def test_coverage_at_small_counts(shots: int, fixed: float, broken: float, both:
 
 
 def test_no_errors_is_no_certainty() -> None:
-    nothing = stats.paired(pairs(0, 0, 0, 1_000))
+    nothing = stats.paired_effect(pairs(0, 0, 0, 1_000))
     assert nothing.delta_low < 0 < nothing.delta_high
-    only_fixed = stats.paired(pairs(3, 0, 0, 1_000))
+    only_fixed = stats.paired_effect(pairs(3, 0, 0, 1_000))
     assert only_fixed.relative == 1.0 and only_fixed.relative_low is not None and only_fixed.relative_low < 0.6
     with pytest.raises(ValueError, match="no shots"):
-        stats.paired(pairs(0, 0, 0, 0))
+        stats.paired_effect(pairs(0, 0, 0, 0))
 
 
 def test_detectable_effect_is_detectable() -> None:
@@ -124,7 +124,7 @@ def test_detectable_effect_is_detectable() -> None:
     broken = ler * (1.5 - gain) / 2
     seen = 0
     for f, b, _ in rng.multinomial(shots, [fixed, broken, 1 - fixed - broken], size=400):
-        seen += stats.paired(pairs(int(f), int(b), 0, shots)).delta_low > 0
+        seen += stats.paired_effect(pairs(int(f), int(b), 0, shots)).delta_low > 0
     assert 0.72 <= seen / 400 <= 0.88
     assert stats.detectable_effect(100, 0.0) == 1.0
     assert stats.detectable_effect(4 * shots, ler) == pytest.approx(gain / 2)

@@ -13,28 +13,28 @@ from rich.console import Console
 
 from autoqec.reporting import run_view, summary
 from autoqec.reporting.dashboard import Dashboard
-from autoqec.reporting.live_status import LiveFile, Plan
+from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from tests.support import runs
 
 NOW = 2_000_000_000.0
-# Of the five rounds of `made_run` each trained 60 s, and 1, 3, 5 were judged in 12 s.
+# Of the five rounds of `make_run` each trained 60 s, and 1, 3, 5 were judged in 12 s.
 ROUND_S = (5 * 60 + 3 * 12) / 5
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Iterator[RunLayout]:
-    found = runs.made_run(tmp_path / "lab", 5)
+    found = runs.make_run(tmp_path / "lab", 5)
     os.utime(found.history, (NOW, NOW))
-    with run_lock.hold(found.root):
+    with run_lock.lock_run(found.root):
         yield found
 
 
-def shown(layout: RunLayout, plan: Plan, *, later: float = 0.0) -> tuple[Dashboard, str]:
+def shown(layout: RunLayout, plan: RunLimits, *, later: float = 0.0) -> tuple[Dashboard, str]:
     out = io.StringIO()
     console = Console(file=out, width=240, color_system=None, markup=False, highlight=False)
-    with LiveFile(layout, replace(plan, began=NOW - 600)):
+    with LiveStatusWriter(layout, replace(plan, began=NOW - 600)):
         seen = Dashboard(layout, clock=lambda: NOW + later)
         console.print(seen.head())
         console.print(seen.body())
@@ -42,7 +42,7 @@ def shown(layout: RunLayout, plan: Plan, *, later: float = 0.0) -> tuple[Dashboa
 
 
 def test_the_end_of_the_run_is_told_from_its_history(layout: RunLayout) -> None:
-    seen, text = shown(layout, Plan(rounds=8, sandbox="bubblewrap"))
+    seen, text = shown(layout, RunLimits(rounds=8, sandbox="bubblewrap"))
     assert seen.seconds_left() == pytest.approx(3 * ROUND_S)
     assert "5 of 8 rounds, 1 verified, 1 on the front · 1:07 a round · about 3:22 left of the run" in text
     assert "0.08 compute hours · sandbox bubblewrap" in text
@@ -50,38 +50,38 @@ def test_the_end_of_the_run_is_told_from_its_history(layout: RunLayout) -> None:
 
 
 def test_time_in_the_round_under_way_counts_and_never_more_than_a_round(layout: RunLayout) -> None:
-    assert shown(layout, Plan(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
-    assert shown(layout, Plan(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
-    assert shown(layout, Plan(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
-    assert shown(layout, Plan(rounds=5))[0].seconds_left() == 0
+    assert shown(layout, RunLimits(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
+    assert shown(layout, RunLimits(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
+    assert shown(layout, RunLimits(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
+    assert shown(layout, RunLimits(rounds=5))[0].seconds_left() == 0
 
 
 def test_the_nearest_limit_ends_it(layout: RunLayout) -> None:
-    assert shown(layout, Plan(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
-    compute = shown(layout, Plan(compute_hours=600 / 3600))[0]
+    assert shown(layout, RunLimits(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
+    compute = shown(layout, RunLimits(compute_hours=600 / 3600))[0]
     assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much again as was used
-    assert shown(layout, Plan(plateau=4))[0].seconds_left() is None
-    assert "compute hours · at most 2 of them on a GPU" in shown(layout, Plan(gpu_hours=2))[1]
-    text = shown(layout, Plan(hours=2, plateau=4, compute_hours=1))[1]
+    assert shown(layout, RunLimits(plateau=4))[0].seconds_left() is None
+    assert "compute hours · at most 2 of them on a GPU" in shown(layout, RunLimits(gpu_hours=2))[1]
+    text = shown(layout, RunLimits(hours=2, plateau=4, compute_hours=1))[1]
     assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds that leave the front as it is" in text
 
 
 def test_without_history_or_plan_no_end_is_made_up(tmp_path: Path) -> None:
-    empty = runs.made_run(tmp_path / "lab", 0)
-    with run_lock.hold(empty.root):
-        seen, text = shown(empty, Plan(rounds=8))
+    empty = runs.make_run(tmp_path / "lab", 0)
+    with run_lock.lock_run(empty.root):
+        seen, text = shown(empty, RunLimits(rounds=8))
     assert seen.seconds_left() is None and "left of the run" not in text and "0 of 8 rounds" in text
 
 
 def test_the_words_of_an_owner_that_died_are_nobodys(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 5)
-    seen, text = shown(layout, Plan(rounds=8))
+    layout = runs.make_run(tmp_path / "lab", 5)
+    seen, text = shown(layout, RunLimits(rounds=8))
     assert seen.seconds_left() is None and "5 rounds" in text
 
 
 def test_failures_say_why(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2, only_failures=True)
-    text = shown(layout, Plan())[1]
+    layout = runs.make_run(tmp_path / "lab", 2, only_failures=True)
+    text = shown(layout, RunLimits())[1]
     assert "the loss is not finite at step 12" in text and "train_error" in text
 
 
@@ -103,7 +103,7 @@ def test_the_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
 
 
 def test_a_last_round_that_takes_long_has_no_made_up_end(layout: RunLayout) -> None:
-    text = shown(layout, Plan(rounds=6), later=9000)[1]
+    text = shown(layout, RunLimits(rounds=6), later=9000)[1]
     assert "the last round takes longer than those before" in text and "0:00 left" not in text
 
 
@@ -112,7 +112,7 @@ def test_every_limit_of_a_run_is_one_that_watch_may_see() -> None:
 
     from autoqec.orchestrator.budget import Budget
 
-    assert {one.name for one in fields(Budget)} <= {one.name for one in fields(Plan)}
+    assert {one.name for one in fields(Budget)} <= {one.name for one in fields(RunLimits)}
 
 
 def timed(row: dict[str, object]) -> dict[str, object]:
@@ -121,7 +121,7 @@ def timed(row: dict[str, object]) -> dict[str, object]:
 
 
 def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tmp_path: Path) -> None:
-    view = run_view.load(runs.made_run(tmp_path / "lab", 1, artifacts=False, change=timed))
+    view = run_view.load(runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed))
     out = io.StringIO()
     console = Console(file=out, width=200, color_system=None, markup=False)
     console.print(summary.rounds_table(view.rows))
@@ -131,6 +131,6 @@ def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tm
 
 
 def test_pace_is_taken_from_the_recorded_end_and_not_from_the_file(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 1, artifacts=False, change=timed)
+    layout = runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed)
     os.utime(layout.history, (0, 0))
     assert Dashboard(layout)._last_end == run_view.load(layout).rows[0].finished_at.timestamp()  # type: ignore[union-attr]

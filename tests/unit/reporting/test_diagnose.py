@@ -13,7 +13,7 @@ import autoqec
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig, parse_dsl
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.reporting.diagnose import diagnose_round, diagnose_run
 from autoqec.reporting.predict_cost import predict_cost
 from autoqec.runner.runner import run_round
@@ -142,7 +142,7 @@ def test_measured_rounds(left: Left) -> None:
 
 
 def test_a_directory_without_metrics(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no metrics\.json"):
+    with pytest.raises(UsageError, match=r"no metrics\.json"):
         diagnose_round(RoundLayout(tmp_path, 1))
 
 

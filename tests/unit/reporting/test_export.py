@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.reporting import trackers
 from autoqec.reporting.export import export
 from tests.support import runs
 
 
 def test_csv_holds_every_row_and_key(tmp_path: Path) -> None:
-    layout = runs.made_run(
+    layout = runs.make_run(
         tmp_path / "lab", 4, change=lambda row: row | {"hypothesis": "=cmd|' /C calc'!A0\n\ud800,\""}
     )
     path = export(layout, "csv")
@@ -36,14 +36,14 @@ def test_csv_holds_every_row_and_key(tmp_path: Path) -> None:
 
 
 def test_csv_of_no_rounds_is_its_head(tmp_path: Path) -> None:
-    path = export(runs.made_run(tmp_path / "lab", 0), "csv", tmp_path / "new" / "x.csv")
+    path = export(runs.make_run(tmp_path / "lab", 0), "csv", tmp_path / "new" / "x.csv")
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_sinter_reads_its_csv(tmp_path: Path) -> None:
     import sinter
 
-    layout = runs.made_run(tmp_path / "lab", 6)
+    layout = runs.make_run(tmp_path / "lab", 6)
     path = export(layout, "sinter-csv")
     stats = {(one.decoder, one.json_metadata["p"]): one for one in sinter.read_stats_from_csv_files(path)}
     judged = [row["round"] for row in runs.rows(layout) if row["verify_verdict"]]
@@ -58,7 +58,7 @@ def test_sinter_reads_its_csv(tmp_path: Path) -> None:
 
 
 def test_sinter_plots_its_csv(tmp_path: Path) -> None:
-    path = export(runs.made_run(tmp_path / "lab", 6), "sinter-csv")
+    path = export(runs.make_run(tmp_path / "lab", 6), "sinter-csv")
     program = Path(sys.executable).with_name("sinter")
     if not program.exists():
         pytest.skip("the command `sinter` is missing beside this Python; install: pip install sinter")
@@ -78,13 +78,13 @@ needs_wandb = pytest.mark.skipif(
 
 @pytest.mark.parametrize("form", ["tensorboard", "wandb"])
 def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = runs.made_run(tmp_path / "lab", 1)
+    layout = runs.make_run(tmp_path / "lab", 1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=rf"'{form}' is not installed.*pip install 'autoqec\[{form}\]'"):
+    with pytest.raises(UsageError, match=rf"'{form}' is not installed.*pip install 'autoqec\[{form}\]'"):
         export(layout, form)
     # A folder that a tracker left where one stands is no package.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
-    with pytest.raises(InputError, match="is not installed"):
+    with pytest.raises(UsageError, match="is not installed"):
         export(layout, form)
     assert not layout.exports.exists()
 
@@ -93,14 +93,14 @@ def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, form: str, mo
 def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    layout = runs.made_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "lab", 2)
     directory = export(layout, "tensorboard")
     events = EventAccumulator(str(directory / "round_1"), size_guidance={"scalars": 0})
     events.Reload()
     assert len(events.Scalars("loss")) == 1000
     assert events.Scalars("round/delta_ler")[0].value == pytest.approx(runs.rows(layout)[0]["delta_ler"])
     assert events.Scalars("round/holdout_errors")[0].value == 950
-    with pytest.raises(InputError, match="not an empty directory"):
+    with pytest.raises(UsageError, match="not an empty directory"):
         export(layout, "tensorboard")
 
 
@@ -131,7 +131,7 @@ def test_wandb_reads_its_offline_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("WANDB_MODE", "online")  # what a person set for other things sends nothing from here
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     hostile = "=<script>\ud800\x1b[2J"
-    layout = runs.made_run(
+    layout = runs.make_run(
         tmp_path / "lab", 2, change=lambda row: row | {"hypothesis": hostile, "dsl_config": {hostile: hostile}}
     )
     before = dict(os.environ)
@@ -158,13 +158,13 @@ def test_wandb_reads_its_offline_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     assert summary["delta_ler"] == pytest.approx(runs.rows(layout)[0]["delta_ler"])
     assert summary["outcome"] == "VERIFIED" and summary["holdout_errors"] == 950
     assert not any(path.name in ("logs", "requirements.txt", "latest-run") for path in directory.rglob("*"))
-    with pytest.raises(InputError, match="not an empty directory"):
+    with pytest.raises(UsageError, match="not an empty directory"):
         export(layout, "wandb")
 
 
 @pytest.mark.parametrize("form", [pytest.param("tensorboard", marks=needs_tensorboard)])
 def test_what_fails_half_way_leaves_nothing(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "lab", 2)
     monkeypatch.setattr(trackers, "losses", lambda path: [0.5, "no number"])
     with pytest.raises(Exception, match="no number|not implemented|NoneType|float"):
         export(layout, form)
@@ -172,5 +172,5 @@ def test_what_fails_half_way_leaves_nothing(tmp_path: Path, form: str, monkeypat
 
 
 def test_a_directory_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is a directory"):
-        export(runs.made_run(tmp_path / "lab", 1), "csv", tmp_path)
+    with pytest.raises(UsageError, match="is a directory"):
+        export(runs.make_run(tmp_path / "lab", 1), "csv", tmp_path)

@@ -65,7 +65,7 @@ def shown(*layouts: RunLayout) -> tuple[str, Page]:
 
 @pytest.fixture(scope="module")
 def fifty(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
-    return shown(runs.made_run(tmp_path_factory.mktemp("fifty") / "lab", 50))
+    return shown(runs.make_run(tmp_path_factory.mktemp("fifty") / "lab", 50))
 
 
 def test_fifty_rounds_are_a_small_page(fifty: tuple[str, Page]) -> None:
@@ -119,7 +119,7 @@ def test_the_claim_is_the_judges(fifty: tuple[str, Page]) -> None:
 def test_charts_are_files_that_repeat(tmp_path: Path, form: str) -> None:
     from autoqec.reporting import figures
 
-    data = run_data.load([runs.made_run(tmp_path / "lab", 6)])
+    data = run_data.load([runs.make_run(tmp_path / "lab", 6)])
     one, two = (figures.save(tmp_path / name, form, data) for name in ("one", "two"))
     assert [path.name for path in one] == [f"{name}.{form}" for name in ("front", "ler", "course")]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
@@ -130,9 +130,9 @@ def test_the_panel_has_its_curves(tmp_path: Path) -> None:
 
     from autoqec.reporting import charts
 
-    data = run_data.load([runs.made_run(tmp_path / "lab", 1)])
+    data = run_data.load([runs.make_run(tmp_path / "lab", 1)])
     with matplotlib.rc_context():
-        figure = charts.ler_against_p(data)
+        figure = charts.ler_vs_p(data)
     assert figure is not None
     lines = {
         bars.get_label(): [round(float(y), 5) for y in bars.lines[0].get_ydata()] for bars in figure.axes[0].containers
@@ -151,7 +151,7 @@ def test_a_disc_grows_with_the_parameters(tmp_path: Path) -> None:
         size = {1: 100_000, 3: 200_000, 5: 400_000}.get(row["round"])
         return row | {"judge_n_params": size, "n_params": size} if size else row
 
-    figure = charts.front(run_data.load([runs.made_run(tmp_path / "lab", 5, change=huge)]))
+    figure = charts.front(run_data.load([runs.make_run(tmp_path / "lab", 5, change=huge)]))
     assert figure is not None
     areas = {float(one.get_sizes()[0]) for one in figure.axes[0].collections if len(one.get_offsets())}
     assert {18 + 70 / 4, 18 + 70 / 2, 18.0 + 70} <= areas
@@ -161,7 +161,7 @@ def test_a_few_judged_rounds_have_their_numbers(tmp_path: Path) -> None:
     from autoqec.reporting import charts
 
     def numbers(rounds: int) -> set[str]:
-        figure = charts.front(run_data.load([runs.made_run(tmp_path / f"of{rounds}", rounds, artifacts=False)]))
+        figure = charts.front(run_data.load([runs.make_run(tmp_path / f"of{rounds}", rounds, artifacts=False)]))
         assert figure is not None
         return {text.get_text() for text in figure.axes[0].texts}
 
@@ -176,7 +176,7 @@ def test_discs_on_each_other_share_a_label(tmp_path: Path) -> None:
         judged = row["verify_verdict"] is not None
         return row | ({"judge_flops_per_syndrome": 50_000, "delta_vs_baseline_holdout": 1e-3} if judged else {})
 
-    figure = charts.front(run_data.load([runs.made_run(tmp_path / "lab", 5, change=alike, artifacts=False)]))
+    figure = charts.front(run_data.load([runs.make_run(tmp_path / "lab", 5, change=alike, artifacts=False)]))
     assert figure is not None
     assert [text.get_text() for text in figure.axes[0].texts if text.get_text()[0].isdigit()] == ["1, 3, 5"]
 
@@ -184,15 +184,15 @@ def test_discs_on_each_other_share_a_label(tmp_path: Path) -> None:
 def test_the_course_shows_an_interval_for_whatever_was_measured(tmp_path: Path) -> None:
     from autoqec.reporting import charts
 
-    figure = charts.course(run_data.load([runs.made_run(tmp_path / "lab", 3, artifacts=False)]))
+    figure = charts.search_progress(run_data.load([runs.make_run(tmp_path / "lab", 3, artifacts=False)]))
     assert figure is not None
     places = [[float(x) for x in np.asarray(line.get_xdata())] for line in figure.axes[0].lines]
     assert sorted(one for one, other in places if one == other) == [
-        1 - charts.ASIDE,
-        1 + charts.ASIDE,
-        2 - charts.ASIDE,
-        3 - charts.ASIDE,
-        3 + charts.ASIDE,
+        1 - charts.X_OFFSET,
+        1 + charts.X_OFFSET,
+        2 - charts.X_OFFSET,
+        3 - charts.X_OFFSET,
+        3 + charts.X_OFFSET,
     ]
 
 
@@ -235,26 +235,26 @@ def test_every_colour_of_text_can_be_read(fifty: tuple[str, Page], theme: int) -
 
 
 def test_no_round_yet(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 0)
-    runs.under_way(layout, 1, "a first idea")
+    layout = runs.make_run(tmp_path / "lab", 0)
+    runs.add_pending_round(layout, 1, "a first idea")
     _, page = shown(layout)
     assert "No round has ended yet." in page.words and "a first idea" in page.words
     assert "autoqec reconcile" in page.words  # nobody runs it
 
 
 def test_only_failures_say_what_failed(tmp_path: Path) -> None:
-    _, page = shown(runs.made_run(tmp_path / "lab", 4, only_failures=True))
+    _, page = shown(runs.make_run(tmp_path / "lab", 4, only_failures=True))
     assert "No decoder is verified: of 4 rounds 0 came before the judge and 4 ended without a result." in page.words
     assert "the loss is not finite at step 12" in page.words
 
 
 def test_a_null_result_says_what_could_have_been_seen(tmp_path: Path) -> None:
-    _, page = shown(runs.made_run(tmp_path / "lab", 2, change=lambda row: row | {"verify_verdict": None}))
+    _, page = shown(runs.make_run(tmp_path / "lab", 2, change=lambda row: row | {"verify_verdict": None}))
     assert re.search(r"a gain below about \d+% may well have been missed", page.words)
 
 
 def test_a_torn_tail_is_left_out(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 3)
+    layout = runs.make_run(tmp_path / "lab", 3)
     with layout.history.open("ab") as stream:
         stream.write(b'{"status": "ok", "round": 4, "hypoth')
     _, page = shown(layout)
@@ -262,7 +262,7 @@ def test_a_torn_tail_is_left_out(tmp_path: Path) -> None:
 
 
 def test_damage_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 3)
+    layout = runs.make_run(tmp_path / "lab", 3)
     lines = layout.history.read_bytes().splitlines(keepends=True)
     layout.history.write_bytes(lines[0] + b"{]\n" + lines[2])
     with pytest.raises(AutoqecError, match=r"history\.jsonl:2"):
@@ -271,7 +271,7 @@ def test_damage_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("spoil", ["pareto.json", "env.yaml", "fork_graph.json", "attempts.jsonl"])
 def test_a_view_that_is_gone_or_spoilt_costs_its_part_only(tmp_path: Path, spoil: str) -> None:
-    layout = runs.made_run(tmp_path / "lab", 3)
+    layout = runs.make_run(tmp_path / "lab", 3)
     (layout.root / spoil).unlink(missing_ok=True)
     _, page = shown(layout)
     assert "Round by round" in page.words
@@ -281,7 +281,7 @@ def test_a_view_that_is_gone_or_spoilt_costs_its_part_only(tmp_path: Path, spoil
 
 
 def test_front_is_taken_from_history_and_not_from_its_view(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 3)
+    layout = runs.make_run(tmp_path / "lab", 3)
     before = shown(layout)[1].words
     entry = json.loads(layout.pareto.read_bytes())[0] | {"round_attempt_id": "of another run"}
     layout.pareto.write_text(json.dumps([entry]), encoding="utf-8")
@@ -289,7 +289,7 @@ def test_front_is_taken_from_history_and_not_from_its_view(tmp_path: Path) -> No
 
 
 def test_reports_and_logs_that_are_spoilt(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "lab", 2)
     layout.round(1).report_json.write_bytes(b'{"verdict": "VERIFIED"}')
     layout.round(1).train_log.write_bytes(b"0\tnan\n1\tinf\nx\ty\n\xff\n2\t0.5\n3\t\n")
     _, page = shown(layout)
@@ -306,7 +306,7 @@ def test_a_big_log_is_read_in_places(tmp_path: Path) -> None:
 
 
 def test_follow_ups_replace_and_deleted_branches_are_marked(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "lab", 2)
     row = runs.rows(layout)[1]
     later = {"round_attempt_id": None, "reconcile_id": "r", "refers_to_attempt": "attempt-2"}
     runs.append(layout, row | later | {"hypothesis": "adopted later"})
@@ -326,7 +326,7 @@ def test_compositions_and_rings_of_parents(tmp_path: Path) -> None:
         both = {"fork_from": names[:2], "fork_from_canonical": "|".join(names[:2]), "fork_from_ordered": names[:2]}
         return row | both | {"compose_mode": "pure"}
 
-    text, page = shown(runs.made_run(tmp_path / "lab", 3, change=forked))
+    text, page = shown(runs.make_run(tmp_path / "lab", 3, change=forked))
     assert 'class="more"' in text and "(pure)" in page.words
     assert text.count('class="node') == 3
 
@@ -358,8 +358,8 @@ def hostile(text: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     "text", [HOSTILE, HOSTILE * 200, "\n" * 5000, "x" * 50_000, "\u0645\u0631\u062d\u0628\u0627 \U0001f9ea"]
 )
 def test_hostile_words_are_words(tmp_path: Path, text: str) -> None:
-    layout = runs.made_run(tmp_path / "lab", 4, change=hostile(text))
-    runs.under_way(layout, 5, text[:300].replace("\ud800", ""))
+    layout = runs.make_run(tmp_path / "lab", 4, change=hostile(text))
+    runs.add_pending_round(layout, 5, text[:300].replace("\ud800", ""))
     info = json.loads(layout.run_info.read_bytes())
     words = {"env_name": text, "ideator": text, "baseline_ref": text, "versions": {text: text}, "command_line": [text]}
     layout.run_info.write_text(json.dumps(info | words | {"run_id": text}), encoding="utf-8")
@@ -379,7 +379,7 @@ def test_hostile_words_are_words(tmp_path: Path, text: str) -> None:
 
 
 def test_ten_thousand_rounds_are_a_page_that_says_what_it_leaves_out(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 10_000, artifacts=False)
+    layout = runs.make_run(tmp_path / "lab", 10_000, artifacts=False)
     text, page = shown(layout)
     assert len(text.encode()) < 2_000_000
     assert f"Listed are {run_data.LISTED} of 10000" in page.words
@@ -388,8 +388,8 @@ def test_ten_thousand_rounds_are_a_page_that_says_what_it_leaves_out(tmp_path: P
 
 
 def test_runs_side_by_side(tmp_path: Path) -> None:
-    one = runs.made_run(tmp_path / "lab", 6)
-    two = runs.made_run(tmp_path / "lab", 2, run_id="20250102-030406", only_failures=True)
+    one = runs.make_run(tmp_path / "lab", 6)
+    two = runs.make_run(tmp_path / "lab", 2, run_id="20250102-030406", only_failures=True)
     _, page = shown(one, two)
     assert "2 runs side by side" in page.words and "none is verified" in page.words
     assert len(page.ids) == len(set(page.ids))
@@ -400,7 +400,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
 
 
 def test_what_holds_no_secret(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "lab", 2)
     layout.secret.write_text("the judge's own secret", encoding="utf-8")
     assert "the judge's own secret" not in shown(layout)[1].words
 
@@ -418,5 +418,5 @@ def test_importing_the_room_is_light() -> None:
 
 def test_page_says_when_a_round_ran(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z", "proposal_wallclock_s": 3.0}
-    layout = runs.made_run(tmp_path / "lab", 1, change=lambda row: row | times)
+    layout = runs.make_run(tmp_path / "lab", 1, change=lambda row: row | times)
     assert "2026-01-02 03:04:05 UTC, 90.0 s: proposal 3.0 s" in html.page(run_data.load([layout]))

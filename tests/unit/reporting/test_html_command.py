@@ -8,49 +8,49 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.common import call
+from autoqec.cli.common import run_cli
 from tests.support import runs
 
 
 @pytest.fixture
-def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    runs.made_run(tmp_path / "lab", 3)
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    runs.make_run(tmp_path / "lab", 3)
     monkeypatch.chdir(tmp_path / "lab")
     return tmp_path / "lab"
 
 
-def test_report_says_where_it_lies(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, ["report", runs.RUN_ID]) == 0
-    path = lab / "runs" / runs.RUN_ID / "report.html"
-    assert capsys.readouterr().out.strip() == str(path.relative_to(lab)) and path.stat().st_size > 10_000
-    assert call(group, ["report", f"runs/{runs.RUN_ID}", "--format", "svg", "--out", "p", "--json"]) == 0
+def test_report_says_where_it_lies(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(group, ["report", runs.RUN_ID]) == 0
+    path = workspace / "runs" / runs.RUN_ID / "report.html"
+    assert capsys.readouterr().out.strip() == str(path.relative_to(workspace)) and path.stat().st_size > 10_000
+    assert run_cli(group, ["report", f"runs/{runs.RUN_ID}", "--format", "svg", "--out", "p", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [Path(one["path"]).name for one in told] == ["front.svg", "ler.svg", "course.svg"]
 
 
 def test_runs_of_other_repositories_are_named_by_their_directories(
-    lab: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = runs.made_run(tmp_path / "other", 2, run_id="20250102-030406")
-    same = runs.made_run(tmp_path / "same", 2)
-    one = lab / "runs" / runs.RUN_ID
+    other = runs.make_run(tmp_path / "other", 2, run_id="20250102-030406")
+    same = runs.make_run(tmp_path / "same", 2)
+    one = workspace / "runs" / runs.RUN_ID
     monkeypatch.chdir(tmp_path)  # no repository at all
-    assert call(group, ["report", str(one), str(other.root), "--out", "both.html"]) == 0
+    assert run_cli(group, ["report", str(one), str(other.root), "--out", "both.html"]) == 0
     text = Path("both.html").read_text(encoding="utf-8")
     assert f"run-{runs.RUN_ID}-round-1" in text and "run-20250102-030406-round-1" in text and "hidden: 33" in text
-    assert call(group, ["watch", str(other.root)]) == 0
-    assert call(group, ["export", str(other.root), "--format", "csv", "--out", "x.csv"]) == 0
+    assert run_cli(group, ["watch", str(other.root)]) == 0
+    assert run_cli(group, ["export", str(other.root), "--format", "csv", "--out", "x.csv"]) == 0
     capsys.readouterr()
-    assert call(group, ["report", str(one), str(same.root)]) == 2
+    assert run_cli(group, ["report", str(one), str(same.root)]) == 2
     assert "another run of the same id" in capsys.readouterr().err
-    assert call(group, ["report", str(one), f"{one}/"]) == 0
+    assert run_cli(group, ["report", str(one), f"{one}/"]) == 0
 
 
-def test_watch_and_export_of_a_run_that_is_over(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(group, ["watch", runs.RUN_ID]) == 0
+def test_watch_and_export_of_a_run_that_is_over(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(group, ["watch", runs.RUN_ID]) == 0
     assert "Verified front" in capsys.readouterr().out
-    assert call(group, ["export", runs.RUN_ID, "--format", "csv", "--out", "x.csv"]) == 0
-    assert capsys.readouterr().out.strip() == "x.csv" and (lab / "x.csv").is_file()
+    assert run_cli(group, ["export", runs.RUN_ID, "--format", "csv", "--out", "x.csv"]) == 0
+    assert capsys.readouterr().out.strip() == "x.csv" and (workspace / "x.csv").is_file()
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_watch_and_export_of_a_run_that_is_over(lab: Path, capsys: pytest.Captur
         ["export", runs.RUN_ID, "--format", "csv", "--out", "runs"],
     ],
 )
-def test_wrong_input_is_one_sentence(lab: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
-    before = sorted(path for path in lab.rglob("*") if ".git" not in path.parts)
-    assert call(group, argv) == 2
+def test_wrong_input_is_one_sentence(workspace: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+    before = sorted(path for path in workspace.rglob("*") if ".git" not in path.parts)
+    assert run_cli(group, argv) == 2
     said = capsys.readouterr().err
     assert said.startswith("autoqec: ") and "Mend: " in said and len(said.strip().splitlines()) == 1
     assert "\\n" not in said and "\\t" not in said
-    assert sorted(path for path in lab.rglob("*") if ".git" not in path.parts) == before
+    assert sorted(path for path in workspace.rglob("*") if ".git" not in path.parts) == before
 
 
-def test_a_damaged_run_is_one_sentence(lab: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    history = lab / "runs" / runs.RUN_ID / "history.jsonl"
+def test_a_damaged_run_is_one_sentence(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = workspace / "runs" / runs.RUN_ID / "history.jsonl"
     history.write_bytes(b"{]\n" + history.read_bytes())
     for argv in (["report", runs.RUN_ID], ["watch", runs.RUN_ID], ["export", runs.RUN_ID, "--format", "csv"]):
-        assert call(group, argv) == 3
+        assert run_cli(group, argv) == 3
         assert "history.jsonl:1" in capsys.readouterr().err

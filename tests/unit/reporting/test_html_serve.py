@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import InputError
-from autoqec.reporting.serve import Server
+from autoqec.errors import UsageError
+from autoqec.reporting.serve import ReportServer
 from autoqec.store.layout import RunLayout
 from tests.support import runs
 
 
 @contextmanager
-def served(layout: RunLayout) -> Iterator[Server]:
-    with Server([layout]) as server:
+def served(layout: RunLayout) -> Iterator[ReportServer]:
+    with ReportServer([layout]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:
@@ -28,7 +28,7 @@ def served(layout: RunLayout) -> Iterator[Server]:
             thread.join()
 
 
-def asked(server: Server, path: str, host: str | None = None) -> tuple[int, str]:
+def asked(server: ReportServer, path: str, host: str | None = None) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     connection.request("GET", path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
@@ -38,7 +38,7 @@ def asked(server: Server, path: str, host: str | None = None) -> tuple[int, str]
 
 
 def test_the_page_follows_the_run(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 1)
+    layout = runs.make_run(tmp_path / "lab", 1)
     with served(layout) as server:
         version, page = asked(server, "/version")[1], asked(server, "/")[1]
         assert "data-following" in page and "connect-src &#39;self&#39;" in page
@@ -49,7 +49,7 @@ def test_the_page_follows_the_run(tmp_path: Path) -> None:
 
 
 def test_damage_is_a_page_until_it_is_mended(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "lab", 2)
     whole = layout.history.read_bytes()
     with served(layout) as server:
         layout.history.write_bytes(b"{]\n" + whole)
@@ -61,18 +61,18 @@ def test_damage_is_a_page_until_it_is_mended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1:1", "[::1]"])
 def test_only_this_machine_asks(tmp_path: Path, host: str) -> None:
-    with served(runs.made_run(tmp_path / "lab", 0)) as server:
+    with served(runs.make_run(tmp_path / "lab", 0)) as server:
         assert asked(server, "/", host)[0] == 403
         assert server.server_address[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("path", ["/secret", "/../run.json", "/run.json", "/?x=1"])
 def test_there_is_one_page(tmp_path: Path, path: str) -> None:
-    with served(runs.made_run(tmp_path / "lab", 0)) as server:
+    with served(runs.make_run(tmp_path / "lab", 0)) as server:
         assert asked(server, path)[0] == 404
 
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    layout = runs.made_run(tmp_path / "lab", 0)
-    with served(layout) as server, pytest.raises(InputError, match="cannot be had"):
-        Server([layout], server.server_address[1])
+    layout = runs.make_run(tmp_path / "lab", 0)
+    with served(layout) as server, pytest.raises(UsageError, match="cannot be had"):
+        ReportServer([layout], server.server_address[1])

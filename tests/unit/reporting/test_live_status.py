@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autoqec.reporting import live_status
-from autoqec.reporting.live_status import LiveFile, Plan
+from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.store.layout import RunLayout
 
 COUNTS = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
@@ -23,8 +23,8 @@ def layout(tmp_path: Path) -> RunLayout:
 
 
 def test_it_says_the_plan_and_each_round_and_is_gone_at_the_end(layout: RunLayout) -> None:
-    plan = Plan(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
-    with LiveFile(layout, plan, clock=iter(range(100)).__next__) as told:
+    plan = RunLimits(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
+    with LiveStatusWriter(layout, plan, clock=iter(range(100)).__next__) as told:
         assert live_status.read(layout).plan == plan
         told("judge_test", {"round": 2, **COUNTS, "budget": 100_000, "secret": "no figure"})
         told("lm_call", {"role": "ideator"})
@@ -39,7 +39,7 @@ def test_it_says_the_plan_and_each_round_and_is_gone_at_the_end(layout: RunLayou
 
 def test_at_most_one_write_a_second(layout: RunLayout) -> None:
     times = iter([0.0, 0.1, 0.2, 1.5, 1.6])
-    with LiveFile(layout, Plan(), clock=lambda: next(times)) as told:
+    with LiveStatusWriter(layout, RunLimits(), clock=lambda: next(times)) as told:
         seen = []
         for step in (1, 2, 3):
             told("training", {"round": 1, "step": step})
@@ -53,24 +53,24 @@ def test_at_most_one_write_a_second(layout: RunLayout) -> None:
 )
 def test_what_cannot_be_read_says_nothing(layout: RunLayout, text: str) -> None:
     layout.live.write_text(text, encoding="utf-8")
-    assert live_status.read(layout) == live_status.Told(Plan(), {})
+    assert live_status.read(layout) == live_status.LiveStatus(RunLimits(), {})
 
 
 def test_odd_words_in_the_plan_are_left_out(layout: RunLayout) -> None:
     plan: dict[str, Any] = {"rounds": "many", "hours": True, "usd": 2.0, "sandbox": 7, "unknown": 1}
     layout.live.write_text(json.dumps({"plan": plan, "rounds": {}}), encoding="utf-8")
-    assert live_status.read(layout).plan == Plan(usd=2.0)
+    assert live_status.read(layout).plan == RunLimits(usd=2.0)
 
 
 def test_a_directory_that_takes_no_file_costs_the_view_only(layout: RunLayout) -> None:
     layout.root.rmdir()
     layout.root.symlink_to("/proc/self/fdinfo")  # takes no file, not even from root
-    with LiveFile(layout, Plan()) as told:
+    with LiveStatusWriter(layout, RunLimits()) as told:
         told("training", {"round": 1, "step": 1})
 
 
 def test_a_file_that_cannot_be_replaced_costs_the_view_only(layout: RunLayout) -> None:
     layout.live.mkdir()
-    with LiveFile(layout, Plan()) as told:
+    with LiveStatusWriter(layout, RunLimits()) as told:
         told("training", {"round": 1, "step": 1})
     assert live_status.read(layout).rounds == {}

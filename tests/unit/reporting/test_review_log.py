@@ -11,9 +11,9 @@ import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.llm.base import Message, Request
-from autoqec.llm.ledger import Ledger, Metered
+from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.reporting.review_log import Finding, review
@@ -73,7 +73,7 @@ def test_a_run_without_faults_tells_its_budget_and_nothing_else(made: Made) -> N
 
 
 def test_no_such_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         review(RunLayout(tmp_path, rounds.RUN_ID))
 
 
@@ -150,7 +150,7 @@ def test_a_log_that_misses_rounds(made: Made) -> None:
 def test_the_budget_names_judge_and_model(made: Made) -> None:
     layout = made(row(1), row(2, verify_verdict="SUSPICIOUS"))
     atomic.write_text(layout.round(2).report_json, json.dumps({"judge_wallclock_s": 12.0}))
-    lm = Metered(ScriptedLM(["hello"]), Ledger(layout.ledger))
+    lm = MeteredLM(ScriptedLM(["hello"]), Ledger(layout.ledger))
     lm.complete(Request(messages=(Message(role="user", content="hi"),)))
     what = kinds(layout)["budget"].what
     assert "18 s" in what and "the judge 67%" in what and "1 model calls (0 failed)" in what and "$0.0000" in what

@@ -14,7 +14,7 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algorithms import GradientAlgo, SupervisedEdges, ThroughMatching
+from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
 from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Samples, ShotSampler, TrajInfos
 from autoqec.store import files
@@ -38,14 +38,14 @@ class FixedShots(EdgeLabelSampler):
     """The same shots for everybody; rank r of w takes the r-th part of every w parts."""
 
     def obtain_samples(self, itr: int) -> tuple[Samples, TrajInfos]:
-        if self._stock is None:
+        if self._buffer is None:
             self.rank, self._band = 0, self.problem.env.seed_policy.train
             drawn = EdgeLabelSampler(self.problem, 1024, 1)
             drawn.initialize(self.agent)
-            self._stock, self._stock_infos = drawn.obtain_samples(0)
+            self._buffer, self._buffer_infos = drawn.obtain_samples(0)
         start = (itr * self.world + self.mine) * self.batch_size
         part = slice(start, start + self.batch_size)
-        return self._stock[part], {name: values[part] for name, values in self._stock_infos.items()}
+        return self._buffer[part], {name: values[part] for name, values in self._buffer_infos.items()}
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
         super().initialize(agent, rank=rank, world_size=world_size)
@@ -101,7 +101,7 @@ class Make:
             return FixedShots(problem, self.batch_size, 5), Descent(learning_rate=0.05, weight_decay=0.0)
         if self.kind == "near":
             near = NearFailureSampler(problem, self.batch_size, 5, gap=6.0, eval_shots=100)
-            return near, ThroughMatching(problem, learning_rate=1e-3)
+            return near, MatchingFinetune(problem, learning_rate=1e-3)
         if self.kind == "policy":
             reward = {"flip_cost": 1e-3, "temperature": 0.5}
             acting = PolicySampler(problem, self.batch_size, 5, gap=6.0, eval_shots=100, **reward)

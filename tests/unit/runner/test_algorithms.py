@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from autoqec.qec import sampling
-from autoqec.qec.logical_classes import TwoClassMatcher
+from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algorithms import GradientAlgo, SupervisedEdges, ThroughMatching
+from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
 from autoqec.runner.samplers import Samples
 
 from .conftest import make_agent
@@ -57,10 +57,10 @@ def test_supervised_losses_by_hand(problem: Problem, variant: str) -> None:
 
 def test_through_matching_by_hand(problem: Problem) -> None:
     agent, samples = stirred(problem), labelled(problem, 64)
-    algo = ready(ThroughMatching(problem, learning_rate=1e-3), agent)
+    algo = ready(MatchingFinetune(problem, learning_rate=1e-3), agent)
     z = agent.infer(samples.detections)
-    calm, flipped = TwoClassMatcher(problem).solutions(samples.detections, z)
-    logit = (-z * (calm.astype(float) - flipped)).sum(1)  # weight(calm) - weight(flipped)
+    unflipped, flipped = LogicalClassMatcher(problem).match_both_classes(samples.detections, z)
+    logit = (-z * (unflipped.astype(float) - flipped)).sum(1)  # weight(calm) - weight(flipped)
     truth = samples.observables[:, 0]
     by_hand = np.logaddexp(0, np.where(truth, -logit, logit)).mean()
     found = algo.optimize_agent(0, samples)
@@ -80,7 +80,7 @@ def test_passes_of_bounded_memory_add_up_to_the_whole_batch(problem: Problem, ki
         algo = (
             SupervisedEdges(learning_rate=1e-3, weight_decay=0.0)
             if kind == "supervised"
-            else ThroughMatching(problem, learning_rate=1e-3)
+            else MatchingFinetune(problem, learning_rate=1e-3)
         )
         info = ready(algo, agent, batch_size=48).optimize_agent(0, samples)
         results.append((info, torch.cat([value.grad.flatten() for value in agent.parameters()])))
@@ -126,7 +126,7 @@ def test_the_schedule_warms_up_by_shots_and_falls_along_a_cosine(agent: Predecod
 
 def test_training_through_the_matching_lowers_its_loss_on_shots_it_has_not_seen(problem: Problem) -> None:
     agent = stirred(problem, by=0.2)
-    algo = ready(ThroughMatching(problem, learning_rate=3e-3), agent, n_itr=40)
+    algo = ready(MatchingFinetune(problem, learning_rate=3e-3), agent, n_itr=40)
     unseen = labelled(problem, 512, seed=9)
 
     def held_out() -> float:

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.dsl import ReplayConfig
-from autoqec.errors import InputError, RoundFailed
+from autoqec.errors import RoundError, UsageError
 from autoqec.runner import AsyncRl, AsyncRlEval
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.loops.async_rl import Board
-from autoqec.runner.replay_buffer import Selection
+from autoqec.runner.loops.async_rl import ParameterServer
+from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.store.layout import RoundLayout
 
 from .loops_support import Make, difference
@@ -54,11 +54,11 @@ class Watched(AsyncRl):
 
     def launch(self) -> None:
         super().launch()
-        self.pids = dict(self.team.pids)
+        self.pids = dict(self.workers.pids)
         # The copiers have their own selection by now: this one would leave them nothing to copy.
-        self.algo.samples_to_buffer = Selection(())
+        self.algo.samples_to_buffer = FieldSelection(())
         while self.replay.appended < 4 * BATCH:
-            self.team.check()
+            self.workers.check()
             time.sleep(0.01)
         self.before_the_first_update = self.replay.appended
         self.counted: list[tuple[int, int]] = []
@@ -98,7 +98,7 @@ def test_samplers_copiers_and_optimizer_work_apart_and_nothing_is_lost(layout: R
 class Slow(AsyncRlEval):
     def update(self, itr: int) -> None:
         while self.replay.appended < min(40, 10 * (1 + self._cum_updates)) * BATCH:
-            self.team.check()
+            self.workers.check()
             time.sleep(0.005)
         super().update(itr)
 
@@ -121,13 +121,13 @@ def test_a_childs_end_ends_all_and_is_named(layout: RoundLayout, who: str, words
     class Killer(AsyncRl):
         def launch(self) -> None:
             super().launch()
-            self.pids = dict(self.team.pids)
+            self.pids = dict(self.workers.pids)
             if who:
                 os.kill(self.pids[who], signal.SIGKILL)
 
     make = Make("edges", settings={"pause": 0.02} if who else {"trouble": "raise"})
     loop = loop_of(Killer, make, layout, {"throttle": "both"}, n_steps=4000 * BATCH)
-    with pytest.raises(RoundFailed, match=words) as failure:
+    with pytest.raises(RoundError, match=words) as failure:
         loop.train()
     assert failure.value.status == "train_error"
     assert not any(map(alive, loop.pids.values())), "nobody is left when the failure is told"
@@ -187,30 +187,30 @@ def test_start_up_comes_before_any_process_and_sizes_are_checked_first(
     loop = loop_of(AsyncRl, Make("edges"), layout, {})
     for owner, name in ((loop.sampler, "initialize"), (loop.agent, "to_device"), (loop.algo, "initialize")):
         spied(owner, name)
-    monkeypatch.setattr("autoqec.runner.process_group.Team.start", stop)
+    monkeypatch.setattr("autoqec.runner.process_group.WorkerGroup.start", stop)
     with pytest.raises(Stop):
         loop.train()
     order = ["Troubled.initialize", "PredecoderAgent.to_device", "SupervisedEdges.initialize", "copier"]
     assert calls == order
-    with pytest.raises(InputError, match="batch of 128 shots is larger than the replay buffer of 64"):
+    with pytest.raises(UsageError, match="batch of 128 shots is larger than the replay buffer of 64"):
         loop_of(AsyncRl, Make("edges", batch_size=128), layout, {"shots": 64}).train()
-    with pytest.raises(InputError, match="allows no update on 32 shots"):
+    with pytest.raises(UsageError, match="allows no update on 32 shots"):
         loop_of(AsyncRl, Make("edges"), layout, {"ratio": 0.5}, n_steps=BATCH).train()
-    with pytest.raises(InputError, match="near_failure: 0"):
+    with pytest.raises(UsageError, match="near_failure: 0"):
         loop_of(AsyncRl, Make("edges"), layout, {"near_failure": 0.5}).train()
 
 
 def test_the_published_copy_is_apart_from_the_weights_that_are_optimized() -> None:
     """Without a GPU too: a copy that is the model itself would never rise in version, and never be fetched whole."""
     (mine, _, _), (theirs, _, _) = Make("edges")(), Make("edges")()
-    board = Board(mine)
-    assert board.fetch(theirs, 0) == 0, "nothing published, nothing fetched"
+    parameter_server = ParameterServer(mine)
+    assert parameter_server.fetch(theirs, 0) == 0, "nothing published, nothing fetched"
     for parameter in mine.parameters():
         parameter.data += 1.0
-    board.publish(mine)
+    parameter_server.publish(mine)
     for parameter in mine.parameters():
         parameter.data += 1.0
-    assert board.fetch(theirs, 0) == 1
+    assert parameter_server.fetch(theirs, 0) == 1
     shift = [float((a - b).detach().mean()) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True)]
     assert np.allclose(shift, 1.0), "as published, not as it is being changed"
 

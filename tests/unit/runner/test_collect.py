@@ -83,7 +83,7 @@ def test_anything_but_a_plain_file_is_refused_and_nothing_copied(
     secret = tmp_path / "secret"
     secret.write_text("secret")
     attack(out, secret)
-    with pytest.raises(collect.Refused):
+    with pytest.raises(collect.ArtifactRejectedError):
         collect.artifacts(out, target, max_bytes=1000)
     assert names(target) == []
 
@@ -97,7 +97,7 @@ def test_anything_but_a_plain_file_is_refused_and_nothing_copied(
 )  # fmt: skip
 def test_a_result_that_is_none_is_refused(out: Path, text: str) -> None:
     (out / "result.json").write_text(text)
-    with pytest.raises(collect.Refused):
+    with pytest.raises(collect.ArtifactRejectedError):
         collect.result(out)
 
 
@@ -116,7 +116,7 @@ def test_reasons_are_one_printable_line_of_bounded_length() -> None:
 
 def test_events_are_forwarded_once_whole_and_only_what_they_may_say(out: Path) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
-    events = collect.Events(out, 4, lambda kind, data: heard.append((kind, data)))
+    events = collect.EventForwarder(out, 4, lambda kind, data: heard.append((kind, data)))
     events.forward()
     good = {"phase": "training", "step": 1, "steps": 9, "loss": 0.5, "eta_s": None}
     with (out / "events.jsonl").open("w") as stream:
@@ -138,13 +138,13 @@ def test_figures_that_are_none_come_as_nothing(out: Path, odd: float) -> None:
     heard: list[Any] = []
     said = {"phase": "evaluating", "step": odd, "steps": odd, "loss": odd, "eta_s": odd, "shots": odd}
     (out / "events.jsonl").write_text(json.dumps(said) + "\n")
-    collect.Events(out, 1, lambda kind, data: heard.append(data)).forward()
+    collect.EventForwarder(out, 1, lambda kind, data: heard.append(data)).forward()
     assert heard == [{**dict.fromkeys(said), "phase": "evaluating", "round": 1}]
 
 
 def test_a_flood_without_a_newline_is_passed_over(out: Path) -> None:
     heard: list[Any] = []
-    events = collect.Events(out, 1, lambda kind, data: heard.append(data))
+    events = collect.EventForwarder(out, 1, lambda kind, data: heard.append(data))
     (out / "events.jsonl").write_text("x" * 200_000 + "\n" + '{"phase": "training", "step": 2}\n')
     for _ in range(6):
         events.forward()

@@ -11,9 +11,9 @@ import pytest
 
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.round import RoundMetrics
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.runner import job
-from autoqec.runner.runner import stored_metrics
+from autoqec.runner.runner import load_metrics
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine, sandbox
@@ -39,14 +39,14 @@ def ordered(env_text: str, place: Path, **more: Any) -> RoundLayout:
 
 def measured(layout: RoundLayout) -> RoundMetrics | None:
     job.work(str(layout.dir), 1)
-    return stored_metrics(layout)
+    return load_metrics(layout)
 
 
 def test_the_order_is_carried_out_and_claimed(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
     assert metrics is not None and metrics.status == "compile_error"
-    assert job.claimed_by(layout) == "7"
+    assert job.claiming_job_id(layout) == "7"
 
 
 def test_without_an_order_nothing_is_done(tmp_path: Path) -> None:
@@ -78,9 +78,9 @@ def test_a_branchs_code_runs_behind_walls(env_text: str, tmp_path: Path, monkeyp
 def test_a_job_started_again_leaves_the_round_that_is_there(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
-    with pytest.raises(InputError, match="finished round"):
+    with pytest.raises(UsageError, match="finished round"):
         job.work(str(layout.dir), 1)
-    assert stored_metrics(layout) == metrics
+    assert load_metrics(layout) == metrics
 
 
 def called_off_by(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
@@ -117,15 +117,15 @@ def test_an_order_called_off_as_the_child_ends_leaves_no_result(
 ) -> None:
     """Whether the child did well, badly, or the Runner itself was stopped."""
     layout = ordered(env_text, tmp_path / "round_1")
-    real = job.runner.failed
+    real = job.runner.failed_result
 
     def failing(*told: Any, **more: Any) -> Any:
         layout.job.unlink(missing_ok=True)
         return real(*told, **more)
 
-    monkeypatch.setattr(job.runner, "failed", failing)
+    monkeypatch.setattr(job.runner, "failed_result", failing)
     assert measured(layout) is None and not layout.pointer.exists()
-    for number, error in ((2, InputError("no")), (3, job.runner.CalledOff())):
+    for number, error in ((2, UsageError("no")), (3, job.runner.CancelledError())):
         layout = ordered(env_text, tmp_path / f"round_{number}")
 
         def stopped(config: Any, error: Exception = error, layout: RoundLayout = layout, **more: Any) -> None:
@@ -133,9 +133,9 @@ def test_an_order_called_off_as_the_child_ends_leaves_no_result(
             raise error
 
         monkeypatch.setattr(job.runner, "run_round", stopped)
-        with suppress(InputError):
+        with suppress(UsageError):
             job.work(str(layout.dir), 1)
-        assert stored_metrics(layout) is None
+        assert load_metrics(layout) is None
 
 
 def test_a_directory_that_is_moved_under_way_is_told_in_a_sentence(
@@ -149,7 +149,7 @@ def test_a_directory_that_is_moved_under_way_is_told_in_a_sentence(
         return real(argv if on_tick is None else ["true"], **{**more, "cwd": tmp_path, "stdout": tmp_path / "log"})
 
     monkeypatch.setattr(job.runner.child, "run", run)
-    with pytest.raises(InputError, match="moved or deleted while it was measured.*--resume"):
+    with pytest.raises(UsageError, match="moved or deleted while it was measured.*--resume"):
         job.runner.run_round(config_for(env_text, place, SMALL))
     assert not place.parent.exists()
 
@@ -158,7 +158,7 @@ def test_a_disk_that_does_not_answer_calls_nothing_off(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
-    asked = job._called_off(layout)
+    asked = job._cancel_check(layout)
     assert not asked()
     monkeypatch.setattr(Path, "open", lambda *a, **k: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
     assert not asked()
@@ -176,6 +176,6 @@ def test_slurms_warning_ends_the_round_with_its_limit(
     monkeypatch.setattr(job.runner, "run_round", warned)
     with pytest.raises(UncompletedJobError):
         job.work(str(layout.dir), 1)
-    metrics = stored_metrics(layout)
+    metrics = load_metrics(layout)
     assert metrics is not None and metrics.status == "killed_by_safety"
     assert metrics.status_reason == f"SLURM job {os.environ[job.JOB_ID]}: time limit of 5 minutes reached"

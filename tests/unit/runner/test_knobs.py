@@ -14,7 +14,7 @@ from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.training import Budget, phases, train
+from autoqec.runner.training import TrainingBudget, phases, train
 from autoqec.store.layout import RoundLayout
 from tests.support.envs import problem as surface_problem
 
@@ -38,7 +38,7 @@ def trained(problem: Problem, place: Path, hidden: int, training: dict[str, Any]
     config = {"type": "mlp", "mlp": {"hidden": hidden}, "training": training}
     dsl, agent = parse_dsl(config), make_agent(problem, config=config)
     profile = PROFILES["smoke"].model_copy(update={"train_shots": shots, "finetune_shots": shots // 4})
-    budget = Budget.of(profile, dsl, flops_per_shot=1)
+    budget = TrainingBudget.of(profile, dsl, flops_per_shot=1)
     train(agent, phases(problem, dsl, profile, budget, seed=0), dsl, TrainLogger(RoundLayout(place, 1)), seed=0)
     return agent
 
@@ -75,7 +75,10 @@ def test_every_training_knob_is_tried() -> None:
 def test_what_the_recipe_leaves_out_teaches_nothing(
     problem: Problem, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
-    recipes = [parse_dsl({"type": "mlp", "mlp": {}, "training": {**BASE, **more}}).recipe() for more in (one, other)]
+    recipes = [
+        parse_dsl({"type": "mlp", "mlp": {}, "training": {**BASE, **more}}).training_signature()
+        for more in (one, other)
+    ]
     assert recipes[0] == recipes[1]
     (tmp_path / "other").mkdir()
     assert torch.equal(weights(problem, tmp_path, **one), weights(problem, tmp_path / "other", **other))

@@ -12,7 +12,7 @@ import pytest
 
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
-from autoqec.runner.runner import SCRATCH, run_round
+from autoqec.runner.runner import SCRATCH_DIR, run_round
 from autoqec.store.layout import RoundLayout
 from autoqec.system import sandbox
 from tests.support.processes import spawned
@@ -53,11 +53,12 @@ def test_a_round_trains_apart_from_its_sampler_and_by_reward(env_text: str, tmp_
     assert all(float(row["CumReplayRatio"]) <= 1.0 and row["ReplayRatioSet"] == "1.0" for row in table)
     assert [row["CumReplayRatio"] for row in table if row["Phase"] == "training"][-1] == "1.0"
     assert len(round_.layout.train_log.read_text().splitlines()) == 17
-    assert not (round_.layout.dir / SCRATCH).exists()
+    assert not (round_.layout.dir / SCRATCH_DIR).exists()
 
 
 @pytest.mark.skipif(
-    not sandbox.works("bubblewrap"), reason=f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}"
+    not sandbox.is_available("bubblewrap"),
+    reason=f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}",
 )
 def test_a_round_trains_over_ranks(env_text: str, tmp_path: Path) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", {**RANKS, "finetune_share": 0.0})
@@ -72,7 +73,7 @@ def test_a_round_trains_over_ranks(env_text: str, tmp_path: Path) -> None:
 def test_landlock_has_pipes_but_no_loopback(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: dict[str, Any], status: str
 ) -> None:
-    if not sandbox.works("landlock"):
+    if not sandbox.is_available("landlock"):
         pytest.skip("Landlock is not available; install: Linux 5.13 or newer with Landlock enabled")
     monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
     metrics = ran(env_text, tmp_path, "hard_flip", training).metrics

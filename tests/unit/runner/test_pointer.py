@@ -10,7 +10,7 @@ import pytest
 
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RunnerConfig
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.runner.pointer import read_pointer
 from autoqec.runner.runner import run_round
 from autoqec.system.git import Repo
@@ -22,7 +22,7 @@ BROKEN = {"type": "mlp"}  # fails in the parent: a pointer is due all the same
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Repo:
+def workspace(tmp_path: Path) -> Repo:
     root = tmp_path / "lab"
     root.mkdir()
     repo = Repo.init(root)
@@ -33,31 +33,33 @@ def lab(tmp_path: Path) -> Repo:
     return repo
 
 
-def on_branch(lab: Repo, env_text: str, config: dict[str, Any] = BROKEN, **more: Any) -> RunnerConfig:
+def on_branch(workspace: Repo, env_text: str, config: dict[str, Any] = BROKEN, **more: Any) -> RunnerConfig:
     return config_for(
         env_text,
-        lab.root / "runs" / RUN / "round_1",
+        workspace.root / "runs" / RUN / "round_1",
         config,
         run_id=RUN,
         branch=BRANCH,
-        code_cwd=str(lab.root / ".worktrees" / "w"),
+        code_cwd=str(workspace.root / ".worktrees" / "w"),
         round_attempt_id="11111111-2222-3333-4444-555555555555",
         **more,
     )
 
 
-def test_a_round_on_a_branch_leaves_two_identical_pointers_with_everything_in_them(lab: Repo, env_text: str) -> None:
-    config = on_branch(lab, env_text, fork_from=("exp/r/02-b", "exp/r/01-a"), compose_mode="pure")
+def test_a_round_on_a_branch_leaves_two_identical_pointers_with_everything_in_them(
+    workspace: Repo, env_text: str
+) -> None:
+    config = on_branch(workspace, env_text, fork_from=("exp/r/02-b", "exp/r/01-a"), compose_mode="pure")
     metrics = run_round(config)
-    here, there = lab.root / f"runs/{RUN}/round_1/round_1_pointer.json", Path(config.code_cwd or "") / "round_1"
+    here, there = workspace.root / f"runs/{RUN}/round_1/round_1_pointer.json", Path(config.code_cwd or "") / "round_1"
     assert here.read_bytes() == (there / "round_1_pointer.json").read_bytes()
     stored = json.loads(here.read_text())
     assert set(stored) == set(Pointer.model_fields) and "reconcile_id" not in stored
-    assert stored["commit_sha"] == lab.head_sha()
+    assert stored["commit_sha"] == workspace.head_sha()
     assert (stored["run_id"], stored["round_idx"], stored["branch"]) == (RUN, 1, BRANCH)
     assert stored["fork_from_canonical"] == "exp/r/01-a|exp/r/02-b"
     assert stored["fork_from_ordered"] == ["exp/r/02-b", "exp/r/01-a"]
-    assert stored["provenance"]["repo_root_resolved"] == str(lab.root)
+    assert stored["provenance"]["repo_root_resolved"] == str(workspace.root)
     assert stored["metrics_summary"] == {
         "delta_vs_parent": None,
         "flops_per_syndrome": None,
@@ -66,24 +68,24 @@ def test_a_round_on_a_branch_leaves_two_identical_pointers_with_everything_in_th
     }
     assert stored["artifact_paths"] == {
         "checkpoint": None,
-        "metrics": str(lab.root / f"runs/{RUN}/round_1/metrics.json"),
+        "metrics": str(workspace.root / f"runs/{RUN}/round_1/metrics.json"),
         "train_log": None,
     }
 
 
-def test_an_ok_round_on_a_branch_points_at_its_artifacts(lab: Repo, env_text: str) -> None:
-    ran = Ran(on_branch(lab, env_text, SMALL))
+def test_an_ok_round_on_a_branch_points_at_its_artifacts(workspace: Repo, env_text: str) -> None:
+    ran = Ran(on_branch(workspace, env_text, SMALL))
     assert ran.metrics.status == "ok", ran.metrics.status_reason
     pointer = read_pointer(ran.layout.pointer.read_text(), where="p", run_id=RUN, round_idx=1, branch=BRANCH)
     assert pointer.artifact_paths.checkpoint == str(ran.layout.checkpoint)
     assert pointer.metrics_summary.n_params == ran.metrics.n_params
     manifest = json.loads(ran.layout.manifest.read_text())
-    assert manifest["repo"]["commit_sha"] == lab.head_sha() and manifest["repo"]["dirty"] is False
+    assert manifest["repo"]["commit_sha"] == workspace.head_sha() and manifest["repo"]["dirty"] is False
     assert manifest["repo"]["branch"] == BRANCH
 
 
-def test_every_missing_key_is_rejected(lab: Repo, env_text: str) -> None:
-    config = on_branch(lab, env_text)
+def test_every_missing_key_is_rejected(workspace: Repo, env_text: str) -> None:
+    config = on_branch(workspace, env_text)
     run_round(config)
     whole = json.loads((Path(config.round_dir) / "round_1_pointer.json").read_text())
     read_pointer(json.dumps(whole), where="p")
@@ -98,8 +100,10 @@ def test_every_missing_key_is_rejected(lab: Repo, env_text: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"run_id": "other"}, {"round_idx": 2}, {"branch": "exp/x/01-y"}])
-def test_a_pointer_that_speaks_of_another_round_is_not_taken(lab: Repo, env_text: str, wrong: dict[str, Any]) -> None:
-    config = on_branch(lab, env_text)
+def test_a_pointer_that_speaks_of_another_round_is_not_taken(
+    workspace: Repo, env_text: str, wrong: dict[str, Any]
+) -> None:
+    config = on_branch(workspace, env_text)
     run_round(config)
     text = (Path(config.round_dir) / "round_1_pointer.json").read_bytes()
     with pytest.raises(ContractError, match=next(iter(wrong))):
@@ -110,6 +114,6 @@ def test_a_pointer_that_speaks_of_another_round_is_not_taken(lab: Repo, env_text
 
 def test_a_branch_without_a_repository_is_refused_before_anything_is_written(env_text: str, tmp_path: Path) -> None:
     config = config_for(env_text, tmp_path / "round_1", branch=BRANCH, code_cwd=str(tmp_path), round_attempt_id="id")
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         run_round(config)
     assert list(tmp_path.iterdir()) == []

@@ -16,10 +16,10 @@ from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner import MinibatchRl
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler, log_probability
+from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler, flip_log_prob
 from autoqec.runner.replay_buffer import ReplayBuffer
-from autoqec.runner.samplers import Samples, lane
-from autoqec.runner.training import Budget, extra, phases
+from autoqec.runner.samplers import Samples, partition_seed_range
+from autoqec.runner.training import TrainingBudget, loop_options, phases
 from autoqec.store.layout import RoundLayout
 
 from .conftest import make_agent
@@ -50,8 +50,8 @@ def test_the_reward_is_success_with_the_flips_minus_success_without(problem: Pro
     assert (samples.rewards == infos["PlainFail"].astype(int) - infos["PredecoderFail"]).all()
     assert infos["Return"] == pytest.approx(samples.rewards - 0.01 * samples.flips.sum(1))
     # Decoded again by the door that judges: ±1 stands for the same flips.
-    flipper = backends.make_soft(problem, "hard_flip")
-    assert isinstance(flipper, backends.HardFlip)
+    flipper = backends.make_soft_backend(problem, "hard_flip")
+    assert isinstance(flipper, backends.HardFlipBackend)
     packed = sampling.pack(samples.detections)
     cleaned, _ = flipper.apply(packed, samples.flips.astype(bool))
     assert (infos["Residual"] == sampling.unpack(cleaned, problem.n_detectors).sum(1)).all()
@@ -94,14 +94,14 @@ def gradient(problem: Problem, samples: Samples, **more: Any) -> tuple[torch.Ten
 
 
 def test_the_gradient_is_the_score_times_the_reward_and_the_exact_cost(problem: Problem) -> None:
-    n, faults = 4, problem.n_faults
+    n, faults = 4, problem.n_mechanisms
     detections = np.zeros((n, problem.n_detectors), np.uint8)
     agent = make_agent(problem, config=FLIPS)
     logits = torch.from_numpy(agent.infer(detections)) / 0.5
     flips = np.zeros((n, faults), np.uint8)
     flips[0, 5] = flips[1, 6] = 1
     rewards = np.array([1, -1, 0, 0], np.float32)
-    old = log_probability(logits, torch.from_numpy(flips)).numpy()
+    old = flip_log_prob(logits, torch.from_numpy(flips)).numpy()
     chance = torch.sigmoid(logits)
     score = (torch.from_numpy(flips) - chance) / 0.5
     expected = -(torch.from_numpy(rewards)[:, None] * score).sum(0) / n
@@ -144,17 +144,17 @@ def test_codes_without_two_classes_learn_from_shots_as_they_come(env: EnvSpec) -
 def test_ranks_draw_from_disjoint_seeds_of_the_band_and_actions_too(problem: Problem) -> None:
     band = (1000, 1102)
     for world in (1, 2, 7, 103):
-        lanes = [lane(band, rank, world) for rank in range(world)]
+        lanes = [partition_seed_range(band, rank, world) for rank in range(world)]
         assert lanes[0][0] == 1000 and lanes[-1][1] == 1102
         assert all(high + 1 == low for (_, high), (low, _) in zip(lanes, lanes[1:], strict=False))
     with pytest.raises(Exception, match="fewer seeds than there are 104 samplers"):
-        lane(band, 0, 104)
+        partition_seed_range(band, 0, 104)
     seeds = []
     for rank in range(3):
         sampler = acting(problem)
         sampler.initialize(make_agent(problem, config=FLIPS), rank=rank, world_size=3)
         seeds.append({sampler.train_seed("actions"), sampler.shots.train_seed(0)})
-        low, high = lane(problem.env.seed_policy.train, rank, 3)
+        low, high = partition_seed_range(problem.env.seed_policy.train, rank, 3)
         assert all(low <= seed <= high for seed in seeds[-1])
     assert len(set.union(*seeds)) == 6
 
@@ -196,12 +196,12 @@ def test_every_knob_of_the_loops_reaches_what_it_sets(problem: Problem) -> None:
     assert set(ReplayConfig.model_fields) == {"ratio", "shots", "samplers", "throttle", "near_failure"}
     assert set(PolicyConfig.model_fields) == {"flip_cost", "temperature"}
     ranks = parse_dsl(config(loop="sync", sync={"ranks": 3, "backend": "nccl"}))
-    plan = phases(problem, ranks, PROFILES["smoke"], Budget(512, 512), 0)
-    told = extra(ranks, plan[0])
+    plan = phases(problem, ranks, PROFILES["smoke"], TrainingBudget(512, 512), 0)
+    told = loop_options(ranks, plan[0])
     assert (told["world_size"], told["backend"], told["build"].phase) == (3, "nccl", "training")
     apart = parse_dsl(config(loop="async", replay={"near_failure": 0.5}, policy_gradient=REWARD))
-    labels, reward = phases(problem, apart, PROFILES["smoke"], Budget(512, 512), 0)
-    assert extra(apart, labels)["replay"] is apart.training.replay
+    labels, reward = phases(problem, apart, PROFILES["smoke"], TrainingBudget(512, 512), 0)
+    assert loop_options(apart, labels)["replay"] is apart.training.replay
     assert isinstance(reward.sampler, PolicySampler) and isinstance(reward.algo, PolicyGradient)
     for part in (reward.sampler, reward.algo):
         assert {name: getattr(part, name) for name in REWARD} == REWARD

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autoqec.errors import RoundFailed
-from autoqec.runner.process_group import Team
-from autoqec.runner.shared_memory import Mutex, SharedArray, Tokens
+from autoqec.errors import RoundError
+from autoqec.runner.process_group import WorkerGroup
+from autoqec.runner.shared_memory import Mutex, SharedArray, TokenPipe
 
 ROOT = Path(__file__).parents[3]
 LEADER = """
@@ -28,24 +28,24 @@ if __name__ == "__main__":
 """
 
 
-def sleeper(member: Any, trouble: str = "") -> None:
-    member.ready()
+def sleeper(worker: Any, trouble: str = "") -> None:
+    worker.ready()
     if trouble == "raise":
-        raise RoundFailed("killed_by_safety", "the loss is not finite at step 3")
+        raise RoundError("killed_by_safety", "the loss is not finite at step 3")
     if trouble == "leave":
         os._exit(0)
     time.sleep(60)
 
 
-def start_sleepers(*troubles: str) -> Team:
-    team = Team()
+def start_sleepers(*troubles: str) -> WorkerGroup:
+    team = WorkerGroup()
     for number, trouble in enumerate(troubles or ("", "")):
         team.start(f"sampler {number}", sleeper, trouble)
     return team
 
 
-def add_up(member: Any, numbers: SharedArray, lock: Mutex, go: Tokens, done: Tokens) -> None:
-    member.ready()
+def add_up(worker: Any, numbers: SharedArray, lock: Mutex, go: TokenPipe, done: TokenPipe) -> None:
+    worker.ready()
     go.get()
     for _ in range(200):
         with lock:
@@ -71,8 +71,8 @@ def gone(pids: list[int]) -> bool:
 
 def test_arrays_tokens_and_mutexes_are_shared_and_leave_no_file() -> None:
     before = set(os.listdir("/dev/shm"))
-    numbers, lock, go, done = SharedArray((3,), np.int64), Mutex(), Tokens(), Tokens()
-    team = Team()
+    numbers, lock, go, done = SharedArray((3,), np.int64), Mutex(), TokenPipe(), TokenPipe()
+    team = WorkerGroup()
     for number in range(2):
         team.start(f"adder {number}", add_up, numbers, lock, go, done)
     team.await_ready()
@@ -87,7 +87,7 @@ def test_arrays_tokens_and_mutexes_are_shared_and_leave_no_file() -> None:
 
 def test_a_member_that_fails_gives_its_reason_and_the_others_are_ended() -> None:
     team = start_sleepers("", "raise")
-    with pytest.raises(RoundFailed, match="sampler 1: the loss is not finite at step 3") as failure:
+    with pytest.raises(RoundError, match="sampler 1: the loss is not finite at step 3") as failure:
         team.join()
     assert failure.value.status == "killed_by_safety"
     team.close()
@@ -99,17 +99,17 @@ def test_a_member_that_is_killed_is_named_with_its_signal() -> None:
     team.await_ready()
     victim = team.pids["sampler 0"]
     os.kill(victim, signal.SIGKILL)
-    cause = team.blame(RuntimeError("connection closed by peer"))
+    cause = team.find_cause(RuntimeError("connection closed by peer"))
     assert str(cause) == f"sampler 0 (process {victim}) was ended by signal 9."
     team.close()
     assert not any(map(alive, team.pids.values()))
-    own = RoundFailed("train_error", "mine")
-    assert team.blame(own) is own
+    own = RoundError("train_error", "mine")
+    assert team.find_cause(own) is own
 
 
 def test_a_member_that_leaves_in_good_order_before_its_work_is_done_is_named() -> None:
     team = start_sleepers("", "leave")
-    with pytest.raises(RoundFailed, match=r"sampler 1 \(process \d+\) was ended by status 0"):
+    with pytest.raises(RoundError, match=r"sampler 1 \(process \d+\) was ended by status 0"):
         team.join()
     team.close()
     assert not any(map(alive, team.pids.values()))
@@ -127,5 +127,5 @@ def test_nobody_outlives_a_leader_that_is_killed() -> None:
 
 
 def test_shared_memory_that_is_not_to_be_had_is_said_in_one_sentence() -> None:
-    with pytest.raises(RoundFailed, match=r"shared memory are not to be had .*Mend: lower `training.replay.shots`"):
+    with pytest.raises(RoundError, match=r"shared memory are not to be had .*Mend: lower `training.replay.shots`"):
         SharedArray((2**60,), np.uint8)

@@ -20,11 +20,11 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.round import RoundMetrics
 from autoqec.decoders import checkpoint
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner import artifact_manifest, runner
-from autoqec.runner.child import failure as failure_of
+from autoqec.runner.child import classify_failure as failure_of
 from autoqec.store import files
 
 from .conftest import SMALL, Ran, config_for
@@ -53,7 +53,7 @@ def surface(place: Path, at_top: str = "", in_forward: str = "") -> str:
     return str(place)
 
 
-def failure(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None, **more: Any) -> RoundMetrics:
+def classify_failure(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None, **more: Any) -> RoundMetrics:
     """Run a round that must fail, and check what every failed round leaves."""
     round_dir = tmp_path / "round_1"
     ran = Ran(config_for(env_text, round_dir, config, **more))
@@ -64,7 +64,7 @@ def failure(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None,
     assert on_disk["checkpoint_path"] is None and on_disk["delta_ler"] is None
     assert (on_disk["training_log_path"] is not None) == (round_dir / "train.log").exists()
     assert not (round_dir / "artifact_manifest.json").exists()
-    assert not (round_dir / runner.SCRATCH).exists()
+    assert not (round_dir / runner.SCRATCH_DIR).exists()
     assert not processes_of(round_dir), "a child outlived its round"
     return metrics
 
@@ -224,7 +224,7 @@ def test_the_other_loop_and_the_other_family(env_text: str, tmp_path: Path) -> N
 
 
 def test_a_config_that_is_none_fails_before_anything_is_trained(env_text: str, tmp_path: Path) -> None:
-    metrics = failure(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
+    metrics = classify_failure(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
     assert metrics.status == "compile_error" and "mlp.width" in (metrics.status_reason or "")
     assert files.load_yaml((tmp_path / "round_1/config.yaml").read_text(), where="") == {
         "type": "mlp",
@@ -234,7 +234,7 @@ def test_a_config_that_is_none_fails_before_anything_is_trained(env_text: str, t
 
 
 def test_a_net_beyond_the_limits_of_the_env_is_refused_before_training(env_text: str, tmp_path: Path) -> None:
-    metrics = failure(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
+    metrics = classify_failure(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
     assert metrics.status == "compile_error" and "exceeds" in (metrics.status_reason or "")
     assert metrics.n_params is not None and metrics.n_params > 200_000 and metrics.train_steps is None
 
@@ -274,7 +274,7 @@ def test_code_of_a_branch_that_fails(
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=tight))
     if "disk" in says:
         inserted = {"in_forward": inserted["in_forward"] + "\nif len(x) > 1: import time; time.sleep(20)"}
-    metrics = failure(env_text, tmp_path, modules_dir=surface(tmp_path / "modules", **inserted))
+    metrics = classify_failure(env_text, tmp_path, modules_dir=surface(tmp_path / "modules", **inserted))
     assert metrics.status == status, metrics.status_reason
     assert re.search(says, metrics.status_reason or ""), metrics.status_reason
     assert metrics.train_wallclock_s is not None or status == "compile_error", "what it took counts in the budget"
@@ -293,7 +293,7 @@ def test_a_parent_that_gives_no_weights_is_named(
 ) -> None:
     heir = {"type": "mlp", "mlp": {"hidden": 32}, "training": {"init": "parent"}}
     path = None if parent is None else str(ok_round.layout.checkpoint)
-    metrics = failure(env_text, tmp_path, heir, parent_checkpoint=path)
+    metrics = classify_failure(env_text, tmp_path, heir, parent_checkpoint=path)
     assert metrics.status == "compile_error"
     says = "needs a fork parent" if parent is None else r"\(16, \d+\) in the checkpoint and \(32, \d+\)"
     assert re.search(says, metrics.status_reason or ""), metrics.status_reason
@@ -309,11 +309,11 @@ def test_an_interruption_leaves_no_child_and_no_metrics(env_text: str, tmp_path:
 
 
 def test_wrong_input_writes_nothing(ok_round: Ran, tmp_path: Path) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         runner.run_round(config_for("name: smoke\n", tmp_path / "round_1"))
     assert not (tmp_path / "round_1").exists()
     before = ok_round.layout.metrics.read_bytes()
-    with pytest.raises(InputError, match="finished round"):
+    with pytest.raises(UsageError, match="finished round"):
         runner.run_round(ok_round.config)
     assert ok_round.layout.metrics.read_bytes() == before
 
@@ -324,5 +324,5 @@ def test_val_shots_are_the_val_bands(problem: Problem, ok_round: Ran) -> None:
     shots = sampling.sample(problem, 1000, seed)
     from autoqec.qec import backends
 
-    plain = backends.make("mwpm", problem).decode(shots.detectors)
+    plain = backends.make_backend("mwpm", problem).decode(shots.detection_events)
     assert int(np.any(plain != shots.observables, axis=1).sum()) == ok_round.metrics.val_errors_plain

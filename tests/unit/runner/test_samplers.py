@@ -9,7 +9,7 @@ import pytest
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.errors import RoundFailed
+from autoqec.errors import RoundError
 from autoqec.qec import backends, sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner import evaluate, samplers
@@ -68,7 +68,7 @@ def test_evaluation_takes_the_same_shots_of_the_val_band_every_time(
 def test_batches_hand_out_every_drawn_shot_once_in_order(
     problem: Problem, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "NEAR_DRAW", 2048)
+    monkeypatch.setattr(samplers, "NEAR_FAILURE_SHOTS_PER_DRAW", 2048)
     sampler = NearFailureSampler(problem, 50, seed=3, gap=6.0)
     sampler.initialize(agent)
     drawn: list[np.ndarray] = []
@@ -92,22 +92,22 @@ def test_near_failure_shots_are_the_uncertain_ones(problem: Problem, agent: Pred
     sampler.initialize(agent)
     samples, infos = sampler.obtain_samples(0)
     assert infos["Gap"].max() < 4.0
-    plain = backends.make("mwpm", problem).decode(sampling.pack(samples.detections))
+    plain = backends.make_backend("mwpm", problem).decode(sampling.pack(samples.detections))
     failed = (plain != samples.observables)[:, 0]
     assert (failed == infos["PlainFail"])[infos["Gap"] > 1e-2].all()
     everywhere = sampling.sample(problem, 20_000, seed=1)
-    rate = (backends.make("mwpm", problem).decode(everywhere.detectors) != everywhere.observables).mean()
+    rate = (backends.make_backend("mwpm", problem).decode(everywhere.detection_events) != everywhere.observables).mean()
     assert failed.mean() > 1.5 * rate
 
 
 def test_without_shots_near_failure_the_round_says_which_knob_to_turn(
     problem: Problem, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samplers, "NEAR_DRAW", 128)
+    monkeypatch.setattr(samplers, "NEAR_FAILURE_SHOTS_PER_DRAW", 128)
     sampler = NearFailureSampler(problem, 32, seed=3, gap=1e-9)
     sampler.initialize(agent)
-    sampler._classes.gap = lambda detections, cap: np.full(len(detections), 1.0)  # type: ignore[method-assign]
-    with pytest.raises(RoundFailed, match="finetune_gap"):
+    sampler._class_matcher.complementary_gap = lambda detections, cap: np.full(len(detections), 1.0)  # type: ignore[method-assign]
+    with pytest.raises(RoundError, match="finetune_gap"):
         sampler.obtain_samples(0)
 
 

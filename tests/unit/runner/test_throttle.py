@@ -9,8 +9,16 @@ import time
 import numpy as np
 import pytest
 
-from autoqec.errors import InputError
-from autoqec.runner.replay_buffer import GAP, DoubleBuffer, ReplayBuffer, Selection, Throttle, check_sizes, need_gap
+from autoqec.errors import UsageError
+from autoqec.runner.replay_buffer import (
+    GAP,
+    DoubleBuffer,
+    FieldSelection,
+    ReplayBuffer,
+    Throttle,
+    check_buffer_size,
+    require_gap_figure,
+)
 
 
 class FakeClock:
@@ -31,7 +39,7 @@ class FakeClock:
                 heapq.heappush(self.events, (now + self.every, "batch"))
             else:
                 self.busy = False
-            if not self.busy and self.throttle.allows(self.updates, self.drawn):
+            if not self.busy and self.throttle.allows_update(self.updates, self.drawn):
                 self.updates, self.busy = self.updates + 1, True
                 self.seen.append((self.updates, self.drawn))
                 heapq.heappush(self.events, (now + self.takes, "done"))
@@ -43,9 +51,9 @@ def test_a_fast_optimizer_reaches_the_ratio_and_is_never_above_it(ratio: float, 
     """A batch far larger than the sampler's is where a throttle that counts iterations overshoots at first."""
     clock = FakeClock(Throttle(ratio, 512), draw=sampler_batch / 1000, update=1e-4, sampler_batch=sampler_batch)
     clock.run(60)
-    achieved = [clock.throttle.achieved(updates, drawn) for updates, drawn in clock.seen]
-    assert max(achieved) <= ratio, "never above, the first update included"
-    assert clock.throttle.achieved(clock.updates, clock.drawn) == pytest.approx(ratio, rel=0.05)
+    achieved_ratio = [clock.throttle.achieved_ratio(updates, drawn) for updates, drawn in clock.seen]
+    assert max(achieved_ratio) <= ratio, "never above, the first update included"
+    assert clock.throttle.achieved_ratio(clock.updates, clock.drawn) == pytest.approx(ratio, rel=0.05)
     assert clock.updates == clock.throttle.most(clock.drawn)
 
 
@@ -54,7 +62,7 @@ def test_a_slow_optimizer_runs_at_full_speed_and_the_ratio_falls_short(ratio: fl
     clock = FakeClock(Throttle(ratio, 100), draw=0.1, update=0.2 / ratio, sampler_batch=100)
     clock.run(60)
     assert clock.updates == pytest.approx(60 * 5 * ratio, rel=0.05)
-    assert clock.throttle.achieved(clock.updates, clock.drawn) == pytest.approx(ratio / 2, rel=0.05)
+    assert clock.throttle.achieved_ratio(clock.updates, clock.drawn) == pytest.approx(ratio / 2, rel=0.05)
 
 
 def test_the_seeds_example_of_a_thousand_samples_a_second() -> None:
@@ -65,12 +73,12 @@ def test_the_seeds_example_of_a_thousand_samples_a_second() -> None:
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_ratio_that_is_none_is_refused_in_one_sentence(ratio: float) -> None:
-    with pytest.raises(InputError, match="replay ratio is a number above 0"):
+    with pytest.raises(UsageError, match="replay ratio is a number above 0"):
         Throttle(ratio, 8)
-    with pytest.raises(InputError, match="batch of 65 shots is larger than the replay buffer of 64"):
-        check_sizes(65, 64)
-    with pytest.raises(InputError, match="near_failure: 0"):
-        need_gap(("Detections",))
+    with pytest.raises(UsageError, match="batch of 65 shots is larger than the replay buffer of 64"):
+        check_buffer_size(65, 64)
+    with pytest.raises(UsageError, match="near_failure: 0"):
+        require_gap_figure(("Detections",))
 
 
 @pytest.mark.parametrize(("ratio", "samplers"), [(1.0, 1), (0.25, 1), (4.0, 3), (0.1, 2)])
@@ -80,9 +88,9 @@ def test_samplers_that_are_held_never_wait_for_an_update_that_waits_for_them(rat
     furthest = 0.0
     while batches < 200:
         moved = False
-        if not throttle.holds_sampler(batches, updates, samplers):
+        if not throttle.sampler_must_wait(batches, updates, samplers):
             batches, moved = batches + 1, True
-        elif throttle.allows(updates, 8 * batches):
+        elif throttle.allows_update(updates, 8 * batches):
             updates, moved = updates + 1, True
         assert moved, "both wait"
         furthest = max(furthest, batches - updates / ratio)
@@ -95,7 +103,7 @@ def rows(start: int, n: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarra
     return {"bits": bits, "left_out": bits, "number": number}, {GAP: number.astype(np.float32)}
 
 
-KEEP = Selection(("bits", "number"), bits=("bits",))
+KEEP = FieldSelection(("bits", "number"), bits=("bits",))
 
 
 def buffer(size: int) -> ReplayBuffer:
@@ -131,15 +139,15 @@ def test_replay_prefers_shots_near_failure_as_far_as_it_is_told() -> None:
 def test_a_sampler_fills_one_half_while_the_other_is_copied_and_the_end_loses_none() -> None:
     """By threads here; by processes in test_async."""
     fields, figures = rows(0, 4)
-    double, replay = DoubleBuffer(4, fields, figures), buffer(400)
+    double_buffer, replay = DoubleBuffer(4, fields, figures), buffer(400)
     for start in (0, 4):
-        double.fill(*rows(start, 4))
-    assert double.free.get(timeout=0.05) is None, "two batches, both halves full, nobody copies"
-    copier = threading.Thread(target=double.drain, args=(replay, KEEP))
+        double_buffer.fill(*rows(start, 4))
+    assert double_buffer.free.get(timeout=0.05) is None, "two batches, both halves full, nobody copies"
+    copier = threading.Thread(target=double_buffer.drain, args=(replay, KEEP))
     copier.start()
     for start in range(8, 400, 4):
-        double.fill(*rows(start, 4))
-    double.end()
+        double_buffer.fill(*rows(start, 4))
+    double_buffer.end()
     copier.join(10)
     assert not copier.is_alive() and replay.appended == 400
     assert sorted(replay.figures(0, 400)[GAP]) == list(range(400))

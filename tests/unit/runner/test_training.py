@@ -15,7 +15,7 @@ from autoqec.runner import samplers
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import val_counts
 from autoqec.runner.logger import TrainLogger
-from autoqec.runner.training import Budget, can_finetune, phases, train
+from autoqec.runner.training import TrainingBudget, can_finetune, phases, train
 from autoqec.runner.training_cost import training_flops
 from autoqec.store.layout import RoundLayout
 
@@ -29,15 +29,15 @@ def work_of(problem: Problem, config: dict[str, Any]) -> int:
 
 
 def test_a_cheap_net_gets_what_the_profile_gives() -> None:
-    budget = Budget.of(PROFILE, parse_dsl(SMALL), flops_per_shot=1000)
-    assert budget == Budget(PROFILE.train_shots, PROFILE.finetune_shots)
+    budget = TrainingBudget.of(PROFILE, parse_dsl(SMALL), flops_per_shot=1000)
+    assert budget == TrainingBudget(PROFILE.train_shots, PROFILE.finetune_shots)
     half = parse_dsl({**SMALL, "training": {"finetune_share": 0.5}})
-    assert Budget.of(PROFILE, half, 1000).finetune_shots == PROFILE.finetune_shots // 2
+    assert TrainingBudget.of(PROFILE, half, 1000).finetune_shots == PROFILE.finetune_shots // 2
 
 
 def test_a_dear_net_takes_fewer_steps_of_both_phases_within_the_cap() -> None:
     work = 10**8
-    budget = Budget.of(PROFILE, parse_dsl(SMALL), work)
+    budget = TrainingBudget.of(PROFILE, parse_dsl(SMALL), work)
     spent = (budget.train_shots + budget.finetune_shots) * work
     assert 0.999 * PROFILE.train_gflops * 1e9 < spent <= PROFILE.train_gflops * 1e9
     ratio = PROFILE.finetune_shots / PROFILE.train_shots
@@ -46,7 +46,7 @@ def test_a_dear_net_takes_fewer_steps_of_both_phases_within_the_cap() -> None:
 
 def test_work_counts_matrices_and_what_is_written(problem: Problem) -> None:
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
-    n_in, n_out = len(problem.graph.other), problem.graph.n_edges
+    n_in, n_out = len(problem.graph.out_of_sector), problem.graph.n_edges
     matrix = 2 * 64 * (n_in + n_out)
     written = n_in + 64 + 64 + n_out + n_out  # gather, linear, relu, head, prior
     assert work_of(problem, config) == pytest.approx(3 * (matrix + 25 * written), rel=0.05)
@@ -69,7 +69,7 @@ def test_every_output_mode_and_backend_trains_and_is_evaluated(
     config = {"type": "mlp", "mlp": {"hidden": 8, "inputs": "all"}, "output_mode": mode, "training": {"batch_size": 64}}
     dsl, agent = parse_dsl(config), make_agent(problem, config=config)
     smoke = PROFILES["smoke"]
-    plan = phases(problem, dsl, smoke, Budget(256, 64), seed=0)
+    plan = phases(problem, dsl, smoke, TrainingBudget(256, 64), seed=0)
     assert [phase.name for phase in plan] == ["training"]
     logger = TrainLogger(layout)
     assert train(agent, plan, dsl, logger, seed=0) == 256 and len(logger.losses) == 4
@@ -80,7 +80,7 @@ def test_every_output_mode_and_backend_trains_and_is_evaluated(
 
 
 def test_draws_shrink_where_labels_are_wide(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "LABEL_BYTES", 100 * problem.graph.n_edges)
+    monkeypatch.setattr(samplers, "MAX_LABEL_BYTES", 100 * problem.graph.n_edges)
     sampler = samplers.EdgeLabelSampler(problem, 30, seed=0)
     sampler.initialize(make_agent(problem))
     assert len(sampler._draw()[0]) == 90
@@ -92,4 +92,4 @@ def test_fine_tuning_is_left_out_at_a_share_of_zero(problem: Problem) -> None:
         model = compile_predecoder(dsl, problem, seed=0)
         agent = PredecoderAgent(model, 1000)
         assert agent.shots_per_pass == 4096
-        assert [phase.name for phase in phases(problem, dsl, PROFILE, Budget(100, 100), 0)] == names
+        assert [phase.name for phase in phases(problem, dsl, PROFILE, TrainingBudget(100, 100), 0)] == names

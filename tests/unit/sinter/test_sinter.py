@@ -15,8 +15,8 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import ContractError, InputError
-from autoqec.qec.backends import make_soft
+from autoqec.errors import ContractError, UsageError
+from autoqec.qec.backends import make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack
 from autoqec.sinter import CompiledPredecoder, decoders
@@ -45,10 +45,10 @@ def test_same_answers_as_at_home(tmp_path: Path, mode: str) -> None:
     shots = sample(prob, 3000, 1)
     model, dsl = checkpoint.load(path, prob)
     with torch.no_grad():
-        log_odds = model(torch.from_numpy(unpack(shots.detectors, prob.n_detectors)).float()).numpy()
-    expected = make_soft(prob, dsl.output_mode).decode_soft(shots.detectors, log_odds)
+        log_odds = model(torch.from_numpy(unpack(shots.detection_events, prob.n_detectors)).float()).numpy()
+    expected = make_soft_backend(prob, dsl.output_mode).decode_soft(shots.detection_events, log_odds)
     compiled = CompiledPredecoder.of(env, path, prob.dem)
-    packed = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detectors)
+    packed = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
     assert np.array_equal(unpack(packed, 1).astype(bool), expected)
 
 
@@ -80,7 +80,7 @@ def test_named_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     )
     assert stats.shots == 500 and 0 < stats.errors < 100
     monkeypatch.setenv("AUTOQEC_CHECKPOINTS", "mine")
-    with pytest.raises(InputError, match="name=ENV.yaml=CHECKPOINT.pt"):
+    with pytest.raises(UsageError, match="name=ENV.yaml=CHECKPOINT.pt"):
         decoders()
 
 

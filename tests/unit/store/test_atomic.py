@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import DiskFailed
+from autoqec.errors import StorageError
 from autoqec.store import atomic
 
 
@@ -51,7 +51,7 @@ def test_a_failing_disk_keeps_the_old_file(
 ) -> None:
     atomic.write_text(tmp_path / "a", "old")
     monkeypatch.setattr(os, call, fail_with(number))
-    with pytest.raises(DiskFailed) as caught:
+    with pytest.raises(StorageError) as caught:
         atomic.write_text(tmp_path / "a", "new")
     monkeypatch.undo()
     assert caught.value.exit_code == 74 and str(tmp_path / "a") in str(caught.value)
@@ -94,9 +94,9 @@ def test_make_dir(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         atomic.make_dir(tmp_path / "a" / "b", exclusive=True)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DiskFailed):
+    with pytest.raises(StorageError):
         atomic.make_dir(tmp_path / "file")
-    with pytest.raises(DiskFailed):
+    with pytest.raises(StorageError):
         atomic.make_dir(tmp_path / "file" / "c")
 
 
@@ -105,9 +105,9 @@ def test_sweep_removes_only_what_a_killed_write_left(tmp_path: Path, monkeypatch
         (tmp_path / name).write_text("the user's")
     monkeypatch.setattr(os, "replace", fail_with(errno.EIO))
     monkeypatch.setattr(os, "unlink", fail_with(errno.EIO))
-    with pytest.raises(DiskFailed):
+    with pytest.raises(StorageError):
         atomic.write_text(tmp_path / "a", "new")
     monkeypatch.undo()
     assert len(names(tmp_path)) == 4
-    assert len(atomic.sweep(tmp_path)) == 1
+    assert len(atomic.remove_temporaries(tmp_path)) == 1
     assert names(tmp_path) == [".a.0123.tmp", ".mine.tmp", "x.tmp"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import autoqec
 from autoqec.contracts.env import StimFileCode
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.store import files
 
 BUILTIN = sorted((Path(autoqec.__file__).parent / "envs" / "builtin").glob("*.yaml"))
@@ -52,19 +52,19 @@ BOMB = "a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"
     ],
 )
 def test_what_is_refused(text: str, words: str | None) -> None:
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(UsageError, match=words) as caught:
         files.load_yaml(text, where="some.yaml")
     assert "some.yaml" in str(caught.value) and "Mend:" in str(caught.value)
 
 
 def test_the_line_of_a_fault_is_named() -> None:
-    with pytest.raises(InputError, match=r"some\.yaml:3"):
+    with pytest.raises(UsageError, match=r"some\.yaml:3"):
         files.load_yaml("a: 1\nb: 2\na: 3\n", where="some.yaml")
 
 
 def test_a_file_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 10)
-    with pytest.raises(InputError, match="larger"):
+    with pytest.raises(UsageError, match="larger"):
         files.load_yaml("a: 123456789", where="x")
 
 
@@ -143,16 +143,16 @@ def test_env_faults_are_one_sentence_with_a_mend(tmp_path: Path) -> None:
     for data, words in cases:
         if data is not None:
             path.write_bytes(data)
-        with pytest.raises(InputError, match=words) as caught:
+        with pytest.raises(UsageError, match=words) as caught:
             files.load_env(path)
         assert "Mend:" in str(caught.value), words
-    with pytest.raises(InputError, match="regular"):
+    with pytest.raises(UsageError, match="regular"):
         files.load_env(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="regular"):
+    with pytest.raises(UsageError, match="regular"):
         files.load_env(tmp_path / "pipe")
 
 
 def test_an_env_without_its_circuit_is_not_frozen() -> None:
-    with pytest.raises(InputError, match=r"code\.text"):
+    with pytest.raises(UsageError, match=r"code\.text"):
         files.parse_env(FILE_ENV, where="x")

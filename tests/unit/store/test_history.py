@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.contracts.history import Begun, HistoryRow, RunInfo
-from autoqec.errors import ContractError, InputError, RunPaused
+from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -95,23 +95,23 @@ def test_a_damaged_line_pauses_the_run_and_is_named(tmp_path: Path, line: str) -
     history = make(tmp_path)
     good = json.dumps(row(1).dump())
     history.layout.history.write_text(f"{good}\n{line}\n{good}\n")
-    with pytest.raises(RunPaused, match=r"history\.jsonl:2"):
+    with pytest.raises(ManualInterventionRequired, match=r"history\.jsonl:2"):
         history.rows()
     history.layout.attempts.write_text(f"{line}\n{line}\n")
-    with pytest.raises(RunPaused, match=r"attempts\.jsonl:1"):
+    with pytest.raises(ManualInterventionRequired, match=r"attempts\.jsonl:1"):
         history.attempts()
 
 
 def test_run_info_is_written_once(tmp_path: Path) -> None:
     history = make(tmp_path)
-    with pytest.raises(InputError, match="no run"):
+    with pytest.raises(UsageError, match="no run"):
         history.info()
     history.write_info(info())
     assert history.info() == info()
     with pytest.raises(ContractError):
         history.write_info(info())
     history.layout.run_info.write_text("{")
-    with pytest.raises(RunPaused):
+    with pytest.raises(ManualInterventionRequired):
         history.info()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import ContractError, DiskFailed
+from autoqec.errors import ContractError, StorageError
 from autoqec.store import jsonl
 
 APPEND_MANY = """
@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
         return real(fd, data[:written])
 
     monkeypatch.setattr(os, "write", write)
-    with pytest.raises(DiskFailed):
+    with pytest.raises(StorageError):
         jsonl.append(path, {"n": 1})
     monkeypatch.undo()
     assert path.read_bytes() == before
@@ -88,7 +88,7 @@ def test_a_failed_sync_is_not_retried_and_the_line_is_taken_back(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(DiskFailed) as caught:
+    with pytest.raises(StorageError) as caught:
         jsonl.append(path, {"n": 1})
     monkeypatch.undo()
     assert caught.value.exit_code == 74
@@ -112,7 +112,7 @@ def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(DiskFailed):
+    with pytest.raises(StorageError):
         jsonl.append(tmp_path / "h.jsonl", {"n": 0})
     assert not (tmp_path / "elsewhere").exists()
 

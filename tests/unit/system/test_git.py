@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import DiskFailed, InputError
-from autoqec.system.git import GitFailed, MergeConflict, RefUpdate, Repo
-from autoqec.system.git.lock import locked
+from autoqec.errors import StorageError, UsageError
+from autoqec.system.git import GitError, MergeConflict, RefUpdate, Repo
+from autoqec.system.git.lock import repository_lock
 
 BRANCH = "exp/20260101-000000/01-wider"
 
@@ -44,13 +44,13 @@ def test_discover_finds_the_main_work_tree_from_anywhere(repo: Repo) -> None:
 
 def test_discover_says_what_is_missing(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(InputError, match="autoqec init"):
+        with pytest.raises(UsageError, match="autoqec init"):
             Repo.discover(place)
     git(tmp_path, "init", "-q", "--bare", "bare.git")
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         Repo.discover(tmp_path / "bare.git")
     git(tmp_path, "init", "-q", "--object-format=sha256", "long")
-    with pytest.raises(InputError, match="sha256"):
+    with pytest.raises(UsageError, match="sha256"):
         Repo.discover(tmp_path / "long")
 
 
@@ -65,7 +65,7 @@ def test_discover_believes_no_variables_of_ours(repo: Repo, tmp_path: Path, monk
 def test_an_empty_repository(tmp_path: Path) -> None:
     repo = Repo.init(tmp_path)
     assert not repo.has_commits() and repo.head_ref() == "main"
-    with pytest.raises(InputError, match="no commit"):
+    with pytest.raises(UsageError, match="no commit"):
         repo.head_sha()
 
 
@@ -102,7 +102,7 @@ def test_files_of_a_commit(repo: Repo) -> None:
     assert repo.show_file(sha, "nothing") is None
     assert repo.show_file(sha, "link") is None
     assert {entry.path: entry.mode for entry in repo.ls_tree(sha)}["link"] == "120000"
-    with pytest.raises(GitFailed, match="larger"):
+    with pytest.raises(GitError, match="larger"):
         repo.show_file(sha, "base.txt", max_bytes=3)
 
 
@@ -179,7 +179,7 @@ def test_paths_are_no_patterns(repo: Repo) -> None:
     sha = repo.commit(worktree, ["*.txt"], "Star")
     assert [entry.path for entry in repo.diff_entries(repo.parents(sha)[0], sha)] == ["*.txt"]
     for path in ("../../base.txt", "no such file", str(worktree / "base.txt"), ".git/config"):
-        with pytest.raises(GitFailed):
+        with pytest.raises(GitError):
             repo.commit(worktree, [path], "x")
 
 
@@ -189,13 +189,13 @@ def test_paths_are_no_patterns(repo: Repo) -> None:
 def test_refs_change_together_or_not_at_all(repo: Repo) -> None:
     sha = repo.head_sha()
     good = RefUpdate("refs/heads/exp/r/01-x", sha, None)
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.update_refs([good, RefUpdate("refs/heads/main", sha, "1" * 40)])
     assert repo.refs("refs/heads/exp") == {}
     repo.update_refs([good, RefUpdate("refs/autoqec/pin/r/id", sha, None)])
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.update_refs([good])
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.update_refs([RefUpdate(good.ref, None, "1" * 40)])
     repo.update_refs([RefUpdate(good.ref, None, sha)])
     assert repo.refs("refs/autoqec") == {"refs/autoqec/pin/r/id": sha} and repo.refs("refs/heads/exp") == {}
@@ -204,7 +204,7 @@ def test_refs_change_together_or_not_at_all(repo: Repo) -> None:
 def test_a_rename_keeps_the_commit_and_no_old_name(repo: Repo) -> None:
     worktree, sha = grow(repo, 1, base="x")
     repo.worktree_remove(worktree)
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", repo.head_sha())
     repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", sha)
     assert repo.refs("refs/heads") == {"refs/heads/main": repo.head_sha(), "refs/heads/quarantine/r/01-x": sha}
@@ -228,9 +228,9 @@ def test_worktrees_come_and_go(repo: Repo) -> None:
 
 def test_a_branch_in_use_is_refused_and_nothing_is_left(repo: Repo) -> None:
     grow(repo, 1, base="x")
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.worktree_add(repo.root / ".worktrees" / "two", "exp/r/01-x", None)
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.worktree_add(repo.root / ".worktrees" / "two", "exp/r/01-x", repo.head_sha())
     assert len(repo.worktrees()) == 1
 
@@ -317,16 +317,16 @@ def test_extract_gives_the_bytes_as_committed(repo: Repo, tmp_path: Path) -> Non
     assert repo.extract(sha, "surface", tmp_path / "out") == ["a.py", "deep/sub.txt"]
     assert (tmp_path / "out" / "a.py").read_text() == "a = 1\n"
     assert (tmp_path / "out" / "deep" / "sub.txt").read_bytes() == b"$Format:%H$\n"
-    with pytest.raises(GitFailed, match="not empty"):
+    with pytest.raises(GitError, match="not empty"):
         repo.extract(sha, "surface", tmp_path / "out")
-    with pytest.raises(GitFailed, match="larger"):
+    with pytest.raises(GitError, match="larger"):
         repo.extract(sha, "surface", tmp_path / "small", max_bytes=5)
 
 
 def test_extract_refuses_links(repo: Repo, tmp_path: Path) -> None:
     (repo.root / "surface" / "l").symlink_to("/etc/passwd")
     sha = repo.commit_all("Link")
-    with pytest.raises(GitFailed, match="regular"):
+    with pytest.raises(GitError, match="regular"):
         repo.extract(sha, "surface", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -336,7 +336,7 @@ def test_a_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
     repo.bundle_create(tmp_path / "b.bundle", ["refs/heads/main", "refs/heads/exp/r/01-x"])
     git(tmp_path, "clone", "-q", "-b", "exp/r/01-x", "b.bundle", "clone")
     assert git(tmp_path / "clone", "rev-parse", "HEAD").strip() == sha
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.bundle_create(tmp_path / "c.bundle", ["refs/heads/none"])
     assert sorted(path.name for path in tmp_path.glob("*bundle*")) == ["b.bundle"]
 
@@ -373,7 +373,7 @@ def test_a_name_is_never_an_option(
     repo: Repo, tmp_path: Path, ask: Callable[[Repo, str, Path], object], name: str
 ) -> None:
     before = repo.refs("refs")
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         ask(repo, name, tmp_path / "place")
     assert not list(tmp_path.rglob("PWNED*")) and repo.refs("refs") == before
     assert repo.rev_parse(name) is None
@@ -396,7 +396,7 @@ def test_a_bare_repository_among_the_files_is_not_believed(repo: Repo, tmp_path:
     inner = repo.root / "runs/inner"
     inner.mkdir(parents=True)
     git(inner, "init", "-q", "--bare", ".")
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         Repo.discover(inner)
 
 
@@ -425,7 +425,7 @@ def test_an_incomplete_bundle_leaves_no_branch(repo: Repo, tmp_path: Path) -> No
     (tmp_path / "foreign").mkdir()
     foreign = Repo.init(tmp_path / "foreign")
     for name, tip in (("part", sha), ("whole", "0" * 40)):
-        with pytest.raises(GitFailed):
+        with pytest.raises(GitError):
             foreign.unbundle(tmp_path / f"{name}.bundle", {"refs/heads/main": tip})
         assert foreign.refs("refs") == {}
     foreign.unbundle(tmp_path / "whole.bundle", {"refs/heads/main": sha})
@@ -490,8 +490,8 @@ def test_a_full_disk_is_called_that(repo: Repo) -> None:
     )
     (repo.root / "big").write_bytes(os.urandom(100_000))
     ended = subprocess.run([sys.executable, "-c", code, str(repo.root)], capture_output=True, text=True)
-    assert ended.returncode == 1 and ("GitFailed" in ended.stderr or "DiskFailed" in ended.stderr)
-    assert repo.fsck() == [] and issubclass(DiskFailed, Exception)
+    assert ended.returncode == 1 and ("GitError" in ended.stderr or "StorageError" in ended.stderr)
+    assert repo.fsck() == [] and issubclass(StorageError, Exception)
 
 
 # ---- crashes and rivals
@@ -524,24 +524,28 @@ def test_locks_are_left_alone_when_nobody_died_or_someone_holds_them(repo: Repo)
 
 
 def test_a_failed_call_leaves_no_mark_of_death_behind_for_long(repo: Repo) -> None:
-    with pytest.raises(GitFailed):
+    with pytest.raises(GitError):
         repo.update_refs([RefUpdate("refs/heads/main", None, "1" * 40)])
     repo.worktree_prune()
     assert (repo.common / "autoqec.lock").read_bytes() == b""
 
 
 def test_one_writer_at_a_time(repo: Repo) -> None:
-    with locked(repo.common), pytest.raises(GitFailed, match="holds"), locked(repo.common, patience_s=0.05):
+    with (
+        repository_lock(repo.common),
+        pytest.raises(GitError, match="holds"),
+        repository_lock(repo.common, timeout_s=0.05),
+    ):
         pass
-    with locked(repo.common, patience_s=0.05):
+    with repository_lock(repo.common, timeout_s=0.05):
         pass
 
 
 def test_a_git_that_outlives_us_keeps_the_lock(repo: Repo) -> None:
-    with locked(repo.common) as lock:
+    with repository_lock(repo.common) as lock:
         left = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
     try:
-        with pytest.raises(GitFailed), locked(repo.common, patience_s=0.05):
+        with pytest.raises(GitError), repository_lock(repo.common, timeout_s=0.05):
             pass
     finally:
         left.kill()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import DiskFailed, InputError
+from autoqec.errors import StorageError, UsageError
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from autoqec.system.process import procfs
@@ -39,7 +39,7 @@ def another(run_root: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_the_note_says_who_and_counts(tmp_path: Path) -> None:
     for epoch in (1, 2):
-        with run_lock.hold(tmp_path) as held:
+        with run_lock.lock_run(tmp_path) as held:
             note = json.loads((tmp_path / "owner.json").read_text())
             assert (held.epoch, note["epoch"], note["pid"]) == (epoch, epoch, os.getpid())
             assert note["boot_id"] == procfs.boot_id() and note["start_time"] == procfs.start_time(os.getpid())
@@ -49,17 +49,17 @@ def test_the_note_says_who_and_counts(tmp_path: Path) -> None:
 
 def test_a_second_owner_is_refused_and_told_who(tmp_path: Path) -> None:
     with another(tmp_path) as process:
-        with pytest.raises(InputError, match=f"kill {process.pid}"), run_lock.hold(tmp_path):
+        with pytest.raises(UsageError, match=f"kill {process.pid}"), run_lock.lock_run(tmp_path):
             pass
         assert run_lock.read(tmp_path)["pid"] == process.pid
-    with run_lock.hold(tmp_path) as held:
+    with run_lock.lock_run(tmp_path) as held:
         assert held.epoch == 2
 
 
 def test_within_one_process_too(tmp_path: Path) -> None:
-    with run_lock.hold(tmp_path), pytest.raises(InputError), run_lock.hold(tmp_path):
+    with run_lock.lock_run(tmp_path), pytest.raises(UsageError), run_lock.lock_run(tmp_path):
         pass
-    with run_lock.hold(tmp_path):
+    with run_lock.lock_run(tmp_path):
         pass
 
 
@@ -68,8 +68,8 @@ def test_leftovers_of_a_dead_owner_are_ended(tmp_path: Path) -> None:
     left = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
     other = subprocess.Popen(["sleep", "600"], env=os.environ | {"AUTOQEC_OWNER": f"{tmp_path}-2:1"})
     try:
-        with run_lock.hold(tmp_path) as held:
-            assert held.ended == (left.pid,)
+        with run_lock.lock_run(tmp_path) as held:
+            assert held.killed_pids == (left.pid,)
             assert left.wait(30) == -9
             assert other.poll() is None
     finally:
@@ -81,7 +81,7 @@ def test_leftovers_of_a_dead_owner_are_ended(tmp_path: Path) -> None:
 def test_children_carry_the_mark_only_while_the_run_is_held(tmp_path: Path) -> None:
     from autoqec.system.process import child
 
-    with run_lock.hold(tmp_path):
+    with run_lock.lock_run(tmp_path):
         assert child.environment()["AUTOQEC_OWNER"] == f"{tmp_path.resolve()}:1"
     assert "AUTOQEC_OWNER" not in child.environment()
 
@@ -89,15 +89,15 @@ def test_children_carry_the_mark_only_while_the_run_is_held(tmp_path: Path) -> N
 def test_a_garbled_note_stops_nobody(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"epoch": null}'):
         (tmp_path / "owner.json").write_text(text)
-        with run_lock.hold(tmp_path) as held:
+        with run_lock.lock_run(tmp_path) as held:
             assert held.epoch == 1
 
 
 def test_the_lock_is_not_inherited(tmp_path: Path) -> None:
-    with run_lock.hold(tmp_path):
+    with run_lock.lock_run(tmp_path):
         left = subprocess.Popen(["sleep", "600"], close_fds=False, env={"PATH": os.environ["PATH"]})
     try:
-        with run_lock.hold(tmp_path):
+        with run_lock.lock_run(tmp_path):
             pass
     finally:
         left.kill()
@@ -105,21 +105,21 @@ def test_the_lock_is_not_inherited(tmp_path: Path) -> None:
 
 
 def test_faults_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError), run_lock.hold(tmp_path / "nowhere"):
+    with pytest.raises(UsageError), run_lock.lock_run(tmp_path / "nowhere"):
         pass
 
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(DiskFailed, match="Mend: .*df -h"), run_lock.hold(tmp_path):
+    with pytest.raises(StorageError, match="Mend: .*df -h"), run_lock.lock_run(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_remote_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with run_lock.hold(tmp_path) as held:
+    with run_lock.lock_run(tmp_path) as held:
         assert held.warning is None
     monkeypatch.setattr(run_lock, "_file_system", lambda path: "nfs4")
-    with run_lock.hold(tmp_path) as held:
+    with run_lock.lock_run(tmp_path) as held:
         assert held.warning is not None and "nfs4" in held.warning

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.system import scratch
-from autoqec.system.scratch import sweep
+from autoqec.system.scratch import remove_stale
 
 KILLED = """
 import os, signal
@@ -40,7 +40,7 @@ def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path, monkey
     )
     assert ended.returncode == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
-    assert sweep(tmp_path) == [], "it may be so young that it is not locked yet"
+    assert remove_stale(tmp_path) == [], "it may be so young that it is not locked yet"
     other = [tmp_path / "autoqec-scratch-mine", tmp_path / "autoqec-judge-abcdefgh"]
     for path in other:
         path.mkdir()
@@ -50,15 +50,15 @@ def test_what_a_killed_process_left_goes_and_nothing_else(tmp_path: Path, monkey
     with scratch.scratch("judge") as held:
         for path in (left, held, *other):
             aged(path)
-        assert sweep(tmp_path) == [left]
+        assert remove_stale(tmp_path) == [left]
         assert held.is_dir()
     assert sorted(tmp_path.iterdir()) == sorted([link, *other])
-    scratch._swept.cache_clear()
+    scratch._remove_stale_once.cache_clear()
 
 
 def test_the_next_process_looks_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch.tempfile, "tempdir", str(tmp_path))
-    scratch._swept.cache_clear()
+    scratch._remove_stale_once.cache_clear()
     names = [tmp_path / f"autoqec-scratch-judge-{letter * 8}" for letter in "ab"]
     for path in names:
         path.mkdir()
@@ -66,4 +66,4 @@ def test_the_next_process_looks_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with scratch.scratch("judge"):
             pass
     assert [path.exists() for path in names] == [False, True]
-    scratch._swept.cache_clear()
+    scratch._remove_stale_once.cache_clear()

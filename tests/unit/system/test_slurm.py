@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.system import slurm
-from tests.support.clusters import Cluster, stand_in
+from tests.support.clusters import Cluster, fake_slurm
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    found = stand_in(tmp_path)
+    found = fake_slurm(tmp_path)
     for name, value in found.env.items():
         monkeypatch.setenv(name, value)
     yield found
@@ -35,7 +35,7 @@ def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: s
 
 
 def test_options_are_keys_and_values() -> None:
-    assert slurm.parse(["time=01:30:00", "mem=8G", "partition=gpu,cpu"]) == {
+    assert slurm.parse_options(["time=01:30:00", "mem=8G", "partition=gpu,cpu"]) == {
         "time": "01:30:00",
         "mem": "8G",
         "partition": "gpu,cpu",
@@ -44,9 +44,9 @@ def test_options_are_keys_and_values() -> None:
 
 @pytest.mark.parametrize("text", ["time", "speed=9", "time=soon", "time=0", "time=30:00", "cpus=-1", "mem=8", "qos="])
 def test_what_is_no_option_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(InputError) as found:
-        slurm.parse([text])
-    assert found.value.where is not None and found.value.where.startswith("--slurm") and found.value.mend
+    with pytest.raises(UsageError) as found:
+        slurm.parse_options([text])
+    assert found.value.where is not None and found.value.where.startswith("--slurm") and found.value.hint
 
 
 @pytest.mark.parametrize(("text", "whole"), [("90", 90), ("01:30:00", 90), ("1-00:00:30", 1441), ("00:00:01", 1)])
@@ -66,7 +66,7 @@ def test_time_is_whole_minutes(text: str, whole: int) -> None:
 )
 def test_the_queue_says_whether_a_job_lives(cluster: Cluster, state: str, life: str) -> None:
     put(cluster, "3", state, why="Resources")
-    found = slurm.look("3")
+    found = slurm.query_job("3")
     assert (found.life, found.state) == (life, state) and "Resources" in found.why
     assert life == "alive" or "exit code 1:0" in found.why
 
@@ -74,49 +74,49 @@ def test_the_queue_says_whether_a_job_lives(cluster: Cluster, state: str, life: 
 def test_a_job_out_of_the_queue_is_looked_up_in_the_accounting(cluster: Cluster) -> None:
     put(cluster, "3", "CANCELLED")
     cluster.change(forgets=True, accounting=True)
-    assert slurm.look("3") == ("ended", "CANCELLED", "exit code 1:0, 00:00:01 long")
+    assert slurm.query_job("3") == ("ended", "CANCELLED", "exit code 1:0, 00:00:01 long")
     cluster.change(accounting=False)
-    assert slurm.look("3") == ("gone", "", "Slurm accounting storage is disabled")
+    assert slurm.query_job("3") == ("gone", "", "Slurm accounting storage is disabled")
 
 
 def test_accounting_that_believes_a_job_alive_is_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(*argv: str) -> tuple[int, str]:
         return (1, "slurm_load_jobs error: Invalid job id specified") if argv[0] == "squeue" else (0, "RUNNING|0:0|1")
 
-    monkeypatch.setattr(slurm, "_ask", ask)
-    assert slurm.look("3").life == "gone"
+    monkeypatch.setattr(slurm, "_run_command", ask)
+    assert slurm.query_job("3").life == "gone"
 
 
 def test_silence_says_nothing_of_a_job(cluster: Cluster) -> None:
     put(cluster, "3", "RUNNING")
     cluster.change(down=True)
-    assert slurm.look("3").life == "unreachable"
+    assert slurm.query_job("3").life == "unreachable"
     with pytest.raises(ConnectionError):
-        slurm.find("a-round")
+        slurm.find_job("a-round")
 
 
 def test_a_job_is_found_by_its_name(cluster: Cluster) -> None:
     put(cluster, "3", "RUNNING", "another")
-    assert slurm.find("a-round") is None
+    assert slurm.find_job("a-round") is None
     put(cluster, "12", "PENDING")
     put(cluster, "9", "COMPLETED")
-    assert slurm.find("a-round") == "9", "the first that was asked for"
+    assert slurm.find_job("a-round") == "9", "the first that was asked for"
 
 
 def test_a_check_queues_nothing(cluster: Cluster) -> None:
     slurm.check({"time": "5", "mem": "1G", "cpus": "1"})
     assert cluster.jobs() == {}
     for options, says in (({"partition": "nope"}, "partition"), ({"cpus": "900"}, "configuration")):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(UsageError, match=says):
             slurm.check(options)
     cluster.change(down=True)
-    with pytest.raises(InputError, match="contact"):
+    with pytest.raises(UsageError, match="contact"):
         slurm.check({})
 
 
 def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(InputError, match="`sbatch` is not on the PATH"):
+    with pytest.raises(UsageError, match="`sbatch` is not on the PATH"):
         slurm.check({})
 
 
@@ -140,7 +140,7 @@ def test_a_controller_that_is_restarting_is_asked_again(
     waited = waits(monkeypatch)
     cluster.change(busy=2)
     assert queued(cluster, tmp_path) == "1" and cluster.jobs() == {"1": "PENDING"}
-    assert waited == [0.0, *slurm.WAITS_S[:2]]
+    assert waited == [0.0, *slurm.RETRY_DELAYS_S[:2]]
 
 
 def test_a_job_that_was_taken_though_nobody_said_so_is_one_job(
@@ -156,13 +156,13 @@ def test_a_controller_that_stays_away_is_given_up_in_a_sentence(
 ) -> None:
     waited = waits(monkeypatch)
     cluster.change(down=True)
-    with pytest.raises(InputError, match="no job in 5 tries in 52 s: .*Unable to contact slurm controller.*--resume"):
+    with pytest.raises(UsageError, match="no job in 5 tries in 52 s: .*Unable to contact slurm controller.*--resume"):
         queued(cluster, tmp_path)
-    assert waited == [0.0, *slurm.WAITS_S]
+    assert waited == [0.0, *slurm.RETRY_DELAYS_S]
 
 
 def test_what_is_refused_is_asked_once(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = waits(monkeypatch)
-    with pytest.raises(InputError, match="refuses the job.*partition"):
+    with pytest.raises(UsageError, match="refuses the job.*partition"):
         queued(cluster, tmp_path, partition="nowhere")
     assert waited == [0.0]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.system import sandbox
 from autoqec.system.process import child
-from autoqec.system.sandbox import Policy, Tier, syscalls
+from autoqec.system.sandbox import SandboxBackend, SandboxPolicy, syscalls
 
 ROOT = Path(__file__).parents[3]
 MAKE_CALLS = """
@@ -34,10 +34,10 @@ def here(calls: dict[str, syscalls.Numbers]) -> dict[str, int]:
     return {name: number for name, numbers in calls.items() if (number := numbers[column]) is not None}
 
 
-def run(code: str, backend: Tier, tmp_path: Path, *argv: str, fork: bool = False) -> tuple[int, str]:
+def run(code: str, backend: SandboxBackend, tmp_path: Path, *argv: str, fork: bool = False) -> tuple[int, str]:
     inside = tmp_path / "inside"
     inside.mkdir(exist_ok=True)
-    policy = Policy(scratch=inside, fork=fork)
+    policy = SandboxPolicy(scratch=inside, fork=fork)
     wrapped = sandbox.wrap([sys.executable, "-I", "-S", "-c", code, *argv], policy, tier=backend)
     log = tmp_path / "log"
     log.unlink(missing_ok=True)
@@ -45,7 +45,7 @@ def run(code: str, backend: Tier, tmp_path: Path, *argv: str, fork: bool = False
     return ended.returncode, log.read_text()
 
 
-def test_every_refused_call_is_refused(sandbox_backend: Tier, tmp_path: Path) -> None:
+def test_every_refused_call_is_refused(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     groups = [*syscalls.REFUSED.values(), syscalls.SOCKET, syscalls.UNLESS_GPU, syscalls.UNLESS_FORK]
     calls = {name: number for group in groups for name, number in here(group).items()}
     expected = dict.fromkeys(calls, errno.EPERM) | dict.fromkeys(here(syscalls.NOT_IMPLEMENTED), errno.ENOSYS)
@@ -82,7 +82,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_calls_that_depend_on_their_arguments(name: str, sandbox_backend: Tier, tmp_path: Path) -> None:
+def test_calls_that_depend_on_their_arguments(name: str, sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     call, refused = ARGUMENTS[name]
     code = f"""
 import errno, fcntl, os, threading
@@ -94,14 +94,14 @@ except OSError as error: raise SystemExit(77 if error.errno == errno.EPERM else 
     assert returncode == (77 if refused else 0), output
 
 
-def test_processes_may_be_allowed(sandbox_backend: Tier, tmp_path: Path) -> None:
+def test_processes_may_be_allowed(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     code = "import os\nif os.fork() == 0: os._exit(5)\nraise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]) != 5)"
     assert run(code, sandbox_backend, tmp_path, fork=True)[0] == 0
 
 
 def test_an_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(InputError, match="no table of system calls for riscv64"):
+    with pytest.raises(UsageError, match="no table of system calls for riscv64"):
         syscalls.filter_program(network=False, loopback=False, gpu=False, fork=True, signals=True)
 
 

@@ -14,10 +14,10 @@ from autoqec.contracts.verdict import Composition, CompositionParent, PairedCoun
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.qec.problem import Problem
-from autoqec.qec.stats import paired
+from autoqec.qec.stats import paired_effect
 from autoqec.store.layout import RoundLayout
 from autoqec.verification import artifact, verifier
-from autoqec.verification.composition import Interaction, Tally, compose, decide
+from autoqec.verification.composition import CompositionCounts, Interaction, decide_composition, evaluate_composition
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import judging
 from tests.support.envs import surface
@@ -27,31 +27,31 @@ ENV = surface(5, 0.01, rounds=3)
 
 def parent(number: int, beaten: bool) -> CompositionParent:
     counts = PairedCounts(shots=1_000, errors_reference=100, errors_candidate=90, fixed=20, broken=10)
-    effect = paired(counts)
+    effect = paired_effect(counts)
     return CompositionParent(round=number, artifact_sha256="0" * 64, effect=effect, against=effect, beaten=beaten)
 
 
 def test_the_rule() -> None:
     both, one = (parent(1, True), parent(2, True)), (parent(1, True), parent(2, False))
-    assert decide(0.001, 0.003, both)[0] == "synergy"
-    unbeaten = decide(0.001, 0.003, one)
+    assert decide_composition(0.001, 0.003, both)[0] == "synergy"
+    unbeaten = decide_composition(0.001, 0.003, one)
     assert unbeaten[0] == "additive" and "round 2" in unbeaten[1]
-    assert decide(-0.001, 0.003, both)[0] == "additive"
-    assert decide(-0.003, -0.001, both)[0] == "interference"
-    assert decide(0.0, 0.0, both)[0] == "additive"
+    assert decide_composition(-0.001, 0.003, both)[0] == "additive"
+    assert decide_composition(-0.003, -0.001, both)[0] == "interference"
+    assert decide_composition(0.0, 0.0, both)[0] == "additive"
 
 
 def test_interaction_is_the_gain_less_the_sum_of_gains() -> None:
     rng = np.random.default_rng(1)
     losses = [rng.random(5_000) < rate for rate in (0.05, 0.03, 0.04, 0.045)]
-    tally = Tally.of(2)
+    totals = CompositionCounts.of(2)
     for part in np.split(np.arange(5_000), 5):
-        tally.add([lost[part] for lost in losses])
-    gains = [paired(counts).delta for counts in (tally.child, *tally.parents)]
-    mean, low, high = tally.interaction.interval()
+        totals.add([lost[part] for lost in losses])
+    gains = [paired_effect(counts).delta for counts in (totals.child, *totals.parents)]
+    mean, low, high = totals.interaction.interval()
     assert mean == pytest.approx(gains[0] - gains[1] - gains[2]) and low < mean < high
-    assert [counts.errors_reference for counts in tally.against] == [int(lost.sum()) for lost in losses[2:]]
-    assert all(counts.errors_candidate == int(losses[1].sum()) for counts in tally.against)
+    assert [counts.errors_reference for counts in totals.against] == [int(lost.sum()) for lost in losses[2:]]
+    assert all(counts.errors_candidate == int(losses[1].sum()) for counts in totals.against)
 
 
 def test_nobody_differs_is_no_verdict_for_either_side() -> None:
@@ -128,7 +128,7 @@ def test_a_child_with_parents_that_gain_nothing_is_synergy(child: VerifyRequest)
 
 def composed(request: VerifyRequest, directory: Path) -> Composition | str:
     """The comparison alone."""
-    return compose(artifact.freeze(request.checkpoint, request.dsl, None, directory), request, directory)
+    return evaluate_composition(artifact.freeze(request.checkpoint, request.dsl, None, directory), request, directory)
 
 
 def test_what_one_parent_does_already_is_interference(child: VerifyRequest, tmp_path: Path) -> None:
@@ -186,7 +186,9 @@ def test_a_parent_that_is_not_what_was_verified(damage: str, child: VerifyReques
 
 
 def test_what_keeps_the_comparison_from_being_made_is_said(child: VerifyRequest) -> None:
-    small = replace(child, parents=(), uncompared="parent b is not VERIFIED", profile=judging.profile(5_000, 5_000))
-    report = verifier.judge(small)
+    small = replace(
+        child, parents=(), no_comparison_reason="parent b is not VERIFIED", profile=judging.profile(5_000, 5_000)
+    )
+    report = verifier.run_verification(small)
     assert report.composition is None and report.verdict in ("VERIFIED", "SUSPICIOUS")
     assert "synergy with the parents: parent b is not VERIFIED" in report.not_tested

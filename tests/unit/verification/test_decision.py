@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autoqec.contracts.verdict import Guard, PairedCounts, PairedEffect, SequentialTest, StoppedBy
-from autoqec.qec.stats import paired
+from autoqec.qec.stats import paired_effect
 from autoqec.verification.decision import claim, decide
 from tests.support.envs import surface
 
@@ -26,7 +26,7 @@ def effect(fixed: int, broken: int, plain: int = 1_400, shots: int = 100_000) ->
         fixed=fixed,
         broken=broken,
     )
-    return paired(counts, p=0.005)
+    return paired_effect(counts, p=0.005)
 
 
 def test_verified_needs_all_three() -> None:

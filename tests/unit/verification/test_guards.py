@@ -17,7 +17,7 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import Cost, PairedCounts
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.qec.stats import paired
+from autoqec.qec.stats import paired_effect
 from autoqec.verification import artifact, guards
 from tests.support.envs import problem, surface
 
@@ -40,7 +40,7 @@ def pairs(shots: int, plain: int, fixed: int, broken: int) -> PairedCounts:
 )
 def test_own_predictions(name: str, errors: int, differing: int, passed: bool) -> None:
     counts = pairs(20_000, errors, differing // 2, differing - differing // 2)
-    guard = guards.own_predictions({name: paired(counts, reference=name, p=0.01)}, "mwpm")
+    guard = guards.own_predictions({name: paired_effect(counts, reference=name, p=0.01)}, "mwpm")
     assert guard.passed == passed
     assert passed or "predictions equal baseline mwpm_correlated" in guard.evidence
 
@@ -111,9 +111,9 @@ def test_canary() -> None:
 
 
 def test_other_points() -> None:
-    good = paired(pairs(20_000, 200, 60, 30), p=0.003)
-    assert guards.other_points((good, paired(pairs(20_000, 200, 30, 40), p=0.01))).passed
-    assert not guards.other_points((good, paired(pairs(20_000, 200, 30, 90), p=0.01))).passed
+    good = paired_effect(pairs(20_000, 200, 60, 30), p=0.003)
+    assert guards.other_points((good, paired_effect(pairs(20_000, 200, 30, 40), p=0.01))).passed
+    assert not guards.other_points((good, paired_effect(pairs(20_000, 200, 30, 90), p=0.01))).passed
     assert guards.other_points(()).passed
 
 
@@ -163,8 +163,8 @@ def test_weights_written_into_code_are_seen(tmp_path: Path) -> None:
         surface_dir = tmp_path / str(len(list(tmp_path.iterdir())))
         shutil.copytree(own, surface_dir)
         (surface_dir / name).write_text(text)
-        size = artifact.untold_bytes(artifact.Frozen(tmp_path, weights, surface_dir, "", "none"))
-        assert (size > guards.MOST_CODE) is not held
+        size = artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, surface_dir, "", "none"))
+        assert (size > guards.MAX_CODE_BYTES) is not held
         assert guards.cost(cost(), env, stored_bytes=4_000, code_bytes=size, shots=50_000).passed is held
 
 
@@ -174,7 +174,7 @@ def test_weights_beside_the_tensors_are_seen(tmp_path: Path) -> None:
     for kind in ("mlp", "gnn", "conv", "neural_bp"):
         dsl = parse_dsl({"type": kind, kind: {}})
         checkpoint.save(weights, compile_predecoder(dsl, problem(), seed=0), dsl)
-        assert artifact.untold_bytes(artifact.Frozen(tmp_path, weights, own, "", "none")) < 1_000
+        assert artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none")) < 1_000
     blob, whole = np.random.default_rng(1).bytes(60_000), weights.read_bytes()
     for how in ("member", "tensors that are none", "comment", "before", "name"):
         weights.write_bytes((blob if how == "before" else b"") + whole)
@@ -188,7 +188,10 @@ def test_weights_beside_the_tensors_are_seen(tmp_path: Path) -> None:
                 archive.comment = blob
             elif how == "name":
                 archive.writestr("archive/" + blob.hex()[:60_000], b"")
-        assert artifact.untold_bytes(artifact.Frozen(tmp_path, weights, own, "", "none")) > guards.MOST_CODE, how
+        assert (
+            artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none"))
+            > guards.MAX_CODE_BYTES
+        ), how
     for how in ("empty tensor", "huge tensor", "no archive"):
         weights.write_bytes(blob if how == "no archive" else whole)
         if how != "no archive":
@@ -197,7 +200,7 @@ def test_weights_beside_the_tensors_are_seen(tmp_path: Path) -> None:
                 archive.writestr("archive/more", blob)
                 one = archive.getinfo("archive/data/lie")
                 one.file_size, one.compress_size = (0, len(blob)) if how == "empty tensor" else (0, 10**9)
-        lied = artifact.untold_bytes(artifact.Frozen(tmp_path, weights, own, "", "none"))
+        lied = artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none"))
         least = len(blob) if how == "no archive" else 1.9 * len(blob)
         assert artifact.stored_bytes(weights) < len(whole) and lied >= least, how
 
@@ -208,7 +211,7 @@ def claim(**more: int) -> RoundMetrics:
 
 
 def test_claimed_gain() -> None:
-    effect = paired(pairs(10_000, 600, 90, 60))
+    effect = paired_effect(pairs(10_000, 600, 90, 60))
     assert guards.claimed_gain(claim(), effect).passed
     assert guards.claimed_gain(claim(val_fixed=0, val_broken=200), effect).passed  # modesty is no cheat
     assert not guards.claimed_gain(claim(val_fixed=240, val_broken=0), effect).passed

@@ -7,7 +7,7 @@ import pytest
 from scipy import integrate, stats
 
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.verification.sequential import MIXTURE, Monitor, e_lond_level, gamma, log_e_value
+from autoqec.verification.sequential import MIXTURE, Monitor, e_lond_level, e_lond_weight, log_e_value
 
 
 def counts(fixed: int, broken: int, shots: int = 1_000) -> PairedCounts:
@@ -41,13 +41,13 @@ def test_finite_far_out() -> None:
 
 
 def test_e_lond_levels_spend_alpha_exactly() -> None:
-    assert sum(gamma(t) for t in range(1, 100_000)) == pytest.approx(1, abs=2e-5)
+    assert sum(e_lond_weight(t) for t in range(1, 100_000)) == pytest.approx(1, abs=2e-5)
     assert e_lond_level(0.05, 1, 0) == pytest.approx(0.025)
     assert e_lond_level(0.05, 20, 4) == pytest.approx(5 * e_lond_level(0.05, 20, 0))
     with pytest.raises(ValueError):
         e_lond_level(0.05, 2, 2)
     with pytest.raises(ValueError):
-        gamma(0)
+        e_lond_weight(0)
 
 
 def test_stops_for_each_reason() -> None:

@@ -10,7 +10,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import SEED_SPACE
 from autoqec.errors import ContractError
 from autoqec.verification import shot_stream
-from autoqec.verification.shot_stream import CHUNK, SEED_END, Bundle
+from autoqec.verification.shot_stream import CHUNK, JUDGE_SEED_END, ShotStream
 from tests.support.envs import problem
 from tests.support.judging import CONFIG, SECRET
 
@@ -18,39 +18,45 @@ ARTIFACT, BAND = "a" * 64, (2_000_000, 2_999_999)
 
 
 def test_seeds_lie_above_every_band_and_depend_on_everything() -> None:
-    one = Bundle(SECRET, ARTIFACT, BAND)
+    one = ShotStream(SECRET, ARTIFACT, BAND)
     seeds = {one.seed(purpose, chunk) for purpose in ("test", "effect", "point:0.01") for chunk in range(200)}
-    assert len(seeds) == 600 and all(SEED_SPACE <= seed < SEED_END for seed in seeds)
-    for other in (Bundle(bytes(32), ARTIFACT, BAND), Bundle(SECRET, "b" * 64, BAND), Bundle(SECRET, ARTIFACT, (0, 9))):
+    assert len(seeds) == 600 and all(SEED_SPACE <= seed < JUDGE_SEED_END for seed in seeds)
+    for other in (
+        ShotStream(bytes(32), ARTIFACT, BAND),
+        ShotStream(SECRET, "b" * 64, BAND),
+        ShotStream(SECRET, ARTIFACT, (0, 9)),
+    ):
         assert other.seed("test", 0) != one.seed("test", 0)
-    assert one.seed("test", 0) == Bundle(SECRET, ARTIFACT, BAND).seed("test", 0)
+    assert one.seed("test", 0) == ShotStream(SECRET, ARTIFACT, BAND).seed("test", 0)
 
 
 def test_same_secret_same_shots_whatever_was_drawn_before() -> None:
-    one, other = Bundle(SECRET, ARTIFACT, BAND), Bundle(SECRET, ARTIFACT, BAND)
+    one, other = ShotStream(SECRET, ARTIFACT, BAND), ShotStream(SECRET, ARTIFACT, BAND)
     other.chunk(problem(), "effect", 0)
     mine, theirs = one.chunk(problem(), "test", 3), other.chunk(problem(), "test", 3)
-    assert np.array_equal(mine.detectors, theirs.detectors) and np.array_equal(mine.observables, theirs.observables)
+    assert np.array_equal(mine.detection_events, theirs.detection_events) and np.array_equal(
+        mine.observables, theirs.observables
+    )
     assert one.digests["test/3"] == other.digests["test/3"] and len(mine) == CHUNK
     assert one.id != other.id
 
 
 def test_digest_sees_every_bit() -> None:
-    shots = Bundle(SECRET, ARTIFACT, BAND).chunk(problem(), "test", 0)
+    shots = ShotStream(SECRET, ARTIFACT, BAND).chunk(problem(), "test", 0)
     before = shot_stream.digest(shots)
     shots.observables[17, 0] ^= True
     assert shot_stream.digest(shots) != before
 
 
 def test_chunks_are_whole_and_enough() -> None:
-    drawn = list(Bundle(SECRET, ARTIFACT, BAND).chunks(problem(), "test", CHUNK + 1))
+    drawn = list(ShotStream(SECRET, ARTIFACT, BAND).chunks(problem(), "test", CHUNK + 1))
     assert [len(shots) for shots in drawn] == [CHUNK, CHUNK]
 
 
 def test_commitment_and_short_secrets() -> None:
     assert shot_stream.commitment(SECRET) == hashlib.sha256(SECRET).hexdigest()
     with pytest.raises(ContractError, match="secret"):
-        Bundle(b"short", ARTIFACT, BAND)
+        ShotStream(b"short", ARTIFACT, BAND)
 
 
 def test_artifact_hash_covers_weights_config_and_surface(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.verification import report as report_files
 from autoqec.verification import verifier
-from autoqec.verification.candidate_evaluation import Trial, derangement, same_edges
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, derangement, same_edges
 from autoqec.verification.sequential import Monitor
-from autoqec.verification.shot_stream import CHUNK, Bundle
+from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import judging
 from tests.support.envs import problem as small_problem
@@ -102,11 +102,11 @@ def test_verify_again_replays_and_writes_nothing(honest: Judged, monkeypatch: py
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()} == before
 
     told_otherwise = honest.report.model_copy(update={"verdict": "SUSPICIOUS"})
-    monkeypatch.setattr(verifier, "judge", lambda request, on_event=None: told_otherwise)
+    monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: told_otherwise)
     with pytest.raises(ContractError, match="verdict was VERIFIED, is SUSPICIOUS"):
         verify(later)
     other_shots = honest.report.model_copy(update={"chunk_digests": ("test/0 00", *honest.report.chunk_digests[1:])})
-    monkeypatch.setattr(verifier, "judge", lambda request, on_event=None: other_shots)
+    monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: other_shots)
     assert "not redrawn alike" in replay(honest.report, later).differences[0]
 
 
@@ -148,7 +148,7 @@ class StubLink:
 
     outstanding = property(lambda self: self.waiting)
 
-    def send(self, detectors: np.ndarray) -> None:
+    def send(self, detection_events: np.ndarray) -> None:
         self.waiting += 1
 
     def receive(self, n_edges: int) -> np.ndarray:
@@ -160,12 +160,16 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = small_problem(3, 0.01)
 
     def peak(chunks: int) -> int:
-        trial = Trial(problem, Bundle(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
-        monkeypatch.setattr(trial.backend, "decode_soft", lambda detectors, odds: trial.backend.decode(detectors))
+        evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
+        monkeypatch.setattr(
+            evaluation.backend,
+            "decode_soft",
+            lambda detection_events, odds: evaluation.backend.decode(detection_events),
+        )
         tracemalloc.start()
         monitor = Monitor(0.05, 1, 0, chunks * CHUNK)
-        assert trial.test(monitor, lambda monitor: None) == "budget"
-        assert monitor.counts.shots == chunks * CHUNK and trial.judged == chunks * CHUNK
+        assert evaluation.test(monitor, lambda monitor: None) == "budget"
+        assert monitor.counts.shots == chunks * CHUNK and evaluation.shots_sent == chunks * CHUNK
         size = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return size
@@ -177,15 +181,15 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_unusable_answers_count_as_errors() -> None:
     problem = small_problem(3, 0.01)
-    trial = Trial(problem, Bundle(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
-    shots = trial.bundle.chunk(problem, "test", 0)
+    evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
+    shots = evaluation.shot_stream.chunk(problem, "test", 0)
     odds = np.tile(problem.graph.log_odds.astype(np.float32), (CHUNK, 1))
-    honest_lost, predictions = trial.candidate_wrong(trial.backend, shots, odds)
-    assert predictions is not None and not trial.faults and honest_lost.sum() < CHUNK / 5
+    honest_lost, predictions = evaluation.score_answer(evaluation.backend, shots, odds)
+    assert predictions is not None and not evaluation.failures and honest_lost.sum() < CHUNK / 5
     odds[::2, 0] = np.inf
-    lost, predictions = trial.candidate_wrong(trial.backend, shots, odds)
+    lost, predictions = evaluation.score_answer(evaluation.backend, shots, odds)
     assert predictions is None and lost[::2].all() and (lost[1::2] == honest_lost[1::2]).all()
-    assert trial.faults == {"not finite": CHUNK // 2}
+    assert evaluation.failures == {"not finite": CHUNK // 2}
 
 
 def test_helpers() -> None:

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from autoqec.continual.agents.base import Agent, AgentConfig, fill
+from autoqec.continual.agents.base import Agent, AgentConfig, fill_template
 from autoqec.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
-from autoqec.continual.agents.code_execution import CodeExecutionService, sandboxed
+from autoqec.continual.agents.code_execution import CodeExecutionService, run_sandboxed
 from autoqec.continual.agents.history_agent import HistoryAgent, HistoryAgentConfig
 from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig, MemorylessAgent, MemorylessAgentConfig
 from autoqec.continual.agents.reflexion import ReflectionConfig, ReflexionAgent, ReflexionAgentConfig
@@ -17,7 +17,7 @@ from autoqec.continual.memory.cheatsheet import CheatsheetConfig
 from autoqec.continual.memory.entries import Entry, ExperienceEntry, ReflectionEntry
 from autoqec.continual.memory.factory import build_memory
 from autoqec.continual.memory.hybrid import HybridConfig
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.system import sandbox
 from tests.support.models import FunctionModel, replies
 
@@ -265,7 +265,7 @@ def test_p27_the_flag_is_replaced_by_the_result():
     assert seen == [("print(6 * 7)\n", 3.0)]
     assert "EXECUTE CODE!" not in answer
     assert answer.endswith("Output:\n```\n42\n```\nSo that.")
-    assert CodeExecutionService(run).complete("no code here EXECUTE CODE!") == "no code here EXECUTE CODE!"
+    assert CodeExecutionService(run).execute_blocks("no code here EXECUTE CODE!") == "no code here EXECUTE CODE!"
 
 
 def test_p35_the_registry_builds_every_agent_and_lists_them():
@@ -279,21 +279,21 @@ def test_p35_the_registry_builds_every_agent_and_lists_them():
     for kind, (config, agent) in AGENTS.items():
         built = build_agent(parse_agent_config({"type": kind}), replies("x"))
         assert type(built) is agent and type(built.config) is config and built.config.type == kind
-    with pytest.raises(InputError, match=r"unknown agent type 'nope'.*history_agent, reflexion_agent"):
+    with pytest.raises(UsageError, match=r"unknown agent type 'nope'.*history_agent, reflexion_agent"):
         parse_agent_config({"type": "nope"})
-    with pytest.raises(InputError, match="no `type`"):
+    with pytest.raises(UsageError, match="no `type`"):
         parse_agent_config({})
-    with pytest.raises(InputError, match="histroy_k"):
+    with pytest.raises(UsageError, match="histroy_k"):
         parse_agent_config({"type": "history_agent", "histroy_k": 3})
-    with pytest.raises(InputError, match="unknown memory type"):
+    with pytest.raises(UsageError, match="unknown memory type"):
         parse_agent_config({"type": "history_agent", "memory_config": {"_type": "nope"}})
 
 
 def test_p35_an_agent_refuses_a_memory_it_cannot_write_to():
     config = parse_agent_config({"type": "history_agent", "memory_config": {"_type": "cheatsheet"}})
-    with pytest.raises(InputError, match="cheatsheet"):
+    with pytest.raises(UsageError, match="cheatsheet"):
         build_agent(config, replies("x"))
-    with pytest.raises(InputError, match="hybrid"):
+    with pytest.raises(UsageError, match="hybrid"):
         build_agent(DynamicCheatsheetAgentConfig(), replies("x"), memory=build_memory({"type": "history_list"}))
 
 
@@ -303,7 +303,7 @@ def test_c11_clones_share_memory_and_model_and_no_episode():
     agent.act("open")
     one, two = agent.clone_for_episode(), agent.clone_for_episode()
     assert one.lm is agent.lm and one.memory is agent.memory and not one.training
-    assert one._trajectory is not two._trajectory and one._working is not two._working
+    assert one._trajectory is not two._trajectory and one._episode_entries is not two._episode_entries
     one.act("x")
     assert two._last_action is None and agent._last_obs == "open"
     apart = agent.clone_for_episode(training=True, share_memory=False)
@@ -341,7 +341,7 @@ def test_c21_every_call_is_reported_failed_ones_too():
 
 
 def test_fill_replaces_names_once_and_leaves_other_braces():
-    assert fill('{"a": {x}} {y} {z}', x="{y}", y="2") == '{"a": {y}} 2 {z}'
+    assert fill_template('{"a": {x}} {y} {z}', x="{y}", y="2") == '{"a": {y}} 2 {z}'
 
 
 SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason=f"no sandbox backend; install: {sandbox.INSTALL}")
@@ -349,13 +349,13 @@ SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason=f"no sandbox back
 
 @SANDBOX
 def test_p27_code_runs_in_the_sandbox_and_its_output_comes_back():
-    assert sandboxed("print(6 * 7)", 20) == "42"
-    assert "exit status 3" in sandboxed("import sys; sys.exit(3)", 20)
+    assert run_sandboxed("print(6 * 7)", 20) == "42"
+    assert "exit status 3" in run_sandboxed("import sys; sys.exit(3)", 20)
 
 
 @SANDBOX
 def test_p27_a_timeout_kills_the_child_and_says_so():
-    answer = sandboxed("import time\nprint('begun', flush=True)\ntime.sleep(600)", 1.5)
+    answer = run_sandboxed("import time\nprint('begun', flush=True)\ntime.sleep(600)", 1.5)
     assert "begun" in answer and "killed: wall clock" in answer
 
 
@@ -363,14 +363,14 @@ def test_p27_a_timeout_kills_the_child_and_says_so():
 def test_p27_network_and_files_are_closed(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("the secret")
-    assert "the secret" not in sandboxed(f"print(open({str(secret)!r}).read())", 20)
-    assert "Error" in sandboxed(f"open({str(tmp_path / 'new')!r}, 'w')", 20)
+    assert "the secret" not in run_sandboxed(f"print(open({str(secret)!r}).read())", 20)
+    assert "Error" in run_sandboxed(f"open({str(tmp_path / 'new')!r}, 'w')", 20)
     assert not (tmp_path / "new").exists()
-    answer = sandboxed("import socket\nsocket.create_connection(('127.0.0.1', 9), 2)\nprint('through')", 20)
+    answer = run_sandboxed("import socket\nsocket.create_connection(('127.0.0.1', 9), 2)\nprint('through')", 20)
     assert "through" not in answer
 
 
 @SANDBOX
 def test_p27_no_key_reaches_the_code(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-not-for-you")
-    assert "not-for-you" not in sandboxed("import os\nprint(dict(os.environ))", 20)
+    assert "not-for-you" not in run_sandboxed("import os\nprint(dict(os.environ))", 20)

@@ -15,54 +15,54 @@ import torch
 from autoqec.continual.environments import HallOfFame, ParallelEnvironments, SerialEnvironments
 from autoqec.continual.environments.datasets import build_dataset, parse_dataset_config
 from autoqec.continual.environments.design import (
-    Clause,
-    ClauseLibrary,
-    ClauseStepper,
+    ActionSpace,
+    Assignment,
     DesignEnv,
+    DesignStepper,
+    EnvFeatures,
     ExplicitObserver,
-    Facts,
     FlatTensorizer,
     PredecoderDraft,
-    constants,
-    values,
+    constant_keys,
+    grid_values,
 )
 from autoqec.continual.environments.design_text import DesignTextEnv
 from autoqec.continual.environments.routines import (
     ScreenRoutine,
+    TableBuilder,
     TabularRoutine,
-    Tabulation,
+    downsample,
     loss_of,
     score_of_loss,
-    thin,
 )
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import Constraints
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
 from autoqec.store import files
 from tests.suites import environment_suite
 from tests.support.envs import surface
 
 ENV = surface(3, 0.01)
-FACTS = Facts.of(ENV)
-LIBRARY = ClauseLibrary(
+FEATURES = EnvFeatures.of(ENV)
+ACTION_SPACE = ActionSpace(
     [
-        Clause("type", "mlp"),
-        Clause("type", "gnn"),
-        Clause("mlp.hidden", 8),
-        Clause("mlp.hidden", 16),
-        Clause("gnn.layers", 2),
-        Clause("training.batch_size", 256),
+        Assignment("type", "mlp"),
+        Assignment("type", "gnn"),
+        Assignment("mlp.hidden", 8),
+        Assignment("mlp.hidden", 16),
+        Assignment("gnn.layers", 2),
+        Assignment("training.batch_size", 256),
     ]
 )
 
 
 def index(text):
-    return [str(clause) for clause in LIBRARY.clauses].index(text)
+    return [str(assignment) for assignment in ACTION_SPACE.assignments].index(text)
 
 
 def draft(**choices):
-    return PredecoderDraft(FACTS, {key.replace("__", "."): value for key, value in choices.items()})
+    return PredecoderDraft(FEATURES, {key.replace("__", "."): value for key, value in choices.items()})
 
 
 def row(hidden, fixed, broken, **more):
@@ -79,22 +79,22 @@ def table(tmp_path, *rows):
 
 
 def test_the_type_comes_first_and_keys_of_other_families_never():
-    one, stepper = draft(), ClauseStepper(LIBRARY)
-    assert [str(c) for c, ok in zip(LIBRARY.clauses, LIBRARY.valid(one), strict=True) if ok] == [
+    one, stepper = draft(), DesignStepper(ACTION_SPACE)
+    assert [str(c) for c, ok in zip(ACTION_SPACE.assignments, ACTION_SPACE.valid(one), strict=True) if ok] == [
         "type = mlp",
         "type = gnn",
     ]
     stepper.step(one, index("type = mlp"))
     for text in ("gnn.layers = 2", "type = gnn"):
-        with pytest.raises(InputError, match="can't come next"):
+        with pytest.raises(UsageError, match="can't come next"):
             stepper.step(one, index(text))
     stepper.step(one, index("mlp.hidden = 16"))
-    with pytest.raises(InputError, match=r"mlp\.hidden = 8"):
+    with pytest.raises(UsageError, match=r"mlp\.hidden = 8"):
         stepper.step(one, index("mlp.hidden = 8"))
-    with pytest.raises(InputError, match="99"):
+    with pytest.raises(UsageError, match="99"):
         stepper.step(one, 99)
     stepper.step(one, index("stop"))
-    assert not any(LIBRARY.valid(one)) and one.config()["mlp"]["hidden"] == 16
+    assert not any(ACTION_SPACE.valid(one)) and one.config()["mlp"]["hidden"] == 16
 
 
 def test_a_signature_is_the_config_not_the_way_to_it():
@@ -107,51 +107,53 @@ def test_a_signature_is_the_config_not_the_way_to_it():
 
 
 def test_every_choice_of_the_standard_library_builds():
-    library = ClauseLibrary.standard(grid=2)
-    for family in space.SPACE[0].choices:
-        for clause in library.clauses[:-1]:
-            one = PredecoderDraft(FACTS, {"type": family})
-            if library.valid(one)[library.clauses.index(clause)]:
-                one.choices[clause.key] = clause.value
-                assert space.get(one.config(), clause.key) == clause.value
-    assert values(space.BY_KEY["mlp.hidden"], 2) == (64, 768)
-    with pytest.raises(InputError, match="twice"):
-        ClauseLibrary([Clause("type", "mlp"), Clause("type", "mlp")])
+    action_space = ActionSpace.standard(grid=2)
+    for family in space.SEARCH_SPACE[0].choices:
+        for assignment in action_space.assignments[:-1]:
+            one = PredecoderDraft(FEATURES, {"type": family})
+            if action_space.valid(one)[action_space.assignments.index(assignment)]:
+                one.choices[assignment.key] = assignment.value
+                assert space.get(one.config(), assignment.key) == assignment.value
+    assert grid_values(space.DIMENSION_BY_KEY["mlp.hidden"], 2) == (64, 768)
+    with pytest.raises(UsageError, match="twice"):
+        ActionSpace([Assignment("type", "mlp"), Assignment("type", "mlp")])
 
 
 def test_an_environment_is_done_at_stop_at_its_budget_and_when_all_is_decided():
-    stepper = ClauseStepper(LIBRARY)
-    env = DesignEnv(draft(), max_clauses=2)
+    stepper = DesignStepper(ACTION_SPACE)
+    env = DesignEnv(draft(), max_assignments=2)
     start = env.reset()
     assert env.step(index("type = mlp"), stepper, raw_action=0.5) == (start, False)
     assert env.step(index("mlp.hidden = 8"), stepper) == (start, True)
     assert (env.get_action(0), env.get_raw_action(0), env.get_raw_action(1)) == (index("type = mlp"), 0.5, None)
-    with pytest.raises(InputError, match="finished"):
+    with pytest.raises(UsageError, match="finished"):
         env.step(index("stop"), stepper)
     assert env.reset().choices == {} and start.choices != {} and not env.done
     env.step(index("type = gnn"), stepper)
     assert env.step(index("stop"), stepper)[1]
-    wide = DesignEnv(draft(), max_clauses=99)
+    wide = DesignEnv(draft(), max_assignments=99)
     wide.reset()
     steps = [
         wide.step(index(text), stepper)[1] for text in ("type = gnn", "gnn.layers = 2", "training.batch_size = 256")
     ]
     assert steps == [False, False, True]
-    with pytest.raises(InputError, match="max_clauses"):
-        DesignEnv(draft(), max_clauses=0)
+    with pytest.raises(UsageError, match="max_clauses"):
+        DesignEnv(draft(), max_assignments=0)
 
 
 def test_observations_hold_clauses_and_facts():
     env = DesignEnv(draft())
     env.reset()
-    observer, tensorizer = ExplicitObserver(LIBRARY), FlatTensorizer()
+    observer, tensorizer = ExplicitObserver(ACTION_SPACE), FlatTensorizer()
     empty = tensorizer.tensorize(observer.observe(env.state))
-    env.step(index("type = mlp"), ClauseStepper(LIBRARY))
+    env.step(index("type = mlp"), DesignStepper(ACTION_SPACE))
     after = tensorizer.tensorize(observer.observe(env.state))
-    assert empty.dtype == torch.float32 and empty.shape == after.shape == (len(LIBRARY) + 1 + len(FACTS.vector()),)
+    assert empty.dtype == torch.float32 and empty.shape == after.shape == (
+        len(ACTION_SPACE) + 1 + len(FEATURES.vector()),
+    )
     assert after[index("type = mlp")] == 1.0 and empty[index("type = mlp")] == 0.0
-    other = Facts.of(surface(5, 0.01))
-    assert other.vector() != FACTS.vector() and other.n_detectors == 120
+    other = EnvFeatures.of(surface(5, 0.01))
+    assert other.vector() != FEATURES.vector() and other.n_detectors == 120
 
 
 def test_clones_and_renders():
@@ -167,12 +169,17 @@ def test_clones_and_renders():
 
 def test_tabular_finds_what_the_table_holds(tmp_path):
     routine = TabularRoutine.read(table(tmp_path), ENV)
-    template = PredecoderDraft(FACTS, constants(routine.configs))
-    library = ClauseLibrary.of_configs(routine.configs)
-    assert [str(clause) for clause in library.clauses] == ["type = mlp", "mlp.hidden = 16", "mlp.hidden = 8", "stop"]
+    template = PredecoderDraft(FEATURES, constant_keys(routine.configs))
+    action_space = ActionSpace.of_configs(routine.configs)
+    assert [str(assignment) for assignment in action_space.assignments] == [
+        "type = mlp",
+        "mlp.hidden = 16",
+        "mlp.hidden = 8",
+        "stop",
+    ]
     found = {}
     for hidden in (8, 16, 32):
-        one = PredecoderDraft(FACTS, {**template.choices, "type": "mlp", "mlp.hidden": hidden})
+        one = PredecoderDraft(FEATURES, {**template.choices, "type": "mlp", "mlp.hidden": hidden})
         found[hidden], info = routine(one)
         assert one.last_task_info is info and info["fidelity"] == "tabular"
     assert found[16] < found[8] < 0 and found[32] == math.inf
@@ -181,9 +188,9 @@ def test_tabular_finds_what_the_table_holds(tmp_path):
 
 
 def test_a_table_that_can_not_be_used_is_refused(tmp_path):
-    with pytest.raises(InputError, match="not there"):
+    with pytest.raises(UsageError, match="not there"):
         TabularRoutine.read(tmp_path / "none.jsonl")
-    with pytest.raises(InputError, match="no row"):
+    with pytest.raises(UsageError, match="no row"):
         TabularRoutine.read(table(tmp_path, {"dsl_config": {"type": "nope"}}, {"dsl_config": None}))
 
 
@@ -204,7 +211,7 @@ def test_losses_are_lower_bounds_with_penalties(info, loss):
 
 def test_scores_are_losses_turned_over():
     assert [score_of_loss(loss) for loss in (-0.3, 0.1, -2.0, math.inf, math.nan)] == [0.3, 0.0, 1.0, 0.0, 0.0]
-    assert thin([1.0, 3.0, 5.0], 2) == [2.0, 5.0]
+    assert downsample([1.0, 3.0, 5.0], 2) == [2.0, 5.0]
 
 
 SCREEN = {"train_shots": 2048, "finetune_shots": 0, "val_shots": 2000}
@@ -221,7 +228,9 @@ def test_screen_trains_measures_and_remembers(tmp_path, monkeypatch):
     loss, info = routine(one)
     assert info["status"] == "ok" and 2048 <= info["train_shots"] < 4096 and info["val_shots"] == 2000
     assert loss == loss_of(info, ENV) and math.isfinite(loss) and one.last_task_info == info
-    monkeypatch.setattr("autoqec.continual.environments.routines._screen", lambda *args: pytest.fail("trained again"))
+    monkeypatch.setattr(
+        "autoqec.continual.environments.routines._train_and_measure", lambda *args: pytest.fail("trained again")
+    )
     assert routine(draft(**{key.replace(".", "__"): value for key, value in one.choices.items()})) == (loss, info)
     with pytest.raises(pytest.fail.Exception):
         screen(tmp_path, seed=1)(one)
@@ -244,7 +253,7 @@ def test_one_training_at_a_time(monkeypatch):
         inside[0] -= 1
         return {"relative_low": 0.1, "n_params": 1, "flops_per_syndrome": 1}
 
-    monkeypatch.setattr("autoqec.continual.environments.routines._screen", slow)
+    monkeypatch.setattr("autoqec.continual.environments.routines._train_and_measure", slow)
     threads = [threading.Thread(target=screen(), args=(draft(type="mlp"),)) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -255,23 +264,23 @@ def test_one_training_at_a_time(monkeypatch):
 
 def test_tabulation_goes_on_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "autoqec.continual.environments.routines._screen",
+        "autoqec.continual.environments.routines._train_and_measure",
         lambda *args: {"relative_low": 0.1, "n_params": 1, "flops_per_syndrome": 1, "curve": [1.0]},
     )
     configs = [{"type": "mlp", "mlp": {"hidden": hidden}} for hidden in (8, 16, 32)]
     path = tmp_path / "t.jsonl"
-    assert Tabulation(screen(), path).add(configs[:2]) == 2
-    assert Tabulation(screen(), path).add(configs) == 1
+    assert TableBuilder(screen(), path).add(configs[:2]) == 2
+    assert TableBuilder(screen(), path).add(configs) == 1
     assert len(TabularRoutine.read(path).rows) == 3
 
 
 def test_designs_in_batches_with_a_hall_of_fame(tmp_path):
     """The whole of it: a batch is built clause by clause, judged, and the best are kept once each."""
     routine = TabularRoutine.read(table(tmp_path), ENV)
-    library = ClauseLibrary.of_configs(routine.configs)
-    stepper = ClauseStepper(library)
-    template = PredecoderDraft(FACTS, constants(routine.configs))
-    envs = [DesignEnv(template, max_clauses=2) for _ in range(3)]
+    action_space = ActionSpace.of_configs(routine.configs)
+    stepper = DesignStepper(action_space)
+    template = PredecoderDraft(FEATURES, constant_keys(routine.configs))
+    envs = [DesignEnv(template, max_assignments=2) for _ in range(3)]
     batch = SerialEnvironments(envs, 5)
     batch.reset()
     batch.step([0, 0, 0], stepper)
@@ -281,7 +290,7 @@ def test_designs_in_batches_with_a_hall_of_fame(tmp_path):
     assert losses[0] == losses[2] < losses[1]
     assert isinstance(batch.hall_of_fame, HallOfFame)
     assert [env.state.choices["mlp.hidden"] for env in batch.hall_of_fame] == [16, 8]
-    assert batch.observe(ExplicitObserver(library), FlatTensorizer()).shape[0] == 3
+    assert batch.observe(ExplicitObserver(action_space), FlatTensorizer()).shape[0] == 3
     assert pickle.loads(pickle.dumps((routine, envs[0].state)))[1].signature == envs[0].signature
     with ParallelEnvironments(envs, 0, n_workers=2) as parallel:
         assert parallel.get_reward(routine) == losses
@@ -289,9 +298,9 @@ def test_designs_in_batches_with_a_hall_of_fame(tmp_path):
 
 def text_env(tmp_path, n=3):
     routine = TabularRoutine.read(table(tmp_path), ENV)
-    template = PredecoderDraft(FACTS, constants(routine.configs))
-    library = ClauseLibrary.of_configs(routine.configs)
-    return DesignTextEnv(template, library, routine, n_proposals=n, best=routine.best())
+    template = PredecoderDraft(FEATURES, constant_keys(routine.configs))
+    action_space = ActionSpace.of_configs(routine.configs)
+    return DesignTextEnv(template, action_space, routine, n_proposals=n, best=routine.best())
 
 
 def test_p01_p08_the_text_face_conforms(tmp_path):
@@ -331,7 +340,7 @@ def test_a_bad_proposal_costs_itself_only(tmp_path, action, said):
 
 
 def test_a_key_of_another_family_is_refused(tmp_path):
-    env = DesignTextEnv(draft(), LIBRARY, TabularRoutine.read(table(tmp_path), ENV))
+    env = DesignTextEnv(draft(), ACTION_SPACE, TabularRoutine.read(table(tmp_path), ENV))
     assert "means nothing under type 'mlp'" in env.evaluate('{"type": "mlp", "gnn.layers": 2}')["message"]
 
 
@@ -342,7 +351,7 @@ def test_the_dataset_resolves_paths_and_needs_tables(tmp_path):
     config = parse_dataset_config(data).resolved(tmp_path)
     (env,) = build_dataset(config).get_dataset()
     assert env.env_id == "one" and env.env_type == "design"
-    with pytest.raises(InputError, match="needs a `table`"):
+    with pytest.raises(UsageError, match="needs a `table`"):
         parse_dataset_config({"kind": "design", "tasks": [{"env": "env.yaml"}]})
     live = parse_dataset_config({"kind": "design", "routine": "screen", "tasks": [{"env": "env.yaml"}]})
     (env,) = build_dataset(live.resolved(tmp_path)).get_dataset()

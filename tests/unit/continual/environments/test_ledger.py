@@ -7,9 +7,9 @@ import json
 import pytest
 
 from autoqec.continual.environments.datasets import build_dataset, parse_dataset_config
-from autoqec.continual.environments.ledger import binned
+from autoqec.continual.environments.ledger import gain_bin
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from tests.suites import environment_suite
 
 
@@ -84,7 +84,7 @@ def test_gains_are_asked_from_the_design_alone(tmp_path):
     ],
 )
 def test_bins_meet_without_gaps(relative, name):
-    assert binned(relative) == name
+    assert gain_bin(relative) == name
 
 
 def test_causes_show_the_reason_as_capped_data(tmp_path):
@@ -123,7 +123,7 @@ def test_rows_that_can_not_be_read_are_recorded(tmp_path):
 
 
 def test_runs_that_answer_nothing_are_refused(tmp_path):
-    with pytest.raises(InputError, match="answer no question"):
+    with pytest.raises(UsageError, match="answer no question"):
         dataset(tmp_path, ROWS[6:])
-    with pytest.raises(InputError, match="no history.jsonl"):
+    with pytest.raises(UsageError, match="no history.jsonl"):
         build_dataset(parse_dataset_config({"kind": "ledger", "runs": ["nowhere"]}).resolved(tmp_path))

@@ -9,23 +9,23 @@ import pytest
 import torch
 
 from autoqec.continual.environments import HallOfFame, SerialEnvironments
-from autoqec.continual.environments.design import Clause, ClauseLibrary, DesignEnv, Facts, PredecoderDraft
+from autoqec.continual.environments.design import ActionSpace, Assignment, DesignEnv, EnvFeatures, PredecoderDraft
 from autoqec.continual.environments.policy import PolicyLearner, input_size
-from autoqec.continual.environments.policy_ideator import propose, rewritten
-from autoqec.continual.environments.strategies import STRATEGIES, compare, interval
+from autoqec.continual.environments.policy_ideator import design_from_config, propose
+from autoqec.continual.environments.strategies import STRATEGIES, compare, mean_with_interval
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.ideators import space
 from tests.support.envs import surface
 
 ENV = surface(3, 0.01)
-FACTS = Facts.of(ENV)
-LIBRARY = ClauseLibrary(
+FEATURES = EnvFeatures.of(ENV)
+ACTION_SPACE = ActionSpace(
     [
-        Clause("type", "mlp"),
-        Clause("type", "gnn"),
-        *(Clause("mlp.hidden", hidden) for hidden in (8, 16, 32, 64)),
-        *(Clause("mlp.depth", depth) for depth in (1, 2, 3)),
-        *(Clause("gnn.layers", layers) for layers in (2, 3)),
+        Assignment("type", "mlp"),
+        Assignment("type", "gnn"),
+        *(Assignment("mlp.hidden", hidden) for hidden in (8, 16, 32, 64)),
+        *(Assignment("mlp.depth", depth) for depth in (1, 2, 3)),
+        *(Assignment("gnn.layers", layers) for layers in (2, 3)),
     ]
 )
 
@@ -39,15 +39,15 @@ def worth(draft):
 
 
 def template():
-    return DesignEnv(PredecoderDraft(FACTS), max_clauses=4)
+    return DesignEnv(PredecoderDraft(FEATURES), max_assignments=4)
 
 
 def learner(seed=0):
-    return PolicyLearner(LIBRARY, input_size(template(), LIBRARY), seed=seed)
+    return PolicyLearner(ACTION_SPACE, input_size(template(), ACTION_SPACE), seed=seed)
 
 
-def batch(size=8, fame=2):
-    return SerialEnvironments([template() for _ in range(size)], fame)
+def batch(size=8, hall_of_fame=2):
+    return SerialEnvironments([template() for _ in range(size)], hall_of_fame)
 
 
 def test_designs_are_whole_and_legal():
@@ -89,12 +89,12 @@ def test_failures_teach_nothing_and_break_nothing():
 
 
 def test_the_hall_of_fame_is_imitated():
-    one, envs, fame = learner(), [template() for _ in range(4)], HallOfFame(1)
+    one, envs, hall_of_fame = learner(), [template() for _ in range(4)], HallOfFame(1)
     one.design(envs)
-    fame.add(envs[0], 0.0)
+    hall_of_fame.add(envs[0], 0.0)
     before = one.score(one.read([envs[0]]))[0].item()
     for _ in range(20):
-        one.learn(envs[1:], [1.0, 1.0, 1.0], fame)
+        one.learn(envs[1:], [1.0, 1.0, 1.0], hall_of_fame)
     assert one.score(one.read([envs[0]]))[0].item() > before
 
 
@@ -107,16 +107,16 @@ def test_strategies_spend_their_budget_exactly_and_repeatably(name, budget):
         count[0] += 1
         return worth(draft)
 
-    losses = STRATEGIES[name](LIBRARY, template(), counted, budget, 3)
+    losses = STRATEGIES[name](ACTION_SPACE, template(), counted, budget, 3)
     assert len(losses) == budget == count[0]
-    assert STRATEGIES[name](LIBRARY, template(), worth, budget, 3) == losses
+    assert STRATEGIES[name](ACTION_SPACE, template(), worth, budget, 3) == losses
 
 
 def test_the_comparison_has_intervals():
-    table = compare(LIBRARY, template(), worth, budget=20, seeds=range(4))
+    table = compare(ACTION_SPACE, template(), worth, budget=20, seeds=range(4))
     assert set(table) == {"random", "evolution", "policy"}
     assert all(row["low"] <= row["mean"] <= row["high"] and row["n"] == 4 for row in table.values())
-    assert interval([0.5]) == {"mean": 0.5, "n": 1}
+    assert mean_with_interval([0.5]) == {"mean": 0.5, "n": 1}
 
 
 def row(number, config, delta, status="ok"):
@@ -170,9 +170,9 @@ def test_the_ideator_follows_what_won():
 
 
 def test_designs_off_the_grid_are_read_as_their_neighbours():
-    library = ClauseLibrary.standard()
-    env = DesignEnv(PredecoderDraft(FACTS), max_clauses=len(library))
+    action_space = ActionSpace.standard()
+    env = DesignEnv(PredecoderDraft(FEATURES), max_assignments=len(action_space))
     config = parse_dsl({"type": "mlp", "mlp": {"hidden": 70, "depth": 2}}).config()
-    again = rewritten(config, library, env)
+    again = design_from_config(config, action_space, env)
     assert again.done and again.state.choices["mlp.hidden"] == 64
     assert again.state.choices["mlp.depth"] == 2 and "gnn.hidden" not in again.state.choices

@@ -6,10 +6,10 @@ import pytest
 from pydantic import ValidationError
 
 from autoqec.continual.environments.base import Environment, StepResult, check_feedback
-from autoqec.continual.environments.math_qa import MathQAEnv, boxed
+from autoqec.continual.environments.math_qa import MathQAEnv, extract_boxed
 from autoqec.continual.environments.mcq import MCQEnv
 from autoqec.continual.environments.qa import QAEnv
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 
 
 def test_p01_environment_is_abstract():
@@ -106,8 +106,8 @@ def test_p05_the_tolerance_can_be_set():
 
 
 def test_p05_boxes_count_braces():
-    assert boxed("\\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
-    assert boxed("none") is None and boxed("\\boxed{open {x}") is None
+    assert extract_boxed("\\boxed{\\frac{1}{2}}") == "\\frac{1}{2}"
+    assert extract_boxed("none") is None and extract_boxed("\\boxed{open {x}") is None
 
 
 CHOICES = ["red", "green", "blue", "Deep Purple"]
@@ -150,7 +150,7 @@ def test_p06_the_target_is_a_letter_an_index_or_a_text(target, letter):
 
 @pytest.mark.parametrize("target", [4, -1, True, "Z", "yellow", "17"])
 def test_p06_a_target_outside_the_choices_is_refused(target):
-    with pytest.raises(InputError, match="none of the 4 choices"):
+    with pytest.raises(UsageError, match="none of the 4 choices"):
         MCQEnv("q", target, choices=CHOICES)
 
 
@@ -160,7 +160,7 @@ def test_p06_numeric_choices_are_text_first():
 
 def test_p06_the_observation_lists_the_choices():
     assert MCQEnv("q", 0, {"choices": ["x", "y"]}).reset() == "q\nA. x\nB. y"
-    with pytest.raises(InputError, match="choices"):
+    with pytest.raises(UsageError, match="choices"):
         MCQEnv("q", 0)
 
 

@@ -14,7 +14,7 @@ from autoqec.continual.environments.math_qa import MathQAEnv
 from autoqec.continual.environments.mcq import MCQEnv
 from autoqec.continual.environments.qa import QAEnv
 from autoqec.continual.environments.qa_dataset import QAEnvDataset, QAEnvDatasetConfig
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 
 ROWS = [{"question": "2+2?", "answer": "4"}, {"question": "3+3?", "answer": "6"}]
 
@@ -52,7 +52,7 @@ def test_p30_custom_without_env_class_and_unknown_ones_are_refused():
     with pytest.raises(ValidationError, match="needs `env_class`"):
         QAEnvDatasetConfig(items=ROWS, task_type="custom")
     for name in ("NoSuchEnv", "no.such.module.Env", "json.JSONDecoder", "autoqec.continual.environments.qa.Nope"):
-        with pytest.raises(InputError, match="env_class|QAEnv"):
+        with pytest.raises(UsageError, match="env_class|QAEnv"):
             build(items=ROWS, env_class=name)
 
 
@@ -75,13 +75,13 @@ def test_p30_json_lines_with_and_without_the_last_newline(tmp_path):
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.json"])
 def test_p30_a_missing_file_is_named(name, tmp_path):
-    with pytest.raises(InputError, match=name):
+    with pytest.raises(UsageError, match=name):
         build(dataset_path=str(tmp_path / name))
 
 
 def test_p30_a_damaged_file_is_named_with_its_line(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n{oops\n")
-    with pytest.raises(InputError, match=r"rows.jsonl:2"):
+    with pytest.raises(UsageError, match=r"rows.jsonl:2"):
         build(dataset_path=str(tmp_path / "rows.jsonl"))
 
 
@@ -107,7 +107,7 @@ def test_p30_hugging_face_by_name_and_from_disk(monkeypatch):
 
 def test_p30_without_the_library_the_mend_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(InputError, match=r"pip install 'autoqec\[hf\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'autoqec\[hf\]'"):
         build(hf_name="org/name")
 
 
@@ -115,9 +115,9 @@ def test_p30_a_row_without_the_field_is_recorded_and_left_out():
     dataset = build(items=[ROWS[0], {"question": "no answer"}, ROWS[1]])
     assert len(dataset.dataset) == 2
     assert dataset.errors == ["row 2: field 'answer' is missing"]
-    with pytest.raises(InputError, match="none of the 1 rows.*'answer' is missing"):
+    with pytest.raises(UsageError, match="none of the 1 rows.*'answer' is missing"):
         build(items=[{"question": "no answer"}])
-    with pytest.raises(InputError, match="none of the 0 rows"):
+    with pytest.raises(UsageError, match="none of the 0 rows"):
         build(items=[])
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli.design_rounds import LabRounds
+from autoqec.cli.design_rounds import WorkspaceRounds
 from autoqec.continual.environments import HallOfFame
 from autoqec.continual.environments.datasets import build_dataset, parse_dataset_config
-from autoqec.continual.environments.design import Facts, PredecoderDraft
-from autoqec.continual.environments.rounds import RoundRoutine, judged
+from autoqec.continual.environments.design import EnvFeatures, PredecoderDraft
+from autoqec.continual.environments.rounds import RoundRoutine, verified_task_info
 from autoqec.continual.environments.routines import loss_of
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from tests.conftest import Lab
+from tests.conftest import Workspace
 from tests.support import rounds
 from tests.support.envs import surface
 
@@ -26,7 +26,7 @@ SMALL = {"type": "mlp", "mlp.hidden": 64, "mlp.depth": 1, "training.finetune_sha
 
 
 def draft(hidden: int) -> PredecoderDraft:
-    return PredecoderDraft(Facts.of(ENV), {"type": "mlp", "mlp.hidden": hidden})
+    return PredecoderDraft(EnvFeatures.of(ENV), {"type": "mlp", "mlp.hidden": hidden})
 
 
 def row(number: int, **more: Any) -> dict[str, Any]:
@@ -53,38 +53,38 @@ def test_only_the_best_so_far_are_promoted_and_each_once() -> None:
 
 @pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
 def test_what_was_not_verified_is_no_gain(verdict: str | None) -> None:
-    info = judged(row(1, verify_verdict=verdict))
+    info = verified_task_info(row(1, verify_verdict=verdict))
     assert info["relative"] > 0.4 and loss_of(info) == 0.0
 
 
 def test_a_round_that_failed_is_a_failure() -> None:
     failed = rounds.row(1, status="train_error", status_reason="NaN").dump()
-    assert loss_of(judged(failed)) == float("inf")
+    assert loss_of(verified_task_info(failed)) == float("inf")
 
 
 def test_without_a_repository_it_is_refused(tmp_path: Path) -> None:
     text = "autoqec/envs/builtin/smoke.yaml"
     config = parse_dataset_config({"kind": "design", "routine": "round", "tasks": [{"env": text}]})
-    with pytest.raises(InputError, match=r"autoqec init lab"):
+    with pytest.raises(UsageError, match=r"autoqec init lab"):
         build_dataset(config)
 
 
-def test_a_promoted_design_becomes_a_real_round(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Screen, branch, worktree, Runner, judge: the row is in the run's history, and the environment tells it."""
-    monkeypatch.chdir(lab.root)
+    monkeypatch.chdir(workspace.root)
     screen = {"train_shots": 2048, "finetune_shots": 0, "val_shots": 2000}
     data = {"kind": "design", "routine": "round", "screen": screen, "n_proposals": 1, "tasks": [{"env": "env.yaml"}]}
     told: list[str] = []
-    with LabRounds(told.append) as real:
-        (env,) = build_dataset(parse_dataset_config(data).resolved(lab.root), rounds=real).get_dataset()
+    with WorkspaceRounds(told.append) as real:
+        (env,) = build_dataset(parse_dataset_config(data).resolved(workspace.root), rounds=real).get_dataset()
         env.reset()
         _, feedback, done, info = env.step(json.dumps(SMALL))
-    (place,) = (lab.root / "runs").iterdir()
-    (found,) = History(RunLayout(lab.root, place.name)).rows()
+    (place,) = (workspace.root / "runs").iterdir()
+    (found,) = History(RunLayout(workspace.root, place.name)).rows()
     assert done and info["fidelity"] == "round" and found.status == "ok" and told[0].endswith(place.name)
     assert found.dsl_config is not None and found.dsl_config["mlp"]["hidden"] == 64
     assert feedback["correct"] == (found.verify_verdict == "VERIFIED")
-    assert lab.git("rev-parse", "--verify", str(found.branch))
+    assert workspace.git("rev-parse", "--verify", str(found.branch))
     candidates = json.loads((place / "candidate_pareto.json").read_text(encoding="utf-8"))
     unverified = found.verdict == "candidate" and found.verify_verdict != "VERIFIED"
     assert [one["round"] for one in candidates] == ([1] if unverified else [])

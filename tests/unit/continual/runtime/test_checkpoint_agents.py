@@ -7,11 +7,11 @@ import json
 import pytest
 import yaml
 
-from autoqec.continual.runtime.ablation import evaluate_twins, gain
+from autoqec.continual.runtime.ablation import evaluate_ablation, gain
 from autoqec.continual.runtime.checkpoint_agents import analyst, ideator, load_agent
 from autoqec.continual.runtime.main import evaluate
 from autoqec.contracts.dsl import parse_dsl
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from tests.support import rounds
 from tests.support.envs import surface
 from tests.support.models import FunctionModel
@@ -60,7 +60,7 @@ def test_a_trained_agent_proposes_in_a_live_run(checkpoint):
 
 
 def test_what_can_not_be_read_is_for_the_caller(checkpoint):
-    with pytest.raises(InputError, match="no JSON object"):
+    with pytest.raises(UsageError, match="no JSON object"):
         ideator(checkpoint, FunctionModel(lambda system, user: "let me think"))(view())
 
 
@@ -72,7 +72,7 @@ def test_a_damaged_checkpoint_is_refused(checkpoint):
 
 
 def test_the_gain_of_a_memory_is_paired_and_has_an_interval(tmp_path):
-    twins = evaluate_twins(config(tmp_path))
+    twins = evaluate_ablation(config(tmp_path))
     assert twins.stateful.metrics["mean_score"] == pytest.approx(5 / 6)
     assert twins.memoryless.metrics["mean_score"] == 0.0
     assert twins.gain.mean == pytest.approx(5 / 6) and twins.gain.n == 6
@@ -90,13 +90,13 @@ def test_intervals_of_known_differences():
     assert (found.mean, found.n) == (pytest.approx(0.2), 3)
     assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-5)
     assert gain(episodes(1.0), episodes(0.0)).low is None
-    with pytest.raises(InputError, match="nothing to pair"):
+    with pytest.raises(UsageError, match="nothing to pair"):
         gain(episodes(1.0, 1.0), episodes(0.0))
 
 
 def test_an_agent_without_a_memory_has_no_twin(tmp_path):
-    with pytest.raises(InputError, match="no memory"):
-        evaluate_twins(config(tmp_path, agent={"type": "memoryless_agent"}))
+    with pytest.raises(UsageError, match="no memory"):
+        evaluate_ablation(config(tmp_path, agent={"type": "memoryless_agent"}))
 
 
 def measured(folder, **more):
@@ -126,7 +126,7 @@ def test_a_trained_agent_nominates_what_it_expects_the_judge_to_verify(checkpoin
 
 def test_a_trained_analyst_that_says_nothing_is_for_the_caller_and_a_failed_round_for_nobody(checkpoint, tmp_path):
     lm = FunctionModel(lambda system, user: "hard to tell")
-    with pytest.raises(InputError, match="no verdict"):
+    with pytest.raises(UsageError, match="no verdict"):
         analyst(checkpoint, lm)(measured(tmp_path))
     failed = measured(tmp_path, status="train_error", status_reason="NaN")
     assert analyst(checkpoint, lm)(failed).verdict == "ignore" and len(lm.calls) == 1

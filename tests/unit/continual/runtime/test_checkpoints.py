@@ -18,8 +18,8 @@ from autoqec.continual.agents.reflexion import ReflexionAgent, ReflexionAgentCon
 from autoqec.continual.environments.qa import QAEnv
 from autoqec.continual.memory.history_list import HistoryListConfig
 from autoqec.continual.runtime import RunTime, RunTimeConfig, checkpoints
-from autoqec.continual.runtime.checkpoints import CheckpointManager, Keep, RuntimeState
-from autoqec.errors import ContractError, InputError
+from autoqec.continual.runtime.checkpoints import CheckpointManager, RetentionPolicy, RuntimeState
+from autoqec.errors import ContractError, UsageError
 from tests.support.models import FunctionModel
 from tests.support.text_envs import ListDataset, SpyEnv
 
@@ -109,7 +109,7 @@ def test_c22_a_checkpoint_holds_three_files(tmp_path):
 
 
 def test_c22_last_n_keeps_the_youngest(tmp_path):
-    manager = CheckpointManager(tmp_path, Keep("last_n", 5))
+    manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", 5))
     for episodes in range(50, 351, 50):
         manager.save(state(episodes), agent())
     assert saved(tmp_path) == [150, 200, 250, 300, 350]
@@ -117,21 +117,21 @@ def test_c22_last_n_keeps_the_youngest(tmp_path):
 
 @pytest.mark.parametrize("keep", [None, 0])
 def test_c22_none_and_zero_keep_all(tmp_path, keep):
-    manager = CheckpointManager(tmp_path, Keep("last_n", keep))
+    manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", keep))
     for episodes in range(1, 9):
         manager.save(state(episodes), agent())
     assert saved(tmp_path) == list(range(1, 9))
 
 
 def test_c22_top_k_val_keeps_the_best(tmp_path):
-    manager = CheckpointManager(tmp_path, Keep("top_k_val", 3))
+    manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 3))
     for episodes, score in zip(range(50, 251, 50), (0.45, 0.52, 0.48, 0.55, 0.53), strict=True):
         manager.save(state(episodes, score), agent())
     assert saved(tmp_path) == [100, 200, 250]
 
 
 def test_c22_of_equal_scores_the_younger_stays(tmp_path):
-    manager = CheckpointManager(tmp_path, Keep("top_k_val", 2))
+    manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 2))
     for episodes in (1, 2, 3):
         manager.save(state(episodes, 0.5), agent())
     assert saved(tmp_path) == [2, 3]
@@ -147,7 +147,7 @@ def test_c22_top_k_val_saves_at_each_validation_and_on_start_before_training(tmp
 
 
 def test_c23_latest_always_resolves(tmp_path):
-    manager = CheckpointManager(tmp_path, Keep("top_k_val", 2))
+    manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 2))
     for episodes, score in enumerate((0.9, 0.8, 0.1, 0.7, 0.95, 0.2), start=1):
         manager.save(state(episodes, score), agent())
         target = (tmp_path / "latest").resolve()
@@ -161,19 +161,19 @@ def test_c23_without_links_the_json_says_it(tmp_path, monkeypatch):
         raise OSError("no links here")
 
     monkeypatch.setattr(os, "symlink", refused)
-    CheckpointManager(tmp_path, Keep("last_n", 1)).save(state(3), agent())
+    CheckpointManager(tmp_path, RetentionPolicy("last_n", 1)).save(state(3), agent())
     assert not (tmp_path / "latest").exists()
     assert checkpoints.load(tmp_path / "latest").state.episodes_seen == 3
 
 
 def test_c24_a_half_written_checkpoint_is_never_picked(tmp_path):
     """Killed between any two files: the draft has another name, `latest` names the one before."""
-    manager = CheckpointManager(tmp_path, Keep("last_n", None))
+    manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", None))
     manager.save(state(1), agent())
-    for survivors in range(3):
+    for retained in range(3):
         draft = tmp_path / ".saving-ep_000002"
         shutil.copytree(tmp_path / "ep_000001", draft)
-        for path in sorted(draft.iterdir())[survivors:]:
+        for path in sorted(draft.iterdir())[retained:]:
             path.unlink()
         assert checkpoints.load(tmp_path / "latest").state.episodes_seen == 1
         assert saved(tmp_path) == [1]
@@ -197,7 +197,7 @@ def test_c25_a_damaged_checkpoint_raises(tmp_path, name, harm):
 @pytest.mark.parametrize("name", ["ep_000099", "latest", ""])
 def test_c25_a_missing_checkpoint_raises(tmp_path, name):
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(InputError, match="checkpoint"):
+    with pytest.raises(UsageError, match="checkpoint"):
         go(tmp_path / "again", resume_from=str(tmp_path / "checkpoints" / name))
 
 
@@ -207,7 +207,7 @@ def test_c25_a_checkpoint_of_another_agent_raises(tmp_path):
     def other():
         return MemoryAgent(MemoryAgentConfig(), FunctionModel(answer))
 
-    with pytest.raises(InputError, match=r"ReflexionAgent.*MemoryAgent"):
+    with pytest.raises(UsageError, match=r"ReflexionAgent.*MemoryAgent"):
         go(tmp_path / "again", agent=other, resume_from=str(tmp_path / "run/checkpoints/ep_000002"))
 
 

@@ -29,7 +29,7 @@ from autoqec.continual.runtime import logs, rng
 from autoqec.continual.runtime.config import RunConfig, RunTimeConfig, load_config, resolve_paths
 from autoqec.continual.runtime.main import evaluate, evaluate_config, new_results_dir
 from autoqec.continual.runtime.validation import validate
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from autoqec.llm.config import LMConfig, get_lm_client
 from tests.support.models import FunctionModel
 from tests.support.text_envs import meeting
@@ -234,7 +234,7 @@ def test_p33_the_blocks_at_the_top_fill_the_agent():
     ],
 )
 def test_p33_a_wrong_key_is_named_and_nothing_is_written(tmp_path, changes, path):
-    with pytest.raises(InputError, match=re.escape(path)):
+    with pytest.raises(UsageError, match=re.escape(path)):
         evaluate(write(tmp_path, **changes))
     assert not (tmp_path / "results").exists()
 
@@ -284,7 +284,7 @@ def test_p28_language_model_from_its_config():
 def test_p29_the_model_name_chooses_and_an_unknown_one_raises():
     assert LMConfig(model="claude-x").resolved_backend() == "anthropic"
     assert LMConfig(model="scripted:echo").resolved_backend() == "scripted"
-    with pytest.raises(InputError, match="known: claude"):
+    with pytest.raises(UsageError, match="known: claude"):
         get_lm_client(LMConfig(model="nobody-knows-1"))
     heavy = ("anthropic", "torch", "stim")
     code = f"import sys, autoqec.continual.runtime.main; sys.exit(any(m in sys.modules for m in {heavy}))"
@@ -324,10 +324,10 @@ def test_p36_a_memory_finds_better_designs_in_the_table(tmp_path):
 def test_p37_children_write_through_the_parents_handlers(tmp_path):
     console = io.StringIO()
     logger = logs.setup_logger("run", "WARN", tmp_path / "run.log", {"run": 7}, console=console)
-    part = logs.child(logger, "agent", {"env": "e1"})
+    part = logs.child_logger(logger, "agent", {"env": "e1"})
     part.info("too quiet")
     part.warning("heard")
-    logs.child(part, "lm").error("from below")
+    logs.child_logger(part, "lm").error("from below")
     logger.error("the run's own")
     logs.close(logger)
     part.error("too late")

@@ -9,10 +9,10 @@ import pytest
 
 from autoqec.continual.memory.entries import CheatsheetEntry, ReflectionEntry
 from autoqec.continual.memory.factory import build_memory, load_memory
-from autoqec.continual.runtime.run_memory import Learned
+from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import ContractError, InputError
+from autoqec.errors import ContractError, UsageError
 from tests.support import rounds
 from tests.support.envs import surface
 
@@ -33,10 +33,10 @@ def broken(number: int, hidden: int) -> HistoryRow:
 
 
 def test_each_round_is_learned_once_and_comes_back_from_its_file(tmp_path: Path) -> None:
-    learned = Learned(tmp_path / "memory.jsonl")
+    learned = CrossRunMemory(tmp_path / "memory.jsonl")
     rows = [verified(1, 0.12, 96), broken(2, 700)]
     assert learned.learn("run-a", SMALL, rows) == 2 and learned.learn("run-a", SMALL, rows) == 0
-    again = Learned(tmp_path / "memory.jsonl")
+    again = CrossRunMemory(tmp_path / "memory.jsonl")
     assert len(again) == 2 and again.learn("run-a", SMALL, [*rows, verified(3, 0.2, 128)]) == 1
     first = load_memory(tmp_path / "memory.jsonl").entries()[0]
     assert (
@@ -46,27 +46,27 @@ def test_each_round_is_learned_once_and_comes_back_from_its_file(tmp_path: Path)
 
 
 def test_notes_name_gains_and_failures_and_leave_the_own_run_out(tmp_path: Path) -> None:
-    learned = Learned(tmp_path / "memory.jsonl")
+    learned = CrossRunMemory(tmp_path / "memory.jsonl")
     learned.add("run-a", SMALL, [verified(1, 0.12, 96), verified(2, 0.3, 128), broken(3, 700)])
     best, worst, second = learned.notes(LARGE)
     assert "hidden=128" in best and SMALL.name in best and "+30.0%" in best
     assert "train_error" in worst and "hidden=700" in worst and "hidden=96" in second
-    assert learned.notes(LARGE, but="run-a") == []
+    assert learned.notes(LARGE, exclude_run="run-a") == []
 
 
 def test_the_likest_envs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autoqec.continual.runtime.run_memory.NEAREST", 1)
-    learned = Learned(tmp_path / "memory.jsonl")
+    monkeypatch.setattr("autoqec.continual.runtime.run_memory.MAX_NEIGHBOURS", 1)
+    learned = CrossRunMemory(tmp_path / "memory.jsonl")
     learned.add("run-a", SMALL, [verified(1, 0.3, 96)])
     learned.add("run-b", LARGE, [verified(2, 0.1, 128).model_copy(update={"round_attempt_id": "other"})])
     assert "hidden=128" in learned.notes(LARGE)[0] and "hidden=96" in learned.notes(SMALL)[0]
 
 
 def test_two_runs_that_share_a_file_lose_nothing_of_each_other(tmp_path: Path) -> None:
-    one, other = Learned(tmp_path / "memory.jsonl"), Learned(tmp_path / "memory.jsonl")
+    one, other = CrossRunMemory(tmp_path / "memory.jsonl"), CrossRunMemory(tmp_path / "memory.jsonl")
     one.learn("run-a", SMALL, [verified(1, 0.12, 96)])
     other.learn("run-b", SMALL, [broken(2, 700)])
-    assert len(Learned(tmp_path / "memory.jsonl")) == 2
+    assert len(CrossRunMemory(tmp_path / "memory.jsonl")) == 2
 
 
 def test_what_an_agent_wrote_itself_is_told_first(tmp_path: Path) -> None:
@@ -74,22 +74,22 @@ def test_what_an_agent_wrote_itself_is_told_first(tmp_path: Path) -> None:
     memory.update(CheatsheetEntry(content="wide nets overfit\nsmall rates"))
     memory.update(ReflectionEntry(content="try gnn next"))
     memory.save(tmp_path / "memory.jsonl")
-    learned = Learned(tmp_path / "memory.jsonl")
+    learned = CrossRunMemory(tmp_path / "memory.jsonl")
     learned.add("run-a", SMALL, [verified(1, 0.12, 96)])
     assert learned.notes(SMALL)[:3] == ["wide nets overfit", "small rates", "try gnn next"]
 
 
 def test_what_can_not_be_used_is_refused_and_left_alone(tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
-    Learned(torn).learn("run-a", SMALL, [verified(1, 0.12, 96)])
+    CrossRunMemory(torn).learn("run-a", SMALL, [verified(1, 0.12, 96)])
     torn.write_bytes(torn.read_bytes()[:-20])
     before = torn.read_bytes()
     with pytest.raises(ContractError, match="damaged"):
-        Learned(torn)
+        CrossRunMemory(torn)
     build_memory({"_type": "cheatsheet"}).save(tmp_path / "sheet.jsonl")
-    with pytest.raises(InputError, match="takes no experiences"):
-        Learned(tmp_path / "sheet.jsonl")
+    with pytest.raises(UsageError, match="takes no experiences"):
+        CrossRunMemory(tmp_path / "sheet.jsonl")
     for place in (tmp_path, tmp_path / "nowhere/memory.jsonl"):
-        with pytest.raises(InputError, match="no memory can be kept"):
-            Learned(place)
+        with pytest.raises(UsageError, match="no memory can be kept"):
+            CrossRunMemory(place)
     assert torn.read_bytes() == before

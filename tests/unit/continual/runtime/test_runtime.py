@@ -20,7 +20,7 @@ from autoqec.continual.environments.qa import QAEnv
 from autoqec.continual.runtime import RunTime, RunTimeConfig
 from autoqec.continual.runtime.episode import score_of
 from autoqec.continual.runtime.metrics import aggregate
-from autoqec.errors import InputError
+from autoqec.errors import UsageError
 from tests.support.models import FunctionModel, replies
 from tests.support.text_envs import ListDataset, SpyAgent, SpyEnv, meeting
 
@@ -260,7 +260,7 @@ def test_c15_score_files_are_there_while_the_run_goes_on(tmp_path):
 def test_c15_without_scores_path_there_are_no_score_files(tmp_path):
     runtime([SpyEnv("a")], val=[SpyEnv("v")], validation_freq=1, results_dir=tmp_path).run()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
-    with pytest.raises(InputError, match="results directory"):
+    with pytest.raises(UsageError, match="results directory"):
         runtime([SpyEnv("a")], scores_path="scores.jsonl")
 
 

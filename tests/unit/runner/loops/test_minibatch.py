@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from autoqec.errors import RoundFailed
+from autoqec.errors import RoundError
 from autoqec.qec.problem import Problem
 from autoqec.runner import MinibatchRl, MinibatchRlEval
 from autoqec.runner.agents import PredecoderAgent
-from autoqec.runner.algorithms import SupervisedEdges, ThroughMatching
+from autoqec.runner.algorithms import MatchingFinetune, SupervisedEdges
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler
 from autoqec.store.layout import RoundLayout
@@ -152,8 +152,8 @@ def test_a_snapshot_reproduces_the_next_loss_to_the_bit(problem: Problem, layout
     for algo, other, sampler in (
         (supervised(), supervised(), EdgeLabelSampler(problem, 64, 5)),
         (
-            ThroughMatching(problem, learning_rate=1e-3),
-            ThroughMatching(problem, learning_rate=1e-3),
+            MatchingFinetune(problem, learning_rate=1e-3),
+            MatchingFinetune(problem, learning_rate=1e-3),
             NearFailureSampler(problem, 16, 5, gap=6.0),
         ),
     ):
@@ -200,7 +200,7 @@ def test_a_loss_that_is_not_finite_ends_the_round_naming_its_step(
     monkeypatch.setattr(
         PredecoderAgent, "__call__", lambda self, x: original(self, x) * (float("nan") if next(poisoned) else 1.0)
     )
-    with pytest.raises(RoundFailed, match="step 5") as stop:
+    with pytest.raises(RoundError, match="step 5") as stop:
         loop_over(problem, layout, agent=agent).train()
     assert stop.value.status == "killed_by_safety"
     assert layout.train_log.read_text().splitlines()[-1] == "5\tnan"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.errors import InputError, RoundFailed
+from autoqec.errors import RoundError, UsageError
 from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.layout import RoundLayout
@@ -63,14 +63,14 @@ def test_only_the_first_rank_evaluates_and_more_ranks_than_cores_are_allowed(lay
 
 def test_a_killed_rank_ends_the_others_and_is_named(layout: RoundLayout) -> None:
     pair = loop_of(SyncRl, Make("edges", settings={"trouble": "die"}), layout)
-    with pytest.raises(RoundFailed, match=r"rank 1 \(process \d+\) was ended by signal 9") as failure:
+    with pytest.raises(RoundError, match=r"rank 1 \(process \d+\) was ended by signal 9") as failure:
         pair.train()
     assert failure.value.status == "train_error" and not multiprocessing.active_children()
     assert 0 < len(pair.logger.losses) <= 4, "it fell at the fourth batch"
 
 
 def test_nccl_without_a_gpu_is_refused_before_anything_starts(layout: RoundLayout) -> None:
-    with pytest.raises(InputError, match="nccl backend needs a GPU for rank 0, and torch sees 0.*backend: gloo"):
+    with pytest.raises(UsageError, match="nccl backend needs a GPU for rank 0, and torch sees 0.*backend: gloo"):
         loop_of(SyncRl, Make("edges"), layout, backend="nccl")
 
 
@@ -96,7 +96,7 @@ def test_start_up_comes_before_any_process(layout: RoundLayout, monkeypatch: pyt
             return _do(*args, **named)
 
         monkeypatch.setattr(owner, name, called)
-    monkeypatch.setattr("autoqec.runner.process_group.Team.start", stop)
+    monkeypatch.setattr("autoqec.runner.process_group.WorkerGroup.start", stop)
     with pytest.raises(Stop):
         pair.train()
     assert calls == [

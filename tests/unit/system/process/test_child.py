@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import DiskFailed, InputError, Interrupted
+from autoqec.errors import Interrupted, StorageError, UsageError
 from autoqec.system.process import child, procfs
 from autoqec.system.process.child import Limits, Result
 
@@ -61,7 +61,7 @@ def daemon(directory: Path) -> int:
 
 def test_output_and_status_come_back(tmp_path: Path) -> None:
     result = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)", tmp_path)
-    assert (result.returncode, result.killed) == (7, None)
+    assert (result.returncode, result.limit_broken) == (7, None)
     assert sorted((tmp_path / "log").read_text().split()) == ["err", "out"]
     assert result.cpu_s > 0 and result.rss_peak_gb > 0
 
@@ -80,10 +80,10 @@ def test_a_signal_is_told_apart_from_a_status(tmp_path: Path, number: int) -> No
 def test_what_cannot_be_started(tmp_path: Path) -> None:
     result = child.run(["no-such-program"], cwd=tmp_path, limits=Limits(60), stdout=tmp_path / "log")
     assert result.returncode == 127 and "no-such-program" in (tmp_path / "log").read_text()
-    with pytest.raises(InputError):
+    with pytest.raises(UsageError):
         child.run(["true"], cwd=tmp_path / "nowhere", limits=Limits(60), stdout=tmp_path / "log")
     (tmp_path / "link").symlink_to("/etc/hostname")
-    with pytest.raises(DiskFailed):
+    with pytest.raises(StorageError):
         child.run(["true"], cwd=tmp_path, limits=Limits(60), stdout=tmp_path / "link")
 
 
@@ -92,8 +92,8 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 
 def test_wall_clock(tmp_path: Path) -> None:
     result = run("import time; time.sleep(600)", tmp_path, Limits(wallclock_s=0.5))
-    assert result.returncode == -9 and result.killed is not None and result.killed.startswith("wall clock")
-    assert "> 0.5 s" in result.killed
+    assert result.returncode == -9 and result.limit_broken is not None and result.limit_broken.startswith("wall clock")
+    assert "> 0.5 s" in result.limit_broken
 
 
 def test_memory_of_the_whole_tree(tmp_path: Path) -> None:
@@ -106,14 +106,18 @@ def test_memory_of_the_whole_tree(tmp_path: Path) -> None:
     time.sleep(600)
     """
     result = run(code, tmp_path, Limits(wallclock_s=60, memory_gb=0.2))
-    assert result.killed is not None and result.killed.startswith("memory") and "> 0.2 GB" in result.killed
+    assert (
+        result.limit_broken is not None
+        and result.limit_broken.startswith("memory")
+        and "> 0.2 GB" in result.limit_broken
+    )
     assert result.rss_peak_gb > 0.2
 
 
 def test_processes(tmp_path: Path) -> None:
     code = "import os, time\nfor _ in range(6):\n    os.fork() or time.sleep(600)\ntime.sleep(600)"
     result = run(code, tmp_path, Limits(wallclock_s=60, processes=4))
-    assert result.killed is not None and result.killed.endswith("> 4")
+    assert result.limit_broken is not None and result.limit_broken.endswith("> 4")
 
 
 def test_a_fork_bomb_is_put_out(tmp_path: Path) -> None:
@@ -129,7 +133,7 @@ def test_a_fork_bomb_is_put_out(tmp_path: Path) -> None:
         time.sleep(0.05)
     """
     result = run(code, tmp_path, Limits(wallclock_s=60, processes=40))
-    assert result.killed is not None and result.killed.startswith("processes")
+    assert result.limit_broken is not None and result.limit_broken.startswith("processes")
     assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
@@ -143,7 +147,11 @@ def test_disk_of_a_directory(tmp_path: Path) -> None:
     time.sleep(600)
     """
     result = run(code, tmp_path, Limits(wallclock_s=60, disk_mb=4, disk_dir=tmp_path / "out"))
-    assert result.killed is not None and result.killed.startswith("disk") and result.killed.endswith("> 4 MB")
+    assert (
+        result.limit_broken is not None
+        and result.limit_broken.startswith("disk")
+        and result.limit_broken.endswith("> 4 MB")
+    )
 
 
 def test_one_file_cannot_outgrow_the_disk_limit(tmp_path: Path) -> None:
@@ -168,7 +176,7 @@ def test_a_daemon_ends_with_the_child_that_started_it(tmp_path: Path) -> None:
 
 def test_a_daemon_ends_when_a_limit_breaks(tmp_path: Path) -> None:
     result = run(DAEMON + "\ntime.sleep(600)", tmp_path, Limits(wallclock_s=1))
-    assert result.killed is not None and gone(daemon(tmp_path))
+    assert result.limit_broken is not None and gone(daemon(tmp_path))
 
 
 def test_everything_ends_when_this_process_is_killed(tmp_path: Path) -> None:
@@ -182,7 +190,7 @@ child.run(argv, cwd=here, limits=child.Limits(600), stdout=here / "log")
 """
     parent = subprocess.Popen([sys.executable, "-c", code])
     assert wait_for((tmp_path / "daemon").exists)
-    below = procfs.tree(parent.pid)[1:] + [daemon(tmp_path)]
+    below = procfs.process_tree(parent.pid)[1:] + [daemon(tmp_path)]
     assert len(below) >= 3
     parent.kill()
     parent.wait()
@@ -253,7 +261,7 @@ def test_limits_hold_while_we_wait_on_a_pipe(tmp_path: Path) -> None:
     with child.start(["sleep", "600"], cwd=tmp_path, limits=Limits(0.3), stderr=tmp_path / "err") as process:
         assert process.stdout.read() == b""
         result = process.wait(30)
-    assert result is not None and result.killed is not None and result.returncode == -9
+    assert result is not None and result.limit_broken is not None and result.returncode == -9
 
 
 def test_leaving_the_block_ends_the_child(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from autoqec.system.git import Repo
 from autoqec.system.process import child
-from autoqec.system.process.signals import held_back
+from autoqec.system.process.signals import block_signals
 
 UNDER_FIRE = """
 import os, signal, sys, threading, time
@@ -62,7 +62,7 @@ def test_ctrl_c_kills_nothing_that_is_being_started(repo: Repo, what: str, times
 
 def test_signals_are_let_in_again() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with pytest.raises(ValueError), held_back(signal.SIGINT):
+    with pytest.raises(ValueError), block_signals(signal.SIGINT):
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
         raise ValueError
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

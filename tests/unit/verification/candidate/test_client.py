@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from autoqec.system.process import child
-from autoqec.verification.candidate.client import Failure, Link
-from autoqec.verification.session import built
+from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
+from autoqec.verification.session import read_model_info
 
 HEAD = """
 import struct, sys, time
@@ -24,21 +24,21 @@ def send(tag, payload):
     sys.stdout.buffer.write(struct.pack("<4sQ", tag, len(payload)) + payload)
     sys.stdout.buffer.flush()
 """
-Start = Callable[..., Link]
+Start = Callable[..., CandidateClient]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    links: list[Link] = []
+    links: list[CandidateClient] = []
 
-    def launch(body: str, *, answer_s: float = 20.0, total_s: float = 20.0, **limits: float) -> Link:
+    def launch(body: str, *, answer_s: float = 20.0, total_s: float = 20.0, **limits: float) -> CandidateClient:
         process = child.start(
             [sys.executable, "-c", HEAD + body],
             cwd=tmp_path,
             limits=child.Limits(wallclock_s=60, **limits),  # type: ignore[arg-type]
             stderr=tmp_path / "err",
         )
-        links.append(Link(process, answer_s=answer_s, total_s=total_s))
+        links.append(CandidateClient(process, answer_s=answer_s, total_s=total_s))
         return links[-1]
 
     yield launch
@@ -94,7 +94,7 @@ def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
     link = start(body)
     link.send(shots(4))
     answer = link.receive(2)
-    assert isinstance(answer, Failure) and answer.error == error
+    assert isinstance(answer, CandidateFailure) and answer.error == error
 
 
 def test_told_failures_are_cut_to_size_and_the_next_answer_counts(start: Start) -> None:
@@ -108,7 +108,7 @@ time.sleep(60)
     link.send(shots(2))
     link.send(shots(2))
     answer = link.receive(2)
-    assert isinstance(answer, Failure) and answer.error == "ValueError" and len(answer.what) == 500
+    assert isinstance(answer, CandidateFailure) and answer.error == "ValueError" and len(answer.what) == 500
     assert isinstance(link.receive(2), np.ndarray)
 
 
@@ -116,8 +116,8 @@ def test_a_candidate_that_never_reads_or_answers_is_ended(start: Start) -> None:
     link = start("time.sleep(600)", answer_s=0.3)
     link.send(np.zeros((100_000, 8), np.uint8))
     link.send(shots(1))
-    assert link.receive(2) == Failure("timeout", "no answer in time")
-    assert isinstance(link.receive(2), Failure)  # at once: the process is gone
+    assert link.receive(2) == CandidateFailure("timeout", "no answer in time")
+    assert isinstance(link.receive(2), CandidateFailure)  # at once: the process is gone
     assert link.close().returncode != 0
 
 
@@ -125,21 +125,21 @@ def test_a_broken_limit_is_named(start: Start) -> None:
     link = start("receive(); x = bytearray(400_000_000); time.sleep(60)", memory_gb=0.2)
     link.send(shots(1))
     answer = link.receive(2)
-    assert isinstance(answer, Failure) and answer.error in ("limit", "closed") and "memory" in str(answer)
+    assert isinstance(answer, CandidateFailure) and answer.error in ("limit", "closed") and "memory" in str(answer)
 
 
 def test_words_of_a_candidate_can_be_written_down(start: Start) -> None:
     """Half a surrogate pair would be no text to any file, a line break or an escape code more than one line."""
     link = start('receive(); send(b\'FAIL\', b\'{"error": "E\\\\ud800", "what": "a\\\\nb\\\\u001b[2J"}\')')
     link.send(shots(1))
-    assert link.receive(2) == Failure("E ", "a b [2J")
+    assert link.receive(2) == CandidateFailure("E ", "a b [2J")
 
 
 @pytest.mark.parametrize("made", ["b'[1]'", "b'[' * 60_000", "b'\\xff'"])
 def test_what_was_built_must_be_an_object(start: Start, made: str) -> None:
     link = start(f"receive(); send(b'MADE', {made}); time.sleep(60)")
     link.send_spec({"checkpoint": "x"})
-    assert isinstance(link.receive_made(), Failure)
+    assert isinstance(link.receive_model_info(), CandidateFailure)
 
 
 HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
@@ -160,19 +160,19 @@ def test_a_forged_account_of_what_was_built_is_none(start: Start, made: dict[str
     """Minus one FLOP would lead every front; a number beyond all floats would end the judge."""
     link = start(f"receive(); send(b'MADE', {json.dumps(HASHES | made).encode()!r}); time.sleep(60)")
     link.send_spec({"checkpoint": "x"})
-    assert built(link) == Failure("protocol", "the candidate does not say what it built")
+    assert read_model_info(link) == CandidateFailure("protocol", "the candidate does not say what it built")
 
 
 def test_only_waiting_uses_up_the_time(start: Start) -> None:
     link = start(ECHO, total_s=3.0)
     link.send(shots(1))
     assert isinstance(link.receive(300), np.ndarray)
-    left = link._left_s
+    left = link._remaining_s
     time.sleep(0.5)  # the judge decodes
     link.send(shots(1))
     assert isinstance(link.receive(300), np.ndarray)
-    assert left - link._left_s < 0.4
-    link._left_s = 0.0
+    assert left - link._remaining_s < 0.4
+    link._remaining_s = 0.0
     link.send(shots(1))
     answer = link.receive(300)
-    assert isinstance(answer, Failure) and answer.error == "timeout"
+    assert isinstance(answer, CandidateFailure) and answer.error == "timeout"

@@ -9,7 +9,7 @@ import pytest
 
 from autoqec.system import sandbox
 from autoqec.system.process import child
-from autoqec.system.sandbox import Policy, Tier
+from autoqec.system.sandbox import SandboxBackend, SandboxPolicy
 from autoqec.verification.candidate import decoder_libraries
 
 LOAD = """
@@ -34,11 +34,11 @@ def test_every_installed_library_is_found() -> None:
 
 
 @pytest.mark.parametrize("hide", [True, False])
-def test_hidden_libraries_cannot_be_loaded(hide: bool, sandbox_backend: Tier, tmp_path: Path) -> None:
+def test_hidden_libraries_cannot_be_loaded(hide: bool, sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     files = decoder_libraries.files()
     inside = tmp_path / "inside"
     inside.mkdir()
-    policy = Policy(scratch=inside, hidden=files if hide else ())
+    policy = SandboxPolicy(scratch=inside, hidden=files if hide else ())
     wrapped = sandbox.wrap([sys.executable, "-P", "-s", "-c", LOAD, *map(str, files)], policy, tier=sandbox_backend)
     ended = child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=child.Limits(60), stdout=tmp_path / "log")
     assert ended.returncode == (0 if hide else 1), (tmp_path / "log").read_text()
