@@ -65,7 +65,7 @@ def test_counts_are_those_of_the_bitmaps_on_any_slice(table: Table) -> None:
     differing_shots = np.isin(np.arange(SHOTS), places)
     ends = int(places[5]), int(places[90])
     for part in (slice(*ends), slice(ends[0], ends[1] + 1), slice(SHOTS // 2, None), slice(0, None)):
-        assert table.counts(index, part) == count_pairs(table.plain[part], (table.plain ^ differing_shots)[part])
+        assert table.counts(index, part) == count_pairs(table.baseline[part], (table.baseline ^ differing_shots)[part])
 
 
 def test_hypervolume_of_boxes() -> None:
@@ -109,12 +109,16 @@ def test_no_cell_is_measured_twice_and_failures_are_told(table: Table) -> None:
 def test_the_judges_shots_are_not_vals(table: Table) -> None:
     """A decoder that was lucky on val is not verified on the other half."""
     half = SHOTS // 2
-    lucky = table.plain.copy()
+    lucky = table.baseline.copy()
     lucky[:half] = False
     entry = table.entries[0]
-    cheat = TableEntry(entry.config, entry.params, "ok", None, 1000, 1000, 1.0, np.flatnonzero(lucky ^ table.plain))
+    differing = np.flatnonzero(lucky ^ table.baseline)
+    cheat = TableEntry(entry.config, entry.params, "ok", None, 1000, 1000, 1.0, differing)
     run = simulate(
-        strategy("random", table, SETTINGS), Table([cheat], table.plain), seed=0, settings=SimulationSettings(rounds=1)
+        strategy("random", table, SETTINGS),
+        Table([cheat], table.baseline),
+        seed=0,
+        settings=SimulationSettings(rounds=1),
     )
     assert run.verified == 0 and run.hypervolume == [0.0]
 
@@ -147,7 +151,7 @@ def test_shuffled_feedback_is_told_and_the_truth_is_scored(table: Table) -> None
     assert sorted(reported) == list(range(len(table.entries))) and reported != sorted(reported)
     dud = TableEntry(table.entries[0].config, table.entries[0].params, "ok", None, 10, 10, 1.0, np.zeros(0, np.int64))
     good = table.entries[max(bench.verifiable_entries(table), key=lambda one: one[1][0])[0]]
-    two, seen = Table([dud, good], table.plain), list[dict[str, Any]]()
+    two, seen = Table([dud, good], table.baseline), list[dict[str, Any]]()
 
     def watched(view: dict[str, Any]) -> Any:
         seen[:] = view["history"]
@@ -256,7 +260,7 @@ def test_the_committed_table_is_what_its_page_says() -> None:
     entries = [line for line in lines if line["kind"] == "cell"]
     assert len({line["key"] for line in entries}) == len(entries) == len(qecbench_tab.jobs())
     whole = Table.read(qecbench_tab.OUT)
-    assert len({space.digest(entry.config) for entry in whole.entries}) >= 500 and whole.plain.size == 1_000_000
+    assert len({space.digest(entry.config) for entry in whole.entries}) >= 500 and whole.baseline.size == 1_000_000
     assert {entry.status for entry in whole.entries} == {"ok", "compile_error"} and max(
         c.seconds for c in whole.entries
     ) < 10

@@ -61,9 +61,9 @@ def test_the_estimator_is_told_of_rounds_whose_pins_lie_outside_the_space() -> N
 def test_a_config_that_differs_in_a_pinned_key_alone_is_not_new() -> None:
     tried = apply_pins(BASELINE, APART)
     state = moves.SearchState.read(view([verified(1, tried, 0.002)], APART))
-    other = state.held(with_keys(BASELINE, training__batch_size=2048))
+    other = state.with_pins(with_keys(BASELINE, training__batch_size=2048))
     assert other == tried and not state.is_new(other)
-    assert moves.SearchState.read(view([], FAMILY)).held(BASELINE) is None, "another family"
+    assert moves.SearchState.read(view([], FAMILY)).with_pins(BASELINE) is None, "another family"
 
 
 def test_a_pinned_baseline_lets_its_children_compose_and_git_merges_their_files(tmp_path: Path) -> None:

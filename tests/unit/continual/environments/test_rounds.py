@@ -76,7 +76,7 @@ def test_a_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatc
     data = {"kind": "design", "routine": "round", "screen": screen, "n_proposals": 1, "tasks": [{"env": "env.yaml"}]}
     told: list[str] = []
     with WorkspaceRounds(told.append) as real:
-        (env,) = build_dataset(parse_dataset_config(data).resolved(workspace.root), rounds=real).get_dataset()
+        (env,) = build_dataset(parse_dataset_config(data).resolved(workspace.root), round_runner=real).get_dataset()
         env.reset()
         _, feedback, done, info = env.step(json.dumps(SMALL))
     (place,) = (workspace.root / "runs").iterdir()
