@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from autoqec.contracts.env import SINTER_DECODER
 from autoqec.errors import UsageError
 
-PTB64_GROUP = "autoqec.decoders"
+ENTRY_POINT_GROUP = "autoqec.decoders"
 FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 
@@ -123,7 +123,7 @@ def registered_functions() -> frozenset[str]:
         point.value.replace(" ", "")
         for distribution in distributions
         for point in distribution.entry_points
-        if point.group == PTB64_GROUP
+        if point.group == ENTRY_POINT_GROUP
     )
 
 

@@ -237,7 +237,7 @@ class TestAnotherModel:
         detection_events = sample(problem(3), 2000, 5).detection_events
         in_sector = problem(3).graph.in_sector
         more = stim.DetectorErrorModel(f"{problem(3).dem}\nerror(1e-12) D{in_sector[0]} D{in_sector[-1]}")
-        home, away = (CheckpointDecoder.of(surface(3), path, dem, other=True) for dem in (None, more))
+        home, away = (CheckpointDecoder.of(surface(3), path, dem, allow_other_dem=True) for dem in (None, more))
         assert (home.n_unknown_edges, away.n_unknown_edges) == (0, 1)
         assert (home.decode(detection_events) == away.decode(detection_events)).mean() > 0.999
 

@@ -86,8 +86,8 @@ def test_a_file_without_a_known_class_is_refused() -> None:
 
 COMPILE = """
 import sys, json
-from autoqec.decoders import surface
-surface.mount(sys.argv[1])
+from autoqec.decoders import overlay
+overlay.use_modules_dir(sys.argv[1])
 import torch
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.decoders.dsl_compiler import compile_predecoder

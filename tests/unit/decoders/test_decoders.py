@@ -149,7 +149,7 @@ def test_other_sector_net_ignores_its_own_sector() -> None:
     flipped = shots.clone()
     flipped[0, prob.graph.in_sector] = 1
     assert torch.equal(model(shots), model(flipped))
-    flipped[0, prob.graph.other[0]] = 1
+    flipped[0, prob.graph.out_of_sector[0]] = 1
     assert not torch.equal(model(shots), model(flipped))
 
 
@@ -160,7 +160,7 @@ def test_no_other_sector_says_what_to_write() -> None:
 
 def test_cost_of_a_known_net_by_hand() -> None:
     prob = problem(3)
-    n_in, n_out = len(prob.graph.other), prob.graph.n_edges
+    n_in, n_out = len(prob.graph.out_of_sector), prob.graph.n_edges
     cost = flops.count(compile_predecoder(parse_dsl(MLP), prob, seed=0), prob.n_detectors)
     matrices = n_in * 16 + 16 * 16 + 16 * n_out + n_in * n_out
     assert cost.n_params == matrices + 16 + 16 + n_out + 32  # biases, and the circuit's fingerprint
@@ -349,15 +349,18 @@ def test_a_mounted_surface_replaces_the_packages_own(tmp_path: Path) -> None:
     shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
     (tree / "mlp.py").write_text("def build(block, head, view):\n    raise ValueError('branch speaking')\n")
     code = (
-        "import sys\nfrom autoqec.decoders import surface\nsurface.mount(sys.argv[1])\n"
-        "print(surface.architecture('mlp').__file__)\nsurface.mount(sys.argv[1])\n"
+        "import sys\nfrom autoqec.decoders import overlay\noverlay.use_modules_dir(sys.argv[1])\n"
+        "print(overlay.architecture_module('mlp').__file__)\noverlay.use_modules_dir(sys.argv[1])\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tree)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(tree / "mlp.py")
 
 
 def test_mounting_too_late_or_nowhere_is_an_error(tmp_path: Path) -> None:
-    code = "import sys\nfrom autoqec.decoders import surface\nsurface.architecture('mlp')\nsurface.mount(sys.argv[1])\n"
+    code = (
+        "import sys\nfrom autoqec.decoders import overlay\n"
+        "overlay.architecture_module('mlp')\noverlay.use_modules_dir(sys.argv[1])\n"
+    )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
     assert done.returncode != 0 and "already loaded" in done.stderr
 

@@ -28,8 +28,8 @@ def small_code() -> TannerGraph:
         observables=np.ones((12, 1), np.uint8),
         prior=np.full(12, 0.1),
         mechanism_to_edge=sp.identity(12, dtype=np.int32, format="csr"),
-        own=np.arange(6),
-        other=np.arange(0),
+        in_sector=np.arange(6),
+        out_of_sector=np.arange(0),
         check_matrix=matrix,
     )
 

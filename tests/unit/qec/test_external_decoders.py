@@ -25,7 +25,7 @@ LISTING = """
 import os
 import sinter
 from pathlib import Path
-from autoqec.sinter import Correlated
+from autoqec.sinter import CorrelatedMatchingDecoder
 
 class Broken(sinter.Decoder):
     def compile_decoder_for_dem(self, *, dem):
@@ -45,7 +45,7 @@ class Reads(Dies):
     def decode_shots_bit_packed(self, *, bit_packed_detection_event_data):
         raise ValueError(Path(__file__).with_name("beside.txt").parents[2].joinpath("private").read_text())
 
-class Split(Correlated):
+class Split(CorrelatedMatchingDecoder):
     def compile_decoder_for_dem(self, *, dem):
         if "^" in str(dem):
             raise ValueError("mechanisms are split")
@@ -53,8 +53,8 @@ class Split(Correlated):
 
 def decoders():
     print("output of a package")
-    return {"correlated": Correlated(), "broken": Broken(), "dies": Dies(), "short": Short(), "reads": Reads(),
-            "relay-bp": Split()}
+    return {"correlated": CorrelatedMatchingDecoder(), "broken": Broken(), "dies": Dies(), "short": Short(),
+            "reads": Reads(), "relay-bp": Split()}
 
 sinter_decoders = decoders
 """

@@ -48,13 +48,13 @@ def test_edge_priors_are_the_frequencies_of_their_edges() -> None:
 
 def test_sectors_split_the_detectors() -> None:
     graph = problem(5, 0.005).graph
-    assert len(graph.in_sector) == 72 and len(graph.other) == 48
-    assert not set(graph.in_sector) & set(graph.other)
+    assert len(graph.in_sector) == 72 and len(graph.out_of_sector) == 48
+    assert not set(graph.in_sector) & set(graph.out_of_sector)
     assert set(np.unique(graph.endpoints)) <= {-1, *graph.in_sector.tolist()}
 
 
 def test_repetition_code_has_no_other_sector() -> None:
-    assert len(Problem.from_env(repetition()).graph.other) == 0
+    assert len(Problem.from_env(repetition()).graph.out_of_sector) == 0
 
 
 def test_component_matching_answers_as_the_whole_dem_does() -> None:
