@@ -12,6 +12,7 @@ from typing import Any
 
 from autoqec.contracts import archive, dsl, env, history, job, messages, pareto, profiles, provenance, round, verdict
 from autoqec.contracts.base import Contract
+from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
@@ -109,6 +110,7 @@ def main() -> None:
         (SCHEMAS / name).write_text(text, encoding="utf-8")
     for path in pages():
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    structure.main()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from docs import generate
+from docs import generate, structure
 
 
 def test_schemas_are_the_models() -> None:
@@ -32,3 +32,13 @@ def test_links_between_pages_lead_somewhere() -> None:
     for page in docs.rglob("*.md"):
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.relative_to(docs)} -> {link}"
+
+
+def test_architecture_page_matches_the_code() -> None:
+    text = structure.PAGE.read_text(encoding="utf-8")
+    assert text == structure.render(text), "run `make docs`"
+
+
+def test_every_module_says_what_it_provides() -> None:
+    empty = [line for line in structure.table().splitlines()[2:] if line.endswith("|  |")]
+    assert not empty, empty
