@@ -37,8 +37,8 @@ def imports(path: Path) -> set[str]:
     found: set[str | None] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{alias.name}" for alias in node.names] if node.module == "autoqec" else [node.module]
-            found |= {package_of(name) for name in names}
+            prefixed = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {package_of(name) for name in prefixed}
         elif isinstance(node, ast.Import):
             found |= {package_of(alias.name) for alias in node.names}
     return {name for name in found if name is not None}
