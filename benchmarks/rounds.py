@@ -29,6 +29,7 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
+from autoqec.store import jsonl
 from autoqec.store.layout import RunLayout
 from autoqec.system import git as host_git
 from autoqec.system.git import Repo
@@ -91,8 +92,7 @@ def append_rounds(layout: RunLayout, count: int) -> None:
             lines[layout.attempts].append(line.dump())
         layout.round(number).dir.mkdir()
     for path, values in lines.items():
-        with path.open("a", encoding="utf-8") as stream:
-            stream.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+        jsonl.append_all(path, values, chained=True)
 
 
 def _commits(layout: RunLayout, first: int, count: int, base: str, *, pinned: bool = False) -> list[tuple[str, str]]:
@@ -134,7 +134,9 @@ def append_pareto_rounds(layout: RunLayout, count: int) -> None:
             ).dump()
             keep = ("round", "branch", "commit_sha", "round_attempt_id")
             value.update({**values_of_row, **{key: value[key] for key in keep}})
-    path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
+        value.pop(jsonl.CHAIN_KEY, None)
+    path.unlink()
+    jsonl.append_all(path, values, chained=True)
 
 
 def cpu_seconds() -> float:

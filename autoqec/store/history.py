@@ -57,11 +57,11 @@ class History:
                 if attempt in closed:
                     raise ContractError(f"attempt {attempt} has its row already", where="history")
                 closed.add(attempt)
-        jsonl.append_all(self.layout.history, [row.dump() for row in rows], salvage=self.layout.salvage)
+        jsonl.append_all(self.layout.history, [row.dump() for row in rows], salvage=self.layout.salvage, chained=True)
 
     def append_attempt(self, line: AttemptLine) -> None:
         """Write ahead: durable on return."""
-        jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage)
+        jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage, chained=True)
 
     def state(self) -> RunState:
         """What the rows amount to; only rows that came since the last call are applied."""
@@ -110,12 +110,12 @@ class History:
             parsed = self._parsed[path] = _ParsedFile(identity=identity)  # restored from a backup, or cut
         if size > parsed.end:
             try:
-                records, end = jsonl.read_since(path, parsed.end, len(parsed.values))
+                records, end, chain = jsonl.read_chained(path, parsed.end, len(parsed.values), parsed.chain)
                 start = len(parsed.values) + 1
                 parsed.values += [parse(data, f"{path}:{number}") for number, data in enumerate(records, start=start)]
             except ContractError as error:
                 raise _damaged_file_error(error, path) from error
-            parsed.end = end
+            parsed.end, parsed.chain = end, chain
         return list(parsed.values)
 
 
@@ -126,6 +126,7 @@ class _ParsedFile:
     values: list[Any] = field(default_factory=list)
     end: int = 0
     identity: tuple[int, int] | None = None
+    chain: jsonl.Chain = jsonl.Chain()
     state: Any = None
     applied: int = 0
 

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,23 +16,48 @@ from autoqec.errors import ContractError, StorageError
 from autoqec.store import atomic
 
 _BLOCK = 1 << 16
+CHAIN_KEY = "prev_sha256"
+_GENESIS = "0" * 64
 
 
-def append(path: Path | str, value: Any, *, salvage: Path | None = None) -> None:
+@dataclass(frozen=True)
+class Chain:
+    """Where a file's hash chain stands: each line holds the SHA-256 of the bytes of the line before it.
+
+    sha256: of the last line. begun: a chained line was read, so that every later one must be; files of earlier versions
+    begin without.
+    """
+
+    sha256: str = _GENESIS
+    begun: bool = False
+
+    def follow(self, line: bytes, value: dict[str, Any], where: str) -> Chain:
+        """The chain after one more line, whose key is taken out of `value`. ContractError where it is broken."""
+        found = value.pop(CHAIN_KEY, None)
+        if found is None and self.begun:
+            raise ContractError(f"the hash chain is broken: `{CHAIN_KEY}` is missing", where=where)
+        if found is not None and found != self.sha256:
+            what = f"`{CHAIN_KEY}` is {found}, but the line before has {self.sha256}"
+            raise ContractError(f"the hash chain is broken: {what}", where=where)
+        return Chain(hashlib.sha256(line).hexdigest(), self.begun or found is not None)
+
+
+def append(path: Path | str, value: Any, *, salvage: Path | None = None, chained: bool = False) -> None:
     """Append `value` as one line; durable on return.
 
     A torn tail (a line without newline, or holding NUL bytes after a power cut) is moved to
     `salvage` (default: `salvage/` beside the file) first. Writers exclude each other by flock on the file.
     On failure the file is cut back to what it was. Raises StorageError; ValueError for NaN.
+    chained: the line also holds the hash of the line before it (`Chain`).
     """
-    append_all(path, [value], salvage=salvage)
+    append_all(path, [value], salvage=salvage, chained=chained)
 
 
-def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None = None) -> None:
+def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None = None, chained: bool = False) -> None:
     """As `append`, several lines by one write: after a crash the first so many of them are there, whole."""
     path = Path(path)
     dump = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    lines = b"".join(dump(value).encode() + b"\n" for value in values)
+    lines = [dump(value).encode() for value in values]
     if not lines:
         return
     with atomic.storage_errors(path):
@@ -39,7 +65,9 @@ def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None 
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             size = _repair(fd, path, salvage or path.parent / "salvage")
-            atomic.append_to_fd(fd, lines, size)
+            if chained:
+                lines = _chained(lines, _last_sha256(fd, size))
+            atomic.append_to_fd(fd, b"".join(line + b"\n" for line in lines), size)
         finally:
             os.close(fd)
     if created:
@@ -56,7 +84,22 @@ def read(path: Path | str) -> list[dict[str, Any]]:
 
 def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str, Any]], int]:
     """As `read`, from byte `start`, before which stand `lines` whole lines; and the byte that the last one ends at."""
-    path = Path(path)
+    found, end = _whole_lines(Path(path), start, lines)
+    return [_parse(line, where) for line, where in found], end
+
+
+def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tuple[list[dict[str, Any]], int, Chain]:
+    """As `read_since`, following the hash chain from where it stood; and where it stands after the last line."""
+    found, end = _whole_lines(Path(path), start, lines)
+    values = []
+    for line, where in found:
+        values.append(_parse(line, where))
+        chain = chain.follow(line, values[-1], where)
+    return values, end, chain
+
+
+def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, str]], int]:
+    """The whole lines from byte `start`, each with its place, and the byte that the last one ends at."""
     try:
         with path.open("rb") as stream:
             stream.seek(start)
@@ -67,7 +110,7 @@ def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str,
         raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
     complete = data[: len(data) - len(_torn_tail(data))]
     numbered = enumerate(complete.split(b"\n")[:-1], start=lines + 1)
-    return [_parse(line, f"{path}:{number}") for number, line in numbered], start + len(complete)
+    return [(line, f"{path}:{number}") for number, line in numbered], start + len(complete)
 
 
 def is_torn(path: Path | str) -> bool:
@@ -113,6 +156,21 @@ def _repair(fd: int, path: Path, salvage: Path) -> int:
     os.ftruncate(fd, keep)
     os.fsync(fd)
     return keep
+
+
+def _chained(lines: list[bytes], previous: str) -> list[bytes]:
+    """JSON objects with the hash of the line before each as their last key."""
+    chained = []
+    for line in lines:
+        chained.append(line[:-1] + f',"{CHAIN_KEY}":"{previous}"}}'.encode())
+        previous = hashlib.sha256(chained[-1]).hexdigest()
+    return chained
+
+
+def _last_sha256(fd: int, size: int) -> str:
+    """SHA-256 of the last line of a file that ends in a newline; of an empty file, zeros."""
+    data = _last_lines(fd, size).removesuffix(b"\n")
+    return hashlib.sha256(data[data.rfind(b"\n") + 1 :]).hexdigest() if size else _GENESIS
 
 
 def _last_lines(fd: int, size: int) -> bytes:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts.history import ATTEMPT_LINE, HistoryRow
+from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import non_dominated
 from autoqec.contracts.provenance import Pointer
+from autoqec.store.history import History
 from autoqec.store.layout import RunLayout, pointer_on_branch
 from autoqec.store.run_state import fold
 from autoqec.system.git import Repo
@@ -67,8 +68,9 @@ def refs(workspace: Path) -> dict[str, str]:
 def check(before: Before, run_id: str) -> list[HistoryRow]:
     """Every invariant of a recovered run, or AssertionError. Returns its rows."""
     workspace, layout = before.workspace, RunLayout(before.workspace, run_id)
-    rows = [HistoryRow.model_validate(json.loads(line)) for line in _lines(layout.history)]
-    attempts = [ATTEMPT_LINE.validate_python(json.loads(line)) for line in _lines(layout.attempts)]
+    assert all(_lines(path) for path in (layout.history, layout.attempts) if path.is_file()), "no torn line"
+    history = History(layout)  # which also follows the hash chain
+    rows, attempts = history.rows(), history.attempts()
     _rows_and_attempts(rows, [line.round_attempt_id for line in attempts if line.kind == "begun"])
     _rows_and_branches(workspace, layout, rows)
     _views(layout, rows)

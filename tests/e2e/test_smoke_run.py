@@ -63,7 +63,7 @@ def test_rows_and_rounds_say_the_same(ran: tuple[Workspace, Shown, Path]) -> Non
     assert re.fullmatch(r"\d{8}-\d{6}", run.name)
     assert [row["round"] for row in rows(run)] == [1, 2]
     for value in rows(run):
-        row = HistoryRow.model_validate(value)
+        row = HistoryRow.read(value)
         metrics = json.loads((run / f"round_{row.round}" / "metrics.json").read_bytes())
         assert set(metrics) == set(RoundMetrics.model_fields) and row.status == "ok"
         paths = {"checkpoint_path", "training_log_path"}

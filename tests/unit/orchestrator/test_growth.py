@@ -110,9 +110,9 @@ def test_a_history_from_a_backup_is_read_anew(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         recorded(memory, rounds.row(number))
     lines = memory.layout.history.read_bytes().splitlines(keepends=True)
-    atomic.write_bytes(memory.layout.history, lines[0] + lines[2])
+    atomic.write_bytes(memory.layout.history, b"".join(lines[:2]))
     memory.rebuild_views()
-    assert [row["round"] for row in memory.l2_for_ideator(ENV, rounds.CONFIG)["history"]] == [1, 3]
+    assert [row["round"] for row in memory.l2_for_ideator(ENV, rounds.CONFIG)["history"]] == [1, 2]
     assert on_disk(memory) == RunMemory(memory.layout.root).views()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -132,10 +133,93 @@ def test_what_others_append_is_seen_and_what_is_restored_is_read_anew(tmp_path: 
 def test_a_line_torn_while_we_look_is_read_once_it_is_whole(tmp_path: Path) -> None:
     history = make(tmp_path)
     history.append_row(row(1))
-    line = json.dumps(row(2).dump()).encode() + b"\n"
-    with history.layout.history.open("ab") as stream:
-        stream.write(line[:40])
+    History(history.layout).append_row(row(2))
+    first, line = history.layout.history.read_bytes().splitlines(keepends=True)
+    history.layout.history.write_bytes(first + line[:40])
     assert [found.round for found in history.rows()] == [1]
     with history.layout.history.open("ab") as stream:
         stream.write(line[40:])
     assert [found.round for found in history.rows()] == [1, 2]
+
+
+# ---- hash chain
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> History:
+    history = make(tmp_path)
+    for number in (3, 4):
+        atomic.make_dir(history.layout.round(number).dir)
+    return history
+
+
+def stored(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def test_each_line_holds_the_hash_of_the_line_before(history: History) -> None:
+    history.append_rows([row(1), row(2)])
+    history.append_row(row(3))
+    lines = stored(history.layout.history)
+    hashes = [json.loads(line)["prev_sha256"] for line in lines]
+    assert hashes == ["0" * 64, *(hashlib.sha256(line[:-1]).hexdigest() for line in lines[:-1])]
+    fresh = History(history.layout).rows()
+    assert fresh == [row(1), row(2), row(3)] and "prev_sha256" not in fresh[0].dump()
+
+
+@pytest.mark.parametrize("damage", ["edit", "remove", "swap", "unchain"])
+def test_broken_chain_is_named_with_file_and_line(history: History, damage: str) -> None:
+    history.append_rows([row(number) for number in (1, 2, 3, 4)])
+    path = history.layout.history
+    lines = stored(path)
+    if damage == "edit":
+        lines[1] = lines[1].replace(b'"hypothesis":"', b'"hypothesis":"forged ')
+    elif damage == "remove":
+        del lines[1]
+    elif damage == "swap":
+        lines[1], lines[2] = lines[2], lines[1]
+    else:
+        value = json.loads(lines[2])
+        del value["prev_sha256"]
+        lines[2] = json.dumps(value).encode() + b"\n"
+    path.write_bytes(b"".join(lines))
+    place = {"edit": 3, "remove": 2, "swap": 2, "unchain": 3}[damage]
+    with pytest.raises(ManualInterventionRequired, match="hash chain is broken") as found:
+        History(history.layout).rows()
+    assert found.value.where == f"{path}:{place}" and found.value.exit_code == 3
+
+
+def test_attempt_lines_are_chained_too(history: History) -> None:
+    for number in (1, 2, 3):
+        history.append_attempt(Begun(round_attempt_id=f"id-{number}", round=number))
+    lines = stored(history.layout.attempts)
+    history.layout.attempts.write_bytes(lines[0] + lines[2])
+    with pytest.raises(ManualInterventionRequired, match="hash chain is broken"):
+        History(history.layout).attempts()
+
+
+def test_file_of_an_earlier_version_loads_and_is_chained_from_then_on(history: History) -> None:
+    history.layout.history.write_text("".join(json.dumps(row(n).dump()) + "\n" for n in (1, 2)), encoding="utf-8")
+    assert len(history.rows()) == 2
+    history.append_row(row(3))
+    lines = stored(history.layout.history)
+    assert json.loads(lines[2])["prev_sha256"] == hashlib.sha256(lines[1][:-1]).hexdigest()
+    assert len(History(history.layout).rows()) == 3
+    history.layout.history.write_bytes(lines[0] + lines[2])
+    with pytest.raises(ManualInterventionRequired, match="hash chain is broken"):
+        History(history.layout).rows()
+
+
+def test_chain_goes_on_behind_a_torn_line(history: History) -> None:
+    history.append_row(row(1))
+    with history.layout.history.open("ab") as stream:
+        stream.write(b'{"round": 2, "torn')
+    history.append_row(row(2))
+    assert [found.round for found in History(history.layout).rows()] == [1, 2]
+
+
+def test_chain_is_followed_from_call_to_call(history: History) -> None:
+    other = History(history.layout)
+    for number in (1, 2, 3):
+        other.append_row(row(number))
+        assert len(history.rows()) == number
