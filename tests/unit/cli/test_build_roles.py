@@ -107,7 +107,7 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
     roles, limits = build_roles.build_roles(choice, run, silent)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN and reply.source.startswith("llm scripted:")
-    assert limits.spent(fold([]), 0.0) is None
+    assert limits.exhausted(fold([]), 0.0) is None
     ledger = Ledger(run.layout.ledger)
     assert ledger.by_attempt["attempt-1"].calls == 1 and ledger.by_role["ideator"].calls == 1
     assert [row["role"] for row in jsonl.read(run.layout.cassette)] == ["ideator"]
@@ -139,10 +139,10 @@ def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: R
     told: list[str] = []
     choice = RoleOptions("llm", model=model, max_tokens=100)
     roles, limits = build_roles.build_roles(choice, run, lambda kind, payload: told.append(kind))
-    assert limits.spent(fold([]), 0.0) is None
+    assert limits.exhausted(fold([]), 0.0) is None
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
-    assert "budget is 100" in str(limits.spent(fold([]), 0.0)) and told == ["lm_budget"]
-    assert Ledger(run.layout.ledger).spent.calls == 0
+    assert "budget is 100" in str(limits.exhausted(fold([]), 0.0)) and told == ["lm_budget"]
+    assert Ledger(run.layout.ledger).totals.calls == 0
     assert {row["kind"] for row in jsonl.read(run.layout.cassette)} == {"count"}, "counted, and never asked"
 
 
@@ -164,13 +164,14 @@ def test_replay_ends_with_the_older_run(run: Run) -> None:
     roles, limits = build_roles.build_roles(choice, run, silent)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN
-    assert limits.spent(fold([]), 0.0) is None and "all 1 proposals" in str(limits.spent(fold([rounds.row(1)]), 0.0))
+    assert limits.exhausted(fold([]), 0.0) is None
+    assert "all 1 proposals" in str(limits.exhausted(fold([rounds.row(1)]), 0.0))
 
 
 def test_the_loops_own_limits_come_first() -> None:
     limits = RunBudget(rounds=1, stop_condition=lambda rows: "the other reason")
-    assert limits.spent(fold([rounds.row(1)]), 0.0) == "1 of 1 rounds"
-    assert limits.spent(fold([]), 0.0) == "the other reason"
+    assert limits.exhausted(fold([rounds.row(1)]), 0.0) == "1 of 1 rounds"
+    assert limits.exhausted(fold([]), 0.0) == "the other reason"
 
 
 @pytest.fixture(scope="module")

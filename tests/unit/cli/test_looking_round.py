@@ -37,7 +37,7 @@ def test_doctor_says_what_holds_here(workspace: Workspace) -> None:
     found = {value["name"]: value for value in shown.objects}
     assert shown.code == 0 and {"python", "torch", "git", "sandbox", "disk"} <= found.keys()
     assert str(workspace.root) in found["git"]["found"]
-    assert all(value["mend"] for value in found.values() if value["state"] != "good")
+    assert all(value["hint"] for value in found.values() if value["state"] != "good")
 
 
 def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_doctor_says_whether_a_cluster_can_be_used(monkeypatch: pytest.MonkeyPat
 def test_doctor_outside_a_repository_says_how_to_get_one(workspace: Workspace) -> None:
     there = Workspace(workspace.root.parent / "home", workspace.env)
     (git,) = [value for value in there.autoqec("doctor", "--json").objects if value["name"] == "git"]
-    assert git["state"] == "weak" and "autoqec init" in git["mend"]
+    assert git["state"] == "weak" and "autoqec init" in git["hint"]
 
 
 def test_machine_state_is_one_object(workspace: Workspace) -> None:

