@@ -26,8 +26,8 @@ MODELS: dict[str, type[Contract]] = {
 # Whole files and messages get a schema; their parts stand inside it.
 TOP_LEVEL = (
     "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "Pointer", "Manifest", "RunInfo", "Begun",
-    "Planned", "Nominated", "Charged", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse", "CoderResponse",
-    "AnalystResponse", "ArchiveManifest",
+    "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
+    "CoderResponse", "AnalystResponse", "ArchiveManifest",
 )  # fmt: skip
 MARKER = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

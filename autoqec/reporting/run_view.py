@@ -34,13 +34,13 @@ class RunView:
         return self.state.front
 
     @property
-    def current(self) -> list[HistoryRow]:
+    def latest_rows(self) -> list[HistoryRow]:
         """The row of each attempt that says what the round is, oldest first."""
         return [found.row for found in self.state.rounds.values()]
 
     @property
     def ended(self) -> list[HistoryRow]:
-        """As `current`, without rounds that were lost."""
+        """As `latest_rows`, without rounds that were lost."""
         return [found.row for found in self.state.rounds.values() if not found.lost]
 
     def round_of(self, entry: ParetoEntry) -> int:
