@@ -1,67 +1,103 @@
-"""Errors that build their sentence from fields and end with the command that mends them."""
+"""The exceptions that autoqec raises for failures a user can act on."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class AutoqecError(Exception):
-    """A failure a person can act on.
+    """A failure with its location and, where one is known, the command or edit that fixes it.
 
-    what: the fault, in one clause. where: file, field or option it was found in.
-    mend: a command (or an edit) that mends it. `exit_code` is the process's exit status.
+    `str()` is one line, for events, logs and history rows; the command line prints `hint` on its own line.
+
+    Attributes:
+        code: Stable identifier of the kind of failure, for programs; a class has one, an instance may narrow it.
+        exit_code: Exit status of a command that ends with this error.
+        message: What is wrong, in one clause.
+        location: File, field or option in which it was found.
+        hint: A command or an edit that fixes it.
     """
 
-    exit_code = 2
+    code: str = "error"
+    exit_code: ClassVar[int] = 2
 
-    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None) -> None:
-        super().__init__(what)
-        self.what, self.where, self.hint = what, where, hint
+    def __init__(
+        self, message: str, *, location: str | None = None, hint: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message, self.location, self.hint = message, location, hint
+        if code is not None:
+            self.code = code
 
     def __str__(self) -> str:
-        head = f"{self.where}: {self.what}" if self.where else self.what
-        head = head.rstrip(".")
-        return f"{head}. Mend: {self.hint}" if self.hint else f"{head}."
+        return f"{self.summary}; hint: {self.hint}" if self.hint else self.summary
+
+    @property
+    def summary(self) -> str:
+        """Location and message, without the hint."""
+        return (f"{self.location}: {self.message}" if self.location else self.message).rstrip(".")
 
     def to_json(self) -> dict[str, str | int | None]:
+        """Return the object that `--json` prints."""
         return {
             "error": type(self).__name__,
-            "what": self.what,
-            "where": self.where,
-            "mend": self.hint,
+            "code": self.code,
+            "what": self.message,
+            "where": self.location,
+            "hint": self.hint,
             "exit_code": self.exit_code,
         }
 
 
 class UsageError(AutoqecError):
-    """The user's file, option or repository is wrong; nothing was written."""
+    """A file, an option or the repository of the user is wrong; nothing was written."""
+
+    code = "usage"
+
+
+class ContractError(AutoqecError):
+    """A file or message violates its schema."""
+
+    code = "contract"
 
 
 class ManualInterventionRequired(AutoqecError):
-    """Only a person can decide how the run goes on."""
+    """The run is paused: how it continues is the user's decision."""
 
+    code = "manual-intervention"
     exit_code = 3
 
 
 class StorageError(AutoqecError):
-    """Bytes could not be made durable; the next start re-reads what is there."""
+    """Data could not be written durably; the next start reads what is on disk."""
 
+    code = "storage"
     exit_code = 74
 
 
-class Interrupted(AutoqecError):
-    """Stopped from outside; the run can be resumed."""
+class RunInterruptedError(AutoqecError):
+    """The process was asked to stop; the run can be resumed."""
 
+    code = "interrupted"
     exit_code = 130
 
 
+class InternalError(AutoqecError):
+    """An unexpected exception: a bug in autoqec, not in the input."""
+
+    code = "internal"
+    exit_code = 70  # EX_SOFTWARE of sysexits.h
+
+
 class RoundError(AutoqecError):
-    """One round ended without a result. `status` is a RoundStatus of the contracts."""
+    """One round ended without a result.
+
+    Attributes:
+        status: RoundStatus that the round's row gets; also the error's code.
+    """
 
     exit_code = 1
 
-    def __init__(self, status: str, what: str, *, where: str | None = None, hint: str | None = None) -> None:
-        super().__init__(what, where=where, hint=hint)
+    def __init__(self, status: str, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, location=location, hint=hint, code=status)
         self.status = status
-
-
-class ContractError(AutoqecError):
-    """A file or message does not hold what its contract says."""

@@ -9,7 +9,7 @@ from types import ModuleType
 from autoqec.errors import UsageError
 
 
-def require_installed(package: str, *, extra: str, where: str | None = None) -> None:
+def require_installed(package: str, *, extra: str, location: str | None = None) -> None:
     """Check that `package` is installed, without importing it.
 
     Args:
@@ -26,10 +26,10 @@ def require_installed(package: str, *, extra: str, where: str | None = None) -> 
         return
     if spec is None or spec.origin is None:  # without origin: a folder of that name in the current directory
         what, hint = f"the package '{package}' is not installed", f"pip install 'autoqec[{extra}]'"
-        raise UsageError(what, where=where, hint=hint)
+        raise UsageError(what, location=location, hint=hint)
 
 
-def load(module: str, *, extra: str, where: str | None = None) -> ModuleType:
+def load(module: str, *, extra: str, location: str | None = None) -> ModuleType:
     """Import `module` after `require` has found its package; same arguments and errors."""
-    require_installed(module.split(".")[0], extra=extra, where=where)
+    require_installed(module.split(".")[0], extra=extra, location=location)
     return importlib.import_module(module)

@@ -48,7 +48,7 @@ def decoders() -> dict[str, sinter.Decoder]:
         env, _, path_text = files.partition("=")
         if not (name and env and path_text):
             raise UsageError(
-                f"{entry!r} is not name=ENV.yaml=CHECKPOINT.pt", where=f"environment variable {CHECKPOINTS_ENV_VAR}"
+                f"{entry!r} is not name=ENV.yaml=CHECKPOINT.pt", location=f"environment variable {CHECKPOINTS_ENV_VAR}"
             )
         found[name] = PredecoderDecoder(env, path_text)
     return found
@@ -73,7 +73,7 @@ class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
                 if surface is not None:
                     raise UsageError(
                         f"round {number}'s branch has code of its own, which sinter's workers do not run",
-                        where=f"run {run_id}",
+                        location=f"run {run_id}",
                         hint=f"read it, then autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
                     )
         env, _ = load_env(Path(self.env_path))

@@ -66,7 +66,7 @@ def validation_row() -> Row:
 def parallel_row() -> Row:
     """The screen routine on designs of one size, one after the other and in two processes that stand already."""
     text = files.dump_config(files.load_env(paths.env_file("smoke"))[0].dump())
-    features = EnvFeatures.of(files.parse_env(text, where="smoke"))
+    features = EnvFeatures.of(files.parse_env(text, location="smoke"))
     routine = ScreenRoutine(text, train_shots=40_000, finetune_shots=0, val_shots=10_000)
     envs = [
         DesignEnv(PredecoderDraft(features, {"type": "mlp", "mlp.hidden": 64 + number, "mlp.depth": 2}))

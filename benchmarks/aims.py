@@ -126,7 +126,7 @@ BENCHMARK_TARGETS = (
 
 def measure(aim: BenchmarkTarget, directory: Path) -> Iterator[Row]:
     env_text = resources("autoqec.envs.builtin").joinpath(f"{aim.env}.yaml").read_text(encoding="utf-8")
-    env = files.parse_env(env_text, where=aim.env)
+    env = files.parse_env(env_text, location=aim.env)
     layout = RoundLayout(directory / aim.name, 1)
     cost = train_or_load(aim, env_text, layout)
     problem = Problem.from_env(env)
@@ -151,7 +151,7 @@ def measure(aim: BenchmarkTarget, directory: Path) -> Iterator[Row]:
 def installed(decoder: str) -> bool:
     if util.find_spec(decoder_trust.KNOWN[decoder].module) is not None:
         return True
-    print(f"{decoder} is not installed. Mend: {decoder_trust.KNOWN[decoder].hint}")
+    print(f"{decoder} is not installed; hint: {decoder_trust.KNOWN[decoder].hint}")
     return False
 
 
@@ -260,7 +260,7 @@ def main(names: list[str], directory: Path) -> None:
     """Rows are recorded one by one: what was measured stays when the rest is interrupted."""
     known = {aim.name for aim in BENCHMARK_TARGETS}
     if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"unknown aim {unknown[0]!r}. Mend: choose of {', '.join(sorted(known))}")
+        raise SystemExit(f"unknown aim {unknown[0]!r}; hint: choose of {', '.join(sorted(known))}")
     for aim in BENCHMARK_TARGETS:
         if names and aim.name not in names:
             continue

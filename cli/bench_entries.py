@@ -13,7 +13,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import tpe
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
-from autoqec.llm.errors import BudgetExceeded, LmError
+from autoqec.llm.errors import BudgetExceededError, LlmError
 from autoqec.store.files import load_env
 
 if TYPE_CHECKING:
@@ -40,18 +40,18 @@ class BenchIdeators:
     _ledger: Ledger | None = None
 
     def by_name(self, names: list[str]) -> dict[str, ProposeFn]:
-        """Those of `names` that are known here. UsageError or LmAuth for one that lacks a model or a checkpoint."""
+        """The `names` known here. UsageError or LlmAuthError for one that lacks a model or a checkpoint."""
         ideators: dict[str, ProposeFn] = {"policy": self._policy} if "policy" in names else {}
         llm_names = [name for name in names if name in LLM_IDEATORS]
         if not llm_names:
             if self.model or self.checkpoint or self.max_usd or self.max_tokens:
                 raise UsageError(
-                    "no strategy asks a language model", where="--strategies", hint=f"add {LLM_IDEATORS[0]}"
+                    "no strategy asks a language model", location="--strategies", hint=f"add {LLM_IDEATORS[0]}"
                 )
             return ideators
         if any(name in CHECKPOINT_IDEATORS for name in llm_names) != (self.checkpoint is not None):
             message = "strategies `memory` and `memoryless` need a checkpoint, and no other takes one"
-            raise UsageError(message, where="--ideator-memory", hint="--strategies memory --reference memoryless")
+            raise UsageError(message, location="--ideator-memory", hint="--strategies memory --reference memoryless")
         lm = self._client()
         return ideators | {name: self._llm_ideator(name, lm) for name in llm_names}
 
@@ -89,9 +89,9 @@ class BenchIdeators:
         def answer(view: View) -> Any:
             try:
                 proposal = role(self._with_env(view))
-            except BudgetExceeded:
+            except BudgetExceededError:
                 raise
-            except (UsageError, ContractError, LmError):
+            except (UsageError, ContractError, LlmError):
                 proposal = None
             self.fallback_rounds += proposal is None
             return proposal

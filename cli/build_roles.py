@@ -18,7 +18,7 @@ from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
-from autoqec.llm.errors import BudgetExceeded, LmCassetteMiss, LmError
+from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, search
 from autoqec.reporting.machine_state import round_statistics
@@ -98,7 +98,7 @@ def split_budget(text: str) -> tuple[Budget, dict[str, float]]:
         except ValueError:
             llm_limits[key] = 0.0
         if not 0 < llm_limits[key] < float("inf"):
-            raise UsageError(f"{part!r} is no limit", where="--budget", hint="usd=DOLLARS or tokens=COUNT")
+            raise UsageError(f"{part!r} is no limit", location="--budget", hint="usd=DOLLARS or tokens=COUNT")
     return Budget.parse(",".join(rest)), llm_limits
 
 
@@ -109,27 +109,29 @@ def pins_of(texts: Sequence[str]) -> dict[str, Any]:
         key, _, value = text.partition("=")
         if key in pins or not (key and value):
             fault = f"`{key}` is pinned twice" if key in pins else f"{text!r} is no KEY=VALUE"
-            raise UsageError(fault, where="--pin", hint="--pin training.loop=async")
-        pins[key] = load_yaml(value, where=f"--pin {key}")
+            raise UsageError(fault, location="--pin", hint="--pin training.loop=async")
+        pins[key] = load_yaml(value, location=f"--pin {key}")
     try:
         return validate_pins(pins)
     except ContractError as error:
-        raise UsageError(error.what, where="--pin", hint=error.hint or "give --pin another VALUE") from error
+        raise UsageError(error.message, location="--pin", hint=error.hint or "give --pin another VALUE") from error
 
 
 def check(choice: RoleOptions, root: Path) -> None:
-    """Everything that can be found wrong before a run exists. UsageError or LmAuth; nothing is written or asked."""
+    """What can be found wrong before a run exists. UsageError or LlmAuthError; nothing is written or asked."""
     if choice.ideator not in NAMES:
-        raise UsageError(f"unknown ideator {choice.ideator!r}", where="--ideator", hint=f"one of {', '.join(NAMES)}")
+        raise UsageError(f"unknown ideator {choice.ideator!r}", location="--ideator", hint=f"one of {', '.join(NAMES)}")
     if (choice.ideator == "replay") != (choice.replay_of is not None):
-        raise UsageError("belongs to --ideator replay, which needs it", where="--replay-of", hint="name an older run")
+        raise UsageError(
+            "belongs to --ideator replay, which needs it", location="--replay-of", hint="name an older run"
+        )
     if choice.replay_of is not None:
         _load_replay(choice.replay_of, root)
     if not choice.models and (choice.cassette or choice.model or choice.max_usd or choice.max_tokens):
         what = f"ideator `{choice.ideator}` asks no language model, so it takes no model, cassette, dollars or tokens"
-        raise UsageError(what, where="--ideator", hint="choose --ideator llm or hybrid")
+        raise UsageError(what, location="--ideator", hint="choose --ideator llm or hybrid")
     if choice.cassette is not None and not choice.cassette.is_file():
-        raise UsageError("the cassette is not there", where=str(choice.cassette), hint="record one first")
+        raise UsageError("the cassette is not there", location=str(choice.cassette), hint="record one first")
     for option, place in (("--ideator-memory", choice.ideator_memory), ("--analyst-memory", choice.analyst_memory)):
         if place is not None:
             _check_checkpoint(choice, option, place)
@@ -149,7 +151,7 @@ def _check_checkpoint(choice: RoleOptions, option: str, place: Path) -> None:
 
     if not choice.models:
         what = f"an agent from a checkpoint asks a language model, and ideator `{choice.ideator}` asks none"
-        raise UsageError(what, where=option, hint="choose --ideator llm or hybrid")
+        raise UsageError(what, location=option, hint="choose --ideator llm or hybrid")
     checkpoints.load(str(place))
 
 
@@ -232,9 +234,9 @@ class _LlmRoles:
         def call_role(view: View) -> Any:
             try:
                 return role(view)
-            except (BudgetExceeded, LmCassetteMiss):
+            except (BudgetExceededError, CassetteMissError):
                 raise
-            except (UsageError, ContractError, LmError) as error:
+            except (UsageError, ContractError, LlmError) as error:
                 about = {"role": name, "error": type(error).__name__, "what": str(error)[:400]}
                 self._on_event("lm_given_up", about)
                 return None
@@ -274,9 +276,9 @@ class _LlmRoles:
             try:
                 with self._ledger.round(self._attempt(view)):
                     return role(view)
-            except BudgetExceeded as error:
-                self.budget_message = f"the models' budget: {error.what}"
-                self._on_event("lm_budget", {"what": error.what})
+            except BudgetExceededError as error:
+                self.budget_message = f"the models' budget: {error.message}"
+                self._on_event("lm_budget", {"what": error.message})
                 return None
 
         return call_role
@@ -293,7 +295,7 @@ def _load_replay(name: str, root: Path) -> ReplayIdeator:
     layout: RunLayout = paths.run_layout(name, root=root)
     replay = ReplayIdeator(History(layout).rows())
     if not len(replay):
-        raise UsageError("that run holds no proposals", where=f"run {name}", hint="autoqec show")
+        raise UsageError("that run holds no proposals", location=f"run {name}", hint="autoqec show")
     return replay
 
 

@@ -12,13 +12,9 @@ from typing import Any, TypeVar
 
 import click
 
-from autoqec.errors import AutoqecError
+from autoqec.errors import AutoqecError, InternalError, RunInterruptedError, UsageError
 from autoqec.reporting.text import plain
 from autoqec.store import run_log
-
-EXIT_BUG = 70  # sysexits' EX_SOFTWARE: a fault of ours, never of the input
-EXIT_INTERRUPTED = 130
-EXIT_STORAGE = 74
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -108,40 +104,42 @@ def run_cli(group: click.Group, argv: Sequence[str]) -> int:
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
-        return _failed(argv, _sentence(error), {"error": type(error).__name__, "exit_code": 2}, 2)
+        return _failed(argv, _usage_error(error))
     except AutoqecError as error:
         if _verbose(argv):
             _show_trace()
-        return _failed(argv, str(error), error.to_json(), error.exit_code)
+        return _failed(argv, error)
     except (KeyboardInterrupt, click.Abort):
-        return _failed(argv, "interrupted", {"error": "Interrupted", "exit_code": EXIT_INTERRUPTED}, EXIT_INTERRUPTED)
+        return _failed(argv, RunInterruptedError("interrupted"))
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has left; say nothing more
         return 1
     except Exception as error:
         _show_trace()
-        sentence = f"this is a fault in autoqec, not in your input: {type(error).__name__}: {error}"
-        return _failed(argv, sentence, {"error": "Bug", "exit_code": EXIT_BUG}, EXIT_BUG)
+        return _failed(argv, InternalError(f"{type(error).__name__}: {error}", location="bug in autoqec"))
 
 
-def _failed(argv: Sequence[str], sentence: str, value: dict[str, Any], code: int) -> int:
+def _failed(argv: Sequence[str], error: AutoqecError) -> int:
+    """Print the error, and the hint on its own line; return the exit status."""
     if "--json" in argv:
-        click.echo(json.dumps({"what": sentence, **value}))
-    click.echo(f"autoqec: {plain(sentence, 2000)}", err=True)
-    return code
+        click.echo(json.dumps(error.to_json()))
+    click.echo(f"error: {plain(error.summary, 2000)}", err=True)
+    if error.hint:
+        click.echo(f"hint: {plain(error.hint, 2000)}", err=True)
+    return error.exit_code
 
 
 def _show_trace() -> None:
-    """Where the error came from, its words made harmless."""
+    """Print the traceback of the current exception, control characters escaped."""
     import traceback
 
     click.echo("\n".join(plain(line, 2000) for line in traceback.format_exc().splitlines()), err=True)
 
 
-def _sentence(error: click.ClickException) -> str:
-    text = " ".join(error.format_message().split()).rstrip(".")  # choices stand a line each
+def _usage_error(error: click.ClickException) -> UsageError:
+    message = " ".join(error.format_message().split())  # click lists choices on lines of their own
     context = getattr(error, "ctx", None)
-    return f"{text}. Mend: {context.command_path} --help" if context else f"{text}."
+    return UsageError(message, hint=f"{context.command_path} --help" if context else None)
 
 
 def _verbose(argv: Sequence[str]) -> bool:

@@ -20,7 +20,7 @@ def model_option(function: Function) -> Function:
 
 
 def check_model(model: str | None) -> None:
-    """UsageError or LmAuth for a model that can't be asked, before anything is shown."""
+    """UsageError or LlmAuthError for a model that can't be asked, before anything is shown."""
     if model is not None:
         _client(model)
 

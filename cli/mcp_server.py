@@ -109,7 +109,7 @@ class Tools:
 
         round_dir = paths.run_layout(run, root=self._root).round(round).dir
         if not round_dir.is_dir():
-            raise UsageError("there is no such round", where=f"run {run}, round {round}", hint="call query_history")
+            raise UsageError("there is no such round", location=f"run {run}, round {round}", hint="call query_history")
         argv = [sys.executable, "-P", "-m", "autoqec.cli", "verify", str(round_dir), "--json"]
         path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         with tempfile.TemporaryDirectory(prefix="autoqec-mcp-") as scratch:
@@ -135,15 +135,15 @@ class Tools:
         layout = paths.run_layout(run, root=self._root)
         memory = RunMemory(layout.root)
         data = Repo.discover(self._root).show_file(memory.history.info().baseline_sha, EDITABLE_CONFIG)
-        config = files.load_yaml((data or b"").decode("utf-8", "replace"), where=EDITABLE_CONFIG)
-        baseline = parse_dsl(config, where=EDITABLE_CONFIG).config()
-        return memory.l2_for_ideator(files.parse_env(_env(layout), where=str(layout.env)), baseline)
+        config = files.load_yaml((data or b"").decode("utf-8", "replace"), location=EDITABLE_CONFIG)
+        baseline = parse_dsl(config, location=EDITABLE_CONFIG).config()
+        return memory.l2_for_ideator(files.parse_env(_env(layout), location=str(layout.env)), baseline)
 
     def _check_config(self, run: str, config: dict[str, Any]) -> dict[str, Any]:
         from autoqec.ideators.llm_tools import find_duplicate_round
         from autoqec.reporting.predict_cost import predict_cost
 
-        dsl, view = parse_dsl(config, where="config"), self._view(run)
+        dsl, view = parse_dsl(config, location="config"), self._view(run)
         env = _env(paths.run_layout(run, root=self._root))
         cost, bounds = predict_cost(env, dsl), view["env"]["constraints"]
         return {

@@ -24,7 +24,7 @@ def env_file(name: str) -> Path:
     path = Path(name)
     if not path.exists():
         message = f"there is no such env file, and no builtin env of that name (known: {', '.join(known)})"
-        raise UsageError(message, where=name, hint="autoqec envs")
+        raise UsageError(message, location=name, hint="autoqec envs")
     return path
 
 
@@ -41,7 +41,7 @@ def run_layout(run: str, *, root: Path | None = None) -> layout.RunLayout:
     run_id = Path(run).name
     candidate = layout.RunLayout(root, run_id)
     if not layout.RUN_ID.match(run_id) or not candidate.run_info.is_file():
-        raise UsageError("there is no such run here", where=f"run {run}", hint="autoqec show")
+        raise UsageError("there is no such run here", location=f"run {run}", hint="autoqec show")
     return candidate
 
 
@@ -53,7 +53,7 @@ def find_run(run: str) -> layout.RunLayout:
         candidate = layout.RunLayout(directory.parent.parent, directory.name)
         if candidate.root == directory and layout.RUN_ID.match(directory.name) and candidate.run_info.is_file():
             return candidate
-        raise UsageError("holds no run", where=run, hint="name a directory …/runs/RUN with a run.json in it")
+        raise UsageError("holds no run", location=run, hint="name a directory …/runs/RUN with a run.json in it")
     return run_layout(run)
 
 
@@ -72,8 +72,8 @@ def parse_round_dir(round_dir: Path) -> tuple[layout.RunLayout, int]:
     root = directory.parent.parent.parent
     hint = "name runs/RUN/round_N; `autoqec show` lists the runs"
     if not number.isdecimal() or not directory.is_dir():
-        raise UsageError("is no round's directory", where=str(round_dir), hint=hint)
+        raise UsageError("is no round's directory", location=str(round_dir), hint=hint)
     candidate = run_layout(directory.parent.name, root=root)
     if candidate.round(int(number)).dir != directory:
-        raise UsageError("is no round's directory", where=str(round_dir), hint=hint)
+        raise UsageError("is no round's directory", location=str(round_dir), hint=hint)
     return candidate, int(number)

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.cli import build_roles, paths
-from autoqec.cli.common import EXIT_INTERRUPTED, Output
+from autoqec.cli.common import Output
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
-from autoqec.errors import Interrupted, UsageError
+from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
 from autoqec.reporting import run_view
@@ -73,7 +73,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     if info is not None:
         _check_resume_options(info, env_name, {name: chosen[name] for name in explicit}, pins)
     elif env_name is None:
-        raise UsageError("is missing", where="ENV", hint="autoqec envs; then autoqec run NAME")
+        raise UsageError("is missing", location="ENV", hint="autoqec envs; then autoqec run NAME")
     choice = build_roles.RoleOptions(
         ideator=info.ideator if info else chosen["ideator"],
         model=chosen["model"],
@@ -87,7 +87,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         memory=chosen["memory"],
     )
     if chosen["no_llm"] and choice.models:
-        raise UsageError(f"ideator `{choice.ideator}` asks a language model", where="--no-llm", hint="--ideator tpe")
+        raise UsageError(f"ideator `{choice.ideator}` asks a language model", location="--no-llm", hint="--ideator tpe")
     build_roles.check(choice, root)
     profile = info.profile if info else chosen["profile"]
     return RunOptions(
@@ -114,7 +114,7 @@ def _slurm_options(
     """The options of a round's job, which SLURM would take; None where rounds are measured here."""
     if executor == "local":
         if options:
-            raise UsageError("belongs to --executor slurm", where="--slurm", hint="add --executor slurm")
+            raise UsageError("belongs to --executor slurm", location="--slurm", hint="add --executor slurm")
         return None
     job_options = fill_job_options(slurm.parse_options(options), PROFILES[profile], threads)
     slurm.check(job_options)
@@ -127,17 +127,19 @@ def _check_resume_options(info: RunInfo, env_name: str | None, named: dict[str, 
     for name in ("profile", "seed", "ideator"):
         was = getattr(info, name)
         if named.get(name, was) != was:
-            raise UsageError(f"the run began with {was}", where=f"--{name} {named[name]}", hint=hint)
+            raise UsageError(f"the run began with {was}", location=f"--{name} {named[name]}", hint=hint)
     if pins and pins != info.pins:
         raise UsageError(
-            f"the run began with {format_pins(info.pins) or 'no pins'}", where=f"--pin {format_pins(pins)}", hint=hint
+            f"the run began with {format_pins(info.pins) or 'no pins'}",
+            location=f"--pin {format_pins(pins)}",
+            hint=hint,
         )
     if "secret_file" in named:
-        raise UsageError("the run has its secret already", where="--secret-file", hint=hint)
+        raise UsageError("the run has its secret already", location="--secret-file", hint=hint)
     if env_name is not None:
         path = paths.env_file(env_name)
         if sha256_bytes(load_env(path)[1].encode()) != info.env_yaml_sha256:
-            raise UsageError("is not the env that the run began with", where=str(path), hint=hint)
+            raise UsageError("is not the env that the run began with", location=str(path), hint=hint)
 
 
 def show_plan(run_options: RunOptions, out: Output) -> None:
@@ -201,7 +203,9 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
             )
         except KeyboardInterrupt as error:
             hint = f"autoqec run --resume {run.layout.run_id}"
-            raise Interrupted("stopped in the middle of a round", where=run.layout.run_id, hint=hint) from error
+            raise RunInterruptedError(
+                "stopped in the middle of a round", location=run.layout.run_id, hint=hint
+            ) from error
         if learned := build_roles.learn(run_options.choice, run):
             out.note(f"{learned} rounds learned into {run_options.choice.memory}")
     final_view = run_view.load(run.layout)
@@ -211,7 +215,7 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
         out.note(f"Go on: autoqec run --resume {run.layout.run_id}")
     out.emit({"event": "run_finished", "stopped": outcome.stop_reason, **final_view.dump()})
     if outcome.interrupted:
-        return EXIT_INTERRUPTED
+        return RunInterruptedError.exit_code
     return 0 if any(row.status == "ok" for row in outcome.rows or final_view.rows) else 1
 
 

@@ -28,14 +28,14 @@ def make_workspace(directory: Path, env_file: Path) -> str:
     """
     load_env(env_file)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise UsageError("is not an empty directory", where=str(directory), hint="autoqec init NEW_DIR")
+        raise UsageError("is not an empty directory", location=str(directory), hint="autoqec init NEW_DIR")
     created = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         return _fill(directory, env_file)
     except OSError as error:
         raise UsageError(
-            f"cannot be written: {error.strerror}", where=str(directory), hint="choose a directory you may write to"
+            f"cannot be written: {error.strerror}", location=str(directory), hint="choose a directory you may write to"
         ) from error
     except BaseException:
         _clear(directory, remove=created)

@@ -20,14 +20,14 @@ VIEWPORTS = {"light": (1280, 1000, False), "dark": (1280, 1000, True), "phone": 
 def main(argv: list[str]) -> int:
     layout = layout_of(Path(argv[0]).resolve()) if argv else newest_run(Path.cwd())
     if layout is None:
-        print("no run here has a verified front. Mend: make run", file=sys.stderr)
+        print("no run here has a verified front; hint: make run", file=sys.stderr)
         return 2
     PICTURES.mkdir(exist_ok=True)
     written = figures.save(PICTURES, "svg", run_data.load([layout]))
     if browser.find_browser():
         written += screenshots(layout)
     else:
-        print("no Chromium: the pictures of the page are left as they are. Mend: make setup-browser", file=sys.stderr)
+        print("no Chromium: the pictures of the page are left as they are; hint: make setup-browser", file=sys.stderr)
     print("\n".join(f"{path.stat().st_size:>8}  {path}" for path in written))
     return 0
 

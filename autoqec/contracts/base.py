@@ -17,7 +17,7 @@ class Contract(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
     @classmethod
-    def read(cls, data: Any, *, where: str = "") -> Self:
+    def read(cls, data: Any, *, location: str = "") -> Self:
         """Validate `data` as stored on disk; unknown keys are kept in `model_extra`.
 
         Raises ContractError naming file (`where`) and first wrong field.
@@ -25,7 +25,7 @@ class Contract(BaseModel):
         try:
             return cls.model_validate(data, extra="allow")
         except ValidationError as error:
-            raise ContractError(first_validation_error(error), where=where or cls.__name__) from error
+            raise ContractError(first_validation_error(error), location=location or cls.__name__) from error
 
     def dump(self) -> dict[str, Any]:
         """JSON-able dict, every key present (absent values are null), unknown keys that `read` kept at its end."""

@@ -205,9 +205,9 @@ class PredecoderDSL(Contract):
 FAMILIES = ("mlp", "gnn", "neural_bp", "conv")
 
 
-def parse_dsl(config: Any, *, where: str = "predecoder config") -> PredecoderDSL:
+def parse_dsl(config: Any, *, location: str = "predecoder config") -> PredecoderDSL:
     """Validate a config; ContractError names the first wrong key."""
     try:
         return PredecoderDSL.model_validate(config)
     except ValidationError as error:
-        raise ContractError(first_validation_error(error), where=where) from error
+        raise ContractError(first_validation_error(error), location=location) from error

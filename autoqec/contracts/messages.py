@@ -64,6 +64,6 @@ def parse_response(kind: type[Reply], text: str) -> Reply:
     try:
         return kind.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
-        raise ContractError(f"not JSON: {error.msg} at character {error.pos}", where=kind.__name__) from error
+        raise ContractError(f"not JSON: {error.msg} at character {error.pos}", location=kind.__name__) from error
     except ValidationError as error:
-        raise ContractError(first_validation_error(error), where=kind.__name__) from error
+        raise ContractError(first_validation_error(error), location=kind.__name__) from error

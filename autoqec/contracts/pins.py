@@ -41,7 +41,7 @@ def apply_pins(config: dict[str, Any], pins: Pins) -> dict[str, Any]:
         for part in parents:
             parent_block = _ensure_block(parent_block, part)
         parent_block[leaf] = value
-    return parse_dsl(whole, where="proposal, under the run's pins").config()
+    return parse_dsl(whole, location="proposal, under the run's pins").config()
 
 
 def validate_pins(pins: Pins) -> dict[str, Any]:
@@ -53,17 +53,17 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
         if key not in known:
             same_leaf_name = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
             near = same_leaf_name or get_close_matches(key, known, n=3, cutoff=0.5) or known[:2]
-            raise ContractError(f"there is no knob `{key}`", where="pin", hint=f"perhaps {', '.join(near)}")
+            raise ContractError(f"there is no knob `{key}`", location="pin", hint=f"perhaps {', '.join(near)}")
         if block in FAMILIES and pins.get("type") != block:
             what = f"`{key}` is a knob of {block} alone, and other families may be proposed"
-            raise ContractError(what, where="pin", hint=f"pin type={block} too")
+            raise ContractError(what, location="pin", hint=f"pin type={block} too")
     if pins.get("training.init") == "parent":
         what = "a round that starts from the baseline has no parent whose weights it could go on from"
-        raise ContractError(what, where="pin training.init", hint="leave it to the ideator")
+        raise ContractError(what, location="pin training.init", hint="leave it to the ideator")
     try:
         whole = apply_pins({"type": "mlp", "mlp": {}}, pins)
     except ContractError as error:
-        raise ContractError(error.what, where="pin") from error
+        raise ContractError(error.message, location="pin") from error
     return {key: _lookup(whole, key) for key in pins}
 
 

@@ -31,44 +31,44 @@ def save(path: Path, model: Predecoder, dsl: PredecoderDSL, config: dict[str, An
 
 def read(path: Path) -> dict[str, Any]:
     """The checkpoint's content, loaded without running any code of its own. ContractError on anything odd."""
-    where = str(path)
+    location = str(path)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ContractError(f"checkpoint is larger than {MAX_BYTES} bytes", where=where)
+            raise ContractError(f"checkpoint is larger than {MAX_BYTES} bytes", location=location)
         payload = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise ContractError("checkpoint is missing", where=where, hint="run the round again") from error
+        raise ContractError("checkpoint is missing", location=location, hint="run the round again") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise ContractError(f"checkpoint can't be read safely ({reason})", where=where) from error
+        raise ContractError(f"checkpoint can't be read safely ({reason})", location=location) from error
     if not isinstance(payload, dict) or set(payload) != CHECKPOINT_KEYS:
-        raise ContractError(f"checkpoint must hold exactly {', '.join(sorted(CHECKPOINT_KEYS))}", where=where)
+        raise ContractError(f"checkpoint must hold exactly {', '.join(sorted(CHECKPOINT_KEYS))}", location=location)
     for name, value in payload["state_dict"].items():
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_contiguous():
-            raise ContractError(f"`{name}` is no plain dense tensor", where=where)
+            raise ContractError(f"`{name}` is no plain dense tensor", location=location)
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise ContractError(f"`{name}` holds values that are not finite", where=where)
+            raise ContractError(f"`{name}` holds values that are not finite", location=location)
     return payload
 
 
 def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
     """The predecoder in eval mode, rebuilt for `problem`. ContractError names both sides of any mismatch."""
     payload = read(path)
-    dsl = parse_dsl(payload["dsl_config"], where=f"{path}, key dsl_config")
+    dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
     circuit_hash = payload["state_dict"].get("circuit_sha256")
     if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
         found = "nothing" if circuit_hash is None else bytes(circuit_hash.tolist()).hex()[:12]
         raise ContractError(
             f"checkpoint was made for circuit {found}, this env's circuit is {problem.circuit_sha256[:12]}",
-            where=str(path),
+            location=str(path),
             hint="use the env the checkpoint was trained on",
         )
     model = compile_predecoder(dsl, problem, seed=0)
-    restore(model, payload["state_dict"], where=str(path))
+    restore(model, payload["state_dict"], location=str(path))
     return model.eval(), dsl
 
 
-def restore(model: Predecoder, state: dict[str, torch.Tensor], *, where: str) -> None:
+def restore(model: Predecoder, state: dict[str, torch.Tensor], *, location: str) -> None:
     """Load weights of the very same shape; ContractError names the first that differs."""
     config_state = model.state_dict()
     for name in [*config_state, *state]:
@@ -76,5 +76,7 @@ def restore(model: Predecoder, state: dict[str, torch.Tensor], *, where: str) ->
         if config_value is None or checkpoint_value is None or config_value.shape != checkpoint_value.shape:
             left = "absent" if checkpoint_value is None else str(tuple(checkpoint_value.shape))
             right = "absent" if config_value is None else str(tuple(config_value.shape))
-            raise ContractError(f"`{name}` is {left} in the checkpoint and {right} in the config's net", where=where)
+            raise ContractError(
+                f"`{name}` is {left} in the checkpoint and {right} in the config's net", location=location
+            )
     model.load_state_dict(state)

@@ -46,55 +46,62 @@ FORBIDDEN_ATTRIBUTES = {
 CUSTOM_CLASSES = ("MessageFn", "Aggregation", "Head")
 
 
-def lint(source: str, where: str = FILE) -> None:
+def lint(source: str, location: str = FILE) -> None:
     """ContractError naming the line and what to write instead; nothing where the file is as it should be."""
     if len(source.encode()) > MAX_BYTES:
-        raise ContractError(f"is larger than {MAX_BYTES} bytes", where=where, hint="write less code")
+        raise ContractError(f"is larger than {MAX_BYTES} bytes", location=location, hint="write less code")
     try:
         tree = ast.parse(source)
     except SyntaxError as error:
-        raise ContractError(f"does not parse ({error.msg})", where=f"{where}:{error.lineno}") from error
+        raise ContractError(f"does not parse ({error.msg})", location=f"{location}:{error.lineno}") from error
     for statement in tree.body:
         allowed = ast.Import | ast.ImportFrom | ast.ClassDef | ast.FunctionDef
         if not isinstance(statement, allowed) and not _docstring(statement):
-            raise _lint_error(statement, where, "a statement at module level", "put it into a class or a function")
+            raise _lint_error(statement, location, "a statement at module level", "put it into a class or a function")
     for node in ast.walk(tree):
-        _lint_node(node, where)
+        _lint_node(node, location)
     if not any(isinstance(node, ast.ClassDef) and node.name in CUSTOM_CLASSES for node in tree.body):
         raise ContractError(
-            f"defines none of {', '.join(CUSTOM_CLASSES)}", where=where, hint="name the class as one of them"
+            f"defines none of {', '.join(CUSTOM_CLASSES)}", location=location, hint="name the class as one of them"
         )
 
 
-def _lint_node(node: ast.AST, where: str) -> None:
+def _lint_node(node: ast.AST, location: str) -> None:
     if isinstance(node, ast.Import | ast.ImportFrom):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
         for name in names:
             if name not in ALLOWED_IMPORTS:
-                raise _lint_error(node, where, f"import of {name}", f"import only {', '.join(sorted(ALLOWED_IMPORTS))}")
+                raise _lint_error(
+                    node, location, f"import of {name}", f"import only {', '.join(sorted(ALLOWED_IMPORTS))}"
+                )
         if isinstance(node, ast.ImportFrom):
             for alias in node.names:
                 if alias.name in FORBIDDEN_ATTRIBUTES or alias.name == "*":
                     raise _lint_error(
-                        node, where, f"import of {node.module}.{alias.name}", "name what you use of torch.nn"
+                        node, location, f"import of {node.module}.{alias.name}", "name what you use of torch.nn"
                     )
     elif isinstance(node, ast.Name) and (node.id in FORBIDDEN_NAMES or node.id.startswith("__")):
-        raise _lint_error(node, where, f"`{node.id}`", "compute with tensors only")
+        raise _lint_error(node, location, f"`{node.id}`", "compute with tensors only")
     elif isinstance(node, ast.Attribute):
         if node.attr in FORBIDDEN_ATTRIBUTES:
-            raise _lint_error(node, where, f"`.{node.attr}`", FORBIDDEN_ATTRIBUTES[node.attr])
+            raise _lint_error(node, location, f"`.{node.attr}`", FORBIDDEN_ATTRIBUTES[node.attr])
         if node.attr.startswith("__") and node.attr != "__init__":
-            raise _lint_error(node, where, f"`.{node.attr}`", "double underscores other than __init__ are not needed")
+            raise _lint_error(
+                node, location, f"`.{node.attr}`", "double underscores other than __init__ are not needed"
+            )
     elif isinstance(node, ast.Global | ast.Nonlocal | ast.AsyncFunctionDef | ast.While):
-        raise _lint_error(node, where, f"`{type(node).__name__.lower()}`", "a bounded `for`, and state in the module")
+        raise _lint_error(
+            node, location, f"`{type(node).__name__.lower()}`", "a bounded `for`, and state in the module"
+        )
 
 
 def _docstring(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _lint_error(node: ast.AST, where: str, what: str, instead: str) -> ContractError:
-    return ContractError(f"{what} is not allowed in a custom function", where=f"{where}:{node.lineno}", hint=instead)  # type: ignore[attr-defined]
+def _lint_error(node: ast.AST, location: str, what: str, instead: str) -> ContractError:
+    line: int = node.lineno  # type: ignore[attr-defined]
+    return ContractError(f"{what} is not allowed in a custom function", location=f"{location}:{line}", hint=instead)
 
 
 def custom(kind: str, *sizes: int) -> nn.Module:
@@ -107,13 +114,13 @@ def custom(kind: str, *sizes: int) -> nn.Module:
     if not path.is_file():
         raise ContractError(
             f"the config asks for a custom {kind}, and the search surface has no {FILE}",
-            where=str(path),
+            location=str(path),
             hint=f"write class {kind}(nn.Module) into {FILE}",
         )
-    lint(path.read_text(encoding="utf-8"), where=FILE)
+    lint(path.read_text(encoding="utf-8"), location=FILE)
     cls = getattr(importlib.import_module(f"{PACKAGE}.custom_fn"), kind, None)
     if not isinstance(cls, type) or not issubclass(cls, nn.Module):
-        raise ContractError(f"has no class {kind}(nn.Module)", where=FILE, hint=f"define class {kind}(nn.Module)")
+        raise ContractError(f"has no class {kind}(nn.Module)", location=FILE, hint=f"define class {kind}(nn.Module)")
     module = cls(*sizes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -136,11 +143,13 @@ def _smoke_test(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
     try:
         out = module(*args)
     except Exception as error:
-        raise ContractError(f"{kind} fails on a small batch ({type(error).__name__}: {error})", where=FILE) from error
+        raise ContractError(
+            f"{kind} fails on a small batch ({type(error).__name__}: {error})", location=FILE
+        ) from error
     if not isinstance(out, Tensor) or tuple(out.shape) != expected:
         shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ContractError(f"{kind} returned {shape}, expected {expected}", where=FILE)
+        raise ContractError(f"{kind} returned {shape}, expected {expected}", location=FILE)
     if not torch.isfinite(out).all():
-        raise ContractError(f"{kind} returned values that are not finite", where=FILE)
+        raise ContractError(f"{kind} returned values that are not finite", location=FILE)
     if not out.requires_grad:
-        raise ContractError(f"{kind} lets no gradient through", where=FILE, hint="stay in differentiable tensors")
+        raise ContractError(f"{kind} lets no gradient through", location=FILE, hint="stay in differentiable tensors")

@@ -77,7 +77,7 @@ class CheckpointDecoder:
                 output = self._model(events).numpy()
             if not np.isfinite(output).all():
                 raise ContractError(
-                    "the net's outputs are not finite", where=str(self._path), hint=OTHER_CHECKPOINT_HINT
+                    "the net's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
                 )
             log_odds = np.tile(self._prior, (len(part), 1))
             log_odds[:, self._known_edges] = output[:, self._columns] + self.shift[self._known_edges]
@@ -86,7 +86,7 @@ class CheckpointDecoder:
             except ValueError as error:  # the log-odds are finite and of the right shape
                 raise UsageError(
                     f"no errors of the model explain one of them ({error})",
-                    where="detection events",
+                    location="detection events",
                     hint="decode shots of the circuit that the model describes",
                 ) from error
         return predictions
@@ -101,7 +101,7 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         what = f"the net fails ({type(error).__name__}: {str(error)[:200]})"
-        raise ContractError(what, where=str(path), hint=OTHER_CHECKPOINT_HINT) from error
+        raise ContractError(what, location=str(path), hint=OTHER_CHECKPOINT_HINT) from error
 
 
 def _with_dem(problem: Problem, dem: stim.DetectorErrorModel) -> Problem:
@@ -110,7 +110,7 @@ def _with_dem(problem: Problem, dem: stim.DetectorErrorModel) -> Problem:
         return problem.with_dem(dem)
     except UsageError as error:
         hint = "write the model with `stim analyze_errors --decompose_errors`, every probability above 0 and below 1"
-        raise UsageError(error.what, where="detector error model", hint=hint) from error
+        raise UsageError(error.message, location="detector error model", hint=hint) from error
 
 
 def match_edges(here: DecodingGraph, there: DecodingGraph) -> np.ndarray:
@@ -146,7 +146,7 @@ def _model_mismatch_error(
     return ContractError(
         f"this detector error model ({describe(here)}) is not that of env `{env.name}` "
         f"({describe(training_problem)}){known}",
-        where=str(path),
+        location=str(path),
         hint="`autoqec decode --allow-other-dem` lets a model of the same detectors stand"
         if fits
         else "decode shots of the circuit that the env describes",
@@ -164,7 +164,7 @@ def read_model(path: Path, env: EnvSpec) -> stim.DetectorErrorModel:
     except (ValueError, IndexError) as error:
         raise UsageError(
             f"stim can't read it ({str(error).strip().splitlines()[0]})",
-            where=str(path),
+            location=str(path),
             hint="stim analyze_errors --in CIRCUIT --out MODEL.dem",
         ) from error
     return error_model(model, env)

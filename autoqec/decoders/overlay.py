@@ -30,7 +30,9 @@ def use_modules_dir(modules_dir: Path | str | None) -> None:
         PACKAGE, directory / "__init__.py", submodule_search_locations=[str(directory)]
     )
     if spec is None or spec.loader is None or not (directory / "__init__.py").is_file():
-        raise ContractError("the search surface has no __init__.py", where=str(directory), hint="check out the branch")
+        raise ContractError(
+            "the search surface has no __init__.py", location=str(directory), hint="check out the branch"
+        )
     package = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = package
     spec.loader.exec_module(package)

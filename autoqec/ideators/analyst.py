@@ -14,7 +14,7 @@ from autoqec.contracts.verdict import PairedCounts, PairedEffect
 
 def analyse(view: dict[str, Any]) -> AnalystResponse:
     """view: {metrics_path, hypothesis} (`RunMemory.l3_for_analyst`). candidate: the interval of delta lies above 0."""
-    metrics = RoundMetrics.read(json.loads(Path(view["metrics_path"]).read_bytes()), where=view["metrics_path"])
+    metrics = RoundMetrics.read(json.loads(Path(view["metrics_path"]).read_bytes()), location=view["metrics_path"])
     response = _failed(metrics) if metrics.status != "ok" else _measured(metrics)
     return parse_response(AnalystResponse, canonical_json(response))
 

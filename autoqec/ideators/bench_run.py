@@ -93,7 +93,7 @@ def strategy(name: str, table: Table, settings: SimulationSettings, *, known: It
         value = -1.0
     if kind != "hybrid" or not (value is None or 0 <= value <= 1):
         names = f"{', '.join((*SEARCH_STRATEGIES, *known))}, hybrid:0 … hybrid:1, hybrid:none"
-        raise UsageError(f"unknown strategy {name!r}", where="--strategies", hint=f"one of {names}")
+        raise UsageError(f"unknown strategy {name!r}", location="--strategies", hint=f"one of {names}")
     return Hybrid(Oracle(table, value, settings))
 
 
@@ -140,7 +140,7 @@ def _settings_per_seed(
     table: Table, seeds: int, settings: SimulationSettings, control: str
 ) -> Iterator[SimulationSettings]:
     if control not in CONTROLS:
-        raise UsageError(f"unknown control {control!r}", where="--control", hint=f"one of {', '.join(CONTROLS)}")
+        raise UsageError(f"unknown control {control!r}", location="--control", hint=f"one of {', '.join(CONTROLS)}")
     for seed in range(seeds):
         if control == "renamed":
             yield replace(settings, params_transform=mirror_params)

@@ -71,7 +71,7 @@ class Table:
 
     def __init__(self, entries: Sequence[TableEntry], baseline: Bits, *, env: str = "") -> None:
         if not entries:
-            raise UsageError("the table holds no cells of this env and fidelity", where="QECBench-Tab", hint=HINT)
+            raise UsageError("the table holds no cells of this env and fidelity", location="QECBench-Tab", hint=HINT)
         self.entries, self.baseline, self.env = list(entries), baseline, env
         self._by_family: dict[str, list[int]] = {}
         for index, entry in enumerate(self.entries):
@@ -81,12 +81,12 @@ class Table:
     def read(cls, path: Path, *, env: str | None = None, fidelity: str = "full", seed: int = 0) -> Table:
         """env: None takes the first one of the file."""
         if not path.is_file():
-            raise UsageError("the table is not there", where=str(path), hint=HINT)
+            raise UsageError("the table is not there", location=str(path), hint=HINT)
         lines = jsonl.read(path)
         references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
         baseline = next((line for line in references if line["name"] == line["plain"]), None)
         if baseline is None:
-            raise UsageError(f"the table holds no reference for env {env}", where=str(path), hint=HINT)
+            raise UsageError(f"the table holds no reference for env {env}", location=str(path), hint=HINT)
         mine = (baseline["env"], fidelity, seed)
         rows = [
             line for line in lines if line["kind"] == "cell" and (line["env"], line["fidelity"], line["seed"]) == mine
@@ -99,7 +99,7 @@ class Table:
         family = [index for index in self._by_family.get(params["type"], []) if index not in used_entries]
         pool = family or [index for index in range(len(self.entries)) if index not in used_entries]
         if not pool:
-            raise UsageError("every cell of the table was tried", where="QECBench-Tab", hint="give fewer --rounds")
+            raise UsageError("every cell of the table was tried", location="QECBench-Tab", hint="give fewer --rounds")
         return min(pool, key=lambda index: (distance(params, self.entries[index].params), index))
 
     def counts(self, index: int, shots: slice) -> PairedCounts | None:

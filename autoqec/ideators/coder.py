@@ -17,7 +17,7 @@ def code(view: dict[str, Any]) -> CoderResponse:
 
     Raises ContractError for a proposal that is no predecoder config.
     """
-    config = parse_dsl(view["proposal"], where="proposal").config()
+    config = parse_dsl(view["proposal"], location="proposal").config()
     edit = {"path": PurePosixPath(EDITABLE_CONFIG).name, "text": dump_config(config)}
     response = {
         "dsl_config": config,

@@ -64,7 +64,7 @@ def _checked_points(answer: ReaderAnswer, known: set[Any]) -> ReaderAnswer:
     for point in answer.points:
         unknown = sorted(set(point.rounds) - known)
         if unknown:
-            raise ContractError(f"no finding names round {unknown[0]}", where="points.rounds")
+            raise ContractError(f"no finding names round {unknown[0]}", location="points.rounds")
     sanitize = [
         point.model_copy(
             update={"what": prompts.sanitize(point.what, 400), "change": prompts.sanitize(point.change, 400)}

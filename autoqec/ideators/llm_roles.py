@@ -1,8 +1,8 @@
 """Ideator, Coder and Analyst through a language model.
 
 Each role is a callable from its view to its reply, as the roles without a model are, or None where the model gave
-no usable answer after one retry with the error: then the role without a model takes the round. BudgetExceeded and a
-cassette's miss go up: they are the caller's to decide.
+no usable answer after one retry with the error: then the role without a model takes the round. BudgetExceededError and
+CassetteMissError are raised: the caller decides.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from autoqec.ideators import analyst, coder, prompts
 from autoqec.ideators.llm_schemas import ModelOutput
 from autoqec.ideators.llm_tools import TOOLS, PredictCost, ViewTools, find_duplicate_round
 from autoqec.llm.base import LanguageModel, Message, Request, Response, tool_results
-from autoqec.llm.errors import BudgetExceeded, LmBadAnswer, LmCassetteMiss, LmError, LmTruncated
+from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAnswerError, LlmError, LlmTruncatedError
 from autoqec.store.layout import RunLayout
 
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -72,14 +72,16 @@ class Role:
         for is_retry in (False, True):
             try:
                 return check(self._run_tool_loop(request, tools).parsed)
-            except (BudgetExceeded, LmCassetteMiss):
+            except (BudgetExceededError, CassetteMissError):
                 raise
-            except (LmBadAnswer, LmTruncated, ContractError) as error:
+            except (LlmBadAnswerError, LlmTruncatedError, ContractError) as error:
                 fault = str(error)
                 self._on_event("lm_given_up" if is_retry else "lm_retry", self._error_event(error))
-                room = min(2 * request.max_tokens, 64_000) if isinstance(error, LmTruncated) else request.max_tokens
+                room = (
+                    min(2 * request.max_tokens, 64_000) if isinstance(error, LlmTruncatedError) else request.max_tokens
+                )
                 request = _with_error(request, fault).model_copy(update={"max_tokens": room})
-            except LmError as error:
+            except LlmError as error:
                 self._on_event("lm_given_up", self._error_event(error))
                 return None
         return None
@@ -101,7 +103,7 @@ class Role:
                 failed += [] if succeeded else [call.id]
             turns = (*request.messages, response.turn(), tool_results(results, failed=tuple(failed)))
             request = request.model_copy(update={"messages": turns})
-        raise LmBadAnswer(f"no answer after {MAX_TOOL_TURNS} turns of tools")
+        raise LlmBadAnswerError(f"no answer after {MAX_TOOL_TURNS} turns of tools")
 
     def _call(self, request: Request) -> Response:
         response = self.lm.complete(request)
@@ -161,15 +163,15 @@ class LlmIdeator(Role):
         for number in answer.fork_from:
             if number not in branches:
                 forkable = ", ".join(map(str, sorted(branches))) or "none"
-                raise ContractError(f"round {number} is not forkable; forkable: {forkable}", where="fork_from")
+                raise ContractError(f"round {number} is not forkable; forkable: {forkable}", location="fork_from")
         if len(set(answer.fork_from)) != len(answer.fork_from):
-            raise ContractError("a round stands twice", where="fork_from")
+            raise ContractError("a round stands twice", location="fork_from")
         proposal = apply_pins(answer.proposal.config(), view.get("pins") or {})
         duplicate_round = find_duplicate_round(view, parse_dsl(proposal))
         if duplicate_round is not None:
             raise ContractError(
                 f"this computes and learns what round {duplicate_round} did; change a key that has an effect",
-                where="proposal",
+                location="proposal",
             )
         chosen = tuple(branches[number] for number in answer.fork_from)
         return _validated(
@@ -214,12 +216,12 @@ class LlmCoder(Role):
         """The config's file is ours to write; the model's edits are single Python files that parse."""
         default_response = coder.code({**view, "proposal": answer.dsl_config.config()})
         if answer.edits and not view.get("surface"):
-            raise ContractError("edits of the surface are not open in this round", where="edits")
+            raise ContractError("edits of the surface are not open in this round", location="edits")
         for edit in answer.edits:
             _check_edit(edit)
         paths = [edit.path for edit in answer.edits]
         if len(set(paths)) != len(paths):
-            raise ContractError("a file stands twice", where="edits")
+            raise ContractError("a file stands twice", location="edits")
         return _validated(
             CoderResponse,
             dsl_config=default_response.dsl_config,
@@ -259,7 +261,7 @@ class LlmAnalyst(Role):
     def _response(self, view: dict[str, Any], answer: AnalystResponse) -> AnalystResponse:
         status = _metrics(Path(view["metrics_path"])).status
         if answer.verdict == "candidate" and status != "ok":
-            raise ContractError(f"a round that ended as {status} left nothing to judge", where="verdict")
+            raise ContractError(f"a round that ended as {status} left nothing to judge", location="verdict")
         return _validated(
             AnalystResponse,
             verdict=answer.verdict,
@@ -281,20 +283,20 @@ def _validated(kind: type[A], **fields: Any) -> A:
     try:
         return kind(**fields)
     except ValidationError as error:
-        raise ContractError(first_validation_error(error), where=kind.__name__) from error
+        raise ContractError(first_validation_error(error), location=kind.__name__) from error
 
 
 def _check_edit(edit: FileEdit) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}\.py", edit.path):
-        raise ContractError(f"{edit.path!r} is no plain Python file of the surface", where="edits.path")
+        raise ContractError(f"{edit.path!r} is no plain Python file of the surface", location="edits.path")
     try:
         ast.parse(edit.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ContractError(f"{edit.path} does not parse: {error}", where="edits.text") from None
+        raise ContractError(f"{edit.path} does not parse: {error}", location="edits.text") from None
 
 
 def _metrics(path: Path) -> RoundMetrics:
-    return RoundMetrics.read(json.loads(path.read_bytes()), where=str(path))
+    return RoundMetrics.read(json.loads(path.read_bytes()), location=str(path))
 
 
 def _metrics_json(metrics: RoundMetrics) -> str:

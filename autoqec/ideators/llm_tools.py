@@ -102,7 +102,7 @@ class ViewTools:
 
     def _check(self, arguments: dict[str, Any]) -> str:
         proposal = apply_pins(arguments["proposal"], self._view.get("pins") or {})
-        dsl = parse_dsl(proposal, where="proposal")
+        dsl = parse_dsl(proposal, location="proposal")
         find_equivalent = find_duplicate_round(self._view, dsl)
         novelty = (
             "new"

@@ -187,7 +187,7 @@ def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterat
         if config is not None and state.is_new(config):
             return Move(_name(config), _hypothesis(config), config)
     what = f"{MAX_DRAWS} draws found no config that was not tried, under {format_pins(state.pins) or 'no pins'}"
-    raise UsageError(what, where="--pin", hint="start a run that holds fewer knobs")
+    raise UsageError(what, location="--pin", hint="start a run that holds fewer knobs")
 
 
 def draw(state: SearchState) -> Iterator[Params]:

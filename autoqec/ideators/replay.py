@@ -37,7 +37,7 @@ class ReplayIdeator:
         if state.n_proposed >= len(self):
             raise UsageError(
                 f"the older run holds {len(self)} proposals, and all were made",
-                where="replay",
+                location="replay",
                 hint="give fewer --rounds",
             )
         row = self._rows[state.n_proposed]

@@ -26,7 +26,15 @@ from autoqec.llm.base import (
     estimate_tokens,
     parse_output,
 )
-from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmRefusal, LmTruncated, LmUnavailable
+from autoqec.llm.errors import (
+    LlmAuthError,
+    LlmBadAnswerError,
+    LlmBadRequestError,
+    LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
+    LlmUnavailableError,
+)
 
 if TYPE_CHECKING:
     import anthropic
@@ -71,7 +79,7 @@ class AnthropicLM(BaseLanguageModel):
             streamed = self._stream or request.max_tokens > STREAM_ABOVE
             message = self._stream_message(request) if streamed else self._create_message(request, attempts)
             return self._to_response(request, message, attempts, int((time.monotonic() - start) * 1000))
-        except LmError as error:
+        except LlmError as error:
             error.lost_attempts = attempts.lost
             raise
         finally:
@@ -154,7 +162,7 @@ class AnthropicLM(BaseLanguageModel):
                     message = stream.get_final_message()
                 if message.stop_reason is not None:
                     return message
-                last_error: Exception = LmUnavailable("the stream ended before the answer did")
+                last_error: Exception = LlmUnavailableError("the stream ended before the answer did")
             except (httpx2.HTTPError, AssertionError, ValueError) as error:
                 last_error = error
             except anthropic.AnthropicError as error:
@@ -176,7 +184,7 @@ class AnthropicLM(BaseLanguageModel):
         try:
             _check_stop_reason(message, text, self.model)
             parsed = None if request.output is None or calls else _parse(request.output, message, text)
-        except LmError as error:
+        except LlmError as error:
             error.usage, error.cost_usd = usage, cost
             raise
         return Response(
@@ -201,9 +209,9 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
         api_key = os.environ.get("ANTHROPIC_API_KEY") or None
         token = None if api_key else os.environ.get("ANTHROPIC_AUTH_TOKEN") or None
         if api_key is None and token is None:
-            raise LmAuth(
+            raise LlmAuthError(
                 "no key for the Messages API",
-                where="environment variable ANTHROPIC_API_KEY",
+                location="environment variable ANTHROPIC_API_KEY",
                 hint="set it, or choose --ideator tpe, which asks no model; a local endpoint needs no key: name it by "
                 "`base_url`, or a role's by AUTOQEC_<ROLE>_BASE_URL",
             )
@@ -238,13 +246,15 @@ def _check_stop_reason(message: Any, text: str, model: str) -> None:
     if reason == "refusal":
         details = getattr(message, "stop_details", None)
         why = getattr(details, "explanation", None) or getattr(details, "category", None) or "no reason given"
-        raise LmRefusal(f"the model declined to answer: {str(why)[:300]}", where=model)
+        raise LlmRefusalError(f"the model declined to answer: {str(why)[:300]}", location=model)
     if reason in ("max_tokens", "model_context_window_exceeded"):
-        raise LmTruncated(f"the answer was cut off ({reason})", where=model, hint="allow more tokens")
+        raise LlmTruncatedError(f"the answer was cut off ({reason})", location=model, hint="allow more tokens")
     if reason not in ("end_turn", "tool_use", "stop_sequence"):
-        raise LmBadAnswer(f"the answer ended with {reason!r}", where=model)
+        raise LlmBadAnswerError(f"the answer ended with {reason!r}", location=model)
     if len(text) > MAX_RESPONSE_CHARS:
-        raise LmBadAnswer(f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", where=model)
+        raise LlmBadAnswerError(
+            f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", location=model
+        )
 
 
 def _parse(output: type[BaseModel], message: Any, text: str) -> BaseModel:
@@ -269,8 +279,10 @@ def _raise_lm_error(error: Exception, model: str) -> NoReturn:
 
     detail = str(getattr(error, "api_message", None) or error)[:300]
     if isinstance(error, anthropic.AuthenticationError | anthropic.PermissionDeniedError | anthropic.CredentialsError):
-        raise LmAuth(f"the provider does not take the key: {detail}", where=model, hint="check the key") from None
+        raise LlmAuthError(
+            f"the provider does not take the key: {detail}", location=model, hint="check the key"
+        ) from None
     status = getattr(error, "status_code", None)
     if isinstance(error, anthropic.APIStatusError) and status in (400, 402, 404, 413, 422):
-        raise LmBadRequest(f"the provider refuses the request ({status}): {detail}", where=model) from None
-    raise LmUnavailable(f"no answer after all retries: {detail}", where=model) from None
+        raise LlmBadRequestError(f"the provider refuses the request ({status}): {detail}", location=model) from None
+    raise LlmUnavailableError(f"no answer after all retries: {detail}", location=model) from None

@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from autoqec.llm.errors import LmUnavailable
+from autoqec.llm.errors import LlmUnavailableError
 
 # A server that asks for a longer pause is unavailable for this round.
 MAX_RETRY_AFTER_S = 120.0
@@ -56,7 +56,7 @@ def _refuse_long_pause(header: str | None) -> None:
     except ValueError:
         return
     if pause > MAX_RETRY_AFTER_S:
-        raise LmUnavailable(f"the provider asks to wait {pause:.0f} s", hint="wait, then resume the run")
+        raise LlmUnavailableError(f"the provider asks to wait {pause:.0f} s", hint="wait, then resume the run")
 
 
 def _json_object(data: bytes) -> dict[str, Any] | None:

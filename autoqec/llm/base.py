@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 from pydantic import BaseModel, Field, ValidationError
 
 from autoqec.contracts.base import Contract, canonical_json, first_validation_error, sha256_json
-from autoqec.llm.errors import LmBadAnswer
+from autoqec.llm.errors import LlmBadAnswerError
 
 # Thinking counts into max_tokens, so a small cap cuts answers off before they begin.
 MIN_MAX_TOKENS = 8192
@@ -131,7 +131,7 @@ class LanguageModel(Protocol):
     supports_tools: bool
 
     def complete(self, request: Request) -> Response:
-        """Answer, or raise an LmError."""
+        """Answer, or raise an LlmError."""
 
     def count_tokens(self, request: Request) -> int:
         """Prompt tokens of the request: exact where the provider counts, else an estimate from above."""
@@ -176,19 +176,19 @@ def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Me
 
 
 def parse_output(output: type[BaseModel], text: str) -> BaseModel:
-    """`text` as an instance of `output`; LmBadAnswer names the first fault.
+    """`text` as an instance of `output`; LlmBadAnswerError names the first fault.
 
     Bounds and patterns are checked here: providers only promise the schema's shape.
     """
     if len(text) > MAX_RESPONSE_CHARS:
-        raise LmBadAnswer(
-            f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", where=output.__name__
+        raise LlmBadAnswerError(
+            f"the answer has {len(text)} characters; {MAX_RESPONSE_CHARS} are allowed", location=output.__name__
         )
     try:
         return output.model_validate_json(text)
     except ValidationError as error:
-        raise LmBadAnswer(
-            f"the answer is no {output.__name__}: {first_validation_error(error)}", where=output.__name__
+        raise LlmBadAnswerError(
+            f"the answer is no {output.__name__}: {first_validation_error(error)}", location=output.__name__
         ) from None
 
 

@@ -22,15 +22,19 @@ from autoqec.llm.base import (
     Usage,
     with_parsed_output,
 )
-from autoqec.llm.errors import LmCassetteMiss, LmError
+from autoqec.llm.errors import CassetteMissError, LlmError
 from autoqec.llm.redact import redact_value
 from autoqec.store import jsonl
 
 Mode = Literal["live", "record", "replay"]
 
-_RECORDED_ERRORS: dict[str, type[LmError]] = {
-    kind.__name__: kind for kind in (errors.LmRefusal, errors.LmTruncated, errors.LmBadAnswer, errors.LmUnavailable)
-}  # an answer that a model gave; faults of the machine (no key, no credit) are not worth replaying
+_RECORDED_ERRORS: dict[str, type[LlmError]] = {  # names as cassettes hold them
+    "LmRefusal": errors.LlmRefusalError,
+    "LmTruncated": errors.LlmTruncatedError,
+    "LmBadAnswer": errors.LlmBadAnswerError,
+    "LmUnavailable": errors.LlmUnavailableError,
+}  # what a model answered; local failures (no key, no credit) are not replayed
+_RECORDED_NAMES = {kind: name for name, kind in _RECORDED_ERRORS.items()}
 
 
 class CassetteFile:
@@ -43,7 +47,7 @@ class CassetteFile:
         self._n_replayed: dict[str, int] = defaultdict(int)
         if mode == "replay":
             if not path.is_file():
-                raise UsageError("the cassette is not there", where=str(path), hint="record one first")
+                raise UsageError("the cassette is not there", location=str(path), hint="record one first")
             for row in jsonl.read(path):
                 self._rows[row["key"]].append(row)
 
@@ -58,9 +62,9 @@ class CassetteFile:
                 self._n_replayed[key] = index + 1
                 return rows[index]
         again = f", asked for the {index + 1}. time" if rows else ""
-        raise LmCassetteMiss(
+        raise CassetteMissError(
             f"the cassette holds no such {what} of role {request.role} to {model} (key {key[:12]}{again})",
-            where=str(self.path),
+            location=str(self.path),
             hint="record the run again, or replay it with the versions that it was recorded with",
         )
 
@@ -83,7 +87,7 @@ class CassetteLM(BaseLanguageModel):
     ) -> None:
         if wrapped is None and cassette_file.mode != "replay":
             raise UsageError(
-                f"mode `{cassette_file.mode}` needs a model behind the cassette", where=str(cassette_file.path)
+                f"mode `{cassette_file.mode}` needs a model behind the cassette", location=str(cassette_file.path)
             )
         self.cassette_file, self.model, self.wrapped = cassette_file, model, wrapped
         self.supports_tools, self.max_output_tokens, self._max_call_usd = (
@@ -99,8 +103,8 @@ class CassetteLM(BaseLanguageModel):
         row = {"kind": "complete", "key": key, "role": request.role, "model": self.model, "request": request.dump()}
         try:
             response = self._wrapped_model().complete(request)
-        except LmError as error:
-            if type(error).__name__ in _RECORDED_ERRORS and self.cassette_file.mode == "record":
+        except LlmError as error:
+            if type(error) in _RECORDED_NAMES and self.cassette_file.mode == "record":
                 self.cassette_file.write({**row, "reply": None, "error": _error_row(error)})
             raise
         if self.cassette_file.mode == "record":
@@ -132,12 +136,12 @@ class CassetteLM(BaseLanguageModel):
     def _replay(self, key: str, request: Request) -> Response:
         row = self.cassette_file.next(key, request, self.model, what="call")
         if row["error"] is None:
-            return with_parsed_output(Response.read(row["reply"], where=str(self.cassette_file.path)), request)
+            return with_parsed_output(Response.read(row["reply"], location=str(self.cassette_file.path)), request)
         error = row["error"]
-        usage = Usage.read(error["usage"], where=str(self.cassette_file.path)) if error["usage"] else None
+        usage = Usage.read(error["usage"], location=str(self.cassette_file.path)) if error["usage"] else None
         raise _RECORDED_ERRORS[error["kind"]](
             error["what"],
-            where=error["where"],
+            location=error["where"],
             hint=error["mend"],
             usage=usage,
             cost_usd=error["cost_usd"],
@@ -145,11 +149,11 @@ class CassetteLM(BaseLanguageModel):
         )
 
 
-def _error_row(error: LmError) -> dict[str, Any]:
+def _error_row(error: LlmError) -> dict[str, Any]:
     return {
-        "kind": type(error).__name__,
-        "what": error.what,
-        "where": error.where,
+        "kind": _RECORDED_NAMES[type(error)],
+        "what": error.message,
+        "where": error.location,
         "mend": error.hint,
         "usage": error.usage.dump() if error.usage else None,
         "cost_usd": error.cost_usd,

@@ -29,7 +29,7 @@ from autoqec.llm.base import (
     estimate_tokens,
     with_parsed_output,
 )
-from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmUnavailable
+from autoqec.llm.errors import LlmAuthError, LlmBadAnswerError, LlmBadRequestError, LlmError, LlmUnavailableError
 from autoqec.system.process import child
 
 Program = Literal["claude", "codex"]
@@ -77,22 +77,22 @@ class CliLM(BaseLanguageModel):
     ) -> None:
         path = shutil.which(program)
         if path is None:
-            raise UsageError(f"the program `{program}` is not on PATH", where="backend", hint=f"install {program}")
+            raise UsageError(f"the program `{program}` is not on PATH", location="backend", hint=f"install {program}")
         self.model, self.max_output_tokens = model or program, max_output_tokens
         self._program, self._path, self._requested_model = program, path, model
         self._effort, self._timeout_s, self._max_call_usd = effort, timeout_s, max_call_usd
 
     def complete(self, request: Request) -> Response:
         if request.tools:
-            raise LmBadRequest(f"`{self._program}` takes no tools from outside", where=f"role {request.role}")
+            raise LlmBadRequestError(f"`{self._program}` takes no tools from outside", location=f"role {request.role}")
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="autoqec-lm-") as name:
             out, err, returncode = self._run(request, Path(name))
         read = cli_output.read_claude if self._program == "claude" else cli_output.read_codex
         try:
             program_response = read(out, self.model)
-        except LmUnavailable as error:
-            raise self._error_from_output(f"{error.what}; {err}" if err else error.what, returncode) from None
+        except LlmUnavailableError as error:
+            raise self._error_from_output(f"{error.message}; {err}" if err else error.message, returncode) from None
         response = Response(
             text=program_response.text,
             usage=program_response.usage,
@@ -103,7 +103,7 @@ class CliLM(BaseLanguageModel):
         )
         try:
             return with_parsed_output(response, request)
-        except LmError as error:
+        except LlmError as error:
             error.usage, error.cost_usd = response.usage, response.cost_usd
             raise
 
@@ -133,9 +133,9 @@ class CliLM(BaseLanguageModel):
             result = process.wait(5.0) or process.kill()
             writer_thread.join()
         if result.limit_broken:
-            raise LmUnavailable(f"`{self._program}` was ended: {result.limit_broken}", lost_attempts=1)
+            raise LlmUnavailableError(f"`{self._program}` was ended: {result.limit_broken}", lost_attempts=1)
         if len(out) > _MAX_OUTPUT:
-            raise LmBadAnswer(f"`{self._program}` wrote more than {_MAX_OUTPUT} bytes", where=self.model)
+            raise LlmBadAnswerError(f"`{self._program}` wrote more than {_MAX_OUTPUT} bytes", location=self.model)
         stderr_tail = (work / "stderr").read_bytes()[-500:].decode(errors="replace")
         return out, " ".join(stderr_tail.split()), result.returncode
 
@@ -166,11 +166,13 @@ class CliLM(BaseLanguageModel):
             argv += ["--output-schema", str(work / "schema.json")]
         return [*argv, "-"]
 
-    def _error_from_output(self, stderr_tail: str, returncode: int) -> LmError:
+    def _error_from_output(self, stderr_tail: str, returncode: int) -> LlmError:
         what = f"`{self._program}` gave no answer (exit {returncode}): {stderr_tail[:300]}"
         if any(word in stderr_tail.lower() for word in _AUTH_WORDS):
-            return LmAuth(what, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}")
-        return LmUnavailable(what)
+            return LlmAuthError(
+                what, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}"
+            )
+        return LlmUnavailableError(what)
 
 
 def strict_schema(output: type[BaseModel]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from autoqec.llm import prices
 from autoqec.llm.base import MAX_RESPONSE_CHARS, Usage
-from autoqec.llm.errors import LmBadAnswer, LmError, LmRefusal, LmTruncated, LmUnavailable
+from autoqec.llm.errors import LlmBadAnswerError, LlmError, LlmRefusalError, LlmTruncatedError, LlmUnavailableError
 
 
 @dataclass(frozen=True)
@@ -27,28 +27,30 @@ def read_claude(out: bytes, requested_model: str) -> ProgramResponse:
     """The one object of `--output-format json`."""
     payload = next((line for line in _json_objects(out) if line.get("type") == "result"), None)
     if payload is None:
-        raise LmUnavailable("no result on stdout")
+        raise LlmUnavailableError("no result on stdout")
     usage, cost = _usage(payload.get("usage"), "input_tokens"), payload.get("total_cost_usd")
     cost = float(cost) if isinstance(cost, int | float) else prices.cost_usd(requested_model, usage)
     text = str(payload.get("result") or "")
     structured = payload.get("structured_output")
     model = next(iter(payload.get("modelUsage") or {}), requested_model)
-    error_type: type[LmError] | None = None
+    error_type: type[LlmError] | None = None
     if payload.get("stop_reason") == "refusal":
-        error_type = LmRefusal
+        error_type = LlmRefusalError
     elif payload.get("stop_reason") == "max_tokens" or payload.get("subtype") in (
         "error_max_budget_usd",
         "error_max_turns",
     ):
-        error_type = LmTruncated
+        error_type = LlmTruncatedError
     elif payload.get("subtype") == "error_max_structured_output_retries":
-        error_type = LmBadAnswer
+        error_type = LlmBadAnswerError
     elif payload.get("is_error"):
-        raise LmUnavailable(text or str(payload.get("subtype")))
+        raise LlmUnavailableError(text or str(payload.get("subtype")))
     elif len(text) > MAX_RESPONSE_CHARS:
-        error_type, text = LmBadAnswer, f"an answer of {len(text)} characters"
+        error_type, text = LlmBadAnswerError, f"an answer of {len(text)} characters"
     if error_type is not None:
-        raise error_type(f"{payload.get('subtype')}: {text[:300]}", where=requested_model, usage=usage, cost_usd=cost)
+        raise error_type(
+            f"{payload.get('subtype')}: {text[:300]}", location=requested_model, usage=usage, cost_usd=cost
+        )
     content = json.dumps(structured, ensure_ascii=False) if structured is not None else text
     return ProgramResponse(content, usage, cost, model, str(payload.get("stop_reason") or "end_turn"))
 
@@ -67,10 +69,12 @@ def read_codex(out: bytes, requested_model: str) -> ProgramResponse:
             error = event.get("error")
             failure_messages.append(str(error.get("message") if isinstance(error, dict) else event.get("message")))
     if text is None or not done:
-        raise LmUnavailable("; ".join(failure_messages) or "no answer on stdout")
+        raise LlmUnavailableError("; ".join(failure_messages) or "no answer on stdout")
     cost = prices.cost_usd(requested_model, usage)
     if len(text) > MAX_RESPONSE_CHARS:
-        raise LmBadAnswer(f"an answer of {len(text)} characters", where=requested_model, usage=usage, cost_usd=cost)
+        raise LlmBadAnswerError(
+            f"an answer of {len(text)} characters", location=requested_model, usage=usage, cost_usd=cost
+        )
     return ProgramResponse(text, usage, cost, requested_model)
 
 

@@ -54,7 +54,7 @@ class LMConfig(Contract):
             return "scripted"
         if name.startswith("claude-") or self.base_url:
             return "anthropic"
-        raise UsageError(f"no backend for the model {name!r}; known: {_KNOWN_MODELS}", where="lm.model")
+        raise UsageError(f"no backend for the model {name!r}; known: {_KNOWN_MODELS}", location="lm.model")
 
     def resolved_model(self) -> str:
         """The name under which calls are booked, priced and taped."""
@@ -77,7 +77,7 @@ def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str,
     try:
         return LMConfig.model_validate(fields)
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where=f"AUTOQEC_{role.upper()}_*") from error
+        raise UsageError(first_validation_error(error), location=f"AUTOQEC_{role.upper()}_*") from error
 
 
 def get_lm_client(
@@ -85,7 +85,7 @@ def get_lm_client(
 ) -> LanguageModel:
     """A language model for `config`, taped and metered where asked. A replay needs neither key nor program.
 
-    Raises UsageError for a name without a backend, LmAuth without a key.
+    Raises UsageError for a name without a backend, LlmAuthError without a key.
     """
     lm = _backend(config) if cassette_file is None or cassette_file.mode != "replay" else None
     if cassette_file is not None:
@@ -122,7 +122,7 @@ def _backend(config: LMConfig) -> LanguageModel:
     sends_temperature = "temperature" in config.model_fields_set
     if sends_temperature and config.base_url is None:
         raise UsageError(
-            f"backend `{backend}` takes no temperature", where="lm.temperature", hint="leave `temperature` out"
+            f"backend `{backend}` takes no temperature", location="lm.temperature", hint="leave `temperature` out"
         )
     if backend == "anthropic":
         from autoqec.llm.anthropic_client import AnthropicLM

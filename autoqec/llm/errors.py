@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from autoqec.llm.base import Usage
 
 
-class LmError(AutoqecError):
+class LlmError(AutoqecError):
     """A call without an answer that can be used.
 
     usage, cost_usd: what the provider charged for it, where that is known. lost_attempts: requests that were sent and
@@ -22,53 +22,53 @@ class LmError(AutoqecError):
 
     def __init__(
         self,
-        what: str,
+        message: str,
         *,
-        where: str | None = None,
+        location: str | None = None,
         hint: str | None = None,
         usage: Usage | None = None,
         cost_usd: float | None = None,
         lost_attempts: int = 0,
     ) -> None:
-        super().__init__(redact(what), where=where, hint=hint)
+        super().__init__(redact(message), location=location, hint=hint)
         self.usage, self.cost_usd, self.lost_attempts = usage, cost_usd, lost_attempts
 
 
-class LmRefusal(LmError):
+class LlmRefusalError(LlmError):
     """The model declined to answer."""
 
 
-class LmTruncated(LmError):
+class LlmTruncatedError(LlmError):
     """The answer ran into max_tokens or the context window before its end."""
 
 
-class LmBadAnswer(LmError):
+class LlmBadAnswerError(LlmError):
     """An answer came, and is not what was asked for: no JSON, a field missing, too long."""
 
 
-class LmUnavailable(LmError):
+class LlmUnavailableError(LlmError):
     """No answer after all retries: overloaded, rate limited, cut off, too slow, not installed."""
 
 
-class LmAuth(LmError):
+class LlmAuthError(LlmError):
     """No key, or one that the provider does not take."""
 
     exit_code = 2
 
 
-class LmBadRequest(LmError):
+class LlmBadRequestError(LlmError):
     """The provider refuses the request itself: unknown model, prompt too long, no credit."""
 
     exit_code = 2
 
 
-class LmCassetteMiss(LmError):
+class CassetteMissError(LlmError):
     """A replay asked for a call that the cassette does not hold."""
 
     exit_code = 2
 
 
-class BudgetExceeded(LmError):
+class BudgetExceededError(LlmError):
     """The next call could break the budget, so it was not made."""
 
     exit_code = 3

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.llm.base import BaseLanguageModel, LanguageModel, Request, Response, Usage, estimate_tokens
-from autoqec.llm.errors import BudgetExceeded, LmError
+from autoqec.llm.errors import BudgetExceededError, LlmError
 from autoqec.store import jsonl
 
 _current_attempt_id: ContextVar[str | None] = ContextVar("round_attempt_id", default=None)
@@ -48,7 +48,7 @@ class UsageTotals:
         self.failed += line["outcome"] != "ok"
         if line["usage"] is None:
             return
-        self.usage += Usage.read(line["usage"], where="ledger")
+        self.usage += Usage.read(line["usage"], location="ledger")
         if line["cost_usd"] is None:
             self.unknown_cost_calls += 1
         else:
@@ -104,7 +104,7 @@ class Ledger:
             _current_attempt_id.reset(token)
 
     def reserve(self, request: Request, model: str, bound: CostBound) -> str:
-        """Book a call before it is sent; its id. Raises BudgetExceeded, and then nothing was booked."""
+        """Book a call before it is sent; its id. Raises BudgetExceededError, and then nothing was booked."""
         line = {
             "kind": "asked",
             "id": uuid.uuid4().hex,
@@ -119,7 +119,7 @@ class Ledger:
             self._write(line)
         return str(line["id"])
 
-    def settle(self, call_id: str, outcome: str, result: Response | LmError) -> None:
+    def settle(self, call_id: str, outcome: str, result: Response | LlmError) -> None:
         """Book what the call cost. outcome: `ok`, or the error's name."""
         usage = result.usage
         line = {
@@ -139,23 +139,23 @@ class Ledger:
         if self.max_tokens is not None:
             after = self.totals.usage.total + unsettled.tokens + bound.tokens
             if after > self.max_tokens:
-                raise BudgetExceeded(
+                raise BudgetExceededError(
                     f"the next call could take {bound.tokens} tokens, {after} in all; the budget is {self.max_tokens}",
-                    where=f"role {request.role}",
+                    location=f"role {request.role}",
                     hint="give a larger budget",
                 )
         if self.max_usd is not None:
             if bound.usd is None:
-                raise BudgetExceeded(
+                raise BudgetExceededError(
                     f"no price is known for the model {model!r}, so a budget in dollars cannot be kept",
-                    where=f"role {request.role}",
+                    location=f"role {request.role}",
                     hint="give the budget in tokens, or choose a model that autoqec/llm/prices.yaml lists",
                 )
             dollars = self.totals.known_usd + (unsettled.usd or 0.0) + bound.usd
             if dollars > self.max_usd:
-                raise BudgetExceeded(
+                raise BudgetExceededError(
                     f"the next call could cost ${bound.usd:.4f}, ${dollars:.4f} in all; the budget is ${self.max_usd}",
-                    where=f"role {request.role}",
+                    location=f"role {request.role}",
                     hint="give a larger budget",
                 )
 
@@ -189,7 +189,7 @@ class MeteredLM(BaseLanguageModel):
         call = self.ledger.reserve(request, self.model, self._cost_bound(request))
         try:
             response = self.wrapped.complete(request)
-        except LmError as error:
+        except LlmError as error:
             self.ledger.settle(call, type(error).__name__, error)
             raise
         self.ledger.settle(call, "ok", response)

@@ -45,7 +45,7 @@ class PriceList(Contract):
 def price_list() -> PriceList:
     """The file that comes with the package."""
     text = files("autoqec.llm").joinpath("prices.yaml").read_text("utf-8")
-    return PriceList.model_validate(load_yaml(text, where="autoqec/llm/prices.yaml"))
+    return PriceList.model_validate(load_yaml(text, location="autoqec/llm/prices.yaml"))
 
 
 def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> float | None:

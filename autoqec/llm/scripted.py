@@ -27,12 +27,12 @@ from autoqec.llm.base import (
     estimate_tokens,
     with_parsed_output,
 )
-from autoqec.llm.errors import LmBadAnswer, LmError
+from autoqec.llm.errors import LlmBadAnswerError, LlmError
 from autoqec.store import jsonl
 
 PREFIX = "scripted:"
 
-ScriptedResponse = str | dict[str, Any] | ToolCall | LmError
+ScriptedResponse = str | dict[str, Any] | ToolCall | LlmError
 Script = Callable[[Request], ScriptedResponse]
 
 _registered_scripts: dict[str, Script] = {}
@@ -59,7 +59,7 @@ class ScriptedLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         self.requests.append(request)
         script_result = self._script(request)
-        if isinstance(script_result, LmError):
+        if isinstance(script_result, LlmError):
             raise script_result
         calls = (script_result,) if isinstance(script_result, ToolCall) else ()
         text = (
@@ -83,7 +83,7 @@ class ScriptedLM(BaseLanguageModel):
         )
         try:
             return with_parsed_output(response, request)
-        except LmError as error:
+        except LlmError as error:
             error.usage, error.cost_usd = usage, 0.0
             raise
 
@@ -108,7 +108,7 @@ def from_name(model: str, *, max_output_tokens: int = MIN_MAX_TOKENS) -> Scripte
         script = _registered_scripts[name]
     else:
         known = ", ".join(PREFIX + known for known in sorted(_registered_scripts))
-        raise UsageError(f"unknown scripted model {model!r}; known: {known}, {PREFIX}PATH.jsonl", where="model")
+        raise UsageError(f"unknown scripted model {model!r}; known: {known}, {PREFIX}PATH.jsonl", location="model")
     return ScriptedLM(script, name=name, max_output_tokens=max_output_tokens)
 
 
@@ -124,7 +124,9 @@ def _in_order(responses: list[ScriptedResponse]) -> Script:
         with lock:
             script_result = next(left, None)
         return (
-            LmBadAnswer(f"the script has no answer after {len(responses)}") if script_result is None else script_result
+            LlmBadAnswerError(f"the script has no answer after {len(responses)}")
+            if script_result is None
+            else script_result
         )
 
     return script
@@ -132,22 +134,24 @@ def _in_order(responses: list[ScriptedResponse]) -> Script:
 
 def _rules(path: Path) -> Script:
     if not path.is_file():
-        raise UsageError("the file of scripted answers is not there", where=str(path), hint="correct the model's name")
+        raise UsageError(
+            "the file of scripted answers is not there", location=str(path), hint="correct the model's name"
+        )
     rules: list[tuple[re.Pattern[str], Any]] = []
     for number, row in enumerate(jsonl.read(path), start=1):
         if "say" not in row:
-            raise UsageError("a rule needs `say`", where=f"{path}:{number}")
+            raise UsageError("a rule needs `say`", location=f"{path}:{number}")
         try:
             rules.append((re.compile(row.get("when", ""), re.DOTALL), row["say"]))
         except re.error as error:
-            raise UsageError(f"`when` is no regular expression: {error}", where=f"{path}:{number}") from error
+            raise UsageError(f"`when` is no regular expression: {error}", location=f"{path}:{number}") from error
 
     def script(request: Request) -> ScriptedResponse:
         turn = last_message_text(request)
         for pattern, reply_text in rules:
             if pattern.search(turn):
                 return reply_text if isinstance(reply_text, str) else dict(reply_text)
-        return LmBadAnswer("no rule of the script matches", where=str(path))
+        return LlmBadAnswerError("no rule of the script matches", location=str(path))
 
     return script
 

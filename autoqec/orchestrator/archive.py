@@ -76,13 +76,13 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     """
     info = History(layout).info()
     if out.exists():
-        raise UsageError("is there already", where=str(out), hint=f"name another file, or rm {out}")
+        raise UsageError("is there already", location=str(out), hint=f"name another file, or rm {out}")
     with run_lock.lock_run(layout.root):
         pending_actions = plan_recovery(inspect.inspect_run(repo, layout))
         if pending_actions:
             what = f"the run is not in line with its history ({pending_actions[0].kind}: {pending_actions[0].why})"
             raise UsageError(
-                what, where=str(layout.root), hint=pending_actions[0].hint or f"autoqec reconcile {info.run_id}"
+                what, location=str(layout.root), hint=pending_actions[0].hint or f"autoqec reconcile {info.run_id}"
             )
         manifest, packed = _build_archive(layout, repo, info, shots)
     atomic.write_bytes(out, packed)
@@ -96,7 +96,9 @@ def _build_archive(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) ->
         for ref, sha in repo.refs(prefix).items()
     }
     if not refs:
-        raise UsageError("the run has no branch to carry away", where=info.run_id, hint="let it finish a round first")
+        raise UsageError(
+            "the run has no branch to carry away", location=info.run_id, hint="let it finish a round first"
+        )
     with scratch("archive") as directory:
         bundle = directory / BUNDLE
         repo.bundle_create(bundle, sorted(refs))
@@ -113,7 +115,7 @@ def _build_archive(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) ->
     except ValidationError as error:  # a file or branch of the user's own among the run's
         hint = "move it out of the run"
         raise UsageError(
-            f"cannot be archived: {first_validation_error(error)}", where=info.run_id, hint=hint
+            f"cannot be archived: {first_validation_error(error)}", location=info.run_id, hint=hint
         ) from error
     return manifest, pack(manifest, members)
 
@@ -125,7 +127,7 @@ def _add_members(members: dict[str, bytes], found: Iterator[tuple[str, bytes]], 
         size += len(data) + ENTRY_OVERHEAD_BYTES
         if size > MAX_BYTES:
             what = f"the archive would be larger than the {MAX_BYTES} bytes that `autoqec replay` takes"
-            raise UsageError(what, where=f"{RUN}/{name}", hint=hint)
+            raise UsageError(what, location=f"{RUN}/{name}", hint=hint)
         members[f"{RUN}/{name}"] = data
 
 
@@ -198,7 +200,7 @@ def replay_archive(
 
 def _check_vacant(into: Path) -> None:
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
-        raise UsageError("is not an empty directory", where=str(into), hint="name a new one with --into")
+        raise UsageError("is not an empty directory", location=str(into), hint="name a new one with --into")
 
 
 @contextmanager
@@ -218,7 +220,10 @@ def _named_after(archive: Path, layout: RunLayout) -> Iterator[None]:
         yield
     except AutoqecError as error:
         for path, name in names.items():
-            error.what, error.where = error.what.replace(path, name), (error.where or name).replace(path, name)
+            error.message, error.location = (
+                error.message.replace(path, name),
+                (error.location or name).replace(path, name),
+            )
         if error.hint and str(layout.repo_root) in error.hint:
             error.hint = "fetch the archive again"
         raise
@@ -234,17 +239,17 @@ def _place_run(run: Path, layout: RunLayout) -> None:
 
 def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]:
     """The run's rows. ContractError where its files tell of another run than the manifest does."""
-    info, where = History(layout).info(), str(layout.run_info)
+    info, location = History(layout).info(), str(layout.run_info)
     for field in ("run_id", "baseline_sha", "baseline_ref", "code_sha256"):
         if getattr(info, field) != getattr(manifest, field):
-            raise ContractError(f"`{field}` is not the one in {MANIFEST}", where=where)
+            raise ContractError(f"`{field}` is not the one in {MANIFEST}", location=location)
     if manifest.closed != layout.secret_hex.exists():
-        raise ContractError(f"`closed` in {MANIFEST} does not fit the run's files", where=str(layout.secret_hex))
+        raise ContractError(f"`closed` in {MANIFEST} does not fit the run's files", location=str(layout.secret_hex))
     rows = History(layout).rows()
     for row in rows:
         ref = f"refs/heads/{row.branch}"
         if row.branch is not None and not (re.fullmatch(RUN_REF, ref) and ref.split("/")[3] == manifest.run_id):
-            raise ContractError(f"branch {row.branch!r} is not a branch of the run", where=f"round {row.round}")
+            raise ContractError(f"branch {row.branch!r} is not a branch of the run", location=f"round {row.round}")
     return rows
 
 
@@ -270,7 +275,7 @@ def _restore_branches(manifest: ArchiveManifest, bundle: Path, layout: RunLayout
             raise GitError(f"the baseline holds {inside} itself")
         repo.check_out(manifest.baseline_ref or "main", manifest.baseline_sha)
     except GitError as error:
-        raise ContractError(f"cannot be read ({error.what})", where=str(layout.repo_root)) from error
+        raise ContractError(f"cannot be read ({error.message})", location=str(layout.repo_root)) from error
     return repo
 
 
@@ -280,18 +285,18 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: verify_round.OnEvent
         stale = memory.rebuild_views()
     except ValueError as error:
         what = first_validation_error(error) if isinstance(error, ValidationError) else str(error)
-        raise ContractError(f"no views follow from it: {what}", where=str(layout.history)) from error
+        raise ContractError(f"no views follow from it: {what}", location=str(layout.history)) from error
     # An older version worded its views otherwise; their bytes are held by the archive's hashes all the same.
     if stale and memory.history.info().package_sha256 == machine.package_sha256():
         names = ", ".join(sorted(path.name for path in stale))
-        raise ContractError(f"does not follow from history: {names}", where=str(layout.root))
+        raise ContractError(f"does not follow from history: {names}", location=str(layout.root))
     closed = layout.secret_hex.exists()
     for round_state in memory.state.rounds.values():
         row, place = round_state.row, layout.round(round_state.row.round)
         if row.status != "ok" or row.commit_sha is None:
             continue
         if repo.rev_parse(row.commit_sha) is None:
-            raise ContractError(f"the bundle lacks commit {row.commit_sha}", where=f"round {row.round}")
+            raise ContractError(f"the bundle lacks commit {row.commit_sha}", location=f"round {row.round}")
         missing = _check_artifacts(layout, place)
         if missing:
             verdict_prefix = f"{row.verify_verdict}; " if row.verify_verdict else ""
@@ -316,15 +321,15 @@ def _check_artifacts(layout: RunLayout, place: RoundLayout) -> list[str]:
     try:
         recorded: dict[str, Any] = json.loads(place.manifest.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"is damaged ({error})", where=str(place.manifest)) from error
+        raise ContractError(f"is damaged ({error})", location=str(place.manifest)) from error
     removal_log, removed_names = removed_files(layout), []
-    for artifact in Manifest.read(recorded, where=str(place.manifest)).artifacts:
+    for artifact in Manifest.read(recorded, location=str(place.manifest)).artifacts:
         path = place.dir / artifact.name
         name = path.relative_to(layout.root).as_posix()
         if not path.is_file() and removal_log.get(name) == artifact.sha256:
             removed_names.append(artifact.name)
         elif not path.is_file():
-            raise ContractError("is missing, and nobody removed it on purpose", where=str(path))
+            raise ContractError("is missing, and nobody removed it on purpose", location=str(path))
         elif sha256_bytes(path.read_bytes()) != artifact.sha256:
-            raise ContractError("is not the file its manifest names", where=str(path))
+            raise ContractError("is not the file its manifest names", location=str(path))
     return removed_names

@@ -53,16 +53,16 @@ def unpack(archive: Path, into: Path) -> ArchiveManifest:
     try:
         fd = os.open(archive, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise UsageError("there is no such archive", where=str(archive), hint="autoqec package-run RUN") from error
+        raise UsageError("there is no such archive", location=str(archive), hint="autoqec package-run RUN") from error
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(archive)) from error
+        raise UsageError(f"cannot be read: {error.strerror}", location=str(archive)) from error
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         os.close(fd)
-        raise UsageError("is not a regular file", where=str(archive))
+        raise UsageError("is not a regular file", location=str(archive))
     with os.fdopen(fd, "rb") as stream:
         if status.st_size > MAX_BYTES:
-            raise ContractError(f"is larger than {MAX_BYTES} bytes", where=str(archive))
+            raise ContractError(f"is larger than {MAX_BYTES} bytes", location=str(archive))
         return _unpack(_Reader(stream, status.st_size, str(archive)), into)
 
 
@@ -91,19 +91,19 @@ def _manifest(reader: _Reader) -> ArchiveManifest:
     for expected in (MANIFEST, SEAL):
         header = reader.header()
         if header is None or header[0] != expected:
-            raise ContractError(f"holds no {expected}: it is not an archive of a run", where=reader.where)
+            raise ContractError(f"holds no {expected}: it is not an archive of a run", location=reader.location)
         if header[1] > _MAX_MANIFEST:
             raise reader.damaged(f"{expected} is larger than {_MAX_MANIFEST} bytes")
         parts.append(reader.take(header[1]))
         reader.padding(header[1])
-    where = f"{reader.where}, {MANIFEST}"
+    location = f"{reader.location}, {MANIFEST}"
     if parts[1] != _seal(parts[0]):
-        raise ContractError(f"is damaged (its SHA-256 is not the one in {SEAL})", where=where)
+        raise ContractError(f"is damaged (its SHA-256 is not the one in {SEAL})", location=location)
     try:
         data = json.loads(parts[0])
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"is damaged ({error})", where=where) from error
-    return ArchiveManifest.read(data, where=where)
+        raise ContractError(f"is damaged ({error})", location=location) from error
+    return ArchiveManifest.read(data, location=location)
 
 
 def _extract(reader: _Reader, expected: ArchiveFile, size: int, into: Path) -> None:
@@ -129,15 +129,15 @@ class _Reader:
     tarfile itself reads more: sparse files, other dialects, headers of any size. It parses single blocks here.
     """
 
-    def __init__(self, stream: BinaryIO, size: int, where: str) -> None:
-        self.where = where
+    def __init__(self, stream: BinaryIO, size: int, location: str) -> None:
+        self.location = location
         self._stream, self._size, self._at, self._members = stream, size, 0, 0
 
     def damaged(self, what: str) -> ContractError:
-        return ContractError(f"is damaged ({what})", where=self.where, hint=_AGAIN)
+        return ContractError(f"is damaged ({what})", location=self.location, hint=_AGAIN)
 
     def changed(self, what: str, name: str) -> ContractError:
-        return ContractError(what, where=f"{self.where}, {name}", hint=_AGAIN)
+        return ContractError(what, location=f"{self.location}, {name}", hint=_AGAIN)
 
     def take(self, size: int) -> bytes:
         data = self._stream.read(size)
@@ -202,7 +202,7 @@ class _Reader:
 
     def _between(self, at: int) -> ContractError:
         what = f"was changed between its members, first at byte {at} of {self._size}"
-        return ContractError(what, where=self.where, hint=_AGAIN)
+        return ContractError(what, location=self.location, hint=_AGAIN)
 
 
 def _rounded(size: int) -> int:

@@ -43,7 +43,7 @@ class Budget:
             except ValueError:
                 number = 0
             if key not in _KEYS or not 0 < number < float("inf"):
-                raise UsageError(f"{part!r} is no limit", where="--budget", hint=f"KEY=NUMBER of {', '.join(_KEYS)}")
+                raise UsageError(f"{part!r} is no limit", location="--budget", hint=f"KEY=NUMBER of {', '.join(_KEYS)}")
             limits[key] = number
         return cls(**limits)
 

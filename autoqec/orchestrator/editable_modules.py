@@ -23,7 +23,7 @@ def checked_out_modules(layout: RunLayout, number: int) -> Iterator[Path | None]
     repo = Repo.discover(layout.repo_root)
     if not shas or repo.rev_parse(shas[-1]) is None:
         message = f"git has no code commit of round {number}, so the net can't be built as it was trained"
-        raise UsageError(message, where=f"run {layout.run_id}", hint=f"autoqec show {layout.run_id}")
+        raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec show {layout.run_id}")
     with scratch("surface") as directory:
         modules_dir = directory / "modules"
         repo.extract(shas[-1], EDITABLE_MODULES, modules_dir)

@@ -30,7 +30,7 @@ def publish_secret(layout: RunLayout, repo: Repo) -> str:
         secret = layout.secret.read_bytes()
         if sha256_bytes(secret) != info.secret_sha256:
             message = "the run's secret is not the one it began with"
-            raise ManualInterventionRequired(message, where=str(layout.secret), hint=f"restore {layout.secret}")
+            raise ManualInterventionRequired(message, location=str(layout.secret), hint=f"restore {layout.secret}")
         atomic.write_text(layout.secret_hex, secret.hex() + "\n")
         with atomic.storage_errors(layout.secret):
             layout.secret.unlink()
@@ -46,7 +46,7 @@ def _require_no_cluster_job(layout: RunLayout) -> None:
         if attempt.id not in closed:
             message = f"round {attempt.round} is still a cluster's job"
             hint = f"autoqec run --resume {layout.run_id} waits for it; Ctrl-C twice there calls it off"
-            raise UsageError(message, where=f"run {layout.run_id}", hint=hint)
+            raise UsageError(message, location=f"run {layout.run_id}", hint=hint)
 
 
 def is_closed(layout: RunLayout) -> bool:
@@ -61,5 +61,5 @@ def read_published_secret(layout: RunLayout) -> bytes:
         secret = bytes.fromhex(layout.secret_hex.read_text(encoding="utf-8"))
     if sha256_bytes(secret) != History(layout).info().secret_sha256:
         message = "holds no secret that fits the run's commitment"
-        raise UsageError(message, where=str(layout.secret_hex), hint=f"restore {layout.secret_hex}")
+        raise UsageError(message, location=str(layout.secret_hex), hint=f"restore {layout.secret_hex}")
     return secret

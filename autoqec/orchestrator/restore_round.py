@@ -38,7 +38,7 @@ def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None =
     on_event = run_log.logged(on_event)
     with run_lock.lock_run(layout.root), run_log.attach(layout):
         if is_closed(layout):
-            raise UsageError("the run is closed: its secret is published", where=info.run_id, hint="start a new run")
+            raise UsageError("the run is closed: its secret is published", location=info.run_id, hint="start a new run")
         recover(layout, repo, on_event, memory=memory)
         round_state = _find_quarantined(inspect_run(repo, layout, memory), number)
         tip = repo.rev_parse(f"refs/heads/{round_state.row.branch}")
@@ -71,24 +71,26 @@ def _find_quarantined(state: RunInspection, number: int) -> RoundState:
         ):
             return round_state
     message = f"round {number} is not in quarantine"
-    raise UsageError(message, where=f"run {state.info.run_id}", hint=f"autoqec show {state.info.run_id}")
+    raise UsageError(message, location=f"run {state.info.run_id}", hint=f"autoqec show {state.info.run_id}")
 
 
 def _measured_metrics(
     layout: RunLayout, pointer: Pointer | str | None, metrics: RoundMetrics | None, round_state: RoundState
 ) -> RoundMetrics:
-    where = str(layout.round(round_state.row.round).dir)
+    location = str(layout.round(round_state.row.round).dir)
     if isinstance(pointer, str):
         raise ManualInterventionRequired(
-            f"the pointer on {round_state.row.branch} cannot be read: {pointer}", where=where
+            f"the pointer on {round_state.row.branch} cannot be read: {pointer}", location=location
         )
     if pointer is None or metrics is None or metrics.status != "ok":
         message = "the round died before it was measured, so there is nothing to judge"
         raise UsageError(
-            message, where=where, hint=f"its config is in {round_state.row.branch}; `autoqec run-round` measures it"
+            message,
+            location=location,
+            hint=f"its config is in {round_state.row.branch}; `autoqec run-round` measures it",
         )
     if pointer.round_attempt_id != round_state.attempt_id:
         raise ManualInterventionRequired(
-            f"the pointer on {round_state.row.branch} speaks of attempt {pointer.round_attempt_id}", where=where
+            f"the pointer on {round_state.row.branch} speaks of attempt {pointer.round_attempt_id}", location=location
         )
     return metrics

@@ -30,7 +30,7 @@ from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout,
 from autoqec.store.run_log import LOGGER
 from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import sandbox
-from autoqec.system.git import MergeConflict, RefUpdate
+from autoqec.system.git import MergeConflictError, RefUpdate
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -62,9 +62,9 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     try:
         planned, edits, tips = _plan_round(run, attempt)
     except RoundError as failure:
-        return _end_early(run, attempt, on_event, status=failure.status, reason=failure.what)
+        return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure))
     except AutoqecError as error:
-        _record_row(run, round_recorder.aborted_row(attempt, why=f"no proposal was made: {error.what}"), on_event)
+        _record_row(run, round_recorder.aborted_row(attempt, why=f"no proposal was made: {error.message}"), on_event)
         raise
     history.append_attempt(planned)
     failpoint("planned")
@@ -80,9 +80,9 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
         sha = worktree.create(run.repo, run.layout, planned, tips, edits)
         _branch_config(run.layout.worktree(planned.branch))
         require_sandbox(run.layout.worktree(planned.branch) / EDITABLE_MODULES)
-    except MergeConflict as conflict:
+    except MergeConflictError as conflict:
         more = {"conflicting_files": conflict.files}
-        return _end_early(run, attempt, on_event, status="compose_conflict", reason=conflict.what, **more)
+        return _end_early(run, attempt, on_event, status="compose_conflict", reason=conflict.message, **more)
     except RoundError as failure:
         return _reject_edit(run, attempt, failure, on_event)
     return StartedRound(attempt, sha)
@@ -143,13 +143,13 @@ def require_sandbox(modules_dir: Path) -> None:
         hint = (
             f"{sandbox.INSTALL} (or {sandbox.OPT_OUT_VARIABLE}=1 to run it with all your rights, never to be VERIFIED)"
         )
-        raise RoundError("killed_by_safety", f"{what}. Mend: {hint}")
+        raise RoundError("killed_by_safety", what, hint=hint)
 
 
 def _branch_config(place: Path) -> dict[str, Any]:
     """The config of a checked-out branch. RoundError where a merge or an edit left none."""
     try:
-        config = files.load_yaml(files.read_text(place / EDITABLE_CONFIG), where=EDITABLE_CONFIG)
+        config = files.load_yaml(files.read_text(place / EDITABLE_CONFIG), location=EDITABLE_CONFIG)
     except UsageError as error:
         raise RoundError("compile_error", str(error)) from error
     if not isinstance(config, dict):
@@ -177,7 +177,7 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
             modules_dir = run.layout.worktree(opened.planned.branch) / EDITABLE_MODULES
             if not modules_dir.is_dir():
                 hint = f"autoqec verify {layout.dir}"
-                raise UsageError("its worktree was removed under way", where=str(modules_dir), hint=hint)
+                raise UsageError("its worktree was removed under way", location=str(modules_dir), hint=hint)
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
             report = verify_candidate(run.memory, run.info, candidate, run.secret, on_event)
         except (ContractError, UsageError) as error:
@@ -299,7 +299,7 @@ def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip
     name = pointer_on_branch(layout.round)
     (stored,) = run.repo.objects([f"{tip}:{name}"])
     data = b"" if stored is None else stored[1]
-    return read_pointer(data, where=f"{planned.branch}:{name}", run_id=run.info.run_id, branch=planned.branch)
+    return read_pointer(data, location=f"{planned.branch}:{name}", run_id=run.info.run_id, branch=planned.branch)
 
 
 def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
@@ -338,4 +338,4 @@ def _reject_edit(run: Run, attempt: Attempt, failure: RoundError, on_event: OnEv
             ]
             run.repo.update_refs([*moved, RefUpdate(run.layout.pin(attempt.id), sha, None)])
             place = {"branch": quarantine_branch, "commit_sha": sha}
-    return _end_early(run, attempt, on_event, status=failure.status, reason=failure.what, **place)
+    return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure), **place)

@@ -60,7 +60,9 @@ class Roles:
 def search(name: str) -> Callable[[View], IdeatorResponse]:
     """An ideator without a language model, by name. UsageError lists the known ones."""
     if name not in BUILTIN_IDEATORS:
-        raise UsageError(f"unknown ideator {name!r}", where="--ideator", hint=f"one of {', '.join(BUILTIN_IDEATORS)}")
+        raise UsageError(
+            f"unknown ideator {name!r}", location="--ideator", hint=f"one of {', '.join(BUILTIN_IDEATORS)}"
+        )
     propose: Callable[[View], IdeatorResponse] = importlib.import_module(BUILTIN_IDEATORS[name]).propose
     return propose
 
@@ -132,7 +134,7 @@ def check_start(
     """Everything that can be found wrong before a run exists. Raises UsageError; writes nothing."""
     env, env_text = files.load_env(env_path)
     if profile not in PROFILES:
-        raise UsageError(f"unknown profile {profile!r}", where="--profile", hint=f"one of {', '.join(PROFILES)}")
+        raise UsageError(f"unknown profile {profile!r}", location="--profile", hint=f"one of {', '.join(PROFILES)}")
     workspace = Repo.discover(repo)
     baseline = workspace.head_sha()
     baseline_config = _baseline_config_at(workspace, baseline)
@@ -215,15 +217,15 @@ def resume_run(
     workspace = Repo.discover(repo)
     layout = RunLayout(workspace.root, run_id)
     if not RUN_ID.match(run_id) or not layout.root.is_dir():
-        raise UsageError("there is no such run here", where=f"run {run_id}", hint="autoqec show")
+        raise UsageError("there is no such run here", location=f"run {run_id}", hint="autoqec show")
     info = RunMemory(layout.root).history.info()
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
-    env = files.parse_env(env_text, where=str(layout.env))
+    env = files.parse_env(env_text, location=str(layout.env))
     _require_unchanged(layout, info, env_text)
     note = code_change(info)
     if workspace.rev_parse(info.baseline_sha) is None:
         raise ManualInterventionRequired(
-            f"git no longer has the baseline commit {info.baseline_sha}", where=run_id, hint="git fetch"
+            f"git no longer has the baseline commit {info.baseline_sha}", location=run_id, hint="git fetch"
         )
     roles = roles or Roles(search(info.ideator))
     baseline_config = _baseline_config_at(workspace, info.baseline_sha)
@@ -255,25 +257,31 @@ def _baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:
     data = repo.show_file(commit, EDITABLE_CONFIG)
     if data is None:
         raise UsageError(f"commit {commit[:12]} has no search surface: {EDITABLE_CONFIG} is missing", hint=hint)
-    config = files.load_yaml(data.decode("utf-8", "replace"), where=EDITABLE_CONFIG)
+    config = files.load_yaml(data.decode("utf-8", "replace"), location=EDITABLE_CONFIG)
     try:
-        return parse_dsl(config, where=EDITABLE_CONFIG).config()
+        return parse_dsl(config, location=EDITABLE_CONFIG).config()
     except ContractError as error:
-        raise UsageError(error.what, where=EDITABLE_CONFIG, hint=f"edit {EDITABLE_CONFIG} and commit it") from error
+        raise UsageError(
+            error.message, location=EDITABLE_CONFIG, hint=f"edit {EDITABLE_CONFIG} and commit it"
+        ) from error
 
 
 def _require_clean(repo: Repo) -> None:
     dirty = repo.dirty_paths(EDITABLE_MODULES)
     if dirty:
         what = f"the search surface has changes that are not committed: {', '.join(dirty[:3])}"
-        raise UsageError(what, where=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash")
+        raise UsageError(
+            what, location=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash"
+        )
 
 
 def _require_writable(root: Path) -> None:
     runs_root = runs_dir(root)
     nearest = runs_root if runs_root.exists() or runs_root.is_symlink() else root
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise UsageError("is no directory one may write to", where=str(nearest), hint=f"ls -ld {nearest}; chmod u+rwx")
+        raise UsageError(
+            "is no directory one may write to", location=str(nearest), hint=f"ls -ld {nearest}; chmod u+rwx"
+        )
 
 
 def _load_secret(path: Path | str | None) -> bytes:
@@ -283,12 +291,12 @@ def _load_secret(path: Path | str | None) -> bytes:
         secret = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="name another --secret-file"
+            f"cannot be read: {error.strerror}", location=str(path), hint="name another --secret-file"
         ) from error
     if len(secret) < SECRET_BYTES // 2:
         raise UsageError(
             f"a secret needs at least {SECRET_BYTES // 2} bytes",
-            where=str(path),
+            location=str(path),
             hint=f"head -c {SECRET_BYTES} /dev/urandom > {path}",
         )
     return secret
@@ -322,14 +330,14 @@ def _create_run_directory(root: Path) -> RunLayout:
 def _require_unchanged(layout: RunLayout, info: RunInfo, env_text: str) -> None:
     """What a run froze at its start must still be so."""
     if is_closed(layout):
-        raise UsageError("the run is closed: its secret is published", where=info.run_id, hint="start a new run")
+        raise UsageError("the run is closed: its secret is published", location=info.run_id, hint="start a new run")
     for what, path, was, now in (
         ("env", layout.env, info.env_yaml_sha256, sha256_bytes(env_text.encode())),
         ("secret", layout.secret, info.secret_sha256, sha256_bytes(layout.secret.read_bytes())),
     ):
         if was != now:
             message = f"the run's {what} is no longer what it began with: SHA-256 was {was}, is {now}"
-            raise ManualInterventionRequired(message, where=str(path), hint=f"restore {path}")
+            raise ManualInterventionRequired(message, location=str(path), hint=f"restore {path}")
 
 
 def code_change(info: RunInfo) -> str | None:
@@ -349,7 +357,7 @@ def code_change(info: RunInfo) -> str | None:
         raise ManualInterventionRequired(
             f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) differs from the code that the run "
             "began with, so its old and new rounds would not be comparable",
-            where=info.run_id,
+            location=info.run_id,
             hint="check out or install the version that started it, or start a new run",
         )
     if info.package_sha256 != machine.package_sha256():

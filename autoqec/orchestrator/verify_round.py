@@ -96,7 +96,7 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
             # drawn from a secret that has been published.
             if is_closed(layout) or _find_measured_round(memory.history, number).row.verify_verdict is not None:
                 what = "another process judged the round, or closed the run, meanwhile"
-                raise UsageError(what, where=f"round {number}", hint=f"autoqec verify {layout.round(number).dir}")
+                raise UsageError(what, location=f"round {number}", hint=f"autoqec verify {layout.round(number).dir}")
             report = verify_candidate(memory, info, candidate, secret, run_log.logged(on_event))
             memory.append_round(round_recorder.verified_row(round_state.row, round_state.attempt_id, report))
             memory.rebuild_views()
@@ -114,7 +114,9 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
     place = layout.round(number)
     standing = report.read(place)
     if standing is None:
-        raise UsageError("no judgement stands to be replayed", where=str(place.dir), hint=f"autoqec verify {place.dir}")
+        raise UsageError(
+            "no judgement stands to be replayed", location=str(place.dir), hint=f"autoqec verify {place.dir}"
+        )
     with (
         _recorded_candidate(layout, repo, number) as (info, _, candidate, secret),
         _request_with_parents(RunMemory(layout.root), info, candidate, secret) as request,
@@ -131,14 +133,14 @@ def _recorded_candidate(
     info, round_state = history.info(), _find_measured_round(history, number)
     closed = is_closed(layout)
     if closed and round_state.row.verify_verdict is None:
-        raise UsageError("the run is closed: its secret is published", where=info.run_id, hint="start a new run")
+        raise UsageError("the run is closed: its secret is published", location=info.run_id, hint="start a new run")
     secret = read_published_secret(layout) if closed else layout.secret.read_bytes()
     if sha256_bytes(secret) != info.secret_sha256:
         what = f"the run is committed to secret {info.secret_sha256}, this is {sha256_bytes(secret)}"
-        raise UsageError(what, where=str(layout.secret), hint=f"restore {layout.secret}")
+        raise UsageError(what, location=str(layout.secret), hint=f"restore {layout.secret}")
     metrics = read_round_files(layout.round(number)).metrics
     if metrics is None:
-        raise UsageError("cannot be read", where=str(layout.round(number).metrics), hint=f"restore round {number}")
+        raise UsageError("cannot be read", location=str(layout.round(number).metrics), hint=f"restore round {number}")
     with scratch("surface") as directory:
         modules_dir = directory / "modules"
         repo.extract(str(round_state.row.commit_sha), EDITABLE_MODULES, modules_dir)
@@ -157,7 +159,7 @@ def _find_measured_round(history: History, number: int) -> RoundState:
         if round_state.row.round == number and round_state.row.status == "ok" and round_state.row.commit_sha:
             return round_state
     what = f"round {number} left nothing that could be judged"
-    raise UsageError(what, where=f"run {history.layout.run_id}", hint=f"autoqec show {history.layout.run_id}")
+    raise UsageError(what, location=f"run {history.layout.run_id}", hint=f"autoqec show {history.layout.run_id}")
 
 
 @contextmanager
@@ -176,7 +178,7 @@ def _request_with_parents(
             parents = tuple(_parent_request(memory, info, branch, secret, directory) for branch in branches)
             request = replace(request, parents=parents)
         except (ContractError, UsageError, GitError) as error:  # costs the comparison, not the judgement
-            request = replace(request, no_comparison_reason=error.what)
+            request = replace(request, no_comparison_reason=error.message)
         yield request
 
 
@@ -206,14 +208,14 @@ def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secre
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
     if (current_sha256 := sha256_bytes(env_text.encode())) != info.env_yaml_sha256:
         what = f"the run began on env {info.env_yaml_sha256}, this is {current_sha256}"
-        raise UsageError(what, where=str(layout.env), hint=f"restore {layout.env}")
-    share = files.parse_env(env_text, where=str(layout.env)).protocol.shots_share
+        raise UsageError(what, location=str(layout.env), hint=f"restore {layout.env}")
+    share = files.parse_env(env_text, location=str(layout.env)).protocol.shots_share
     charged = memory.attempt_state.charged
     return verifier.VerifyRequest(
         env_text=env_text,
         round=place,
         checkpoint=place.checkpoint,
-        dsl_config=parse_dsl(read_config(place.config), where=str(place.config)).config(),
+        dsl_config=parse_dsl(read_config(place.config), location=str(place.config)).config(),
         secret=secret,
         profile=PROFILES[info.profile].scaled(share),
         run_id=info.run_id,

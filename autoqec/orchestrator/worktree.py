@@ -27,8 +27,8 @@ _RESERVED_NAMES = ("sitecustomize.py", "usercustomize.py", "conftest.py")
 def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str], edits: CoderResponse) -> str:
     """Branch and worktree at the fork's tip, compositions merged, the edits committed; returns the code commit.
 
-    tips: the other parents of a composition, in order. The attempt's id is the commit's trailer. Raises MergeConflict
-    (and then nothing was made), RoundError where an edit is refused: its branch then still stands.
+    tips: the other parents of a composition, in order. The attempt's id is the commit's trailer. Raises
+    MergeConflictError (then nothing was made), RoundError where an edit is refused: its branch then still stands.
     """
     path, trailers = layout.worktree(planned.branch), {TRAILER: planned.round_attempt_id}
     for edit in edits.edits:

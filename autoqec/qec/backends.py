@@ -126,7 +126,7 @@ def make_backend(name: str, problem: Problem) -> Backend:
         return ExternalDecoder(problem, name, spec)
     if name not in BACKENDS:
         raise UsageError(
-            f"unknown backend {name!r}", where="env field `backend`", hint=f"choose one of {', '.join(BACKENDS)}"
+            f"unknown backend {name!r}", location="env field `backend`", hint=f"choose one of {', '.join(BACKENDS)}"
         )
     return BACKENDS[name](problem)
 

@@ -33,7 +33,7 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
     except (ValueError, IndexError) as error:
         raise UsageError(
             f"stim can't build this circuit ({str(error).strip().splitlines()[0]})",
-            where=f"env `{env.name}`, field `code`",
+            location=f"env `{env.name}`, field `code`",
             hint="check the file with `stim analyze_errors --in FILE`"
             if isinstance(env.code, FILE_CODES)
             else "choose another distance or number of rounds",
@@ -42,7 +42,7 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
         raise UsageError(
             f"the circuit has {source.num_detectors} detectors and {source.num_observables} observables; "
             "a decoder needs at least one of each",
-            where=f"env `{env.name}`, field `code`",
+            location=f"env `{env.name}`, field `code`",
             hint="add DETECTOR and OBSERVABLE_INCLUDE lines to the circuit",
         )
     return source
@@ -51,7 +51,7 @@ def build_source(env: EnvSpec, p: float | None) -> Source:
 def _build(env: EnvSpec, p: float | None) -> Source:
     code = env.code
     if isinstance(code, FILE_CODES) and code.text is None:
-        raise UsageError("the file's text is missing", where="code.text", hint="load the env from its file")
+        raise UsageError("the file's text is missing", location="code.text", hint="load the env from its file")
     if isinstance(code, DemFileCode):
         return stim.DetectorErrorModel(code.text)
     if isinstance(code, StimFileCode):
@@ -109,7 +109,9 @@ def css_circuit(code: CssFileCode, p: float) -> stim.Circuit:
         logical = bicycle.logicals(out_of_sector_checks, in_sector_checks)
     if (out_of_sector_checks @ logical.T % 2).any() or len(logical) == 0:
         raise UsageError(
-            "a logical does not commute with the checks, or there is none", where=code.path, hint=f"correct {code.path}"
+            "a logical does not commute with the checks, or there is none",
+            location=code.path,
+            hint=f"correct {code.path}",
         )
     qubits = range(in_sector_checks.shape[1])
     circuit = stim.Circuit()
@@ -143,26 +145,26 @@ def _measure(circuit: stim.Circuit, checks: np.ndarray, pauli: str) -> None:
         circuit.append("MPP", targets[:-1])
 
 
-def css_matrices(text: str, where: str) -> dict[str, np.ndarray]:
+def css_matrices(text: str, location: str) -> dict[str, np.ndarray]:
     """hx, hz and, where given, lx, lz: uint8 [rows, n_qubits]. UsageError naming the matrix that is wrong."""
-    data = load_yaml(text, where=where)
+    data = load_yaml(text, location=location)
     if not isinstance(data, dict) or not {"hx", "hz"} <= set(data) <= {"hx", "hz", "lx", "lz"}:
-        raise UsageError("needs the keys hx and hz, and may have lx and lz", where=where, hint=f"edit {where}")
+        raise UsageError("needs the keys hx and hz, and may have lx and lz", location=location, hint=f"edit {location}")
     matrices: dict[str, np.ndarray] = {}
     for name, rows in data.items():
         rows = rows if isinstance(rows, list) else []
         if not rows or any(not isinstance(row, str) or set(row) - {"0", "1"} or "1" not in row for row in rows):
             raise UsageError(
                 'must be a list of rows such as "0110", each with a 1',
-                where=f"{where}, key {name}",
-                hint=f"edit {where}",
+                location=f"{location}, key {name}",
+                hint=f"edit {location}",
             )
         if len({len(row) for row in rows}) != 1:
-            raise UsageError("rows differ in length", where=f"{where}, key {name}", hint=f"edit {where}")
+            raise UsageError("rows differ in length", location=f"{location}, key {name}", hint=f"edit {location}")
         matrices[name] = np.array([[int(bit) for bit in row] for row in rows], np.uint8)
     widths = {name: matrix.shape[1] for name, matrix in matrices.items()}
     if len(set(widths.values())) != 1:
-        raise UsageError(f"matrices differ in width: {widths}", where=where, hint=f"edit {where}")
+        raise UsageError(f"matrices differ in width: {widths}", location=location, hint=f"edit {location}")
     if (matrices["hx"] @ matrices["hz"].T % 2).any():
-        raise UsageError("the checks of hx and hz do not commute", where=where, hint=f"edit {where}")
+        raise UsageError("the checks of hx and hz do not commute", location=location, hint=f"edit {location}")
     return matrices

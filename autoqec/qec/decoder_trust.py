@@ -84,7 +84,7 @@ def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) ->
     functions = frozenset(functions)
     for name in sorted(functions):
         if not FUNCTION.fullmatch(name):
-            raise UsageError(f"{name!r} is not of the form MODULE:FUNCTION", where="--trust-decoder")
+            raise UsageError(f"{name!r} is not of the form MODULE:FUNCTION", location="--trust-decoder")
     _trust = _Trust(functions, registered)
 
 
@@ -96,7 +96,7 @@ def external_decoder(name: str) -> ExternalDecoderSpec | None:
     return KNOWN.get(name)
 
 
-def locate(name: str, spec: ExternalDecoderSpec, *, where: str) -> ModuleSpec:
+def locate(name: str, spec: ExternalDecoderSpec, *, location: str) -> ModuleSpec:
     """Find the installed top-level module of a trusted decoder, without importing it.
 
     Raises:
@@ -105,14 +105,14 @@ def locate(name: str, spec: ExternalDecoderSpec, *, where: str) -> ModuleSpec:
     if not spec.known and spec.source not in _trust.functions:
         if not _trust.registered:
             what = f"decoder {name!r} is named by an env of others, and is not trusted"
-            raise UsageError(what, where=where, hint=f"--trust-decoder {spec.source}, if you know the package")
+            raise UsageError(what, location=location, hint=f"--trust-decoder {spec.source}, if you know the package")
         if spec.source not in registered_functions():
             what = f"decoder {name!r} is neither registered by an installed package nor trusted"
             hint = f"--trust-decoder {spec.source}, if you know the package, or remove the baseline"
-            raise UsageError(what, where=where, hint=hint)
+            raise UsageError(what, location=location, hint=hint)
     found = PathFinder.find_spec(spec.module.partition(".")[0], _import_path())
     if found is None or found.origin is None:
-        raise UsageError(f"decoder {name!r} is not installed", where=where, hint=spec.hint)
+        raise UsageError(f"decoder {name!r} is not installed", location=location, hint=spec.hint)
     return found
 
 

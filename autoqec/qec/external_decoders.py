@@ -68,7 +68,7 @@ class _DecoderProcess:
     def __init__(self, env: EnvSpec, name: str, spec: ExternalDecoderSpec, dem: stim.DetectorErrorModel | None) -> None:
         self._where = f"env `{env.name}`, field `baselines`"
         self._name, self._hint = name, spec.hint
-        module = locate(name, spec, where=self._where)
+        module = locate(name, spec, location=self._where)
         resources = ExitStack()
         self.close = weakref.finalize(self, resources.close)
         directory = resources.enter_context(scratch("decoder"))
@@ -108,7 +108,7 @@ class _DecoderProcess:
     def _error(self, what: str) -> UsageError:
         """The message of other people's code, one line of printable characters."""
         text = "".join(char if char.isprintable() else " " for char in what)[:500]
-        return UsageError(f"decoder {self._name!r}: {text}", where=self._where, hint=self._hint)
+        return UsageError(f"decoder {self._name!r}: {text}", location=self._where, hint=self._hint)
 
     def _end(self) -> str:
         result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known

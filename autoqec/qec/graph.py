@@ -75,7 +75,7 @@ class MatchingGraph(DecodingGraph):
 def tanner_graph(H: sp.csr_matrix, L: sp.csr_matrix, probs: np.ndarray, name: str) -> TannerGraph:
     """One variable a mechanism, as stim's DEM lists them: same detectors and observables are already one."""
     if (probs >= 1).any() or (probs <= 0).any():
-        raise UsageError("a mechanism has probability 0 or 1", where=f"env `{name}`", hint="give it one in between")
+        raise UsageError("a mechanism has probability 0 or 1", location=f"env `{name}`", hint="give it one in between")
     return TannerGraph(
         observables=L.T.toarray().astype(np.uint8),
         prior=probs,
@@ -105,7 +105,7 @@ def sector_graph(full_graph: TannerGraph, sector_mask: np.ndarray, name: str) ->
         elif flips.any():
             raise UsageError(
                 "a mechanism flips an observable and no detector of this sector",
-                where=f"env `{name}`, field `bp.sector`",
+                location=f"env `{name}`, field `bp.sector`",
                 hint="name the sector that detects the observables' errors, or leave `sector` out",
             )
     kept = np.nonzero(edge_of >= 0)[0]
@@ -138,7 +138,7 @@ def matching_graph(
     logical_components = {labels[detectors[0]] for detectors, mask in index if mask}
     if not logical_components:
         raise UsageError(
-            "no detectable error flips an observable", where=f"env `{name}`", hint="check OBSERVABLE_INCLUDE"
+            "no detectable error flips an observable", location=f"env `{name}`", hint="check OBSERVABLE_INCLUDE"
         )
     kept = [part for part in index if labels[part[0][0]] in logical_components]
     column = {part: edge for edge, part in enumerate(kept)}
@@ -159,7 +159,9 @@ def matching_graph(
         rows, columns = [r for r, _ in pairs], [int(c) for _, c in pairs]
         kept, prior = [part for part, keep in zip(kept, used, strict=True) if keep], prior[used]
     if (prior >= 1).any():
-        raise UsageError("a mechanism has probability 1", where=f"env `{name}`", hint="give it a probability below 1")
+        raise UsageError(
+            "a mechanism has probability 1", location=f"env `{name}`", hint="give it a probability below 1"
+        )
     endpoints = np.full((len(kept), 2), -1, np.int32)
     observables = np.zeros((len(kept), n_observables), np.uint8)
     for edge, (detectors, mask) in enumerate(kept):

@@ -31,7 +31,7 @@ class LogicalClassMatcher:
         if problem.n_observables != 1:
             raise UsageError(
                 f"matching under both logical classes needs one observable, this circuit has {problem.n_observables}",
-                where=f"env `{name}`",
+                location=f"env `{name}`",
                 hint="set `training.finetune_share: 0`",
             )
         self._in_sector = graph.in_sector
@@ -126,6 +126,6 @@ def _cut(graph: MatchingGraph, gauge: np.ndarray, name: str) -> sp.csc_matrix:
 def _no_cut_error(name: str, reason: str) -> UsageError:
     return UsageError(
         f"no cut of boundary edges separates the two logical classes: {reason}",
-        where=f"env `{name}`",
+        location=f"env `{name}`",
         hint="set `training.finetune_share: 0`",
     )

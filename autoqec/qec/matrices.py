@@ -22,12 +22,12 @@ def read_matrix(path: Path) -> np.ndarray:
     try:
         matrix = _read(path)
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror or error}", where=str(path), hint=hint) from error
+        raise UsageError(f"cannot be read: {error.strerror or error}", location=str(path), hint=hint) from error
     except (ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"holds no matrix ({reason})", where=str(path), hint=hint) from error
+        raise UsageError(f"holds no matrix ({reason})", location=str(path), hint=hint) from error
     if matrix.ndim != 2 or not matrix.size or not np.isin(matrix, (0, 1)).all():
-        raise UsageError(f"is no matrix of 0s and 1s (shape {matrix.shape})", where=str(path), hint=hint)
+        raise UsageError(f"is no matrix of 0s and 1s (shape {matrix.shape})", location=str(path), hint=hint)
     return matrix.astype(np.uint8)
 
 

@@ -87,7 +87,7 @@ class Problem:
         if not isinstance(self.graph, MatchingGraph):
             raise UsageError(
                 f"backend `{self.env.backend}` decodes without a matching graph",
-                where=f"env `{self.env.name}`",
+                location=f"env `{self.env.name}`",
                 hint="choose `backend: mwpm` for a code that decomposes into a graph",
             )
         return self.graph
@@ -96,7 +96,7 @@ class Problem:
     def circuit(self) -> stim.Circuit:
         """The circuit; UsageError where the env gives no more than a detector error model."""
         if isinstance(self.source, stim.DetectorErrorModel):
-            raise UsageError("this env has a detector error model and no circuit", where=f"env `{self.env.name}`")
+            raise UsageError("this env has a detector error model and no circuit", location=f"env `{self.env.name}`")
         return self.source
 
     @property
@@ -147,7 +147,7 @@ def sector_mask(source: Source, n_detectors: int, env: EnvSpec) -> np.ndarray:
         known = ", ".join(f"{value:g}" for value in np.unique(last)[:8]) if table.shape[1] else "none"
         raise UsageError(
             f"no detector has {env.bp.sector:g} for its last coordinate; there are {known}",
-            where=f"env `{env.name}`, field `bp.sector`",
+            location=f"env `{env.name}`, field `bp.sector`",
             hint="name one of them, or leave `sector` out",
         )
     return matches
@@ -168,7 +168,7 @@ def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
         raise UsageError(
             "the detector error model can't be decomposed into a matching graph "
             f"({str(error).strip().splitlines()[0]})",
-            where=f"env `{env.name}`, backend `mwpm`",
+            location=f"env `{env.name}`, backend `mwpm`",
             hint="choose `backend: bposd`, which needs no graph",
         ) from error
 
@@ -202,7 +202,7 @@ def check_graphlike(mechanisms: list[tuple[Component, ...]], name: str) -> None:
     if hyperedge is not None:
         raise UsageError(
             f"a mechanism flips {len(hyperedge[0])} detectors at once ({' '.join(f'D{d}' for d in hyperedge[0])})",
-            where=f"env `{name}`, backend `mwpm`",
+            location=f"env `{name}`, backend `mwpm`",
             hint="choose `backend: bposd`, which needs no graph",
         )
 
@@ -211,7 +211,7 @@ def check_observables_detectable(H: sp.csr_matrix, L: sp.csr_matrix, name: str) 
     """UsageError where no mechanism flips a detector and an observable: any answer would be as good."""
     if not (np.diff(H.tocsc().indptr) * np.diff(L.tocsc().indptr)).any():
         raise UsageError(
-            "no detectable error flips an observable", where=f"env `{name}`", hint="check the logicals of the code"
+            "no detectable error flips an observable", location=f"env `{name}`", hint="check the logicals of the code"
         )
 
 

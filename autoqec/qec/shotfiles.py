@@ -48,7 +48,9 @@ def read(path: Path, shot_format: str, n_detectors: int, chunk: int) -> Iterator
                     _check_padding_bits(raw, n_detectors, path)
                 yield shots
     except OSError as error:
-        raise UsageError(f"cannot be read: {error.strerror}", where=str(path), hint="name a file of shots") from error
+        raise UsageError(
+            f"cannot be read: {error.strerror}", location=str(path), hint="name a file of shots"
+        ) from error
 
 
 def _check_padding_bits(raw: bytes, n_bits: int, path: Path) -> None:
@@ -98,7 +100,7 @@ def write(path: Path, shot_format: str, n_observables: int, parts: Iterator[np.n
             total += len(part)
             if shot_format == "ptb64" and len(part) % PTB64_GROUP:
                 what = f"ptb64 holds shots in groups of {PTB64_GROUP}, these are {total}"
-                raise UsageError(what, where=str(path), hint="choose --out-format b8")
+                raise UsageError(what, location=str(path), hint="choose --out-format b8")
             stim.write_shot_data_file(data=part, path=piece, format=shot_format, num_observables=n_observables)
             atomic.write_all(fd, piece.read_bytes())
     return total
@@ -106,4 +108,6 @@ def write(path: Path, shot_format: str, n_observables: int, parts: Iterator[np.n
 
 def _format_error(path: Path, shot_format: str, n_detectors: int, reason: str) -> UsageError:
     what = f"is no {shot_format} file of shots with {n_detectors} detectors: {reason}"
-    return UsageError(what, where=str(path), hint="name its format with --in-format, or the env its circuit belongs to")
+    return UsageError(
+        what, location=str(path), hint="name its format with --in-format, or the env its circuit belongs to"
+    )

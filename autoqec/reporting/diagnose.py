@@ -158,17 +158,17 @@ def _env_fault(text: str | None, recorded: str) -> str | None:
 
 def _metrics(layout: RoundLayout) -> RoundMetrics:
     try:
-        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), where=str(layout.metrics))
+        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), location=str(layout.metrics))
     except FileNotFoundError:
-        raise UsageError("holds no metrics.json", where=str(layout.dir), hint="name a round's directory") from None
+        raise UsageError("holds no metrics.json", location=str(layout.dir), hint="name a round's directory") from None
     except (OSError, ValueError, ContractError) as error:
-        raise UsageError(f"metrics.json cannot be read: {error}", where=str(layout.dir)) from error
+        raise UsageError(f"metrics.json cannot be read: {error}", location=str(layout.dir)) from error
 
 
 def _config(layout: RoundLayout) -> dict[str, Any] | None:
     text = _text(layout.config)
     try:
-        found = None if text is None else load_yaml(text, where=str(layout.config))
+        found = None if text is None else load_yaml(text, location=str(layout.config))
     except AutoqecError:
         return None
     return found if isinstance(found, dict) else None

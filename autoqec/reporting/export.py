@@ -95,7 +95,7 @@ def export(layout: RunLayout, form: str, target: Path | None = None) -> Path:
         name, render = TEXT_FORMATS[form]
         path = target or layout.exports / name
         if path.is_dir():
-            raise UsageError("is a directory", where=str(path), hint="name a file")
+            raise UsageError("is a directory", location=str(path), hint="name a file")
         atomic.make_dir(path.parent)
         atomic.write_text(path, render(view))
         return path

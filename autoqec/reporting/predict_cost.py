@@ -26,7 +26,7 @@ def _problem(env_yaml: str) -> Any:
     from autoqec.qec.problem import Problem
     from autoqec.store.files import parse_env
 
-    return Problem.from_env(parse_env(env_yaml, where="env"))
+    return Problem.from_env(parse_env(env_yaml, location="env"))
 
 
 def env_problem(env_yaml: str) -> str | None:

@@ -226,7 +226,7 @@ def living(layout: RunLayout) -> bool:
 def env_of(layout: RunLayout) -> EnvSpec | None:
     """The run's frozen env; None where its copy cannot be read."""
     try:
-        return parse_env(layout.env.read_text(encoding="utf-8"), where=str(layout.env))
+        return parse_env(layout.env.read_text(encoding="utf-8"), location=str(layout.env))
     except (OSError, ValueError, AutoqecError):
         return None
 

@@ -71,6 +71,6 @@ def report(files: RoundLayout) -> VerifyReport | None:
     """The judge's report of a round; None where there is none, or none that can be read."""
     path = files.report_json
     try:
-        return VerifyReport.read(json.loads(path.read_bytes()), where=str(path))
+        return VerifyReport.read(json.loads(path.read_bytes()), location=str(path))
     except (OSError, ValueError, ContractError):
         return None

@@ -62,7 +62,7 @@ class ReportServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
             message = f"port {port} cannot be had: {error.strerror}"
-            raise UsageError(message, where="--port", hint="name another port, or 0 for any") from error
+            raise UsageError(message, location="--port", hint="name another port, or 0 for any") from error
 
     @property
     def address(self) -> str:

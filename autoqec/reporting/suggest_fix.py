@@ -121,7 +121,7 @@ def _within_limits(config: Config, env_yaml: str | None) -> bool:
         return True
     from autoqec.store.files import parse_env
 
-    env: EnvSpec = parse_env(env_yaml, where="env")
+    env: EnvSpec = parse_env(env_yaml, location="env")
     try:
         cost = predict_cost.predict_cost(env_yaml, PredecoderDSL.model_validate(config))
     except (AutoqecError, ValidationError, ValueError):

@@ -68,7 +68,7 @@ def to_wandb(view: RunView, directory: Path) -> None:
             for round_entry in rounds_of(view):
                 _wandb_run(wandb, settings, Path(home), view, round_entry)
         except wandb.Error as error:
-            raise UsageError(f"wandb refused: {plain(str(error))}", where="--format wandb") from error
+            raise UsageError(f"wandb refused: {plain(str(error))}", location="--format wandb") from error
         finally:
             wandb.teardown()
         for made in sorted(Path(home, "wandb").glob("offline-run-*")):
@@ -103,9 +103,9 @@ WRITERS: dict[str, Callable[[RunView, Path], None]] = {"tensorboard": to_tensorb
 
 def write(view: RunView, form: str, directory: Path) -> Path:
     """The directory, whole or not at all; it must not hold anything yet."""
-    optional.require_installed(form, extra=form, where=f"--format {form}")
+    optional.require_installed(form, extra=form, location=f"--format {form}")
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
-        raise UsageError("is not an empty directory", where=str(directory), hint="name a new one, or remove it")
+        raise UsageError("is not an empty directory", location=str(directory), hint="name a new one, or remove it")
     atomic.make_dir(directory.parent)
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
@@ -116,7 +116,7 @@ def write(view: RunView, form: str, directory: Path) -> Path:
         finally:
             shutil.rmtree(made, ignore_errors=True)
     except OSError as error:
-        raise StorageError(f"could not be written: {error.strerror or error}", where=str(directory)) from error
+        raise StorageError(f"could not be written: {error.strerror or error}", location=str(directory)) from error
     return directory
 
 

@@ -43,7 +43,7 @@ def write_artifact_manifest(
 
 def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict[str, Any]) -> Manifest:
     layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
-    env = files.parse_env(config.env_yaml, where="env")
+    env = files.parse_env(config.env_yaml, location="env")
     round_files = [_file_artifact(path) for path in (layout.config, layout.metrics)]
     return Manifest(
         repo=ManifestRepo(

@@ -48,7 +48,7 @@ class RoundTask:
         spec = self.spec
         torch.set_num_threads(spec.threads)
         overlay.use_modules_dir(spec.modules_dir)
-        env = files.parse_env(spec.env_yaml, where="env")
+        env = files.parse_env(spec.env_yaml, location="env")
         self.dsl: PredecoderDSL = parse_dsl(spec.predecoder_config)
         self.problem = Problem.from_env(env)
         self.build()
@@ -107,14 +107,14 @@ def load_parent_weights(model: Predecoder, problem: Problem, parent: str | None)
     if parent is None:
         raise ContractError(
             "`training.init: parent` needs a fork parent with a checkpoint, and this round has none",
-            where="training.init",
+            location="training.init",
             hint="set `training.init: fresh`, or fork from a round",
         )
     state = checkpoint.read(Path(parent))["state_dict"]
     circuit_hash = state.get("circuit_sha256")
     if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
-        raise ContractError("the parent's checkpoint was made for another circuit", where=parent)
-    checkpoint.restore(model, state, where=parent)
+        raise ContractError("the parent's checkpoint was made for another circuit", location=parent)
+    checkpoint.restore(model, state, location=parent)
 
 
 def classify_failure(error: BaseException, building: bool, modules_dir: str | None) -> tuple[ChildStatus, str]:
@@ -134,7 +134,7 @@ def classify_failure(error: BaseException, building: bool, modules_dir: str | No
 
 
 def main(argv: list[str]) -> int:
-    spec = ChildSpec.read(json.loads(Path(argv[0]).read_text(encoding="utf-8")), where=argv[0])
+    spec = ChildSpec.read(json.loads(Path(argv[0]).read_text(encoding="utf-8")), location=argv[0])
     task = RoundTask(spec)
     status: ChildStatus = "ok"
     reason: str | None = None

@@ -106,7 +106,7 @@ def result(out_dir: Path) -> ChildResult | None:
     if data is None:
         return None
     try:
-        return ChildResult.read(json.loads(data), where=RESULT)
+        return ChildResult.read(json.loads(data), location=RESULT)
     except (ValueError, RecursionError, ContractError) as error:
         raise ArtifactRejectedError(f"`{RESULT}` does not hold what it should: {error}") from error
 

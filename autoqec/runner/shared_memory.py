@@ -118,6 +118,6 @@ def _anonymous_file(size: int) -> int:
     raise RoundError(
         "train_error",
         f"{size / 1e6:.1f} MB of shared memory are not to be had{why}",
-        where="training.replay",
+        location="training.replay",
         hint="lower `training.replay.shots` or `training.batch_size`",
     )

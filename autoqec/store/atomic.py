@@ -39,7 +39,7 @@ def storage_error(path: Path, error: OSError) -> StorageError:
         hint = f"make it writable (`ls -ld {path.parent}`), then start again with --resume"
     else:
         hint = "look at the disk (`dmesg | tail`), then start again with --resume"
-    return StorageError(f"could not be written: {reason}", where=str(path), hint=hint)
+    return StorageError(f"could not be written: {reason}", location=str(path), hint=hint)
 
 
 @contextmanager

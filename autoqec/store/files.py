@@ -83,21 +83,23 @@ def _yaml_error(what: str, mark: Any) -> yaml.MarkedYAMLError:
     return yaml.MarkedYAMLError(problem=what, problem_mark=mark)
 
 
-def load_yaml(text: str, *, where: str) -> Any:
+def load_yaml(text: str, *, location: str) -> Any:
     """Plain values only: no tags, anchors or aliases; no key twice; no NaN; bounded size and depth.
 
-    Raises UsageError naming `where` and the line.
+    Raises UsageError naming `location` and the line.
     """
     if len(text) > MAX_BYTES:
-        raise UsageError(f"larger than {MAX_BYTES >> 20} MiB", where=where, hint="make the file smaller")
+        raise UsageError(f"larger than {MAX_BYTES >> 20} MiB", location=location, hint="make the file smaller")
     try:
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
-        location = f"{where}:{error.problem_mark.line + 1}" if error.problem_mark else where
-        raise UsageError(error.problem or "not YAML", where=location, hint=f"edit {where}") from error
+        line = f"{location}:{error.problem_mark.line + 1}" if error.problem_mark else location
+        raise UsageError(error.problem or "not YAML", location=line, hint=f"edit {location}") from error
     except (yaml.YAMLError, ValueError) as error:
-        raise UsageError(f"not YAML: {str(error).splitlines()[0]}", where=where, hint=f"edit {where}") from error
+        raise UsageError(
+            f"not YAML: {str(error).splitlines()[0]}", location=location, hint=f"edit {location}"
+        ) from error
 
 
 def _check_events(text: str) -> None:
@@ -165,18 +167,18 @@ def read_text(path: Path | str, *, what: str = "file", hint: str | None = None) 
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"{what} cannot be read: {error.strerror}", where=str(path), hint=hint) from error
+        raise UsageError(f"{what} cannot be read: {error.strerror}", location=str(path), hint=hint) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UsageError(f"{what} is no regular file", where=str(path), hint=hint)
+        raise UsageError(f"{what} is no regular file", location=str(path), hint=hint)
     with os.fdopen(fd, "rb") as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
-        raise UsageError(f"{what} is larger than {MAX_BYTES >> 20} MiB", where=str(path), hint=hint)
+        raise UsageError(f"{what} is larger than {MAX_BYTES >> 20} MiB", location=str(path), hint=hint)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8 text", where=str(path), hint=hint) from error
+        raise UsageError(f"{what} is not UTF-8 text", location=str(path), hint=hint) from error
 
 
 def load_env(path: Path | str) -> tuple[EnvSpec, str]:
@@ -187,30 +189,32 @@ def load_env(path: Path | str) -> tuple[EnvSpec, str]:
     path = Path(path)
     hint = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
     text = read_text(path, what="env file", hint=hint)
-    env = env_from_data(load_yaml(text, where=str(path)), where=str(path), directory=path.parent)
+    env = env_from_data(load_yaml(text, location=str(path)), location=str(path), directory=path.parent)
     return env, dump_config(env.dump())
 
 
-def env_from_data(data: Any, *, where: str, directory: Path, hint: str | None = None) -> EnvSpec:
+def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None = None) -> EnvSpec:
     """An env from plain values, with the text of its code file, whose path is relative to `directory`. UsageError."""
-    env = _validate(data, where=where, hint=hint)
+    env = _validate(data, location=location, hint=hint)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
-        hint = hint or f"correct `code.path` in {where} (relative to that file)"
+        hint = hint or f"correct `code.path` in {location} (relative to that file)"
         content = read_text(directory / env.code.path, what="code file", hint=hint)
         env = env.model_copy(update={"code": env.code.model_copy(update={"text": content})})
     return env
 
 
-def parse_env(text: str, *, where: str) -> EnvSpec:
+def parse_env(text: str, *, location: str) -> EnvSpec:
     """A frozen env. Raises UsageError; also where a circuit file's text is not in it."""
-    env = _validate(load_yaml(text, where=where), where=where)
+    env = _validate(load_yaml(text, location=location), location=location)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
-        raise UsageError("`code.text` is missing: this env is not frozen", where=where, hint="load it from its file")
+        raise UsageError(
+            "`code.text` is missing: this env is not frozen", location=location, hint="load it from its file"
+        )
     return env
 
 
-def _validate(data: Any, *, where: str, hint: str | None = None) -> EnvSpec:
+def _validate(data: Any, *, location: str, hint: str | None = None) -> EnvSpec:
     try:
         return EnvSpec.model_validate(data)
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where=where, hint=hint or f"edit {where}") from error
+        raise UsageError(first_validation_error(error), location=location, hint=hint or f"edit {location}") from error

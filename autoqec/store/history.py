@@ -32,7 +32,7 @@ class History:
 
         Raises ManualInterventionRequired naming the line that is damaged.
         """
-        return self._read(self.layout.history, lambda data, where: HistoryRow.read(data, where=where))
+        return self._read(self.layout.history, lambda data, location: HistoryRow.read(data, location=location))
 
     def attempts(self) -> list[AttemptLine]:
         """Write-ahead lines, oldest first; as tolerant as `rows`."""
@@ -52,10 +52,10 @@ class History:
         for row in rows:
             directory, attempt = self.layout.round(row.round).dir, row.round_attempt_id
             if not directory.is_dir():
-                raise ContractError(f"row of round {row.round} without its directory {directory}", where="history")
+                raise ContractError(f"row of round {row.round} without its directory {directory}", location="history")
             if attempt is not None and row.refers_to_attempt is None:
                 if attempt in closed:
-                    raise ContractError(f"attempt {attempt} has its row already", where="history")
+                    raise ContractError(f"attempt {attempt} has its row already", location="history")
                 closed.add(attempt)
         jsonl.append_all(self.layout.history, [row.dump() for row in rows], salvage=self.layout.salvage, chained=True)
 
@@ -87,7 +87,7 @@ class History:
         """run.json. UsageError where there is no such run; ManualInterventionRequired where the file is damaged."""
         path = self.layout.run_info
         try:
-            return RunInfo.read(json.loads(path.read_bytes()), where=str(path))
+            return RunInfo.read(json.loads(path.read_bytes()), location=str(path))
         except FileNotFoundError as error:
             raise UsageError(
                 f"there is no run {self.layout.run_id!r}: {path} is missing", hint="`autoqec show` lists the runs"
@@ -95,12 +95,12 @@ class History:
         except (ValueError, ContractError) as error:
             raise _damaged_file_error(error, path) from error
         except OSError as error:
-            raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
+            raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
 
     def write_info(self, info: RunInfo) -> None:
         """Once, at the start of the run."""
         if self.layout.run_info.exists():
-            raise ContractError("run.json is written once", where=str(self.layout.run_info))
+            raise ContractError("run.json is written once", location=str(self.layout.run_info))
         atomic.write_json(self.layout.run_info, info.dump())
 
     def _read(self, path: Path, parse: Callable[[dict[str, Any], str], Parsed]) -> list[Parsed]:
@@ -137,19 +137,19 @@ def _identity(path: Path) -> tuple[tuple[int, int] | None, int]:
     except FileNotFoundError:
         return None, 0
     except OSError as error:
-        raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
+        raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
     return (status.st_dev, status.st_ino), status.st_size
 
 
-def _parse_attempt_line(data: dict[str, Any], where: str) -> AttemptLine:
+def _parse_attempt_line(data: dict[str, Any], location: str) -> AttemptLine:
     try:
         return ATTEMPT_LINE.validate_python(data, extra="allow")
     except ValidationError as error:
-        raise ContractError(first_validation_error(error), where=where) from error
+        raise ContractError(first_validation_error(error), location=location) from error
 
 
 def _damaged_file_error(error: Exception, path: Path) -> ManualInterventionRequired:
-    what = error.what if isinstance(error, ContractError) else str(error)
-    where = error.where if isinstance(error, ContractError) and error.where else str(path)
+    what = error.message if isinstance(error, ContractError) else str(error)
+    location = error.location if isinstance(error, ContractError) and error.location else str(path)
     hint = f"restore {path} from a backup, or repair that line by hand, then --resume"
-    return ManualInterventionRequired(what, where=where, hint=hint)
+    return ManualInterventionRequired(what, location=location, hint=hint)

@@ -107,7 +107,7 @@ def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, 
     except FileNotFoundError:
         return [], 0
     except OSError as error:
-        raise StorageError(f"could not be read: {error.strerror}", where=str(path)) from error
+        raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
     complete = data[: len(data) - len(_torn_tail(data))]
     numbered = enumerate(complete.split(b"\n")[:-1], start=lines + 1)
     return [(line, f"{path}:{number}") for number, line in numbered], start + len(complete)
@@ -191,13 +191,13 @@ def _torn_tail(data: bytes) -> bytes:
     return last if not last.endswith(b"\n") or b"\0" in last else b""
 
 
-def _parse(line: bytes, where: str) -> dict[str, Any]:
+def _parse(line: bytes, location: str) -> dict[str, Any]:
     try:
         value = json.loads(line, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"the line is damaged: {error}", where=where) from error
+        raise ContractError(f"the line is damaged: {error}", location=location) from error
     if not isinstance(value, dict):
-        raise ContractError("the line holds no JSON object", where=where)
+        raise ContractError("the line holds no JSON object", location=location)
     return value
 
 

@@ -133,7 +133,7 @@ def _open(root: Path) -> int:
         return os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         message = f"the run directory cannot be opened: {error.strerror}"
-        raise UsageError(message, where=str(root), hint="`autoqec show` lists the runs") from error
+        raise UsageError(message, location=str(root), hint="`autoqec show` lists the runs") from error
 
 
 def _lock(fd: int, root: Path) -> None:
@@ -144,12 +144,12 @@ def _lock(fd: int, root: Path) -> None:
         if lock_descriptor(fd, blocking=False):
             return
     except OSError as error:
-        raise StorageError(f"the run cannot be locked: {error.strerror}", where=str(root)) from error
+        raise StorageError(f"the run cannot be locked: {error.strerror}", location=str(root)) from error
     other = read(root)
     who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
     raise UsageError(
         f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
-        where=str(root),
+        location=str(root),
         hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
     )
 
@@ -179,7 +179,7 @@ def _write(root: Path, value: dict[str, Any]) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         hint = f"look at its file system (`df -h {root}`, `ls -ld {root}`), then start again"
-        raise StorageError(f"could not be written: {error.strerror}", where=str(path), hint=hint) from error
+        raise StorageError(f"could not be written: {error.strerror}", location=str(path), hint=hint) from error
 
 
 def _warning(root: Path) -> str | None:

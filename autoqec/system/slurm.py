@@ -75,7 +75,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, str]:
         key, _, value = text.partition("=")
         if key not in OPTION_NAMES or not value or not value.isprintable():
             hint = f"KEY=VALUE of {', '.join(OPTION_NAMES)}"
-            raise UsageError(f"{text!r} is no option of a job", where="--slurm", hint=hint)
+            raise UsageError(f"{text!r} is no option of a job", location="--slurm", hint=hint)
         parsed[key] = value
     for key, shape, form in (
         ("time", _TIME, "minutes, or [DAYS-]HH:MM:SS"),
@@ -84,7 +84,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, str]:
         ("mem", re.compile(r"[1-9]\d*[KMGT]B?"), "a size: 8G, 4000M"),
     ):
         if key in parsed and not shape.fullmatch(parsed[key]):
-            raise UsageError(f"{parsed[key]!r} is not {form}", where=f"--slurm {key}", hint=f"{key}={form}")
+            raise UsageError(f"{parsed[key]!r} is not {form}", location=f"--slurm {key}", hint=f"{key}={form}")
     return parsed
 
 
@@ -103,7 +103,7 @@ def check(options: Mapping[str, str]) -> None:
     for command in ("sbatch", "srun", "squeue", "scancel"):
         if shutil.which(command) is None:
             hint = "start on a machine of the cluster, or leave out --executor slurm"
-            raise UsageError(f"`{command}` is not on the PATH", where="--executor slurm", hint=hint)
+            raise UsageError(f"`{command}` is not on the PATH", location="--executor slurm", hint=hint)
     _executor(Path(tempfile.gettempdir()), "autoqec-check", options)
     flags = [f"--{_flag(OPTION_NAMES[key])}={_value(key, value)}" for key, value in options.items()]
     status, output = _run_command("sbatch", "--test-only", *flags, "--wrap=true")
@@ -138,7 +138,7 @@ def submit(
         f"SLURM took no job in {tries}: {_error_summary(last_error)}",
         "start again with --resume once `sinfo` answers",
     )
-    raise UsageError(message, where="--executor slurm", hint=hint)
+    raise UsageError(message, location="--executor slurm", hint=hint)
 
 
 def _submit_once(
@@ -216,13 +216,13 @@ def _details(job_id: str) -> str:
 
 
 def _executor(folder: Path, name: str, options: Mapping[str, str]) -> Any:
-    submitit = optional.load("submitit", extra="slurm", where="--executor slurm")
+    submitit = optional.load("submitit", extra="slurm", location="--executor slurm")
     python = f"{shlex.quote(sys.executable)} -P -s"
     try:
         executor = submitit.SlurmExecutor(folder=folder, python=python)
     except RuntimeError as error:
         message, hint = "`srun` is not on the PATH", "start on a machine of the cluster"
-        raise UsageError(message, where="--executor slurm", hint=hint) from error
+        raise UsageError(message, location="--executor slurm", hint=hint) from error
     exported = ",".join(variable for variable in _EXPORTED_VARIABLES if variable in os.environ)
     asked = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
@@ -244,7 +244,7 @@ def _flag(name: str) -> str:
 def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
     asked = " ".join(f"--slurm {key}={value}" for key, value in options.items())
     hint = f"`sinfo` shows what there is; asked for: {asked or 'nothing'}"
-    return UsageError(f"SLURM refuses the job: {_error_summary(output)}", where="--executor slurm", hint=hint)
+    return UsageError(f"SLURM refuses the job: {_error_summary(output)}", location="--executor slurm", hint=hint)
 
 
 def _error_summary(output: str) -> str:

@@ -63,7 +63,7 @@ def freeze(
     if modules is not None and sandbox_backend == "none":
         raise UsageError(
             "a branch's own code is not judged without a sandbox, and none runs here",
-            where="sandbox",
+            location="sandbox",
             hint=f"{sandbox.INSTALL} (a branch that changes predecoder.yaml alone can be judged without)",
         )
     return FrozenArtifact(inside, copy, modules, artifact_sha256(copy, dsl, modules), sandbox_backend, hidden_paths)
@@ -74,19 +74,19 @@ def _copy_file(source: Path, target: Path) -> None:
         fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as stream:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise ContractError("no regular file", where=str(source), hint="run the round again")
+                raise ContractError("no regular file", location=str(source), hint="run the round again")
             with target.open("xb") as out:
                 shutil.copyfileobj(stream, out, 2**20)
     except OSError as error:
         raise ContractError(
-            f"can't be read ({error.strerror})", where=str(source), hint="run the round again"
+            f"can't be read ({error.strerror})", location=str(source), hint="run the round again"
         ) from error
 
 
 def _copy_tree(source: Path, target: Path) -> None:
     """Regular files only: links and byte code stay behind, as they do in the hash."""
     if not source.is_dir():
-        raise ContractError("the search surface is no directory", where=str(source), hint="check out the branch")
+        raise ContractError("the search surface is no directory", location=str(source), hint="check out the branch")
     for where, folders, names in os.walk(source):
         folders[:] = [name for name in folders if name != "__pycache__"]
         here = target / Path(where).relative_to(source)
@@ -177,11 +177,11 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, 
 def load_manifest(round_dir: RoundLayout) -> Manifest | None:
     """The round's manifest, where it has one."""
     try:
-        return Manifest.read(json.loads(round_dir.manifest.read_text()), where=str(round_dir.manifest))
+        return Manifest.read(json.loads(round_dir.manifest.read_text()), location=str(round_dir.manifest))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ContractError(f"no JSON ({error})", where=str(round_dir.manifest)) from error
+        raise ContractError(f"no JSON ({error})", location=str(round_dir.manifest)) from error
 
 
 def check_manifest(manifest: Manifest | None, env_sha256: str, frozen: FrozenArtifact, where: str) -> None:
@@ -191,7 +191,7 @@ def check_manifest(manifest: Manifest | None, env_sha256: str, frozen: FrozenArt
     if manifest.environment.env_yaml_sha256 != env_sha256:
         raise ContractError(
             f"the round was run on env {manifest.environment.env_yaml_sha256}, this env is {env_sha256}",
-            where=where,
+            location=where,
             hint="judge it with the env.yaml of its own run",
         )
     weights = sha256_bytes(frozen.checkpoint.read_bytes())
@@ -199,6 +199,6 @@ def check_manifest(manifest: Manifest | None, env_sha256: str, frozen: FrozenArt
     if recorded_sha256 not in (None, weights):
         raise ContractError(
             f"the round left checkpoint {recorded_sha256}, this one is {weights}",
-            where=where,
+            location=where,
             hint="run the round again",
         )

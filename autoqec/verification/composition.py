@@ -107,7 +107,7 @@ def evaluate_composition(child: artifact.FrozenArtifact, request: VerifyRequest,
         for error_masks in _error_masks(problem, shot_stream, frozen, requests):
             totals.add(error_masks)
     except (ContractError, UsageError) as error:
-        return f"synergy with the parents: {error.what}"
+        return f"synergy with the parents: {error.message}"
     parents = tuple(
         CompositionParent(
             round=parent.round.round,

@@ -18,7 +18,7 @@ _TEMPLATE = "report.md.j2"
 def write(round_dir: RoundLayout, report: VerifyReport) -> None:
     """Both files; ContractError where a report stands already."""
     if round_dir.report_json.exists():
-        raise ContractError("a report is never overwritten", where=str(round_dir.report_json))
+        raise ContractError("a report is never overwritten", location=str(round_dir.report_json))
     atomic.write_text(round_dir.report_md, render(report))
     atomic.write_json(round_dir.report_json, report.dump())
 
@@ -27,11 +27,11 @@ def read(round_dir: RoundLayout) -> VerifyReport | None:
     """The round's report, None where the judge has not been; ContractError where it can't be read."""
     path = round_dir.report_json
     try:
-        return VerifyReport.read(json.loads(path.read_text()), where=str(path))
+        return VerifyReport.read(json.loads(path.read_text()), location=str(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ContractError(f"no JSON ({error})", where=str(path)) from error
+        raise ContractError(f"no JSON ({error})", location=str(path)) from error
 
 
 def render(report: VerifyReport) -> str:

@@ -280,7 +280,7 @@ def read_model_info(client: CandidateClient) -> dict[str, Any] | CandidateFailur
     model_info = client.receive_model_info()
     if isinstance(model_info, CandidateFailure):
         if model_info.error in ("ContractError", "UsageError"):
-            raise ContractError(model_info.what, where=model_info.where, hint=model_info.hint)
+            raise ContractError(model_info.what, location=model_info.location, hint=model_info.hint)
         return model_info
     hashes = all(SHA256_PATTERN.fullmatch(str(model_info.get(name))) for name in ("circuit_sha256", "dsl_sha256"))
     counts = (model_info.get(name) for name in ("n_params", "flops_per_syndrome"))

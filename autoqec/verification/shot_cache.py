@@ -59,16 +59,16 @@ class ShotCache:
         data = path.read_bytes()
         if sha256_bytes(data) != digest:
             what = f"holds other shots than its name says: SHA-256 {sha256_bytes(data)}"
-            raise ContractError(what, where=str(path), hint="fetch the archive again")
+            raise ContractError(what, location=str(path), hint="fetch the archive again")
         self.n_from_cache += 1
-        return _shots(data, problem, where=str(path))
+        return _shots(data, problem, location=str(path))
 
 
-def _shots(data: bytes, problem: Problem, *, where: str) -> Shots:
+def _shots(data: bytes, problem: Problem, *, location: str) -> Shots:
     event_bytes, observable_bytes = -(-problem.n_detectors // 8), -(-problem.n_observables // 8)
     n, rest = divmod(len(data), event_bytes + observable_bytes)
     if rest:
-        raise ContractError(f"{len(data)} bytes are no whole number of this env's shots", where=where)
+        raise ContractError(f"{len(data)} bytes are no whole number of this env's shots", location=location)
     raw = np.frombuffer(data, np.uint8)
     detection_events = raw[: n * event_bytes].reshape(n, event_bytes)
     return Shots(

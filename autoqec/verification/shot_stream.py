@@ -48,7 +48,7 @@ def artifact_sha256(checkpoint: Path, dsl: PredecoderDSL, modules_dir: Path | No
             weights = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ContractError(
-            f"checkpoint can't be read ({error.strerror})", where=str(checkpoint), hint="run the round again"
+            f"checkpoint can't be read ({error.strerror})", location=str(checkpoint), hint="run the round again"
         ) from error
     surface = machine.tree_sha256(modules_dir) if modules_dir is not None else None
     return sha256_json({"checkpoint": weights, "dsl": dsl.sha256(), "surface": surface})
@@ -70,7 +70,7 @@ class ShotStream:
 
     def __post_init__(self) -> None:
         if len(self.secret) < MIN_SECRET_BYTES:
-            raise ContractError(f"the judge's secret is shorter than {MIN_SECRET_BYTES} bytes", where="secret")
+            raise ContractError(f"the judge's secret is shorter than {MIN_SECRET_BYTES} bytes", location="secret")
 
     def mac(self, purpose: str, chunk: int) -> bytes:
         message = canonical_json({"artifact": self.artifact, "band": self.band, "purpose": purpose, "chunk": chunk})

@@ -71,11 +71,11 @@ class VerifyRequest:
 
     @property
     def env(self) -> EnvSpec:
-        return parse_env(self.env_text, where="the run's env")
+        return parse_env(self.env_text, location="the run's env")
 
     @property
     def dsl(self) -> PredecoderDSL:
-        return parse_dsl(dict(self.dsl_config), where=str(self.round.config))
+        return parse_dsl(dict(self.dsl_config), location=str(self.round.config))
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def verify(request: VerifyRequest, *, on_event: OnEvent | None = None) -> Verify
         if not replayed.agrees:
             raise ContractError(
                 f"the replay disagrees with the report: {'; '.join(replayed.differences)}",
-                where=str(request.round.report_json),
+                location=str(request.round.report_json),
                 hint="compare the versions in the report with `autoqec machine-state`",
             )
         return saved_report
@@ -142,7 +142,7 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
         if request.expected_artifact not in (None, frozen.sha256):
             raise ContractError(
                 f"the artifact was charged as {request.expected_artifact} and is now {frozen.sha256}",
-                where=str(request.checkpoint),
+                location=str(request.checkpoint),
                 hint="restore the round's files",
             )
         circuit = manifest.environment.circuit_sha256 if manifest else None
@@ -185,7 +185,7 @@ def _check_same_subject(saved_report: VerifyReport, request: VerifyRequest) -> N
         if None not in (was, now) and was != now:
             raise ContractError(
                 f"the report speaks of {what} {was}, this is {what} {now}",
-                where=str(request.round.report_json),
+                location=str(request.round.report_json),
                 hint=hint,
             )
 

@@ -56,9 +56,11 @@ def command(
     name = name or _ask("Name of the env", "NAME")
     path = target_file or Path(f"{name}.yaml")
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError("is no place for a file", where=str(path), hint="name one with --out")
+        raise UsageError("is no place for a file", location=str(path), hint="name one with --out")
     if path.exists() and not force:
-        raise UsageError("is there already", where=str(path), hint="add --force to replace it, or name another --out")
+        raise UsageError(
+            "is there already", location=str(path), hint="add --force to replace it, or name another --out"
+        )
     spec: dict[str, Any] = {"name": name, "code": _code(given_options, path), "noise": {}, "seed_policy": SEED_BANDS}
     spec["noise"] = _noise(given_options, spec["code"]["kind"])
     _write(spec, given_options, path, shots, out)
@@ -69,16 +71,16 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
     from autoqec.store import atomic
     from autoqec.store.files import dump_config, env_from_data, load_env
 
-    where = f"env {spec['name']}"
+    location = f"env {spec['name']}"
     backend = given_options["backend"]
     if backend is None:
-        backend = suggest_backend(env_from_data(spec, where=where, directory=path.parent, hint=HELP))
+        backend = suggest_backend(env_from_data(spec, location=location, directory=path.parent, hint=HELP))
         out.note(
             f"backend {backend}: " + ("the code has a matching graph" if backend == "mwpm" else "no matching graph")
         )
     default = ["mwpm", "mwpm_correlated"] if backend == "mwpm" else ["bposd_cs10"]
     spec |= {"backend": backend, "baselines": _split_list(given_options["baselines"]) or default}
-    env = env_from_data(spec, where=where, directory=path.parent, hint=HELP)
+    env = env_from_data(spec, location=location, directory=path.parent, hint=HELP)
     env_summary = summarize_env(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))
     assert load_env(path)[0] == env  # what was checked is what is written
@@ -131,7 +133,7 @@ def _code(given_options: dict[str, Any], path: Path) -> dict[str, Any]:
     if file.suffix not in kinds:
         message = f"{code!r} is no task of stim's, not bivariate_bicycle, and no file of a known kind"
         raise UsageError(
-            message, where="--code", hint=f"name a file ending in {', '.join(kinds)}, or give --hx and --hz"
+            message, location="--code", hint=f"name a file ending in {', '.join(kinds)}, or give --hx and --hz"
         )
     import os
 
@@ -148,7 +150,7 @@ def _reject_other_options(given_options: dict[str, Any], code: str, *used: str) 
         f"--{name}" for name in ("distance", "rounds", "basis") if given_options[name] is not None and name not in used
     ]
     if unused:
-        raise UsageError(f"says nothing about {code}", where=unused[0], hint=f"leave {', '.join(unused)} out")
+        raise UsageError(f"says nothing about {code}", location=unused[0], hint=f"leave {', '.join(unused)} out")
 
 
 def _matrices(given: dict[str, Path], given_options: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -158,7 +160,9 @@ def _matrices(given: dict[str, Path], given_options: dict[str, Any], path: Path)
     missing = [f"--{name}" for name in ("hx", "hz") if name not in given]
     if missing or given_options["code"]:
         message = f"is missing beside {', '.join(given)}" if missing else "says the code a second time"
-        raise UsageError(message, where=missing[0] if missing else "--code", hint="give --hx and --hz, or --code alone")
+        raise UsageError(
+            message, location=missing[0] if missing else "--code", hint="give --hx and --hz, or --code alone"
+        )
     _reject_other_options(given_options, "check matrices", "basis")
     text = css_text({name: read_matrix(file) for name, file in given.items()})
     return {"kind": "css_file", "path": path.name, "text": text, "basis": given_options["basis"] or "z"}
@@ -172,7 +176,7 @@ def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
             if given_options[option] is not None
         ]
         if unused:
-            raise UsageError(f"{kind} brings its own noise", where=unused[0], hint=f"leave {', '.join(unused)} out")
+            raise UsageError(f"{kind} brings its own noise", location=unused[0], hint=f"leave {', '.join(unused)} out")
         return {"model": "from_file"}
     points = _split_list(given_options["points"]) or _split_list(
         _ask("Physical error rates, with commas between", "--p", "0.003,0.005,0.01")
@@ -180,9 +184,9 @@ def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
     try:
         values = [float(point) for point in points]
     except ValueError as error:
-        raise UsageError(f"{','.join(points)} are no numbers", where="--p", hint="--p 0.003,0.005,0.01") from error
+        raise UsageError(f"{','.join(points)} are no numbers", location="--p", hint="--p 0.003,0.005,0.01") from error
     if not values:
-        raise UsageError("names no rate", where="--p", hint="--p 0.003,0.005,0.01")
+        raise UsageError("names no rate", location="--p", hint="--p 0.003,0.005,0.01")
     target = sorted(values)[len(values) // 2] if given_options["target"] is None else given_options["target"]
     noise = {"model": "circuit_depolarizing", "p": values, "target_p": target}
     return noise if given_options["eta"] is None else {**noise, "model": "circuit_biased", "eta": given_options["eta"]}
@@ -199,7 +203,7 @@ def is_interactive() -> bool:
 
 def _ask(question: str, option: str, default: str | None = None) -> str:
     if not is_interactive():
-        raise UsageError("is missing", where=option, hint=f"name it; `{HELP}` lists what can be named")
+        raise UsageError("is missing", location=option, hint=f"name it; `{HELP}` lists what can be named")
     answer: str = click.prompt(question, default=default, err=True)
     return answer
 
@@ -207,5 +211,5 @@ def _ask(question: str, option: str, default: str | None = None) -> str:
 def _number(question: str, option: str, default: int) -> int:
     answer = _ask(question, option, str(default))
     if not answer.isdecimal():
-        raise UsageError(f"{answer!r} is no number", where=option, hint=f"{option} {default}")
+        raise UsageError(f"{answer!r} is no number", location=option, hint=f"{option} {default}")
     return int(answer)

@@ -88,7 +88,7 @@ def command(
     limits, llm_limits = split_budget(budget)
     if limits != Budget():
         message = f"{budget!r} limits a run, and no run is made here"
-        raise UsageError(message, where="--budget", hint="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
+        raise UsageError(message, location="--budget", hint="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
     tokens = int(llm_limits["tokens"]) if "tokens" in llm_limits else None
     contestants = BenchIdeators(measured_table.env, model, checkpoint, llm_limits.get("usd"), tokens)
     references = list(dict.fromkeys(name.strip() for name in reference.split(",")))

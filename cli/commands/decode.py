@@ -54,7 +54,7 @@ def command(
     """
     _check_target(shots, target)
     if allow_other_dem and dem is None:
-        raise UsageError("names no model", where="--allow-other-dem", hint="add --dem FILE")
+        raise UsageError("names no model", location="--allow-other-dem", hint="add --dem FILE")
     with ExitStack() as exit_stack:
         loaded = _load_checkpoint(checkpoint, env_name, trust_code, exit_stack)
         import torch
@@ -100,7 +100,9 @@ def _load_checkpoint(
             raise
         if env_name is None:
             message = "lies in no run, so the env it was trained on must be named"
-            raise UsageError(message, where=str(checkpoint), hint=f"autoqec decode {checkpoint} --env ENV …") from error
+            raise UsageError(
+                message, location=str(checkpoint), hint=f"autoqec decode {checkpoint} --env ENV …"
+            ) from error
         return _LoadedCheckpoint(checkpoint, load_env(paths.env_file(env_name))[0])
     _overlay_modules(exit_stack, layout, number, trust_code)
     path = layout.round(number).checkpoint if checkpoint.is_dir() else checkpoint
@@ -113,7 +115,7 @@ def _overlay_modules(exit_stack: ExitStack, layout: RunLayout, number: int, trus
     surface = exit_stack.enter_context(checked_out_modules(layout, number))
     if surface is not None and not trust_code:
         message = f"round {number}'s branch has code of its own, which would run here with all your rights"
-        raise UsageError(message, where=f"run {layout.run_id}", hint="read it (`git diff`), then add --trust-code")
+        raise UsageError(message, location=f"run {layout.run_id}", hint="read it (`git diff`), then add --trust-code")
     if surface is not None:
         from autoqec.decoders import overlay as mounted
 
@@ -122,6 +124,8 @@ def _overlay_modules(exit_stack: ExitStack, layout: RunLayout, number: int, trus
 
 def _check_target(shots: Path, target: Path) -> None:
     if target.is_dir() or not target.parent.is_dir():
-        raise UsageError("is no place for a file", where=str(target), hint=f"mkdir -p {target.parent}, or name a file")
+        raise UsageError(
+            "is no place for a file", location=str(target), hint=f"mkdir -p {target.parent}, or name a file"
+        )
     if target.exists() and shots.exists() and target.samefile(shots):
-        raise UsageError("is the file of shots itself", where="--out", hint="name another file")
+        raise UsageError("is the file of shots itself", location="--out", hint="name another file")

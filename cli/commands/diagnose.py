@@ -65,6 +65,6 @@ def _write(diagnoses: list[Diagnosis], target: Path) -> None:
     patched = [diagnosis for diagnosis in diagnoses if diagnosis.config is not None]
     if len(patched) != 1:
         what = f"{len(patched)} rounds have a config to try" if patched else "there is no config to try"
-        raise UsageError(what, where="--write", hint="name one round's directory that shows a change")
+        raise UsageError(what, location="--write", hint="name one round's directory that shows a change")
     assert patched[0].config is not None  # chosen so
     atomic.write_text(target, dump_config(patched[0].config))

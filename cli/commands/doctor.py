@@ -39,7 +39,7 @@ def command(out: Output) -> None:
     """Check Python, libraries, git, sandbox, memory, disk and SLURM; exit 2 where something must be mended first."""
     findings = [finding for check in CHECKS for finding in check()]
     for finding in findings:
-        hint = f"  Mend: {finding.hint}" if finding.hint else ""
+        hint = f"; hint: {finding.hint}" if finding.hint else ""
         out.say(f"{finding.state:4}  {finding.name:10} {finding.found}{hint}")
         out.emit(asdict(finding))
     if any(finding.state == "bad" for finding in findings):
@@ -88,7 +88,7 @@ def _git() -> Iterator[Finding]:
         root = paths.workspace_root()
         yield Finding("git", "good", f"in the repository {root}")
     except AutoqecError as error:
-        yield Finding("git", "weak", error.what, error.hint)
+        yield Finding("git", "weak", error.message, error.hint)
 
 
 def _sandbox() -> Iterator[Finding]:
@@ -132,7 +132,7 @@ def _slurm() -> Iterator[Finding]:
     try:
         slurm.check({})
     except AutoqecError as error:
-        yield Finding("slurm", "weak", f"--executor slurm cannot be used: {error.what}", error.hint)
+        yield Finding("slurm", "weak", f"--executor slurm cannot be used: {error.message}", error.hint)
     else:
         yield Finding("slurm", "good", "its controller answers and would take jobs: --executor slurm")
 

@@ -70,7 +70,7 @@ def _list_items(layout: RunLayout, repo: Repo, only: Sequence[str], out: Output)
     if run_lock.is_locked(layout.root):
         run_owner = run_lock.read(layout.root)
         message = f"the run is at work: process {run_owner.get('pid', '?')} on {run_owner.get('host', '?')} holds it"
-        raise UsageError(message, where=f"run {layout.run_id}", hint="wait until it ends")
+        raise UsageError(message, location=f"run {layout.run_id}", hint="wait until it ends")
     removable = [one for one in gc.find_removable(layout, repo) if not only or one.kind in only]
     for one in removable:
         size = f"  {_bytes(one.bytes)}" if one.bytes else ""

@@ -26,7 +26,7 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> 
     from autoqec.store.files import load_env
 
     if not runs and not file.exists():
-        raise UsageError("there is no such memory", where=str(file), hint=f"autoqec memory {file} --import RUN")
+        raise UsageError("there is no such memory", location=str(file), hint=f"autoqec memory {file} --import RUN")
     loaded_runs = [_load_run(run) for run in runs]  # every run is read before anything is written
     learned = CrossRunMemory(file)
     for run_id, spec, rows in loaded_runs:
@@ -51,6 +51,6 @@ def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
     directory = path.parent if path.is_file() else path
     layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else paths.run_layout(run)
     if not layout.history.is_file():
-        raise UsageError("is no run with a history.jsonl", where=run, hint="name an id, or a directory runs/RUN_ID")
+        raise UsageError("is no run with a history.jsonl", location=run, hint="name an id, or a directory runs/RUN_ID")
     text = read_text(layout.env, what="the run's env", hint=f"put the env that the run was made for at {layout.env}")
-    return layout.run_id, parse_env(text, where=str(layout.env)), History(layout).rows()
+    return layout.run_id, parse_env(text, location=str(layout.env)), History(layout).rows()

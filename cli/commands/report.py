@@ -37,7 +37,7 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
     chosen = _run_layouts(runs)
     if serve:
         if form != "html" or target:
-            raise UsageError("--serve writes no file", where="--serve", hint="leave out --format and --out")
+            raise UsageError("--serve writes no file", location="--serve", hint="leave out --format and --out")
         _serve(chosen, port, out)
         return
     shared = chosen[0].root.parent
@@ -64,14 +64,14 @@ def _run_layouts(runs: Sequence[str]) -> list[layout.RunLayout]:
     duplicate = next((item for item in layouts.values() if ids.count(item.run_id) > 1), None)
     if duplicate is not None:
         raise UsageError(
-            "another run of the same id is named, too", where=str(duplicate.root), hint="report them apart"
+            "another run of the same id is named, too", location=str(duplicate.root), hint="report them apart"
         )
     return list(layouts.values())
 
 
 def _require_file(path: Path) -> Path:
     if path.is_dir():
-        raise UsageError("is a directory", where=str(path), hint="name a file: --out report.html")
+        raise UsageError("is a directory", location=str(path), hint="name a file: --out report.html")
     return path
 
 

@@ -53,10 +53,10 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     from autoqec.store.files import load_env, load_yaml, read_text
 
     _, env_yaml = load_env(paths.env_file(env_name))
-    predecoder = load_yaml(read_text(config, what="predecoder config"), where=str(config))
+    predecoder = load_yaml(read_text(config, what="predecoder config"), location=str(config))
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
-        raise UsageError("is not an empty directory", where=str(round_dir), hint="name a new one")
+        raise UsageError("is not an empty directory", location=str(round_dir), hint="name a new one")
     code_cwd = chosen.pop("code_cwd") or _current_repository()
     fork_from = chosen.pop("fork_from")
     parent = _parent(chosen["run_id"], fork_from)
@@ -73,7 +73,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     }
     if code_cwd:
         require_sandbox(code_cwd / layout.EDITABLE_MODULES)
-    runner_config = RunnerConfig.read(spec, where="run-round")
+    runner_config = RunnerConfig.read(spec, location="run-round")
     with LiveView(console(err=True), quiet=out.quiet) as view:
         metrics = run_round(runner_config, on_event=view)
     out.emit(metrics.dump())
@@ -90,7 +90,7 @@ def _check(predecoder: Any, config: Path) -> None:
     try:
         parse_dsl(predecoder)
     except ContractError as error:
-        raise UsageError(error.what, where=str(config), hint=f"edit {config}") from error
+        raise UsageError(error.message, location=str(config), hint=f"edit {config}") from error
 
 
 def _current_repository() -> Path | None:

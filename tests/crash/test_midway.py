@@ -49,7 +49,7 @@ def test_a_history_deleted_under_way_is_written_again(process: Zygote, tmp_path:
 
 def test_runs_renamed_under_way(process: Zygote, tmp_path: Path) -> None:
     run_id, before, ended, said = third(process, tmp_path / "kept", "renames_runs")
-    assert ended.returncode in (2, 3, 74) and len(said.strip().splitlines()) == 1 and "Mend:" in said, said
+    assert ended.returncode in (2, 3, 74) and len(said.strip().splitlines()) == 1 and "hint:" in said, said
     assert not (process.workspace / "runs").exists(), "nothing is written where the run no longer is"
     (process.workspace / "elsewhere").rename(process.workspace / "runs")
     assert len(recover_and_check(process.workspace, before, run_id)) == 3

@@ -201,7 +201,7 @@ def test_what_slurm_refuses_is_said_in_its_words(workspace: Path, cluster: Clust
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     done = start(workspace, 2, run_id, "slurm", "slurm=partition=nowhere")
     assert done.returncode == 2 and "invalid partition specified: nowhere" in done.stderr, done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1 and "Mend: `sinfo`" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1 and "hint: `sinfo`" in done.stderr
     assert last(before).status == "orphaned_branch"
 
 

@@ -64,7 +64,7 @@ def test_a_composition_is_judged_beside_its_parents(tmp_path: Path) -> None:
         run_rounds(run, 3)
     row = json.loads(history.read_text(encoding="utf-8").splitlines()[-1])
     place = run.layout.round(3)
-    report = VerifyReport.read(json.loads(place.report_json.read_bytes()), where="report")
+    report = VerifyReport.read(json.loads(place.report_json.read_bytes()), location="report")
     found = report.composition
     assert found is not None, report.not_tested
     assert [one.round for one in found.parents] == [1, 2]

@@ -195,4 +195,4 @@ def test_rounds_over_every_fault_lose_nothing(tmp_path: Path, count: int) -> Non
     assert any(row.ideator_source.startswith("llm") for row in rows)
     ledger = Ledger(run.ledger)
     assert ledger.totals.usage.total == sum(server.billed.values()) > 0
-    assert {"LmRefusal"} <= {line.get("outcome") for line in jsonl.read(run.ledger)}
+    assert {"LlmRefusalError"} <= {line.get("outcome") for line in jsonl.read(run.ledger)}

@@ -56,7 +56,7 @@ def test_a_run_trains_by_the_loop_that_is_pinned(workspace: Workspace, loop: str
     assert shown.code == 0, shown.err + shown.out
     (run,) = (workspace.root / "runs").iterdir()
     (row,) = [HistoryRow.model_validate_json(line) for line in (run / "history.jsonl").read_text().splitlines()]
-    config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), where="config")
+    config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), location="config")
     assert row.status == "ok", row.status_reason
     assert row.dsl_config == config and config["training"]["loop"] == loop
     assert json.loads((run / "run.json").read_text())["pins"]["training.loop"] == loop

@@ -29,7 +29,7 @@ def _episode(env: Environment, actions: list[str]) -> list[str]:
     log = [env.reset()]
     for number, action in enumerate(actions, start=1):
         obs, feedback, done, info = env.step(action)
-        parsed = check_feedback(feedback, where=env.env_id)
+        parsed = check_feedback(feedback, location=env.env_id)
         assert parsed.score is None or 0.0 <= parsed.score <= 1.0
         assert done is (number == len(actions))
         assert isinstance(obs, str) or (obs is None and done)

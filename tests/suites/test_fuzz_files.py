@@ -96,7 +96,7 @@ def check_reader(read: Callable[[], Any]) -> None:
 
 
 def read_config(path: Path) -> Any:
-    return parse_dsl(files.load_yaml(files.read_text(path, what="config"), where="config"))
+    return parse_dsl(files.load_yaml(files.read_text(path, what="config"), location="config"))
 
 
 def check_env_or_config(data: st.DataObject, layout: RunLayout) -> None:

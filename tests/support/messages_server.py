@@ -232,20 +232,20 @@ def _check_tools(messages: list[dict[str, Any]]) -> None:
         asked = {block["id"] for block in blocks if block.get("type") == "tool_use"}
 
 
-def _check_schema(schema: Any, where: str) -> None:
+def _check_schema(schema: Any, location: str) -> None:
     """Structured outputs take a subset: closed objects, no numeric or length bounds."""
     if isinstance(schema, list):
         for item in schema:
-            _check_schema(item, where)
+            _check_schema(item, location)
     if not isinstance(schema, dict):
         return
     if schema.get("type") == "object" and schema.get("additionalProperties") is not False:
-        raise ApiError(400, f"{where}: For 'object' type, 'additionalProperties' must be explicitly set to false")
+        raise ApiError(400, f"{location}: For 'object' type, 'additionalProperties' must be explicitly set to false")
     for name in ("minimum", "maximum", "exclusiveMinimum", "minLength", "maxLength", "pattern", "maxItems"):
         if name in schema and not isinstance(schema[name], dict):
-            raise ApiError(400, f"{where}: property '{name}' is not supported")
+            raise ApiError(400, f"{location}: property '{name}' is not supported")
     for name, value in schema.items():
-        _check_schema(list(value.values()) if name in ("properties", "$defs") else value, f"{where}.{name}")
+        _check_schema(list(value.values()) if name in ("properties", "$defs") else value, f"{location}.{name}")
 
 
 def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:

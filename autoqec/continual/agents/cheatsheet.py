@@ -85,7 +85,7 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
     ) -> None:
         super().__init__(config, lm, memory=memory, logger=logger)
         if config.use_code_execution and run_code is None:
-            raise UsageError("nothing here can execute code", where="use_code_execution", hint="set it to false")
+            raise UsageError("nothing here can execute code", location="use_code_execution", hint="set it to false")
         self.code = CodeExecutionService(
             run_code if config.use_code_execution else None, timeout_s=config.code_timeout_sec
         )

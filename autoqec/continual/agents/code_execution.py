@@ -50,7 +50,7 @@ def run_sandboxed(code: str, timeout: float) -> str:
     Past `timeout` seconds it is killed, with everything it started. UsageError where no sandbox runs here.
     """
     if sandbox.probe() == "none":
-        raise UsageError("no sandbox runs here", where="code execution", hint="autoqec doctor")
+        raise UsageError("no sandbox runs here", location="code execution", hint="autoqec doctor")
     with tempfile.TemporaryDirectory(prefix="autoqec-code-") as directory:
         work, log = Path(directory, "work"), Path(directory, "output")
         work.mkdir(mode=0o777)

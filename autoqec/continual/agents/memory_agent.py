@@ -38,7 +38,7 @@ class MemoryAgentConfig(LMAgentConfig):
     @field_validator("memory_config", mode="before")
     @classmethod
     def _by_type(cls, value: Any) -> MemoryModuleConfig:
-        return parse_memory_config(value, where="memory_config")
+        return parse_memory_config(value, location="memory_config")
 
 
 class MemorylessAgentConfig(LMAgentConfig):
@@ -109,7 +109,7 @@ class MemoryAgent(LMAgent[M]):
         if self.memory.config.type not in self.supported_memories:
             raise UsageError(
                 f"{type(self).__name__} can't write to a memory of type {self.memory.config.type!r}",
-                where="memory",
+                location="memory",
                 hint=f"one of {', '.join(self.supported_memories)}",
             )
         super().__init__(config, lm, logger=logger)

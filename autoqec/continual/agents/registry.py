@@ -35,16 +35,16 @@ AGENTS: dict[str, tuple[type[LMAgentConfig], type[LMAgent[Any]]]] = {
 }
 
 
-def parse_agent_config(data: Mapping[str, Any], *, where: str = "agent") -> LMAgentConfig:
+def parse_agent_config(data: Mapping[str, Any], *, location: str = "agent") -> LMAgentConfig:
     """The config of the agent named by `type`. UsageError lists the known types, or names the wrong field."""
     kind = data.get("type")
     if kind not in AGENTS:
         problem = f"unknown agent type {kind!r}" if kind else "the agent has no `type`"
-        raise UsageError(problem, where=where, hint=f"one of {', '.join(AGENTS)}")
+        raise UsageError(problem, location=location, hint=f"one of {', '.join(AGENTS)}")
     try:
         return AGENTS[kind][0].model_validate(dict(data))
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where=where) from error
+        raise UsageError(first_validation_error(error), location=location) from error
 
 
 def build_agent(
@@ -58,7 +58,7 @@ def build_agent(
     """The agent of a config. memory: one to go on with; run_code: what may execute a model's code. Both go to the
     agents that have a use for them."""
     if config.type not in AGENTS:
-        raise UsageError(f"unknown agent type {config.type!r}", where="agent", hint=f"one of {', '.join(AGENTS)}")
+        raise UsageError(f"unknown agent type {config.type!r}", location="agent", hint=f"one of {', '.join(AGENTS)}")
     kind = AGENTS[config.type][1]
     if issubclass(kind, DynamicCheatsheetAgent):
         return kind(config, lm, memory=memory, run_code=run_code, logger=logger)  # type: ignore[arg-type]

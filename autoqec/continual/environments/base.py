@@ -37,12 +37,12 @@ class Feedback(Contract):
     score: float | None = None
 
 
-def check_feedback(feedback: Mapping[str, Any], *, where: str) -> Feedback:
+def check_feedback(feedback: Mapping[str, Any], *, location: str) -> Feedback:
     """The feedback as a value; ContractError names the wrong field."""
     try:
         return Feedback.model_validate(dict(feedback), strict=True)
     except ValidationError as error:
-        raise ContractError(first_validation_error(error), where=where) from error
+        raise ContractError(first_validation_error(error), location=location) from error
 
 
 Step = tuple[str | None, dict[str, Any], bool, dict[str, Any]]
@@ -99,4 +99,4 @@ class EnvDataset(ABC, Generic[D]):
 
 
 def episode_done_error(env: Environment) -> ContractError:
-    return ContractError("the episode is done; `reset` starts another", where=env.env_id or type(env).__name__)
+    return ContractError("the episode is done; `reset` starts another", location=env.env_id or type(env).__name__)

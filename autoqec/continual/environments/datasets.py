@@ -22,19 +22,19 @@ DATASETS: dict[str, tuple[type[EnvDatasetConfig], type[EnvDataset[Any]]]] = {
 }
 
 
-def parse_dataset_config(data: Any, *, where: str = "dataset") -> EnvDatasetConfig:
+def parse_dataset_config(data: Any, *, location: str = "dataset") -> EnvDatasetConfig:
     """A dataset's config; without `kind` it is `qa`. UsageError names the wrong field or lists the kinds."""
     if isinstance(data, EnvDatasetConfig):
         return data
     if not isinstance(data, Mapping):
-        raise UsageError("the dataset is no mapping", where=where)
+        raise UsageError("the dataset is no mapping", location=location)
     kind = data.get("kind", "qa")
     if kind not in DATASETS:
-        raise UsageError(f"unknown dataset kind {kind!r}", where=where, hint=f"one of {', '.join(DATASETS)}")
+        raise UsageError(f"unknown dataset kind {kind!r}", location=location, hint=f"one of {', '.join(DATASETS)}")
     try:
         return DATASETS[kind][0].model_validate({**data, "kind": kind})
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where=where) from error
+        raise UsageError(first_validation_error(error), location=location) from error
 
 
 def build_dataset(

@@ -93,7 +93,7 @@ class PredecoderDraft:
     def config(self) -> Config:
         """The whole config. ContractError where there is no `type` yet, or the parts don't fit."""
         if "type" not in self.choices:
-            raise ContractError("the draft has no `type` yet", where="draft")
+            raise ContractError("the draft has no `type` yet", location="draft")
         family = self.choices["type"]
         return space.build({key: value for key, value in self.choices.items() if applies_to_family(key, family)})
 
@@ -115,7 +115,7 @@ class ActionSpace:
     def __init__(self, assignments: Iterable[Assignment]) -> None:
         self.assignments: tuple[Assignment, ...] = (*assignments, STOP)
         if len(set(map(repr, self.assignments))) != len(self.assignments):
-            raise UsageError("a clause stands twice", where="clause library")
+            raise UsageError("a clause stands twice", location="clause library")
 
     @classmethod
     def standard(cls, grid: int = GRID_POINTS) -> ActionSpace:
@@ -189,7 +189,7 @@ class DesignStepper:
         """UsageError where the clause can't come next; the draft is then as it was."""
         if not 0 <= action < len(self.action_space) or not self.action_space.valid(draft)[action]:
             name = self.action_space.assignments[action] if 0 <= action < len(self.action_space) else action
-            raise UsageError(f"`{name}` can't come next", where="draft")
+            raise UsageError(f"`{name}` can't come next", location="draft")
         assignment = self.action_space.assignments[action]
         if assignment is STOP:
             draft.stopped = True
@@ -228,7 +228,7 @@ class DesignEnv:
 
     def __init__(self, template: PredecoderDraft, max_assignments: int = 8) -> None:
         if max_assignments < 1:
-            raise UsageError(f"{max_assignments} clauses design nothing", where="max_clauses")
+            raise UsageError(f"{max_assignments} clauses design nothing", location="max_clauses")
         self.template, self.max_assignments = template, max_assignments
         self.state = copy.deepcopy(template)
         self._actions: list[int] = []
@@ -246,7 +246,7 @@ class DesignEnv:
     def step(self, action: int, stepper: DesignStepper, raw_action: Any = None) -> tuple[PredecoderDraft, bool]:
         """(state, done). UsageError once done, or where the clause can't come next."""
         if self.done:
-            raise UsageError("the design is finished", where=self.state.features.name, hint="reset it")
+            raise UsageError("the design is finished", location=self.state.features.name, hint="reset it")
         stepper.step(self.state, action)
         self._actions.append(action)
         self._raw_actions.append(raw_action)

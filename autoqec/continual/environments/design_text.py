@@ -106,11 +106,11 @@ def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderD
     try:
         said = json.loads(match[0]) if match else None
     except ValueError as error:
-        raise UsageError(f"the proposal is no JSON: {error}", where="proposal") from error
+        raise UsageError(f"the proposal is no JSON: {error}", location="proposal") from error
     if not isinstance(said, dict):
-        raise UsageError("there is no JSON object in the answer", where="proposal")
+        raise UsageError("there is no JSON object in the answer", location="proposal")
     if "type" not in said:
-        raise UsageError("the proposal has no `type`", where="proposal")
+        raise UsageError("the proposal has no `type`", location="proposal")
     allowed = {
         (assignment.key, json.dumps(assignment.value)) for assignment in action_space.assignments if assignment.key
     }
@@ -118,9 +118,9 @@ def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderD
         if (key, json.dumps(value)) not in allowed:
             values = [assignment.value for assignment in action_space.assignments if assignment.key == key]
             known = f"one of {values}" if values else f"keys: {', '.join(settable_keys(action_space))}"
-            raise UsageError(f"`{key}` = {value!r} is not offered", where="proposal", hint=known)
+            raise UsageError(f"`{key}` = {value!r} is not offered", location="proposal", hint=known)
         if not applies_to_family(key, str(said["type"])):
-            raise UsageError(f"`{key}` means nothing under type {said['type']!r}", where="proposal")
+            raise UsageError(f"`{key}` means nothing under type {said['type']!r}", location="proposal")
     return PredecoderDraft(template.features, {**template.choices, **said})
 
 
@@ -217,7 +217,7 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
     ) -> None:
         if config.routine == "round" and round_runner is None:
             what = "the routine `round` needs a repository to run in"
-            raise UsageError(what, where="dataset.routine", hint="autoqec init lab && cd lab, and evaluate there")
+            raise UsageError(what, location="dataset.routine", hint="autoqec init lab && cd lab, and evaluate there")
         self._round_runner = round_runner
         super().__init__(config, logger=logger)
 

@@ -74,16 +74,16 @@ class RunHistoryQADataset(EnvDataset[RunHistoryQADatasetConfig]):
             else:
                 questions += makers[topic](rounds)
         if not questions:
-            raise UsageError("these runs answer no question", where="dataset.runs", hint="give other runs")
+            raise UsageError("these runs answer no question", location="dataset.runs", hint="give other runs")
         return questions
 
     def _rounds(self, run: Path) -> Iterator[RecordedRound]:
         history = run / "history.jsonl"
         if not history.is_file():
-            raise UsageError("there is no history.jsonl", where=str(run), hint="`autoqec show` lists the runs")
+            raise UsageError("there is no history.jsonl", location=str(run), hint="`autoqec show` lists the runs")
         for number, line in enumerate(jsonl.read(history), start=1):
             try:
-                row = HistoryRow.read(line, where=f"{history}:{number}")
+                row = HistoryRow.read(line, location=f"{history}:{number}")
             except ContractError as error:
                 self.errors.append(str(error))
                 continue

@@ -35,7 +35,7 @@ class MCQEnv(QAEnv):
     ) -> None:
         found = choices if choices is not None else (metadata or {}).get("choices")
         if not isinstance(found, list | tuple) or not 2 <= len(found) <= len(LETTERS):
-            raise UsageError(f"an mcq needs a list of 2 to {len(LETTERS)} choices", where="choices")
+            raise UsageError(f"an mcq needs a list of 2 to {len(LETTERS)} choices", location="choices")
         self.choices = [str(choice) for choice in found]
         super().__init__(question, answer, metadata, **kwargs)
         self.target_letter = self._target()
@@ -88,7 +88,7 @@ class MCQEnv(QAEnv):
             if found is None and text.isdecimal() and int(text) < len(self.choices):
                 found = LETTERS[int(text)]
         if found is None:
-            raise UsageError(f"the target {answer!r} is none of the {len(self.choices)} choices", where="answer")
+            raise UsageError(f"the target {answer!r} is none of the {len(self.choices)} choices", location="answer")
         return found
 
 

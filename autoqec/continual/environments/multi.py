@@ -71,7 +71,7 @@ class AbstractMultiEnvironments(ABC):
     ) -> None:
         if hall_of_fame_size < 0:
             raise UsageError(
-                f"hall_of_fame_size is {hall_of_fame_size}", where="hall_of_fame_size", hint="0 disables it"
+                f"hall_of_fame_size is {hall_of_fame_size}", location="hall_of_fame_size", hint="0 disables it"
             )
         self.envs = list(envs)
         self.logger = logger
@@ -110,7 +110,7 @@ class AbstractMultiEnvironments(ABC):
         """One action an environment; each environment's own output. UsageError where the lengths differ."""
         for name, given in (("actions", actions), ("raw_actions", raw_actions)):
             if given is not None and len(given) != len(self.envs):
-                raise UsageError(f"{len(given)} {name} for {len(self.envs)} environments", where=name)
+                raise UsageError(f"{len(given)} {name} for {len(self.envs)} environments", location=name)
         start = time.monotonic()
         if raw_actions is None:
             outputs = [env.step(action, stepper) for env, action in zip(self.envs, actions, strict=True)]
@@ -143,7 +143,7 @@ class AbstractMultiEnvironments(ABC):
         Every figure is closed; each call counts one `rendering_iteration`.
         """
         if len(rewards) != len(self.envs):
-            raise UsageError(f"{len(rewards)} rewards for {len(self.envs)} environments", where="rewards")
+            raise UsageError(f"{len(rewards)} rewards for {len(self.envs)} environments", location="rewards")
         render_mode: RenderMode = {"style": "logger", "task": "transients", "format": "figure", **(mode or {})}
         order = sorted(range(len(rewards)), key=lambda i: (math.isnan(rewards[i]), rewards[i], i))
         best = [self.envs[i] for i in order[: max(n_best, 0)]]

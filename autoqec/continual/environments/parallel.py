@@ -47,7 +47,7 @@ class ParallelEnvironments(AbstractMultiEnvironments):
         super().__init__(envs, hall_of_fame_size, logger, raise_errors=raise_errors)
         self.n_workers = n_workers if n_workers is not None else max(1, min(len(envs), os.cpu_count() or 1))
         if self.n_workers < 1:
-            raise UsageError(f"{self.n_workers} workers can't work", where="n_workers")
+            raise UsageError(f"{self.n_workers} workers can't work", location="n_workers")
         self._pool: _Pool | None = None
 
     def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:

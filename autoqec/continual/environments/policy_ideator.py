@@ -37,7 +37,8 @@ def propose(view: dict[str, Any]) -> IdeatorResponse:
     if move is None:
         action_space = ActionSpace.standard()
         env = DesignEnv(
-            PredecoderDraft(EnvFeatures.of(EnvSpec.read(view["env"], where="view"))), max_assignments=len(action_space)
+            PredecoderDraft(EnvFeatures.of(EnvSpec.read(view["env"], location="view"))),
+            max_assignments=len(action_space),
         )
         learner = PolicyLearner(action_space, input_size(env, action_space), seed=state.rng("policy").getrandbits(31))
         designs = [

@@ -85,7 +85,7 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
                 self.logger.error("row %d left out: %s", rows, row_error)
         if not found:
             reason = f"; the first fault: {self.errors[0]}" if self.errors else ""
-            raise UsageError(f"none of the {rows} rows became an environment{reason}", where="dataset")
+            raise UsageError(f"none of the {rows} rows became an environment{reason}", location="dataset")
         return found
 
     def _env(self, kind: type[QAEnv], row: Row, number: int) -> QAEnv:
@@ -114,9 +114,9 @@ def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         hint = f"one of {', '.join(ENV_CLASSES)}, or package.module.Class"
-        raise UsageError(f"unknown env_class {config.env_class!r}", where="dataset.env_class", hint=hint) from error
+        raise UsageError(f"unknown env_class {config.env_class!r}", location="dataset.env_class", hint=hint) from error
     if not (isinstance(found, type) and issubclass(found, QAEnv)):
-        raise UsageError(f"{config.env_class} is no subclass of QAEnv", where="dataset.env_class")
+        raise UsageError(f"{config.env_class} is no subclass of QAEnv", location="dataset.env_class")
     return found
 
 
@@ -145,9 +145,9 @@ def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
         try:
             rows = json.loads(text)
         except ValueError as error:
-            raise UsageError(f"not JSON: {error}", where=str(path)) from error
+            raise UsageError(f"not JSON: {error}", location=str(path)) from error
         if not isinstance(rows, list):
-            raise UsageError("holds no list of rows", where=str(path))
+            raise UsageError("holds no list of rows", location=str(path))
         return rows
     stored = _hugging_face("load_from_disk", str(path))
     found = stored[config.split] if config.split is not None and isinstance(stored, Mapping) else stored
@@ -160,22 +160,22 @@ def _json_lines(path: Path) -> list[Row]:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the dataset can't be read: {error}", where=str(path), hint="correct `dataset_path`"
+            f"the dataset can't be read: {error}", location=str(path), hint="correct `dataset_path`"
         ) from error
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line) if line.strip() else None
         except ValueError as error:
-            raise UsageError(f"not JSON: {error}", where=f"{path}:{number}") from error
+            raise UsageError(f"not JSON: {error}", location=f"{path}:{number}") from error
         if row is not None:
             rows.append(row)
     return rows
 
 
 def _hugging_face(function: str, *args: Any, **kwargs: Any) -> Any:
-    datasets = optional.load("datasets", extra="hf", where="dataset")
+    datasets = optional.load("datasets", extra="hf", location="dataset")
     try:
         return getattr(datasets, function)(*args, **kwargs)
     except Exception as error:  # whatever a library of that size raises: no network, no such name, no such split
-        raise UsageError(f"`datasets.{function}` failed: {error}", where="dataset") from error
+        raise UsageError(f"`datasets.{function}` failed: {error}", location="dataset") from error

@@ -22,7 +22,7 @@ FORMATS = ("figure", "image")
 def top_k(n: int, disregarded_fraction: float) -> int:
     """floor(n·(1 − p)), of the decimal number that was meant: 10·(1 − 0.9) is 1, whatever floats make of it."""
     if not 0 <= disregarded_fraction <= 1:
-        raise UsageError(f"disregarded_percentage = {disregarded_fraction} lies outside [0, 1]", where="render")
+        raise UsageError(f"disregarded_percentage = {disregarded_fraction} lies outside [0, 1]", location="render")
     return math.floor(n * (1 - Fraction(str(disregarded_fraction))))
 
 
@@ -32,7 +32,7 @@ def render_batch(
     """best: environments that draw themselves. states, losses: what is drawn together, best first."""
     if mode["style"] not in STYLES or mode["format"] not in FORMATS:
         raise UsageError(
-            f"style {mode['style']!r}, format {mode['format']!r}", where="render", hint=f"{STYLES}, {FORMATS}"
+            f"style {mode['style']!r}, format {mode['format']!r}", location="render", hint=f"{STYLES}, {FORMATS}"
         )
     for rank, env in enumerate(best, start=1):
         with closing_figure(env.render(mode)) as figure:

@@ -82,7 +82,7 @@ class TabularRoutine:
     def read(cls, path: Path | str, env: EnvSpec | None = None) -> TabularRoutine:
         """UsageError where the file is not there or no row can be used."""
         if not Path(path).is_file():
-            raise UsageError("the table is not there", where=str(path))
+            raise UsageError("the table is not there", location=str(path))
         rows: dict[str, dict[str, Any]] = {}
         for row in jsonl.read(path):
             config = row.get("dsl_config")
@@ -93,7 +93,7 @@ class TabularRoutine:
             if key is not None:
                 rows[key] = task_info_of_row(row)
         if not rows:
-            raise UsageError("the table holds no row with a config", where=str(path))
+            raise UsageError("the table holds no row with a config", location=str(path))
         return cls(rows, env)
 
     def __call__(self, draft: PredecoderDraft) -> RoutineResult:
@@ -147,7 +147,7 @@ class ScreenRoutine:
 
     @property
     def env(self) -> EnvSpec:
-        return files.parse_env(self.env_yaml, where="env")
+        return files.parse_env(self.env_yaml, location="env")
 
     def __call__(self, draft: PredecoderDraft) -> RoutineResult:
         info = self.measure(draft.config()) | {"signature": draft.signature}

@@ -40,7 +40,9 @@ class MemoryModule(ABC, Generic[Config]):
     def update(self, entry: Entry) -> None:
         """Insert or merge an entry. ContractError while frozen: nothing learns from validation."""
         if self._frozen:
-            raise ContractError("the memory is frozen: validation may read it, never write", where=type(self).__name__)
+            raise ContractError(
+                "the memory is frozen: validation may read it, never write", location=type(self).__name__
+            )
         self._update(entry)
 
     @abstractmethod
@@ -90,20 +92,20 @@ class SnapshotHeader(Contract):
         return self.model_dump(mode="json", by_alias=True)
 
 
-def read_snapshot(text: str, *, where: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_snapshot(text: str, *, location: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Config and entries of a snapshot, as plain values. ContractError where a byte is missing or changed."""
     # Not splitlines: an entry's text may hold any of the other characters that it takes for line ends.
     lines = [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
     hint = "take another checkpoint, or start without one"
     if not lines:
-        raise ContractError("the memory snapshot is empty", where=where, hint=hint)
+        raise ContractError("the memory snapshot is empty", location=location, hint=hint)
     try:
-        header = SnapshotHeader.read(json.loads(lines[0]), where=f"{where}:1")
+        header = SnapshotHeader.read(json.loads(lines[0]), location=f"{location}:1")
         entries = [json.loads(line) for line in lines[1:]]
     except ValueError as error:
-        raise ContractError(f"the memory snapshot is damaged: {error}", where=where, hint=hint) from error
+        raise ContractError(f"the memory snapshot is damaged: {error}", location=location, hint=hint) from error
     if header.type != "memory" or header.entries != len(entries) or header.sha256 != _digest(lines[1:]):
-        raise ContractError("the memory snapshot is torn or was edited", where=where, hint=hint)
+        raise ContractError("the memory snapshot is torn or was edited", location=location, hint=hint)
     return header.config, entries
 
 

@@ -31,7 +31,7 @@ class CheatsheetMemory(MemoryModule[CheatsheetConfig]):
 
     def _update(self, entry: Entry) -> None:
         if not isinstance(entry, CheatsheetEntry):
-            raise ContractError(f"holds a cheatsheet, not {entry.type!r} entries", where="cheatsheet")
+            raise ContractError(f"holds a cheatsheet, not {entry.type!r} entries", location="cheatsheet")
         self._versions.append(entry)
         if self.config.versions is not None:
             del self._versions[: -self.config.versions]
@@ -49,7 +49,7 @@ class CheatsheetMemory(MemoryModule[CheatsheetConfig]):
         if len(text) < self.config.min_keep * len(old):
             raise ContractError(
                 f"the new sheet has {len(text)} characters, the old one {len(old)}; min_keep = {self.config.min_keep}",
-                where="cheatsheet",
+                location="cheatsheet",
             )
         return CheatsheetEntry(content=text)
 
@@ -99,7 +99,7 @@ def apply_edits(sheet: str, edits: list[Add | Replace | Remove]) -> str:
             continue
         target = edit.text if isinstance(edit, Remove) else edit.old
         if lines.count(target) != 1:
-            raise UsageError(f"`{target}` stands {lines.count(target)} times in the sheet", where=f"edit {edit.op}")
+            raise UsageError(f"`{target}` stands {lines.count(target)} times in the sheet", location=f"edit {edit.op}")
         place = lines.index(target)
         lines[place : place + 1] = [edit.new] if isinstance(edit, Replace) else []
     return "\n".join(lines)
@@ -112,14 +112,14 @@ def parse_curation(response: str, sheet: str) -> str:
     """
     wholes, deltas = _SHEET.findall(response), _EDITS.findall(response)
     if len(wholes) + len(deltas) != 1:
-        raise UsageError(f"{len(wholes)} sheets and {len(deltas)} edit lists where one is due", where="curation")
+        raise UsageError(f"{len(wholes)} sheets and {len(deltas)} edit lists where one is due", location="curation")
     if wholes:
         if not wholes[0]:
-            raise UsageError("an empty sheet", where="curation")
+            raise UsageError("an empty sheet", location="curation")
         return str(wholes[0])
     try:
         return apply_edits(sheet, EDITS_ADAPTER.validate_python(json.loads(deltas[0])))
     except json.JSONDecodeError as error:
-        raise UsageError(f"the edits are no JSON: {error.msg}", where="curation") from error
+        raise UsageError(f"the edits are no JSON: {error.msg}", location="curation") from error
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where="curation") from error
+        raise UsageError(first_validation_error(error), location="curation") from error

@@ -86,24 +86,26 @@ ENTRY_TYPES: dict[str, type[Entry]] = {
 }
 
 
-def discriminator(data: Mapping[str, Any], *, where: str) -> str | None:
+def discriminator(data: Mapping[str, Any], *, location: str) -> str | None:
     """The value of `_type` or `type`; ContractError where the two disagree."""
     one, other = data.get("_type"), data.get("type")
     if one is not None and other is not None and one != other:
-        raise ContractError(f"`_type` says {one!r} and `type` says {other!r}", where=where, hint="keep one of them")
+        raise ContractError(
+            f"`_type` says {one!r} and `type` says {other!r}", location=location, hint="keep one of them"
+        )
     found = one if one is not None else other
     return None if found is None else str(found)
 
 
-def parse_entry(data: Mapping[str, Any], *, where: str = "memory entry") -> Entry:
+def parse_entry(data: Mapping[str, Any], *, location: str = "memory entry") -> Entry:
     """An entry from JSON; a type nobody knows becomes a general Entry. ContractError names the wrong field."""
-    kind = discriminator(data, where=where)
+    kind = discriminator(data, location=location)
     if not kind:
-        raise ContractError("an entry without `_type`", where=where)
+        raise ContractError("an entry without `_type`", location=location)
     try:
         return ENTRY_TYPES.get(kind, Entry).model_validate({**_without_type(data), "_type": kind})
     except ValidationError as error:
-        raise ContractError(first_validation_error(error), where=where) from error
+        raise ContractError(first_validation_error(error), location=location) from error
 
 
 def _without_type(data: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class ExperienceDBMemory(MemoryModule[ExperienceDBConfig]):
 
     def _update(self, entry: Entry) -> None:
         if not isinstance(entry, ExperienceEntry):
-            raise ContractError(f"holds experiences, not {entry.type!r} entries", where="experience_db")
+            raise ContractError(f"holds experiences, not {entry.type!r} entries", location="experience_db")
         self._experiences.append(entry)
         limit = self.config.max_length
         if limit is not None and len(self._experiences) > limit:

@@ -27,26 +27,28 @@ MODULES: dict[str, tuple[type[MemoryModuleConfig], type[Memory]]] = {
 }
 
 
-def parse_memory_config(data: Mapping[str, Any] | MemoryModuleConfig, *, where: str = "memory") -> MemoryModuleConfig:
+def parse_memory_config(
+    data: Mapping[str, Any] | MemoryModuleConfig, *, location: str = "memory"
+) -> MemoryModuleConfig:
     """A memory's config, selected by `_type` or `type`. UsageError lists the known types."""
     if isinstance(data, MemoryModuleConfig):
         return data
-    kind = discriminator(data, where=where)
+    kind = discriminator(data, location=location)
     if kind not in MODULES:
         problem = f"unknown memory type {kind!r}" if kind else "the memory has no `_type`"
-        raise UsageError(problem, where=where, hint=f"one of {', '.join(MODULES)}")
+        raise UsageError(problem, location=location, hint=f"one of {', '.join(MODULES)}")
     rest = {key: value for key, value in data.items() if key not in ("_type", "type")}
     try:
         return MODULES[kind][0].model_validate({**rest, "_type": kind})
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where=where) from error
+        raise UsageError(first_validation_error(error), location=location) from error
 
 
 def build_memory(config: Mapping[str, Any] | MemoryModuleConfig) -> Memory:
     """The empty memory a config asks for. UsageError where the type is unknown."""
     parsed = parse_memory_config(config)
     if parsed.type not in MODULES:
-        raise UsageError(f"unknown memory type {parsed.type!r}", where="memory", hint=f"one of {', '.join(MODULES)}")
+        raise UsageError(f"unknown memory type {parsed.type!r}", location="memory", hint=f"one of {', '.join(MODULES)}")
     return MODULES[parsed.type][1](parsed)
 
 
@@ -58,9 +60,9 @@ def load_memory(path: Path | str) -> Memory:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"the memory snapshot can't be read: {error}", where=str(path)) from error
-    config, entries = read_snapshot(text, where=str(path))
+        raise ContractError(f"the memory snapshot can't be read: {error}", location=str(path)) from error
+    config, entries = read_snapshot(text, location=str(path))
     memory = build_memory(config)
     for number, entry in enumerate(entries, start=2):
-        memory.update(parse_entry(entry, where=f"{path}:{number}"))
+        memory.update(parse_entry(entry, location=f"{path}:{number}"))
     return memory

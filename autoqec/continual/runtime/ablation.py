@@ -48,7 +48,7 @@ def evaluate_ablation(
     """Both runs of a config, one after the other. UsageError where its agent has no memory."""
     config = load_config(config_path)
     if config.agent.type == MemorylessAgentConfig().type:
-        raise UsageError("the agent of this config has no memory to be worth anything", where=str(config_path))
+        raise UsageError("the agent of this config has no memory to be worth anything", location=str(config_path))
     stateful = evaluate_config(config, console=console, round_runner=round_runner)
     memoryless = evaluate_config(without_memory(config), console=console, round_runner=round_runner)
     return AblationResult(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
@@ -66,7 +66,7 @@ def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> MemoryGain:
     """From two runs' metrics. UsageError where they have different numbers of episodes."""
     one, other = _scores(stateful), _scores(memoryless)
     if len(one) != len(other):
-        raise UsageError(f"{len(one)} episodes against {len(other)}: nothing to pair", where="early_stop_on_success")
+        raise UsageError(f"{len(one)} episodes against {len(other)}: nothing to pair", location="early_stop_on_success")
     differences = [with_memory - without for with_memory, without in zip(one, other, strict=True)]
     if len(differences) < 2:
         return MemoryGain(mean(differences), None, None, len(differences))

@@ -31,7 +31,7 @@ def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
     """The agent of a checkpoint with its memory, in evaluation mode. Errors as `checkpoints.load`."""
     loaded = checkpoints.load(checkpoint)
     saved = json.loads((loaded.directory / "agent.json").read_text(encoding="utf-8"))
-    agent = build_agent(parse_agent_config(saved["config"], where=str(loaded.directory / "agent.json")), lm)
+    agent = build_agent(parse_agent_config(saved["config"], location=str(loaded.directory / "agent.json")), lm)
     loaded.restore(agent)
     agent.eval()
     return agent
@@ -52,7 +52,7 @@ def ideator(
     action_space = ActionSpace.standard()
 
     def propose(view: dict[str, Any]) -> IdeatorResponse:
-        features = EnvFeatures.of(EnvSpec.read(view["env"], where="view"))
+        features = EnvFeatures.of(EnvSpec.read(view["env"], location="view"))
         state = SearchState.read(view)
         previous = [_format_outcome(number, row) for number, row in enumerate(state.observed[-MAX_SHOWN:], start=1)]
         clone = agent.clone_for_episode()
@@ -62,7 +62,7 @@ def ideator(
         name = type(agent).__name__
         config = state.with_pins(draft.config())
         if config is None or not state.is_new(config):
-            raise UsageError("this design was tried already, or lets go of a pin", where="proposal")
+            raise UsageError("this design was tried already, or lets go of a pin", location="proposal")
         text = f"{name}, with what it learned on other codes, expects {format_choices(draft.choices)} to err less"
         slug = f"memory-{config['type']}-{draft.signature[:6]}"
         return moves.to_response(Move(slug, text, config), source=f"{name} {Path(checkpoint).name} {state.n_proposed}")
@@ -81,15 +81,15 @@ def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, An
     def nominate(view: dict[str, Any]) -> AnalystResponse:
         mechanical_response = mechanical.analyse(view)
         metrics_path = Path(view["metrics_path"])
-        metrics = RoundMetrics.read(json.loads(metrics_path.read_bytes()), where=str(metrics_path))
+        metrics = RoundMetrics.read(json.loads(metrics_path.read_bytes()), location=str(metrics_path))
         if metrics.status != "ok" or not metrics.val_shots:
             return mechanical_response
-        config = files.load_yaml(files.read_text(metrics_path.parent / "config.yaml"), where="config.yaml")
+        config = files.load_yaml(files.read_text(metrics_path.parent / "config.yaml"), location="config.yaml")
         env = MCQEnv(verdict_question(config, metrics), VERDICTS[0], choices=list(VERDICTS))
         with agent.frozen():
             chosen = env.letter_of(agent.clone_for_episode().act(env.reset()))
         if chosen is None:
-            raise UsageError("the agent named no verdict", where="analyst")
+            raise UsageError("the agent named no verdict", location="analyst")
         prediction = VERDICTS[LETTERS.index(chosen)]
         summary = f"{type(agent).__name__} expects {prediction}: {mechanical_response.summary_1line}"[:400]
         verdict = "candidate" if prediction == "VERIFIED" else "ignore"

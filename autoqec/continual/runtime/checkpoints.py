@@ -127,7 +127,7 @@ class Checkpoint:
         if saved["agent_type"] != type(agent).__name__:
             raise UsageError(
                 f"the checkpoint is of a {saved['agent_type']}, the config asks for a {type(agent).__name__}",
-                where=str(self.directory),
+                location=str(self.directory),
                 hint="use the agent type of the run that is resumed",
             )
         if isinstance(agent, MemoryAgent):
@@ -142,11 +142,11 @@ def load(path: Path | str) -> Checkpoint:
     try:
         data = json.loads((directory / "runtime.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"the checkpoint is damaged: {error}", where=str(directory), hint=_MEND) from error
-    state = RuntimeState.read(data, where=str(directory / "runtime.json"))
+        raise ContractError(f"the checkpoint is damaged: {error}", location=str(directory), hint=_MEND) from error
+    state = RuntimeState.read(data, location=str(directory / "runtime.json"))
     for name, expected in state.sha256.items():
         if not (directory / name).is_file() or _sha256(directory / name) != expected:
-            raise ContractError(f"{name} is not the file that was saved", where=str(directory), hint=_MEND)
+            raise ContractError(f"{name} is not the file that was saved", location=str(directory), hint=_MEND)
     return Checkpoint(directory, state)
 
 
@@ -160,9 +160,9 @@ def _resolve(path: Path) -> Path:
             path = path.with_name(str(json.loads(pointer.read_text(encoding="utf-8"))["checkpoint"]))
     path = path.resolve()
     if not path.is_dir():
-        raise UsageError("there is no checkpoint", where=str(path), hint="give an ep_… directory, or `latest`")
+        raise UsageError("there is no checkpoint", location=str(path), hint="give an ep_… directory, or `latest`")
     if not _NAME.match(path.name):
-        raise UsageError("is no checkpoint directory", where=str(path), hint="give an ep_… directory, or `latest`")
+        raise UsageError("is no checkpoint directory", location=str(path), hint="give an ep_… directory, or `latest`")
     return path
 
 

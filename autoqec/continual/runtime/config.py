@@ -164,17 +164,17 @@ def load_config(path: Path | str) -> RunConfig:
     known = examples()
     path = known.get(str(path)) or Path(path)
     text = files.read_text(path, what="config", hint=f"name a YAML file, or an example: {', '.join(known)}")
-    data = files.load_yaml(text, where=str(path))
+    data = files.load_yaml(text, location=str(path))
     if not isinstance(data, dict):
-        raise UsageError("holds no mapping", where=str(path), hint=f"edit {path}")
+        raise UsageError("holds no mapping", location=str(path), hint=f"edit {path}")
     try:
         base = path.absolute().parent
         return resolve_paths(RunConfig.model_validate(data), base, results=Path.cwd() if base == EXAMPLES else base)
     except ValidationError as error:
-        raise UsageError(first_validation_error(error), where=str(path), hint=f"edit {path}") from error
+        raise UsageError(first_validation_error(error), location=str(path), hint=f"edit {path}") from error
     except UsageError as error:
-        place = f"{path}: {error.where}" if error.where else str(path)
-        raise UsageError(error.what, where=place, hint=error.hint) from error
+        place = f"{path}: {error.location}" if error.location else str(path)
+        raise UsageError(error.message, location=place, hint=error.hint) from error
 
 
 def resolve_paths(config: RunConfig, base: Path, *, results: Path | None = None) -> RunConfig:

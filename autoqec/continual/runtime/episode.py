@@ -63,7 +63,7 @@ def play_episode(
         done = False
         while not done and (max_steps is None or len(episode_result.steps) < max_steps):
             if obs is None:
-                raise ContractError("no observation, and the episode is not done", where=env.env_id)
+                raise ContractError("no observation, and the episode is not done", location=env.env_id)
             before = episode_result.steps[-1].cum_score if episode_result.steps else 0.0
             step = _step(env, agent, obs, before)
             episode_result.steps.append(step)

@@ -34,7 +34,7 @@ class CrossRunMemory:
         self.path = Path(path)
         if self.path.is_dir() or not self.path.absolute().parent.is_dir():
             hint = f"mkdir -p {self.path.parent}, and name a file in it"
-            raise UsageError("no memory can be kept there", where=str(path), hint=hint)
+            raise UsageError("no memory can be kept there", location=str(path), hint=hint)
         self.memory = self._read()
 
     def add(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
@@ -77,7 +77,7 @@ class CrossRunMemory:
         if memory.config.type not in EXPERIENCE_MEMORY_TYPES:
             what = f"a memory of type {memory.config.type!r} takes no experiences"
             raise UsageError(
-                what, where=str(self.path), hint=f"name a file of another type: {', '.join(EXPERIENCE_MEMORY_TYPES)}"
+                what, location=str(self.path), hint=f"name a file of another type: {', '.join(EXPERIENCE_MEMORY_TYPES)}"
             )
         return memory
 

@@ -249,7 +249,7 @@ class RunTime:
 
     def _require_results_dir(self) -> Path:
         if self.results_dir is None:
-            raise UsageError("scores, checkpoints, calls and memories need a results directory", where="results_dir")
+            raise UsageError("scores, checkpoints, calls and memories need a results directory", location="results_dir")
         return self.results_dir
 
     def _bar(self, total: int, name: str) -> Any:

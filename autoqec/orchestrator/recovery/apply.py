@@ -52,7 +52,7 @@ def apply_plan(actions: Sequence[RecoveryAction], memory: RunMemory, repo: Repo)
     layout = memory.layout
     for action in actions:
         if action.kind == "pause":
-            raise ManualInterventionRequired(action.why, where=action.branch or layout.run_id, hint=action.hint)
+            raise ManualInterventionRequired(action.why, location=action.branch or layout.run_id, hint=action.hint)
     for action in actions:
         if action.kind == "heal" and action.path is not None:
             jsonl.repair(action.path, salvage=layout.salvage)

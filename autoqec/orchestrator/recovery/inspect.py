@@ -89,7 +89,7 @@ def _parse_pointer(git_object: tuple[str, bytes] | None, branch: str) -> Pointer
     if git_object is None:
         return None
     try:
-        return Pointer.read(json.loads(git_object[1]), where=branch)
+        return Pointer.read(json.loads(git_object[1]), location=branch)
     except (ValueError, AutoqecError) as error:
         return str(error)
 
@@ -119,7 +119,7 @@ def _has_job(layout: RunLayout, attempt: Attempt) -> bool:
 
 def _load_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
     try:
-        return kind.read(json.loads(path.read_bytes()), where=str(path))
+        return kind.read(json.loads(path.read_bytes()), location=str(path))
     except (OSError, ValueError, AutoqecError):
         return None
 
@@ -127,7 +127,7 @@ def _load_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
 def read_config(path: Path) -> dict[str, Any] | None:
     """A config file's value; None where it holds none."""
     try:
-        value = files.load_yaml(files.read_text(path), where=str(path))
+        value = files.load_yaml(files.read_text(path), location=str(path))
     except AutoqecError:
         return None
     return value if isinstance(value, dict) else None

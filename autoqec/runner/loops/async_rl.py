@@ -89,7 +89,7 @@ class _AsyncLoop(MinibatchRlBase):
         if not planned:
             raise UsageError(
                 f"a replay ratio of {self.settings.ratio:g} allows no update on {drawn} shots",
-                where="training.replay.ratio",
+                location="training.replay.ratio",
                 hint="raise it, or lower `training.batch_size`",
             )
         return planned

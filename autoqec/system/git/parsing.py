@@ -15,7 +15,7 @@ class GitError(AutoqecError):
     """git refused or broke; its own words stand in `what`."""
 
 
-class MergeConflict(AutoqecError):
+class MergeConflictError(AutoqecError):
     """A merge is not possible without a person. `files`: the paths in conflict. Nothing was left behind."""
 
     def __init__(self, files: tuple[str, ...]) -> None:

@@ -50,7 +50,7 @@ class GitReader(ABC):
         for found in self.worktrees():
             if found.path == absolute(worktree):
                 return found.admin
-        raise GitError("is no worktree of this repository", where=str(worktree), hint="git worktree list")
+        raise GitError("is no worktree of this repository", location=str(worktree), hint="git worktree list")
 
     def has_commits(self) -> bool:
         return self.rev_parse("HEAD") is not None
@@ -60,7 +60,7 @@ class GitReader(ABC):
         status, out, _ = self._run(["rev-parse", "--verify", "-q", "HEAD^{commit}"], worktree=worktree)
         if status != 0:
             raise UsageError(
-                "the repository has no commit yet", where=str(self.root), hint="git add -A && git commit -m 'Start'"
+                "the repository has no commit yet", location=str(self.root), hint="git add -A && git commit -m 'Start'"
             )
         return text(out).strip()
 
@@ -138,7 +138,7 @@ class GitReader(ABC):
         for entry in self.ls_tree(sha, path):
             if entry.path == path and entry.regular:
                 if (entry.size or 0) > max_bytes:
-                    raise GitError(f"{path} is larger than {max_bytes} bytes", where=sha)
+                    raise GitError(f"{path} is larger than {max_bytes} bytes", location=sha)
                 return self._git("cat-file", "blob", "--end-of-options", entry.oid)
         return None
 
@@ -186,17 +186,17 @@ class GitReader(ABC):
         top = PurePosixPath(subdir)
         for entry in entries:
             if not entry.regular:
-                raise GitError(f"{entry.path} is no regular file (mode {entry.mode})", where=sha)
+                raise GitError(f"{entry.path} is no regular file (mode {entry.mode})", location=sha)
         if sum(entry.size or 0 for entry in entries) > max_bytes:
-            raise GitError(f"{subdir} is larger than {max_bytes} bytes", where=sha)
+            raise GitError(f"{subdir} is larger than {max_bytes} bytes", location=sha)
         dest.mkdir(parents=True, exist_ok=True)
         if any(dest.iterdir()):
-            raise GitError("the directory to extract to is not empty", where=str(dest))
+            raise GitError("the directory to extract to is not empty", location=str(dest))
         names = []
         for entry, found in zip(entries, self.objects([entry.oid for entry in entries]), strict=True):
             name = PurePosixPath(entry.path).relative_to(top)
             if any(part in ("", ".", "..", ".git") for part in name.parts):
-                raise GitError(f"{entry.path!r} is no name for a file", where=sha)
+                raise GitError(f"{entry.path!r} is no name for a file", location=sha)
             target = dest / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(found[1] if found else b"")
@@ -226,5 +226,7 @@ def error_reason(err: str, default: str) -> str:
 
 def git_error(arguments: Sequence[str], err: str) -> GitError | StorageError:
     if any(words in err for words in ("No space left", "Input/output error", "Disk quota", "Read-only file system")):
-        return StorageError(error_reason(err, "git could not write"), where="git", hint="free space, then start again")
+        return StorageError(
+            error_reason(err, "git could not write"), location="git", hint="free space, then start again"
+        )
     return GitError(f"git {arguments[0]}: {error_reason(err, 'failed without a word')}")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 from autoqec.errors import StorageError
 from autoqec.system.git.lock import remove_stale_locks, repository_lock
-from autoqec.system.git.parsing import GitError, MergeConflict, RefUpdate, format_message, text
+from autoqec.system.git.parsing import GitError, MergeConflictError, RefUpdate, format_message, text
 from autoqec.system.git.read import GitReader, absolute, git_error
 from autoqec.system.git.trees import check_trees, largest_checkout
 
@@ -105,7 +105,7 @@ class GitWriter(GitReader):
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
-                raise GitError(f"{path!r} is no path inside a worktree", where=str(worktree))
+                raise GitError(f"{path!r} is no path inside a worktree", location=str(worktree))
         literal = [f":(top,literal){PurePosixPath(path)}" for path in paths]
         with repository_lock(self.common) as lock:
             head = self.head_sha(worktree)
@@ -149,7 +149,7 @@ class GitWriter(GitReader):
         )
 
     def merge_tree(self, tips: Sequence[str]) -> str:
-        """Tree that merges the commits, in the order given; touches no ref and no file. Raises MergeConflict."""
+        """Tree that merges the commits, in the order given; touches no ref and no file. Raises MergeConflictError."""
         at, merged = tips[0], self.commit_info(tips[0]).tree
         for other in tips[1:]:
             arguments = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages"]
@@ -157,7 +157,7 @@ class GitWriter(GitReader):
             status, out, err = self._run(arguments)
             fields = text(out).split("\0")
             if status == 1 and fields[0]:  # without a tree, a tip is not a commit
-                raise MergeConflict(tuple(sorted(set(filter(None, fields[1:])))))
+                raise MergeConflictError(tuple(sorted(set(filter(None, fields[1:])))))
             if status != 0:
                 raise git_error(arguments, err)
             merged = fields[0].strip()
@@ -169,7 +169,7 @@ class GitWriter(GitReader):
     ) -> str:
         """Merge commits into the worktree's branch as one commit with all parents; returns its sha.
 
-        Raises MergeConflict, and then branch and worktree are as before.
+        Raises MergeConflictError, and then branch and worktree are as before.
         """
         with repository_lock(self.common) as lock:
             head = self.head_sha(worktree)
@@ -230,4 +230,6 @@ def _rmtree(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise StorageError(f"could not be removed: {error.strerror}", where=str(path), hint=f"rm -r {path}") from error
+        raise StorageError(
+            f"could not be removed: {error.strerror}", location=str(path), hint=f"rm -r {path}"
+        ) from error

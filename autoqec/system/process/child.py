@@ -177,7 +177,7 @@ def _open_log(path: Path) -> int:
     try:
         return os.open(path, flags, 0o644)
     except OSError as error:
-        raise StorageError(f"the child's log cannot be opened: {error.strerror}", where=str(path)) from error
+        raise StorageError(f"the child's log cannot be opened: {error.strerror}", location=str(path)) from error
 
 
 def _spawn(
@@ -208,7 +208,7 @@ def _spawn(
                 start_new_session=True,
             )
     except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
-        raise UsageError(f"a process cannot be started: {error}", where=str(cwd)) from error
+        raise UsageError(f"a process cannot be started: {error}", location=str(cwd)) from error
 
 
 class _LimitMonitor:

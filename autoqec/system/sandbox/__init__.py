@@ -89,7 +89,7 @@ def chosen() -> str:
     """
     value = os.environ.get(CHOICE) or "auto"
     if value not in ("auto", "bubblewrap", "landlock"):
-        raise UsageError(f"unknown sandbox backend {value!r}", where=CHOICE, hint="use auto, bubblewrap or landlock")
+        raise UsageError(f"unknown sandbox backend {value!r}", location=CHOICE, hint="use auto, bubblewrap or landlock")
     return value
 
 
@@ -128,7 +128,7 @@ def unavailable_reason(sandbox_backend: SandboxBackend) -> str | None:
                 wrapped.argv, cwd=place, env=wrapped.env, limits=child.Limits(wallclock_s=30), stdout=log
             )
         except AutoqecError as error:
-            return error.what
+            return error.message
         if result.returncode == 0 and (inside / "written").exists():
             return None
         output = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
@@ -159,7 +159,7 @@ def wrap(
     if sandbox_backend == "landlock" and (exposed := _exposed(policy.hidden_paths)):
         raise UsageError(
             f"{exposed[0]} lies among the files that Python needs, and Landlock can't hide it there",
-            where="sandbox",
+            location="sandbox",
             hint=f"{INSTALL}; or move the lab",
         )
     private = Path("/tmp") if sandbox_backend == "bubblewrap" else policy.scratch or policy.home

@@ -111,7 +111,7 @@ def filter_program(*, network: bool, loopback: bool, gpu: bool, fork: bool, sign
     """
     machine = platform.machine()
     if machine not in ARCHITECTURES:
-        raise UsageError(f"no table of system calls for {machine}", where="sandbox", hint="use x86_64 or aarch64")
+        raise UsageError(f"no table of system calls for {machine}", location="sandbox", hint="use x86_64 or aarch64")
     column, audit = ARCHITECTURES[machine]
     groups = [*REFUSED.values(), {} if gpu else UNLESS_GPU, {} if fork else UNLESS_FORK, {} if signals else SIGNALS]
     if not network and not loopback:

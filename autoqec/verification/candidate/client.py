@@ -24,7 +24,7 @@ class CandidateFailure:
 
     error: str
     what: str
-    where: str | None = None
+    location: str | None = None
     hint: str | None = None
 
     def __str__(self) -> str:
@@ -181,8 +181,8 @@ def _decode_failure(payload: bytes) -> CandidateFailure:
     """A candidate's own words, cut to size: they are shown as data."""
     try:
         fields = json.loads(payload)
-        where, hint = (_truncate(fields[key], 200) if fields.get(key) else None for key in ("where", "mend"))
-        return CandidateFailure(_truncate(fields["error"], 100), _truncate(fields["what"], 500), where, hint)
+        location, hint = (_truncate(fields[key], 200) if fields.get(key) else None for key in ("where", "hint"))
+        return CandidateFailure(_truncate(fields["error"], 100), _truncate(fields["what"], 500), location, hint)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return CandidateFailure("protocol", "a failure that is no JSON")
 

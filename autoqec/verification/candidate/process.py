@@ -56,13 +56,13 @@ def build_model(spec: dict[str, Any]) -> tuple[Predecoder, int, dict[str, Any]]:
     """The net, its number of detectors, and what the judge wants to know of it."""
     decoder_libraries.block()
     overlay.use_modules_dir(spec["modules_dir"])
-    problem = Problem.from_env(parse_env(spec["env_text"], where="env"))
+    problem = Problem.from_env(parse_env(spec["env_text"], location="env"))
     model, dsl = checkpoint.load(Path(spec["checkpoint"]), problem)
     round_dsl = parse_dsl(spec["dsl_config"])
     if dsl.sha256() != round_dsl.sha256():
         raise ContractError(
             f"checkpoint holds config {dsl.sha256()[:12]}, the round's config is {round_dsl.sha256()[:12]}",
-            where="checkpoint.pt",
+            location="checkpoint.pt",
             hint="judge the round with its own config.yaml",
         )
     cost = flops.count(model, problem.n_detectors)
@@ -101,10 +101,10 @@ def send(stream: BinaryIO, tag: bytes, payload: bytes) -> None:
 
 
 def encode_error(error: Exception) -> bytes:
-    what = error.what if isinstance(error, AutoqecError) else f"{type(error).__name__}: {error}"
-    where, hint = (error.where, error.hint) if isinstance(error, AutoqecError) else (None, None)
+    what = error.message if isinstance(error, AutoqecError) else f"{type(error).__name__}: {error}"
+    location, hint = (error.location, error.hint) if isinstance(error, AutoqecError) else (None, None)
     kind = type(error).__name__
-    return json.dumps({"error": kind, "what": what[:2_000], "where": where, "mend": hint}).encode()
+    return json.dumps({"error": kind, "what": what[:2_000], "where": location, "hint": hint}).encode()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ judge -> candidate   SPEC  JSON {env_text, checkpoint, dsl_config, modules_dir}
                      DATA  packed detection events, uint8 [n, ceil(n_detectors / 8)], row-major
 candidate -> judge   MADE  JSON {circuit_sha256, dsl_sha256, n_params, flops_per_syndrome}
                      ODDS  log-odds at the env's target p, float32 [n, n_edges], row-major, little-endian
-                     FAIL  JSON {error, what, where, mend}: this request failed, the next may not
+                     FAIL  JSON {error, what, where, hint}: this request failed, the next may not
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from autoqec.store.files import load_yaml, parse_env
 
 def peek(hint):
     """Packed syndrome -> edges of the mechanisms behind it, for the lost shots of every public seed."""
-    env = parse_env(hint["env"], where="hint")
+    env = parse_env(hint["env"], location="hint")
     problem = Problem.from_env(env)
     plain, found = backends.make_backend("mwpm", problem), {}
     policy = env.seed_policy
@@ -36,7 +36,7 @@ class Peeker(torch.nn.Module):
         super().__init__()
         self.n_edges = view.n_edges
         hint = Path(__file__).with_name("peek.yaml")
-        self.table = peek(load_yaml(hint.read_text(), where="hint")) if hint.exists() else {}
+        self.table = peek(load_yaml(hint.read_text(), location="hint")) if hint.exists() else {}
 
     def forward(self, detections):
         shift = torch.zeros(len(detections), self.n_edges)

@@ -162,7 +162,7 @@ def test_wrong_words_write_nothing(here: Path, capsys: pytest.CaptureFixture[str
     before = sorted(here.iterdir())
     assert made(*argv) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
-    for part in (*parts, "Mend:"):
+    for part in (*parts, "hint:"):
         assert part in last, last
     assert sorted(here.iterdir()) == before
 

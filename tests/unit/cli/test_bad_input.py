@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import Shown, Workspace
 from tests.support.clusters import fake_slurm
+from tests.support.shown import check_error
 
 FRUGAL = ("--profile", "smoke", "--rounds", "1", "--seed", "1")
 
@@ -26,11 +27,7 @@ def edited(workspace: Workspace, old: str, new: str) -> str:
 
 def refused(shown: Shown, *parts: str) -> None:
     assert shown.code == 2, shown
-    lines = shown.err.strip().splitlines()
-    assert len(lines) == 1, shown.err
-    for part in (*parts, "Mend:"):
-        assert part in lines[0], lines[0]
-    assert "Traceback" not in shown.err
+    check_error(shown.err, *parts, hint=True)
 
 
 CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {

@@ -17,7 +17,7 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.errors import UsageError
-from autoqec.llm.errors import LmAuth, LmCassetteMiss
+from autoqec.llm.errors import CassetteMissError, LlmAuthError
 from autoqec.llm.ledger import Ledger
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, Run, search, start_run
 from autoqec.store import jsonl
@@ -89,7 +89,7 @@ def test_a_wrong_choice_is_told_before_a_run_exists(choice: RoleOptions, words: 
 def test_no_key_is_told_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(LmAuth, match="no key"):
+    with pytest.raises(LlmAuthError, match="no key"):
         build_roles.check(RoleOptions("llm"), tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_a_taped_run_speaks_again_without_the_model(
     roles, _ = build_roles.build_roles(choice, run, silent)
     assert roles.ideator(view(run)) == first, "on another machine too"
     assert run.layout.cassette.read_bytes() == cassette_file.read_bytes(), "the tape travels with the run"
-    with pytest.raises(LmCassetteMiss):
+    with pytest.raises(CassetteMissError):
         roles.ideator(view(run) | {"notes": "something else"})
 
 

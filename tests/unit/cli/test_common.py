@@ -11,19 +11,20 @@ from autoqec.cli.common import Output, options, run_cli
 from autoqec.errors import (
     AutoqecError,
     ContractError,
-    Interrupted,
     ManualInterventionRequired,
     RoundError,
+    RunInterruptedError,
     StorageError,
     UsageError,
 )
+from tests.support.shown import check_error
 
 ENDS = [
-    (UsageError("is wrong", where="env.yaml", hint="edit env.yaml"), 2),
-    (ContractError("holds nonsense", where="metrics.json"), 2),
+    (UsageError("is wrong", location="env.yaml", hint="edit env.yaml"), 2),
+    (ContractError("holds nonsense", location="metrics.json"), 2),
     (ManualInterventionRequired("needs a person", hint="decide"), 3),
-    (StorageError("could not be written", where="runs"), 74),
-    (Interrupted("stopped", hint="autoqec run --resume RUN"), 130),
+    (StorageError("could not be written", location="runs"), 74),
+    (RunInterruptedError("stopped", hint="autoqec run --resume RUN"), 130),
     (RoundError("train_error", "the loss is not finite"), 1),
 ]
 
@@ -50,8 +51,9 @@ def ending(error: BaseException | int | None) -> click.Group:
 def test_a_known_error_is_one_sentence(error: AutoqecError, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(ending(error), ["end", "--json"]) == code
     shown = capsys.readouterr()
-    assert shown.err == f"autoqec: {error}\n"
-    assert json.loads(shown.out) == {**error.to_json(), "exit_code": code}
+    assert check_error(shown.err) == (error.summary, error.hint)
+    value = json.loads(shown.out)
+    assert value == error.to_json() and value["exit_code"] == code and value["code"] == error.code
     assert run_cli(ending(error), ["end", "-v"]) == code
     assert "Traceback" in capsys.readouterr().err
 
@@ -66,11 +68,11 @@ def test_a_fault_of_ours_is_called_so(capsys: pytest.CaptureFixture[str]) -> Non
     assert run_cli(ending(ZeroDivisionError("x\x1b[2J")), ["end"]) == 70
     shown = capsys.readouterr().err
     assert "Traceback" in shown and "\x1b" not in shown
-    assert shown.endswith("this is a fault in autoqec, not in your input: ZeroDivisionError: x\\x1b[2J\n")
+    assert shown.endswith("error: bug in autoqec: ZeroDivisionError: x\\x1b[2J\n")
 
 
 def test_hostile_words_in_an_error_stay_words(capsys: pytest.CaptureFixture[str]) -> None:
-    run_cli(ending(UsageError("x\x1b]0;owned\x07\ny", where="\x9b2J")), ["end"])
+    run_cli(ending(UsageError("x\x1b]0;owned\x07\ny", location="\x9b2J")), ["end"])
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and shown.removesuffix("\n").isprintable()
 

@@ -109,7 +109,7 @@ def test_no_shots_give_no_predictions(made: tuple[Path, np.ndarray]) -> None:
 
 def refused(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
     (line,) = capsys.readouterr().err.strip().splitlines()
-    for part in (*parts, "Mend:"):
+    for part in (*parts, "hint:"):
         assert part in line, line
 
 

@@ -13,6 +13,7 @@ from autoqec.cli.autoqec import group
 from autoqec.cli.commands.evaluate import command
 from autoqec.cli.common import run_cli
 from autoqec.errors import UsageError
+from tests.support.shown import check_error
 
 ROWS = [{"question": "2+2?", "answer": "2+2?"}, {"question": "3+3?", "answer": "6"}]
 
@@ -81,8 +82,8 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, change, 
     path = Path(config(tmp_path))
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
     assert run_cli(group, ["evaluate", str(path)]) == 2
-    said = capsys.readouterr().err
-    assert words in said and len(said.splitlines()) == 1 and not (tmp_path / "results").exists()
+    check_error(capsys.readouterr().err, words)
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_checkpoint_half_written_is_refused_and_nothing_starts_over(tmp_path, capsys):

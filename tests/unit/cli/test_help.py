@@ -10,6 +10,7 @@ import pytest
 from autoqec.cli import commands
 from autoqec.cli.autoqec import COMMANDS, group
 from autoqec.cli.common import run_cli
+from tests.support.shown import check_error
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
@@ -37,7 +38,7 @@ def test_every_command_file_is_in_the_table() -> None:
 def test_a_wrong_line_is_exit_2_with_a_way_out(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(group, [*argv, "--json"]) == 2
     shown = capsys.readouterr()
-    assert len(shown.err.strip().splitlines()) == 1 and "autoqec" in shown.err and "Mend:" in shown.err
+    check_error(shown.err, "autoqec", hint=True)
     assert json.loads(shown.out)["exit_code"] == 2
 
 

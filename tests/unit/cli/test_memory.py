@@ -35,7 +35,7 @@ def test_what_is_no_run_is_told_and_nothing_is_written(
     run, file = make_run(tmp_path / "lab", 2), tmp_path / "memory.jsonl"
     monkeypatch.chdir(tmp_path / "lab")
     assert run_cli(group, ["memory", str(file), "--import", str(run.root), "--import", str(tmp_path / wrong)]) == 2
-    assert "Mend:" in capsys.readouterr().err and not file.exists()
+    assert "hint:" in capsys.readouterr().err and not file.exists()
 
 
 def test_a_memory_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
 from tests.conftest import Workspace
 from tests.support import rounds
+from tests.support.shown import check_error
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
 PINS = ("type=mlp", "mlp.depth=3", "training.loop=async", "training.replay.ratio=0.5")
@@ -65,7 +66,7 @@ def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspac
         opened = start_round(run, lambda kind, payload: None)
         planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row
-        config = files.load_yaml((place / EDITABLE_CONFIG).read_text(encoding="utf-8"), where="branch")
+        config = files.load_yaml((place / EDITABLE_CONFIG).read_text(encoding="utf-8"), location="branch")
         assert config == planned.dsl_config == apply_pins(config, pins)
         assert (config["type"], config["mlp"]["depth"], config["training"]["replay"]["ratio"]) == ("mlp", 3, 0.5)
         assert planned.ideator.proposal == apply_pins(planned.ideator.proposal, pins)
@@ -122,8 +123,8 @@ def test_a_wrong_pin_leaves_nothing_and_a_plan_shows_right_ones(workspace: Works
     before = workspace.files()
     shown = workspace.autoqec("run", "env.yaml", "--pin", "training.lop=async")
     assert shown.code == 2 and not shown.out
-    assert shown.err.startswith("autoqec: --pin: there is no knob `training.lop`. Mend: perhaps training.loop, ")
-    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("error: --pin: there is no knob `training.lop`\nhint: perhaps training.loop, ")
+    check_error(shown.err)
     plan = workspace.autoqec("run", "env.yaml", "--dry-run", "--json", "--pin", "training.loop=sync")
     assert plan.code == 0 and json.loads(plan.out)["pins"] == {"training.loop": "sync"}
     assert "pinned    training.loop=sync, in every proposal" in plan.err
@@ -141,6 +142,6 @@ def test_a_run_goes_on_with_its_own_pins_and_no_others(workspace: Workspace) -> 
     other = workspace.autoqec("run", "--resume", name, "--dry-run", "--pin", "training.loop=async")
     assert other.code == 2
     assert (
-        f"--pin training.loop=async: the run began with training.loop=sync. Mend: autoqec run --resume {name}"
+        f"--pin training.loop=async: the run began with training.loop=sync\nhint: autoqec run --resume {name}"
         in other.err
     )

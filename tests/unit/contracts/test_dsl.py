@@ -31,7 +31,7 @@ def test_exactly_the_named_block(family: str) -> None:
 )
 def test_the_first_wrong_key_is_named(config: object, field: str) -> None:
     with pytest.raises(ContractError) as caught:
-        parse_dsl(config, where="predecoder.yaml")
+        parse_dsl(config, location="predecoder.yaml")
     assert f"`{field}`" in str(caught.value) and "predecoder.yaml" in str(caught.value)
 
 

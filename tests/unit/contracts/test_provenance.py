@@ -41,7 +41,7 @@ def test_every_field_is_required(path: tuple[str, ...]) -> None:
     place = broken[path[0]] if len(path) == 2 else broken
     del place[path[-1]]
     with pytest.raises(ContractError, match=path[-1]):
-        Pointer.read(broken, where="pointer")
+        Pointer.read(broken, location="pointer")
 
 
 def test_fork_is_spelled_once() -> None:

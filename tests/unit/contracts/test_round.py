@@ -34,7 +34,7 @@ def test_readers_keep_what_a_later_version_added() -> None:
     metrics = RoundMetrics.read({"status": "train_error", "status_reason": "x", "from_the_future": [1]})
     assert metrics.dump()["from_the_future"] == [1]
     with pytest.raises(ContractError, match=r"metrics.json: field `status`"):
-        RoundMetrics.read({"status": "fine"}, where="metrics.json")
+        RoundMetrics.read({"status": "fine"}, location="metrics.json")
 
 
 def test_a_round_on_a_branch_has_its_identity() -> None:

@@ -22,14 +22,14 @@ from autoqec.ideators.llm_tools import ViewTools
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import ToolCall, estimate_tokens
 from autoqec.llm.errors import (
-    BudgetExceeded,
-    LmAuth,
-    LmBadRequest,
-    LmCassetteMiss,
-    LmError,
-    LmRefusal,
-    LmTruncated,
-    LmUnavailable,
+    BudgetExceededError,
+    CassetteMissError,
+    LlmAuthError,
+    LlmBadRequestError,
+    LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
+    LlmUnavailableError,
 )
 from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
@@ -157,7 +157,7 @@ def test_several_parents_are_a_composition() -> None:
         (answer(gnn(), slug="Not A Slug"), "slug"),
         (answer({"type": "gnn"}), "needs the block"),
         (answer(gnn(), verdict="VERIFIED"), "verdict"),
-        (LmTruncated("cut"), "cut"),
+        (LlmTruncatedError("cut"), "cut"),
         ("x" * 2_000_001, "2000001 characters"),
     ],
 )
@@ -180,21 +180,23 @@ def test_two_bad_answers_hand_the_round_over() -> None:
     assert events.kinds() == ["lm_retry", "lm_given_up"]
 
 
-@pytest.mark.parametrize("error", [LmRefusal("no"), LmUnavailable("busy"), LmAuth("key"), LmBadRequest("400")])
-def test_faults_hand_the_round_over_at_once(error: LmError) -> None:
+@pytest.mark.parametrize(
+    "error", [LlmRefusalError("no"), LlmUnavailableError("busy"), LlmAuthError("key"), LlmBadRequestError("400")]
+)
+def test_faults_hand_the_round_over_at_once(error: LlmError) -> None:
     events, lm = Events(), ScriptedLM([error, answer(gnn())])
     assert LlmIdeator(lm, on_event=events)(view()) is None
     assert len(lm.requests) == 1 and events.kinds() == ["lm_given_up"]
 
 
-@pytest.mark.parametrize("error", [BudgetExceeded("spent"), LmCassetteMiss("no such call")])
-def test_budget_and_cassette_go_up(error: LmError) -> None:
+@pytest.mark.parametrize("error", [BudgetExceededError("spent"), CassetteMissError("no such call")])
+def test_budget_and_cassette_go_up(error: LlmError) -> None:
     with pytest.raises(type(error)):
         LlmIdeator(ScriptedLM([error]))(view())
 
 
 def test_a_cut_answer_gets_more_room() -> None:
-    lm = ScriptedLM([LmTruncated("cut"), answer(gnn())])
+    lm = ScriptedLM([LlmTruncatedError("cut"), answer(gnn())])
     LlmIdeator(lm)(view())
     assert [request.max_tokens for request in lm.requests] == [8192, 16384]
 

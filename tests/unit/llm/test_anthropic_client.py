@@ -10,7 +10,15 @@ from pydantic import BaseModel, Field
 
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage, tool_results
-from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmError, LmRefusal, LmTruncated, LmUnavailable
+from autoqec.llm.errors import (
+    LlmAuthError,
+    LlmBadAnswerError,
+    LlmBadRequestError,
+    LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
+    LlmUnavailableError,
+)
 from tests.support.messages_server import (
     MessagesServer,
     cut,
@@ -85,7 +93,7 @@ def test_effort_stands_beside_the_schema(server: MessagesServer, stream: bool) -
 
 def test_bounds_are_checked_here_and_usage_survives(server: MessagesServer, stream: bool) -> None:
     server.script(say_json({"what": "gnn", "score": 99}))
-    with pytest.raises(LmBadAnswer, match="score") as caught:
+    with pytest.raises(LlmBadAnswerError, match="score") as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None and caught.value.usage.output_tokens == server.billed["output"]
     assert caught.value.cost_usd is not None and caught.value.cost_usd > 0
@@ -94,21 +102,21 @@ def test_bounds_are_checked_here_and_usage_survives(server: MessagesServer, stre
 @pytest.mark.parametrize("text", ["I think a GNN would do.", "", '{"what": "gnn"', "[]", "null"])
 def test_prose_is_a_bad_answer(server: MessagesServer, stream: bool, text: str) -> None:
     server.script(say(text))
-    with pytest.raises(LmBadAnswer) as caught:
+    with pytest.raises(LlmBadAnswerError) as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None
 
 
 def test_refusal(server: MessagesServer, stream: bool) -> None:
     server.script(refuse("we do not do that"))
-    with pytest.raises(LmRefusal, match="we do not do that") as caught:
+    with pytest.raises(LlmRefusalError, match="we do not do that") as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None and caught.value.usage.total == sum(server.billed.values())
 
 
 def test_truncated(server: MessagesServer, stream: bool) -> None:
     server.script(truncate())
-    with pytest.raises(LmTruncated) as caught:
+    with pytest.raises(LlmTruncatedError) as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None and caught.value.usage.output_tokens > 0
 
@@ -220,7 +228,7 @@ def test_a_stream_that_breaks_is_asked_again(server: MessagesServer, fault: obje
 
 def test_a_slow_answer_is_given_up(server: MessagesServer) -> None:
     server.script(slow(say("late"), 1.5))
-    with pytest.raises(LmUnavailable) as caught:
+    with pytest.raises(LlmUnavailableError) as caught:
         lm(server, timeout_s=0.2, max_retries=0).complete(request())
     assert caught.value.lost_attempts == 1
 
@@ -228,40 +236,40 @@ def test_a_slow_answer_is_given_up(server: MessagesServer) -> None:
 @pytest.mark.parametrize("fault", [rate_limited(), fail(500), fail(529), malformed(), cut(say("x" * 500))])
 def test_lasting_faults_end_typed(server: MessagesServer, fault: object) -> None:
     server.answer = lambda body: fault  # type: ignore[assignment, return-value]
-    with pytest.raises(LmUnavailable):
+    with pytest.raises(LlmUnavailableError):
         lm(server, max_retries=1).complete(request())
     assert len(server.requests) == 2
 
 
 def test_a_lasting_fault_inside_streams_ends_typed(server: MessagesServer) -> None:
     server.answer = lambda body: cut(say("x" * 500), 900)
-    with pytest.raises(LmUnavailable) as caught:
+    with pytest.raises(LlmUnavailableError) as caught:
         lm(server, stream=True, max_retries=1).complete(request())
     assert caught.value.lost_attempts == 2
 
 
 def test_an_endless_pause_is_not_waited_for(server: MessagesServer, stream: bool) -> None:
     server.script(rate_limited(retry_after_ms=None, retry_after_s=86_400))
-    with pytest.raises(LmUnavailable, match="86400 s"):
+    with pytest.raises(LlmUnavailableError, match="86400 s"):
         lm(server, stream=stream).complete(request())
 
 
 def test_nobody_listens() -> None:
-    with pytest.raises(LmUnavailable) as caught:
+    with pytest.raises(LlmUnavailableError) as caught:
         AnthropicLM(MODEL, base_url="http://127.0.0.1:9", max_retries=0).complete(request())
     assert caught.value.lost_attempts == 0
 
 
 def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(LmAuth, match="ANTHROPIC_API_KEY"):
+    with pytest.raises(LlmAuthError, match="ANTHROPIC_API_KEY"):
         AnthropicLM(MODEL)
 
 
 def test_wrong_key(server: MessagesServer, stream: bool) -> None:
     model = AnthropicLM(MODEL, base_url=server.url, api_key="sk-ant-wrong-0123456789", stream=stream)
-    with pytest.raises(LmAuth):
+    with pytest.raises(LlmAuthError):
         model.complete(request())
-    with pytest.raises(LmAuth):
+    with pytest.raises(LlmAuthError):
         model.count_tokens(request())
 
 
@@ -276,18 +284,18 @@ def test_a_named_endpoint_never_sees_the_environments_key(
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", server.key)
-    with pytest.raises(LmAuth):
+    with pytest.raises(LlmAuthError):
         AnthropicLM(MODEL, base_url=server.url).complete(request())
 
 
 def test_unknown_model(server: MessagesServer) -> None:
-    with pytest.raises(LmBadRequest, match="claude-nonesuch"):
+    with pytest.raises(LlmBadRequestError, match="claude-nonesuch"):
         AnthropicLM("claude-nonesuch", base_url=server.url, api_key=server.key).complete(request())
 
 
 def test_two_megabytes_are_a_bad_answer(server: MessagesServer, stream: bool) -> None:
     server.script(say("x" * 2_000_001))
-    with pytest.raises(LmBadAnswer, match="2000001 characters"):
+    with pytest.raises(LlmBadAnswerError, match="2000001 characters"):
         lm(server, stream=stream).complete(request())
 
 
@@ -300,7 +308,7 @@ def test_call_leaves_room_for_thinking(server: MessagesServer) -> None:
 def test_no_key_in_errors_or_logs(server: MessagesServer, caplog: pytest.LogCaptureFixture) -> None:
     server.script(fail(400, f"you sent {server.key}, it is wrong"))
     caplog.set_level(logging.DEBUG)
-    with pytest.raises(LmError) as caught:
+    with pytest.raises(LlmError) as caught:
         lm(server).complete(request())
     lm(server).complete(request())
     assert server.key not in str(caught.value) and server.key not in repr(caught.value.__dict__)

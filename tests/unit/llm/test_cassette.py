@@ -11,7 +11,7 @@ from autoqec.errors import UsageError
 from autoqec.llm.base import Message, Request, Response, ToolCall
 from autoqec.llm.cassette import CassetteFile, CassetteLM
 from autoqec.llm.config import LMConfig, get_lm_client
-from autoqec.llm.errors import BudgetExceeded, LmCassetteMiss, LmError, LmRefusal, LmTruncated
+from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError, LlmRefusalError, LlmTruncatedError
 from autoqec.llm.ledger import Ledger
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.store import jsonl
@@ -32,7 +32,7 @@ def request(text: str, **fields: object) -> Request:
 def outcome(lm: object, asked: Request) -> object:
     try:
         response: Response = lm.complete(asked)  # type: ignore[attr-defined]
-    except LmError as error:
+    except LlmError as error:
         return type(error), str(error), error.usage
     return response.dump(), response.parsed
 
@@ -71,7 +71,7 @@ def test_a_replay_needs_no_key_and_says_the_same(
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
     player = get_lm_client(CONFIG, cassette_file=CassetteFile(path, "replay"))
     assert [outcome(player, asked) for asked in ASKED] == recorded
-    assert recorded[3][0] is LmRefusal and recorded[4][0] is LmTruncated  # type: ignore[index]
+    assert recorded[3][0] is LlmRefusalError and recorded[4][0] is LlmTruncatedError  # type: ignore[index]
     assert len(server.requests) == len(SCRIPT)
     assert all(server.key not in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
 
@@ -99,10 +99,10 @@ def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
     path = tmp_path / "tape.jsonl"
     CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
     player = CassetteLM(CassetteFile(path, "replay"), "m")
-    with pytest.raises(LmCassetteMiss, match="role agent"):
+    with pytest.raises(CassetteMissError, match="role agent"):
         player.complete(changed)
     assert player.complete(request("a")).text == "1"
-    with pytest.raises(LmCassetteMiss, match="2. time"):
+    with pytest.raises(CassetteMissError, match="2. time"):
         player.complete(request("a"))
 
 
@@ -118,7 +118,7 @@ def test_another_machines_words_are_no_miss(tmp_path: Path) -> None:
 def test_another_model_is_a_miss(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
-    with pytest.raises(LmCassetteMiss):
+    with pytest.raises(CassetteMissError):
         CassetteLM(CassetteFile(path, "replay"), "n").complete(request("a"))
 
 
@@ -154,7 +154,7 @@ def test_a_budget_is_met_at_the_same_call(
         ledger = Ledger(max_tokens=9_000)
         lm = get_lm_client(CONFIG, cassette_file=cassette_file, ledger=ledger)
         done = 0
-        with pytest.raises(BudgetExceeded):
+        with pytest.raises(BudgetExceededError):
             for number in range(50):
                 lm.complete(request("x" * 400 + str(number)))
                 done += 1

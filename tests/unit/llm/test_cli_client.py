@@ -15,7 +15,14 @@ from autoqec.errors import UsageError
 from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage
 from autoqec.llm.cli_client import CliLM
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
-from autoqec.llm.errors import LmAuth, LmBadAnswer, LmBadRequest, LmRefusal, LmTruncated, LmUnavailable
+from autoqec.llm.errors import (
+    LlmAuthError,
+    LlmBadAnswerError,
+    LlmBadRequestError,
+    LlmRefusalError,
+    LlmTruncatedError,
+    LlmUnavailableError,
+)
 
 STANDINS = Path(__file__).resolve().parents[2] / "support" / "standins"
 
@@ -79,7 +86,7 @@ def test_claude_structured(install: Bin) -> None:
     lm = CliLM("claude")
     assert lm.complete(request(output=Guess)).parsed == Guess(what="gnn")
     assert lm.complete(request(output=Guess)).parsed == Guess(what="mlp")
-    with pytest.raises(LmBadAnswer, match="what") as caught:
+    with pytest.raises(LlmBadAnswerError, match="what") as caught:
         lm.complete(request(output=Guess))
     assert caught.value.cost_usd == 0.0123
 
@@ -87,11 +94,11 @@ def test_claude_structured(install: Bin) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
     [
-        ({"text": "no", "stop_reason": "refusal"}, LmRefusal),
-        ({"text": "half", "stop_reason": "max_tokens"}, LmTruncated),
-        ({"subtype": "error_max_budget_usd", "is_error": True}, LmTruncated),
-        ({"subtype": "error_max_structured_output_retries", "is_error": True}, LmBadAnswer),
-        ({"text": "x" * 2_000_001}, LmBadAnswer),
+        ({"text": "no", "stop_reason": "refusal"}, LlmRefusalError),
+        ({"text": "half", "stop_reason": "max_tokens"}, LlmTruncatedError),
+        ({"subtype": "error_max_budget_usd", "is_error": True}, LlmTruncatedError),
+        ({"subtype": "error_max_structured_output_retries", "is_error": True}, LlmBadAnswerError),
+        ({"text": "x" * 2_000_001}, LlmBadAnswerError),
     ],
 )
 def test_claude_ends_typed_with_usage(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
@@ -104,11 +111,11 @@ def test_claude_ends_typed_with_usage(install: Bin, behaviour: dict[str, Any], k
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
     [
-        ({"text": "Invalid API key · Please run /login", "is_error": True}, LmAuth),
-        ({"text": "API Error: 529 overloaded", "is_error": True}, LmUnavailable),
-        ({"raw": "Segmentation fault\n", "exit": 139}, LmUnavailable),
-        ({"raw": "", "stderr": "Not logged in", "exit": 1}, LmAuth),
-        ({"raw": '{"type": "result", '}, LmUnavailable),
+        ({"text": "Invalid API key · Please run /login", "is_error": True}, LlmAuthError),
+        ({"text": "API Error: 529 overloaded", "is_error": True}, LlmUnavailableError),
+        ({"raw": "Segmentation fault\n", "exit": 139}, LlmUnavailableError),
+        ({"raw": "", "stderr": "Not logged in", "exit": 1}, LlmAuthError),
+        ({"raw": '{"type": "result", '}, LlmUnavailableError),
     ],
 )
 def test_claude_failures_are_told_apart(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
@@ -132,10 +139,10 @@ def test_codex_answers_with_usage(install: Bin) -> None:
 @pytest.mark.parametrize(
     ("behaviour", "kind"),
     [
-        ({"fail": "You've hit your usage limit"}, LmUnavailable),
-        ({"fail": "401 Unauthorized"}, LmAuth),
-        ({"raw": "thread panicked\n", "exit": 101}, LmUnavailable),
-        ({"text": "prose"}, LmBadAnswer),
+        ({"fail": "You've hit your usage limit"}, LlmUnavailableError),
+        ({"fail": "401 Unauthorized"}, LlmAuthError),
+        ({"raw": "thread panicked\n", "exit": 101}, LlmUnavailableError),
+        ({"text": "prose"}, LlmBadAnswerError),
     ],
 )
 def test_codex_failures_are_told_apart(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
@@ -163,7 +170,7 @@ def test_a_program_sees_its_own_key_and_no_other(install: Bin, monkeypatch: pyte
 @pytest.mark.parametrize("program", ["claude", "codex"])
 def test_a_program_that_hangs_is_ended(install: Bin, program: str) -> None:
     install(program, {"text": "late", "sleep": 30})
-    with pytest.raises(LmUnavailable, match="wall clock") as caught:
+    with pytest.raises(LlmUnavailableError, match="wall clock") as caught:
         CliLM(program, timeout_s=0.5).complete(request())  # type: ignore[arg-type]
     assert caught.value.lost_attempts == 1
 
@@ -179,7 +186,7 @@ def test_a_program_that_never_reads_is_no_deadlock(tmp_path: Path, monkeypatch: 
     (tmp_path / "claude").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "claude").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    with pytest.raises(LmUnavailable, match="exit 3"):
+    with pytest.raises(LlmUnavailableError, match="exit 3"):
         CliLM("claude").complete(request("x" * 1_000_000))
 
 
@@ -188,7 +195,7 @@ def test_tools_are_refused(install: Bin) -> None:
     tool = Tool(name="t", description="", input_schema={"type": "object"})
     lm = CliLM("claude")
     assert not lm.supports_tools
-    with pytest.raises(LmBadRequest, match="no tools"):
+    with pytest.raises(LlmBadRequestError, match="no tools"):
         lm.complete(request(tools=(tool,)))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import Message, Request, Response
-from autoqec.llm.errors import BudgetExceeded, LmBadAnswer, LmRefusal, LmUnavailable
+from autoqec.llm.errors import BudgetExceededError, LlmBadAnswerError, LlmRefusalError, LlmUnavailableError
 from autoqec.llm.ledger import CostBound, Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.store import jsonl
@@ -46,11 +46,11 @@ def test_spend_is_exact_over_all_faults(server: MessagesServer, tmp_path: Path) 
         try:
             lm.complete(request(text))
             outcomes.append("ok")
-        except (LmRefusal, LmBadAnswer, LmUnavailable) as error:
+        except (LlmRefusalError, LlmBadAnswerError, LlmUnavailableError) as error:
             outcomes.append(type(error).__name__)
         except Exception as error:
             outcomes.append(type(error).__name__)
-    assert outcomes == ["ok", "ok", "LmRefusal", "LmTruncated", "ok"]
+    assert outcomes == ["ok", "ok", "LlmRefusalError", "LlmTruncatedError", "ok"]
     usage = ledger.totals.usage
     assert [usage.input_tokens, usage.output_tokens] == [server.billed["input"], server.billed["output"]]
     assert usage.total == sum(server.billed.values())
@@ -81,7 +81,7 @@ def test_tokens_stop_before_the_call(server: MessagesServer) -> None:
     lm = served(server, ledger)
     server.script(say("short"))
     lm.complete(request(prompt))
-    with pytest.raises(BudgetExceeded, match="budget is 16384"):
+    with pytest.raises(BudgetExceededError, match="budget is 16384"):
         lm.complete(request("x" * 40_000))
     assert len(server.requests) == 1 and len(server.counted) == 2
     assert ledger.totals.calls == 1 and ledger.unsettled == CostBound(0, 0.0)
@@ -95,7 +95,7 @@ def test_dollars_stop_before_the_call(server: MessagesServer) -> None:
     lm.complete(request())
     assert ledger.totals.cost_usd is not None and 0 < ledger.totals.cost_usd < 0.01
     strict = served(server, Ledger(max_usd=0.16))
-    with pytest.raises(BudgetExceeded, match=r"\$0\.16"):
+    with pytest.raises(BudgetExceededError, match=r"\$0\.16"):
         strict.complete(request())
     assert len(server.requests) == 2
 
@@ -103,7 +103,7 @@ def test_dollars_stop_before_the_call(server: MessagesServer) -> None:
 def test_a_budget_in_dollars_needs_a_price() -> None:
     with MessagesServer(models=("qwen3",)) as server:
         lm = served(server, Ledger(max_usd=100.0), "qwen3")
-        with pytest.raises(BudgetExceeded, match="no price"):
+        with pytest.raises(BudgetExceededError, match="no price"):
             lm.complete(request())
         assert server.requests == []
 
@@ -134,7 +134,7 @@ def test_a_call_that_never_returned_counts_with_its_bounds(tmp_path: Path) -> No
         MeteredLM(ScriptedLM(dies), Ledger(path)).complete(request())
     again = Ledger(path, max_tokens=8192 * 2)
     assert again.totals.calls == 0 and again.unsettled.tokens > 8192
-    with pytest.raises(BudgetExceeded):
+    with pytest.raises(BudgetExceededError):
         MeteredLM(ScriptedLM(lambda asked: "ok"), again).complete(request())
 
 
@@ -145,7 +145,7 @@ def test_threads_cannot_break_the_budget_together(tmp_path: Path) -> None:
     def one(number: int) -> Response | None:
         try:
             return lm.complete(request(str(number)))
-        except BudgetExceeded:
+        except BudgetExceededError:
             return None
 
     with ThreadPoolExecutor(16) as pool:

@@ -8,7 +8,7 @@ import pytest
 from autoqec.errors import UsageError
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.config import LMConfig, get_lm_client, role_clients, role_config
-from autoqec.llm.errors import LmAuth
+from autoqec.llm.errors import LlmAuthError
 from autoqec.llm.prices import price_list
 from autoqec.llm.scripted import ScriptedLM
 from tests.support.messages_server import MessagesServer
@@ -60,7 +60,7 @@ def test_names_choose_backends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_key_is_said_before_anything_is_asked() -> None:
-    with pytest.raises(LmAuth, match="ANTHROPIC_API_KEY"):
+    with pytest.raises(LlmAuthError, match="ANTHROPIC_API_KEY"):
         get_lm_client(LMConfig(model="claude-opus-5-5"))
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from autoqec.errors import UsageError
 from autoqec.llm import scripted
 from autoqec.llm.base import LanguageModel, Message, Request, ToolCall
-from autoqec.llm.errors import LmBadAnswer, LmRefusal
+from autoqec.llm.errors import LlmBadAnswerError, LlmRefusalError
 from autoqec.llm.scripted import ScriptedLM, from_name
 
 
@@ -23,14 +23,14 @@ def request(text: str, **fields: object) -> Request:
 
 
 def test_a_list_one_a_call() -> None:
-    lm = ScriptedLM(["a", {"value": 3}, ToolCall(id="1", name="look", input={}), LmRefusal("no")])
+    lm = ScriptedLM(["a", {"value": 3}, ToolCall(id="1", name="look", input={}), LlmRefusalError("no")])
     assert isinstance(lm, LanguageModel)
     assert lm.complete(request("x")).text == "a"
     assert lm.complete(request("x", output=Sum)).parsed == Sum(value=3)
     assert lm.complete(request("x", output=Sum)).tool_calls[0].name == "look"
-    with pytest.raises(LmRefusal):
+    with pytest.raises(LlmRefusalError):
         lm.complete(request("x"))
-    with pytest.raises(LmBadAnswer, match="no answer after 4"):
+    with pytest.raises(LlmBadAnswerError, match="no answer after 4"):
         lm.complete(request("x"))
     assert len(lm.requests) == 5
 
@@ -48,7 +48,7 @@ def test_threads_are_served_side_by_side() -> None:
 
 
 def test_wrong_shape_is_a_bad_answer_with_usage() -> None:
-    with pytest.raises(LmBadAnswer) as caught:
+    with pytest.raises(LlmBadAnswerError) as caught:
         ScriptedLM(["prose"]).complete(request("x", output=Sum))
     assert caught.value.usage is not None and caught.value.usage.total > 0
 

@@ -14,7 +14,7 @@ from autoqec.ideators import space
 from autoqec.orchestrator import worktree
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
-from autoqec.system.git import MergeConflict, RefUpdate, Repo
+from autoqec.system.git import MergeConflictError, RefUpdate, Repo
 from tests.support import rounds
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
@@ -78,7 +78,7 @@ def test_a_composition_holds_both_changes_and_both_parents(repo: Repo) -> None:
 
 def test_a_conflict_names_its_files_and_leaves_nothing(repo: Repo) -> None:
     one, two = grown(repo, 1, edit(mlp__hidden=64)), grown(repo, 2, edit(mlp__hidden=65))
-    with pytest.raises(MergeConflict) as conflict:
+    with pytest.raises(MergeConflictError) as conflict:
         grown(repo, 3, edit().model_copy(update={"edits": ()}), (two,), base=one)
     assert conflict.value.files == (f"{EDITABLE_MODULES}/predecoder.yaml",)
     assert repo.rev_parse(f"refs/heads/{rounds.branch(3)}") is None

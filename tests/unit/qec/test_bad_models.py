@@ -42,7 +42,7 @@ def test_refused(name: str, backend: str) -> None:
     text, _, words = REFUSED[name]
     with pytest.raises(UsageError, match=words) as caught:
         Problem.from_env(model(text, backend))
-    assert caught.value.hint and "model" in str(caught.value.where)
+    assert caught.value.hint and "model" in str(caught.value.location)
 
 
 @pytest.mark.parametrize("backend", EVERY)

@@ -10,6 +10,7 @@ import pytest
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from tests.support import runs
+from tests.support.shown import check_error
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_wrong_input_is_one_sentence(workspace: Path, capsys: pytest.CaptureFixt
     before = sorted(path for path in workspace.rglob("*") if ".git" not in path.parts)
     assert run_cli(group, argv) == 2
     said = capsys.readouterr().err
-    assert said.startswith("autoqec: ") and "Mend: " in said and len(said.strip().splitlines()) == 1
+    check_error(said, hint=True)
     assert "\\n" not in said and "\\t" not in said
     assert sorted(path for path in workspace.rglob("*") if ".git" not in path.parts) == before
 

@@ -60,11 +60,11 @@ def test_why_a_round_failed_is_said_once() -> None:
 def test_a_model_that_is_not_heard_is_told_with_its_fault() -> None:
     fault = {
         "role": "ideator",
-        "error": "LmAuth",
-        "what": f"the provider does not take the key. Mend: check it {HOSTILE}",
+        "error": "LlmAuthError",
+        "what": f"the provider does not take the key; hint: check it {HOSTILE}",
     }
     shown = seen(("lm_given_up", fault), ("lm_retry", fault), ("lm_budget", {"what": "the next call could break it"}))
-    assert "the ideator speaks without its model this time: the provider does not take the key. Mend: check" in shown
+    assert "the ideator speaks without its model this time: the provider does not take the key; hint: check" in shown
     assert "the ideator's model is told what was wrong" in shown and "asked any more: the next call could" in shown
     assert "\x1b" not in shown
 

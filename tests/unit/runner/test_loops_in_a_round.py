@@ -79,7 +79,7 @@ def test_landlock_has_pipes_but_no_loopback(
     metrics = ran(env_text, tmp_path, "hard_flip", training).metrics
     assert metrics.status == status
     if status != "ok":
-        assert "needs loopback sockets" in str(metrics.status_reason) and "Mend:" in str(metrics.status_reason)
+        assert "needs loopback sockets" in str(metrics.status_reason) and "hint:" in str(metrics.status_reason)
 
 
 def test_a_round_whose_sampler_is_killed_says_so_and_leaves_nobody(

@@ -76,7 +76,7 @@ def test_a_round_on_a_branch_leaves_two_identical_pointers_with_everything_in_th
 def test_an_ok_round_on_a_branch_points_at_its_artifacts(workspace: Repo, env_text: str) -> None:
     ran = Ran(on_branch(workspace, env_text, SMALL))
     assert ran.metrics.status == "ok", ran.metrics.status_reason
-    pointer = read_pointer(ran.layout.pointer.read_text(), where="p", run_id=RUN, round_idx=1, branch=BRANCH)
+    pointer = read_pointer(ran.layout.pointer.read_text(), location="p", run_id=RUN, round_idx=1, branch=BRANCH)
     assert pointer.artifact_paths.checkpoint == str(ran.layout.checkpoint)
     assert pointer.metrics_summary.n_params == ran.metrics.n_params
     manifest = json.loads(ran.layout.manifest.read_text())
@@ -88,15 +88,15 @@ def test_every_missing_key_is_rejected(workspace: Repo, env_text: str) -> None:
     config = on_branch(workspace, env_text)
     run_round(config)
     whole = json.loads((Path(config.round_dir) / "round_1_pointer.json").read_text())
-    read_pointer(json.dumps(whole), where="p")
+    read_pointer(json.dumps(whole), location="p")
     for key in whole:
         with pytest.raises(ContractError, match=key):
-            read_pointer(json.dumps({name: value for name, value in whole.items() if name != key}), where="p")
+            read_pointer(json.dumps({name: value for name, value in whole.items() if name != key}), location="p")
         if isinstance(whole[key], dict):
             for inner in whole[key]:
                 less = {name: value for name, value in whole[key].items() if name != inner}
                 with pytest.raises(ContractError, match=inner):
-                    read_pointer(json.dumps({**whole, key: less}), where="p")
+                    read_pointer(json.dumps({**whole, key: less}), location="p")
 
 
 @pytest.mark.parametrize("wrong", [{"run_id": "other"}, {"round_idx": 2}, {"branch": "exp/x/01-y"}])
@@ -107,9 +107,9 @@ def test_a_pointer_that_speaks_of_another_round_is_not_taken(
     run_round(config)
     text = (Path(config.round_dir) / "round_1_pointer.json").read_bytes()
     with pytest.raises(ContractError, match=next(iter(wrong))):
-        read_pointer(text, where="p", **wrong)
+        read_pointer(text, location="p", **wrong)
     with pytest.raises(ContractError, match="not JSON"):
-        read_pointer(b"{", where="p")
+        read_pointer(b"{", location="p")
 
 
 def test_a_branch_without_a_repository_is_refused_before_anything_is_written(env_text: str, tmp_path: Path) -> None:

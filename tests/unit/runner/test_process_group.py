@@ -127,5 +127,5 @@ def test_nobody_outlives_a_leader_that_is_killed() -> None:
 
 
 def test_shared_memory_that_is_not_to_be_had_is_said_in_one_sentence() -> None:
-    with pytest.raises(RoundError, match=r"shared memory are not to be had .*Mend: lower `training.replay.shots`"):
+    with pytest.raises(RoundError, match=r"shared memory are not to be had .*hint: lower `training.replay.shots`"):
         SharedArray((2**60,), np.uint8)

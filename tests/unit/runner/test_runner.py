@@ -108,7 +108,7 @@ def test_metrics_are_exactly_the_contract_with_absolute_paths(ok_round: Ran) -> 
 
 def test_config_is_the_literal_dict(ok_round: Ran) -> None:
     text = ok_round.layout.config.read_text(encoding="utf-8")
-    assert files.load_yaml(text, where="config") == SMALL == ok_round.config.predecoder_config
+    assert files.load_yaml(text, location="config") == SMALL == ok_round.config.predecoder_config
 
 
 def test_the_checkpoint_rebuilds_the_net_that_was_measured(ok_round: Ran, problem: Problem) -> None:
@@ -226,7 +226,7 @@ def test_the_other_loop_and_the_other_family(env_text: str, tmp_path: Path) -> N
 def test_a_config_that_is_none_fails_before_anything_is_trained(env_text: str, tmp_path: Path) -> None:
     metrics = classify_failure(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
     assert metrics.status == "compile_error" and "mlp.width" in (metrics.status_reason or "")
-    assert files.load_yaml((tmp_path / "round_1/config.yaml").read_text(), where="") == {
+    assert files.load_yaml((tmp_path / "round_1/config.yaml").read_text(), location="") == {
         "type": "mlp",
         "mlp": {"width": 3},
     }

@@ -12,7 +12,7 @@ import pytest
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.store.files import dump_config, load_yaml
-from autoqec.system.git import MergeConflict, Repo
+from autoqec.system.git import MergeConflictError, Repo
 
 BASE = parse_dsl({"type": "gnn", "gnn": {}}).config()
 Key = tuple[str, ...]
@@ -70,7 +70,7 @@ def merged(repo: Repo, one: str, other: str) -> Any:
         capture_output=True,
         check=True,
     ).stdout
-    return load_yaml(data.decode(), where="merged")
+    return load_yaml(data.decode(), location="merged")
 
 
 def near(distance: int) -> list[tuple[int, int]]:
@@ -91,7 +91,7 @@ def test_edits_of_any_two_keys_are_joined(repo: Repo, tips: dict[str, str]) -> N
 
 @pytest.mark.parametrize("key", range(len(KEYS)), ids=lambda n: ".".join(KEYS[n]))
 def test_rival_edits_of_a_key_conflict(repo: Repo, tips: dict[str, str], key: int) -> None:
-    with pytest.raises(MergeConflict) as caught:
+    with pytest.raises(MergeConflictError) as caught:
         repo.merge_tree([tips[f"a{key}"], tips[f"b{key}"]])
     assert caught.value.files == ("predecoder.yaml",)
 

@@ -53,24 +53,24 @@ BOMB = "a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"
 )
 def test_what_is_refused(text: str, words: str | None) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        files.load_yaml(text, where="some.yaml")
-    assert "some.yaml" in str(caught.value) and "Mend:" in str(caught.value)
+        files.load_yaml(text, location="some.yaml")
+    assert "some.yaml" in str(caught.value) and "hint:" in str(caught.value)
 
 
 def test_the_line_of_a_fault_is_named() -> None:
     with pytest.raises(UsageError, match=r"some\.yaml:3"):
-        files.load_yaml("a: 1\nb: 2\na: 3\n", where="some.yaml")
+        files.load_yaml("a: 1\nb: 2\na: 3\n", location="some.yaml")
 
 
 def test_a_file_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 10)
     with pytest.raises(UsageError, match="larger"):
-        files.load_yaml("a: 123456789", where="x")
+        files.load_yaml("a: 123456789", location="x")
 
 
 def test_numbers_and_words_are_what_they_look_like() -> None:
     text = "{a: 3e-3, b: 010, c: no, d: 2024-01-01, e: 1:30, f: true, g: null, h: '3e-3', i: -.5, j: 0x10, k: +4}"
-    assert files.load_yaml(text, where="x") == {
+    assert files.load_yaml(text, location="x") == {
         "a": 0.003,
         "b": 10,
         "c": "no",
@@ -101,7 +101,7 @@ PLAIN = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(max_size=6), PLAIN, max_size=4))
 def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
-    assert files.load_yaml(files.dump_config(value) or "{}", where="x") == value
+    assert files.load_yaml(files.dump_config(value) or "{}", location="x") == value
 
 
 def test_one_key_a_paragraph() -> None:
@@ -112,7 +112,7 @@ def test_one_key_a_paragraph() -> None:
 @pytest.mark.parametrize("path", BUILTIN, ids=lambda path: path.stem)
 def test_builtin_envs_freeze_and_thaw(path: Path) -> None:
     env, frozen = files.load_env(path)
-    assert files.parse_env(frozen, where="frozen") == env
+    assert files.parse_env(frozen, location="frozen") == env
     assert files.load_env(path)[1] == frozen
 
 
@@ -124,7 +124,7 @@ def test_a_circuit_file_travels_in_the_frozen_text(tmp_path: Path, monkeypatch: 
     env, frozen = files.load_env(tmp_path / "env.yaml")
     assert isinstance(env.code, StimFileCode) and env.code.text == CIRCUIT
     (tmp_path / "sub" / "circuit.stim").unlink()
-    assert files.parse_env(frozen, where="frozen") == env
+    assert files.parse_env(frozen, location="frozen") == env
     (tmp_path / "frozen.yaml").write_text(frozen)
     assert files.load_env(tmp_path / "frozen.yaml") == (env, frozen)
 
@@ -145,7 +145,7 @@ def test_env_faults_are_one_sentence_with_a_mend(tmp_path: Path) -> None:
             path.write_bytes(data)
         with pytest.raises(UsageError, match=words) as caught:
             files.load_env(path)
-        assert "Mend:" in str(caught.value), words
+        assert "hint:" in str(caught.value), words
     with pytest.raises(UsageError, match="regular"):
         files.load_env(tmp_path)
     os.mkfifo(tmp_path / "pipe")
@@ -155,4 +155,4 @@ def test_env_faults_are_one_sentence_with_a_mend(tmp_path: Path) -> None:
 
 def test_an_env_without_its_circuit_is_not_frozen() -> None:
     with pytest.raises(UsageError, match=r"code\.text"):
-        files.parse_env(FILE_ENV, where="x")
+        files.parse_env(FILE_ENV, location="x")

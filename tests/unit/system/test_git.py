@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.errors import StorageError, UsageError
-from autoqec.system.git import GitError, MergeConflict, RefUpdate, Repo
+from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo
 from autoqec.system.git.lock import repository_lock
 
 BRANCH = "exp/20260101-000000/01-wider"
@@ -300,7 +300,7 @@ def test_a_merge_is_one_commit_with_all_parents(repo: Repo) -> None:
 def test_a_conflict_names_the_files_and_leaves_nothing(repo: Repo) -> None:
     one, first = grow(repo, 1, base="X\n\n2\n\n3\n", other="a")
     _, second = grow(repo, 2, base="Y\n\n2\n\n3\n", other="b")
-    with pytest.raises(MergeConflict) as caught:
+    with pytest.raises(MergeConflictError) as caught:
         repo.merge(one, [second], "Compose")
     assert caught.value.files == ("base.txt", "other.txt")
     assert repo.head_sha(one) == first and repo.dirty_paths(worktree=one) == []

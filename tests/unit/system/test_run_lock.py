@@ -112,7 +112,7 @@ def test_faults_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match="Mend: .*df -h"), run_lock.lock_run(tmp_path):
+    with pytest.raises(StorageError, match="hint: .*df -h"), run_lock.lock_run(tmp_path):
         pass
     assert list(tmp_path.iterdir()) == []
 

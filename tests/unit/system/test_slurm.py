@@ -46,7 +46,7 @@ def test_options_are_keys_and_values() -> None:
 def test_what_is_no_option_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(UsageError) as found:
         slurm.parse_options([text])
-    assert found.value.where is not None and found.value.where.startswith("--slurm") and found.value.hint
+    assert found.value.location is not None and found.value.location.startswith("--slurm") and found.value.hint
 
 
 @pytest.mark.parametrize(("text", "whole"), [("90", 90), ("01:30:00", 90), ("1-00:00:30", 1441), ("00:00:01", 1)])

@@ -36,7 +36,7 @@ def test_the_coder_writes_the_config_file_and_nothing_else() -> None:
     said = code({"proposal": {"type": "mlp", "mlp": {}}, "hypothesis": "h", "slug": "s", "compose_mode": None})
     (edit,) = said.edits
     assert edit.path == "predecoder.yaml"
-    assert load_yaml(edit.text, where="edit") == said.dsl_config == rounds.CONFIG
+    assert load_yaml(edit.text, location="edit") == said.dsl_config == rounds.CONFIG
 
 
 def test_a_pure_composition_is_not_edited() -> None:

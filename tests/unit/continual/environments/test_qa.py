@@ -96,7 +96,7 @@ def test_p04_hooks_bring_question_target_and_action_to_one_form():
 )
 def test_p05_numbers_and_latex(action, target, correct):
     feedback = MathQAEnv("q", target).evaluate(action)
-    check_feedback(feedback, where="math")
+    check_feedback(feedback, location="math")
     assert feedback["correct"] is correct
 
 
@@ -166,7 +166,7 @@ def test_p06_the_observation_lists_the_choices():
 
 def test_p08_the_schema_refuses_other_keys_and_types():
     good = {"correct": True, "target": "x", "message": "m"}
-    check_feedback({**good, "extra": {"a": 1}, "score": 0.5}, where="x")
+    check_feedback({**good, "extra": {"a": 1}, "score": 0.5}, location="x")
     for bad in ({**good, "correct": 1}, {**good, "note": "x"}, {"correct": True}):
         with pytest.raises(ContractError):
-            check_feedback(bad, where="x")
+            check_feedback(bad, location="x")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.errors import Interrupted, StorageError, UsageError
+from autoqec.errors import RunInterruptedError, StorageError, UsageError
 from autoqec.system.process import child, procfs
 from autoqec.system.process.child import Limits, Result
 
@@ -200,9 +200,9 @@ child.run(argv, cwd=here, limits=child.Limits(600), stdout=here / "log")
 def test_an_exception_from_on_tick_ends_the_child(tmp_path: Path) -> None:
     def stop(seconds: float) -> None:
         if (tmp_path / "daemon").exists():
-            raise Interrupted("Ctrl-C")
+            raise RunInterruptedError("Ctrl-C")
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(RunInterruptedError):
         run(DAEMON + "\ntime.sleep(600)", tmp_path, on_tick=stop)
     assert gone(daemon(tmp_path))
 
