@@ -31,14 +31,14 @@ class Chain:
     sha256: str = _GENESIS
     begun: bool = False
 
-    def follow(self, line: bytes, value: dict[str, Any], where: str) -> Chain:
+    def follow(self, line: bytes, value: dict[str, Any], location: str) -> Chain:
         """The chain after one more line, whose key is taken out of `value`. ContractError where it is broken."""
         found = value.pop(CHAIN_KEY, None)
         if found is None and self.begun:
-            raise ContractError(f"the hash chain is broken: `{CHAIN_KEY}` is missing", where=where)
+            raise ContractError(f"the hash chain is broken: `{CHAIN_KEY}` is missing", location=location)
         if found is not None and found != self.sha256:
             what = f"`{CHAIN_KEY}` is {found}, but the line before has {self.sha256}"
-            raise ContractError(f"the hash chain is broken: {what}", where=where)
+            raise ContractError(f"the hash chain is broken: {what}", location=location)
         return Chain(hashlib.sha256(line).hexdigest(), self.begun or found is not None)
 
 
@@ -85,16 +85,16 @@ def read(path: Path | str) -> list[dict[str, Any]]:
 def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str, Any]], int]:
     """As `read`, from byte `start`, before which stand `lines` whole lines; and the byte that the last one ends at."""
     found, end = _whole_lines(Path(path), start, lines)
-    return [_parse(line, where) for line, where in found], end
+    return [_parse(line, location) for line, location in found], end
 
 
 def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tuple[list[dict[str, Any]], int, Chain]:
     """As `read_since`, following the hash chain from where it stood; and where it stands after the last line."""
     found, end = _whole_lines(Path(path), start, lines)
     values = []
-    for line, where in found:
-        values.append(_parse(line, where))
-        chain = chain.follow(line, values[-1], where)
+    for line, location in found:
+        values.append(_parse(line, location))
+        chain = chain.follow(line, values[-1], location)
     return values, end, chain
 
 

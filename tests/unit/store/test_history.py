@@ -186,7 +186,7 @@ def test_broken_chain_is_named_with_file_and_line(history: History, damage: str)
     place = {"edit": 3, "remove": 2, "swap": 2, "unchain": 3}[damage]
     with pytest.raises(ManualInterventionRequired, match="hash chain is broken") as found:
         History(history.layout).rows()
-    assert found.value.where == f"{path}:{place}" and found.value.exit_code == 3
+    assert found.value.location == f"{path}:{place}" and found.value.exit_code == 3
 
 
 def test_attempt_lines_are_chained_too(history: History) -> None:
