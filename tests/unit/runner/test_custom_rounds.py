@@ -9,7 +9,7 @@ import pytest
 from tests.unit.decoders.test_custom_fn import CUSTOM, GOOD
 
 from .conftest import Ran, config_for
-from .test_runner import failure, surface
+from .test_runner import classify_failure, surface
 
 
 def written(tmp_path: Path, code: str) -> str:
@@ -26,12 +26,12 @@ def written(tmp_path: Path, code: str) -> str:
     ],
 )
 def test_a_refusal_is_a_compile_error(env_text: str, tmp_path: Path, change: tuple[str, str], words: str) -> None:
-    metrics = failure(env_text, tmp_path, CUSTOM, modules_dir=written(tmp_path, GOOD.replace(*change)))
+    metrics = classify_failure(env_text, tmp_path, CUSTOM, modules_dir=written(tmp_path, GOOD.replace(*change)))
     assert metrics.status == "compile_error" and words in (metrics.status_reason or ""), metrics.status_reason
 
 
 def test_a_surface_without_the_file_is_a_compile_error(env_text: str, tmp_path: Path) -> None:
-    metrics = failure(env_text, tmp_path, CUSTOM, modules_dir=surface(tmp_path / "modules"))
+    metrics = classify_failure(env_text, tmp_path, CUSTOM, modules_dir=surface(tmp_path / "modules"))
     assert metrics.status == "compile_error" and "has no custom_fn.py" in (metrics.status_reason or "")
 
 

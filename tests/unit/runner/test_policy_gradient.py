@@ -23,7 +23,7 @@ from autoqec.runner.training import TrainingBudget, loop_options, phases
 from autoqec.store.layout import RoundLayout
 
 from .conftest import make_agent
-from .loops_support import FLIPS
+from .loops.support import FLIPS
 
 REWARD = {"flip_cost": 0.01, "temperature": 0.5}
 

@@ -20,7 +20,7 @@ from autoqec.runner.logger import TrainLogger
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler
 from autoqec.store.layout import RoundLayout
 
-from .conftest import make_agent
+from ..conftest import make_agent
 
 
 def supervised() -> SupervisedEdges:

@@ -13,7 +13,7 @@ from autoqec.runner import MinibatchRl, SyncRl, SyncRlEval
 from autoqec.runner.logger import TrainLogger
 from autoqec.store.layout import RoundLayout
 
-from .loops_support import Make, difference
+from .support import Make, difference
 
 
 def rows(layout: RoundLayout) -> list[dict[str, str]]:

@@ -23,8 +23,8 @@ from autoqec.runner.loops.async_rl import ParameterServer
 from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.store.layout import RoundLayout
 
-from .loops_support import Make, difference
-from .test_team import alive, gone
+from .support import Make, difference
+from ..test_process_group import alive, gone
 
 ROOT = Path(__file__).parents[3]
 BATCH = 32
@@ -138,13 +138,13 @@ import os, signal, sys
 from pathlib import Path
 from autoqec.runner import AsyncRl
 from autoqec.store.layout import RoundLayout
-from tests.unit.runner.loops_support import Make
-from tests.unit.runner.test_async import loop_of
+from tests.unit.runner.loops.support import Make
+from tests.unit.runner.loops.test_async import loop_of
 
 class Doomed(AsyncRl):
     def launch(self):
         super().launch()
-        print(*self.team.pids.values(), flush=True)
+        print(*self.workers.pids.values(), flush=True)
     def update(self, itr):
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -19,7 +19,7 @@ from autoqec.runner.policy_gradient import PolicyGradient, PolicySampler
 from autoqec.runner.samplers import EdgeLabelSampler, NearFailureSampler, Samples, ShotSampler, TrajInfos
 from autoqec.store import files
 
-from .conftest import SMALL, SMOKE, make_agent
+from ..conftest import SMALL, SMOKE, make_agent
 
 FLIPS = {**SMALL, "output_mode": "hard_flip"}
 
