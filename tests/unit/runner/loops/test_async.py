@@ -23,10 +23,10 @@ from autoqec.runner.loops.async_rl import ParameterServer
 from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.store.layout import RoundLayout
 
-from .support import Make, difference
 from ..test_process_group import alive, gone
+from .support import Make, difference
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 BATCH = 32
 
 
