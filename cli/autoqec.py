@@ -86,7 +86,9 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
     "--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Same seed, same proposals."
 )
 @click.option("--secret-file", type=click.Path(path_type=Path), help="The judge's secret; for tests and replays only.")
-@click.option("--resume", metavar="RUN", help="Go on with a run: its id or its directory.")
+@click.option(
+    "--resume", metavar="RUN", help="Resume a run with the settings it has; an option named here replaces its setting."
+)
 @click.option("--ideator", type=click.Choice(IDEATORS), default="tpe", show_default=True, help="Who proposes.")
 @click.option(
     "--pin",
@@ -96,6 +98,11 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
 )
 @click.option("--no-llm", is_flag=True, help="Refuse an ideator that would ask a language model.")
 @click.option("--model", help="Language model of the roles that one takes.")
+@click.option(
+    "--effort",
+    type=click.Choice(["low", "medium", "high", "xhigh", "max"]),
+    help="How much the language models think before they answer; the model's default where it is left out.",
+)
 @click.option("--cassette", type=click.Path(path_type=Path), help="Play this recording instead of asking a model.")
 @click.option("--replay-of", metavar="RUN", help="The older run whose proposals `--ideator replay` repeats.")
 @click.option(
@@ -116,7 +123,7 @@ IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
     type=click.Path(path_type=Path),
     help="What earlier runs learned: a model reads it, every run adds its rounds.",
 )
-@click.option("--open-surface", is_flag=True, help="Let the model edit the surface's code, not the config alone.")
+@click.option("--open-surface/--no-open-surface", help="Let the language model edit code as well as the config.")
 @click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Rounds measured at once.")
 @click.option(
     "--threads", type=click.IntRange(1), default=1, show_default=True, help="Shared out among the rounds at once."

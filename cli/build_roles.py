@@ -4,7 +4,7 @@ each other: searches, roles through a language model, and the loop."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 from autoqec.cli import paths
 from autoqec.contracts.history import Begun
 from autoqec.contracts.pins import validate_pins
+from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.replay import ReplayIdeator
+from autoqec.llm.base import Effort
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.orchestrator.budget import Budget
@@ -46,13 +48,21 @@ LLM_LIMITS = ("usd", "tokens")
 
 @dataclass(frozen=True)
 class RoleOptions:
-    """What the command line says about who speaks.
+    """Which ideator a run has, and the language models of its roles.
 
-    model: for every role that AUTOQEC_<ROLE>_MODEL does not name one for. cassette: a recorded one, played instead of
-    asking a model. replay_of: the older run of `replay`. max_usd, max_tokens: what the models may cost in all.
-    open_surface: the Coder may edit the surface's code, not the config alone. ideator_memory, analyst_memory:
-    checkpoints of RunTime, whose agents propose and nominate with their memory. memory: what earlier runs learned, read
-    by a model and added to by every run.
+    Attributes:
+        ideator: one of `NAMES`.
+        model: language model of every role that neither `role_models` nor AUTOQEC_<ROLE>_MODEL names one for.
+        cassette: recording that is played instead of asking a model.
+        replay_of: the older run that `replay` repeats.
+        max_usd: limit of what the models may cost in total.
+        max_tokens: limit of the tokens of all calls.
+        open_surface: whether the Coder may edit code as well as the config.
+        ideator_memory: RunTime checkpoint whose agent proposes.
+        analyst_memory: RunTime checkpoint whose agent nominates.
+        memory: what earlier runs learned; read by the models, extended by every run.
+        effort: reasoning effort of every role's model.
+        role_models: models stored with the run; they take precedence over `model`, `effort` and the environment.
     """
 
     ideator: str = "tpe"
@@ -65,6 +75,8 @@ class RoleOptions:
     ideator_memory: Path | None = None
     analyst_memory: Path | None = None
     memory: Path | None = None
+    effort: Effort | None = None
+    role_models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -72,7 +84,25 @@ class RoleOptions:
         return ROLES.get(self.ideator, ())
 
     def config(self, role: str) -> LMConfig:
-        return role_config(role, LMConfig(model=self.model) if self.model else None)
+        """The language model of a role: the one that the run has stored, else by options and environment."""
+        if role in self.role_models:
+            return LMConfig.model_validate(self.role_models[role].model_dump(exclude_none=True))
+        named = {"model": self.model, "effort": self.effort}
+        return role_config(role, LMConfig.model_validate({key: value for key, value in named.items() if value}))
+
+    def resolved_models(self) -> dict[str, ModelSettings]:
+        """The language model of each role that asks one, with defaults and environment filled in."""
+        configs = {role: self.config(role) for role in self.models}
+        return {
+            role: ModelSettings(
+                backend=config.resolved_backend(),
+                # The default of a command-line client is the client's own to choose.
+                model=config.model if config.backend in ("claude", "codex") else config.resolved_model(),
+                base_url=config.base_url,
+                effort=config.effort,
+            )
+            for role, config in configs.items()
+        }
 
 
 @dataclass(frozen=True)

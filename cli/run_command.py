@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli import build_roles, paths
+from autoqec.cli import build_roles, paths, run_settings
 from autoqec.cli.common import Output
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
+from autoqec.contracts.settings import RunSettings
 from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
@@ -29,7 +30,6 @@ from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox, slurm
 
-ROUNDS = 3  # where nothing else limits
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -46,16 +46,29 @@ class RunOptions:
     secret_file: Path | None
     choice: build_roles.RoleOptions
     pins: dict[str, Any]
-    rounds: int | None
-    budget: loop.Budget
-    parallel: int
-    threads: int
+    settings: RunSettings
     cluster: dict[str, str] | None
+
+    @property
+    def rounds(self) -> int | None:
+        """Finished rounds at which the run ends; None: other limits end it."""
+        return self.settings.rounds
+
+    @property
+    def budget(self) -> loop.Budget:
+        """Limits of the loop."""
+        return run_settings.loop_budget(self.settings)
+
+    @property
+    def parallel(self) -> int:
+        """Rounds measured at once."""
+        return self.settings.parallel
 
     @property
     def round_threads(self) -> int:
         """What one round's child gets: its share, where several are on one machine."""
-        return self.threads if self.cluster is not None else max(1, self.threads // self.parallel)
+        threads = self.settings.threads
+        return threads if self.cluster is not None else max(1, threads // self.parallel)
 
     @property
     def executor(self) -> loop.Executor | None:
@@ -66,7 +79,7 @@ class RunOptions:
 def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -> RunOptions:
     """The order that a command line means. Raises UsageError before anything is written."""
     root = paths.workspace_root()
-    budget, llm_limits = build_roles.split_budget(chosen["budget"])
+    build_roles.split_budget(chosen["budget"])
     pins = build_roles.pins_of(chosen["pin"])
     layout = paths.run_layout(chosen["resume"], root=root) if chosen["resume"] else None
     info = History(layout).info() if layout else None
@@ -74,18 +87,9 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         _check_resume_options(info, env_name, {name: chosen[name] for name in explicit}, pins)
     elif env_name is None:
         raise UsageError("is missing", location="ENV", hint="autoqec envs; then autoqec run NAME")
-    choice = build_roles.RoleOptions(
-        ideator=info.ideator if info else chosen["ideator"],
-        model=chosen["model"],
-        cassette=chosen["cassette"],
-        replay_of=chosen["replay_of"],
-        max_usd=llm_limits.get("usd"),
-        max_tokens=int(llm_limits["tokens"]) if "tokens" in llm_limits else None,
-        open_surface=chosen["open_surface"],
-        ideator_memory=chosen["ideator_memory"],
-        analyst_memory=chosen["analyst_memory"],
-        memory=chosen["memory"],
-    )
+    settings = run_settings.resolve_settings(info, explicit, chosen, root)
+    ideator = info.ideator if info else chosen["ideator"]
+    choice = run_settings.role_options(settings, ideator, info, layout, explicit, chosen, root)
     if chosen["no_llm"] and choice.models:
         raise UsageError(f"ideator `{choice.ideator}` asks a language model", location="--no-llm", hint="--ideator tpe")
     build_roles.check(choice, root)
@@ -100,11 +104,8 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         secret_file=chosen["secret_file"],
         choice=choice,
         pins=dict(info.pins) if info else pins,
-        rounds=chosen["rounds"] or (None if chosen["budget"] else ROUNDS),
-        budget=budget,
-        parallel=chosen["parallel"],
-        threads=chosen["threads"],
-        cluster=_slurm_options(chosen["executor"], chosen["slurm"], profile, chosen["threads"]),
+        settings=run_settings.with_models(settings, choice),
+        cluster=_slurm_options(settings.executor, settings.slurm, profile, settings.threads),
     )
 
 
@@ -167,6 +168,12 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
         out.say(f"pinned    {format_pins(run_options.pins)}, in every proposal")
     if run_options.cluster is not None:
         out.say(f"job       {', '.join(f'{key}={value}' for key, value in run_options.cluster.items())}; a round each")
+    for role, model in run_options.settings.models.items():
+        effort = "" if model.effort is None else f", effort {model.effort}"
+        out.say(f"{role:<9} {model.model or 'default model'} through {model.backend}{effort}")
+    if run_options.settings.budget:
+        limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
+        out.say(f"budget    {limits}")
     for key, value in profile.items():
         out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
     plan = {
@@ -176,7 +183,17 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
         "seed": run_options.seed,
     }
     plan["threads"] = run_options.round_threads
-    out.emit({**base, **plan, "pins": run_options.pins, "profile": profile, "slurm": run_options.cluster})
+    settings = run_options.settings.dump()
+    out.emit(
+        {
+            **base,
+            **plan,
+            "settings": settings,
+            "pins": run_options.pins,
+            "profile": profile,
+            "slurm": run_options.cluster,
+        }
+    )
 
 
 def execute_run(run_options: RunOptions, out: Output) -> int:
@@ -222,13 +239,20 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
 def _open_run(run_options: RunOptions, on_event: OnEvent) -> loop.Run:
     placeholder_roles = loop.Roles(lambda view: None)  # the roles proper need the opened run
     if run_options.layout is not None:
-        return loop.resume_run(
+        run = loop.resume_run(
             run_options.layout.run_id,
             run_options.root,
             roles=placeholder_roles,
             threads=run_options.round_threads,
             on_event=on_event,
         )
+        change = run.memory.history.update_settings(run_options.settings)
+        if change is not None:
+            had_settings, run.info = run.info.settings is not None, run.memory.history.info()
+            if had_settings:
+                changes = ", ".join(f"{name} = {value}" for name, value in change.changed.items())
+                run.notes.append(f"settings of the run changed: {changes}")
+        return run
     assert run_options.env is not None  # an order has one or the other
     return loop.start_run(
         run_options.env,
@@ -241,6 +265,7 @@ def _open_run(run_options: RunOptions, on_event: OnEvent) -> loop.Run:
         threads=run_options.round_threads,
         pins=run_options.pins,
         command_line=tuple(sys.argv),
+        settings=run_options.settings,
     )
 
 

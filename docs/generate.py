@@ -10,13 +10,26 @@ import re
 from pathlib import Path
 from typing import Any
 
-from autoqec.contracts import archive, dsl, env, history, job, messages, pareto, profiles, provenance, round, verdict
+from autoqec.contracts import (
+    archive,
+    dsl,
+    env,
+    history,
+    job,
+    messages,
+    pareto,
+    profiles,
+    provenance,
+    round,
+    settings,
+    verdict,
+)
 from autoqec.contracts.base import Contract
 from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
-MODULES = (env, dsl, profiles, round, job, provenance, history, messages, verdict, pareto, archive)
+MODULES = (env, dsl, profiles, round, job, provenance, history, settings, messages, verdict, pareto, archive)
 MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES

@@ -11,12 +11,13 @@ from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork
+from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.contracts.timing import Timing, UtcTime
 from autoqec.contracts.verdict import CompositionVerdict, Verdict
 
 
 class RunInfo(Contract):
-    """run.json: written once, at the start."""
+    """run.json: written at the start; only `settings` and `settings_changes` change, when a resume names others."""
 
     schema_version: Literal[1] = 1
     run_id: str
@@ -35,6 +36,10 @@ class RunInfo(Contract):
     secret_sha256: str = Field(pattern=SHA256, description="commitment to the judge's secret")
     versions: dict[str, str]
     command_line: tuple[str, ...]
+    settings: RunSettings | None = Field(
+        default=None, description="inherited by `--resume`; null in runs of earlier versions"
+    )
+    settings_changes: tuple[SettingsChange, ...] = Field(default=(), description="settings that a resume replaced")
 
 
 class Begun(Contract):

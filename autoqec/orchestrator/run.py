@@ -22,6 +22,7 @@ from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.pins import Pins, validate_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
+from autoqec.contracts.settings import RunSettings
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator.failpoint import failpoint
@@ -159,11 +160,13 @@ def start_run(
     threads: int = 1,
     pins: Pins | None = None,
     command_line: tuple[str, ...] = (),
+    settings: RunSettings | None = None,
 ) -> Run:
     """A new run in the repository that holds `repo`. Raises UsageError for any fault, with nothing written.
 
     ideator: its name on record; without `roles` one of SEARCHES. secret_file: the judge's secret, for tests and
-    replays; without it 32 random bytes. pins: knobs that every proposal holds. The caller closes the run.
+    replays; without it 32 random bytes. pins: knobs that every proposal holds. settings: what a resume inherits.
+    The caller closes the run.
     """
     held = validate_pins(pins or {})
     start = check_start(env_path, repo, profile, secret_file=secret_file)
@@ -185,6 +188,7 @@ def start_run(
         secret_sha256=sha256_bytes(secret),
         versions=machine.versions(),
         command_line=command_line,
+        settings=settings,
     )
     run = Run(workspace, layout, info, env, start.env_text, start.baseline_config, start.inputs, roles, threads)
     run.notes.extend(start.notes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.history import ATTEMPT_LINE, AttemptLine, HistoryRow, RunInfo
+from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.errors import ContractError, ManualInterventionRequired, StorageError, UsageError
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
@@ -102,6 +104,24 @@ class History:
         if self.layout.run_info.exists():
             raise ContractError("run.json is written once", location=str(self.layout.run_info))
         atomic.write_json(self.layout.run_info, info.dump())
+
+    def update_settings(self, settings: RunSettings) -> SettingsChange | None:
+        """Replace the run's settings in run.json and record what changed; None where nothing did.
+
+        The caller holds the run's lock.
+        """
+        info = self.info()
+        stored = info.settings.dump() if info.settings is not None else {}
+        changed = {
+            name: value for name, value in settings.dump().items() if name not in stored or stored[name] != value
+        }
+        if not changed:
+            return None
+        change = SettingsChange(at=datetime.now(UTC), changed=changed)
+        changes = (*info.settings_changes, change)
+        updated = info.model_copy(update={"settings": settings, "settings_changes": changes})
+        atomic.write_json(self.layout.run_info, updated.dump())
+        return change
 
     def _read(self, path: Path, parse: Callable[[dict[str, Any], str], Parsed]) -> list[Parsed]:
         parsed = self._parsed.setdefault(path, _ParsedFile())

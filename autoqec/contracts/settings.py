@@ -1,0 +1,47 @@
+"""Settings of a run that belong to the run and not to one start of it: `--resume` inherits them from run.json."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from autoqec.contracts.base import Contract
+from autoqec.contracts.timing import UtcTime
+
+
+class ModelSettings(Contract):
+    """The language model of one role, with everything that the environment or a default decided resolved."""
+
+    backend: str
+    model: str | None = Field(default=None, description="null: the default model of a command-line client")
+    base_url: str | None = None
+    effort: str | None = None
+
+
+class RunSettings(Contract):
+    """What `autoqec run` was told, apart from what can never change (env, profile, seed, ideator, pins).
+
+    Paths below the workspace are relative to it.
+    """
+
+    models: dict[str, ModelSettings] = Field(default={}, description="language model of each role that asks one")
+    rounds: int | None = Field(default=None, description="value of `--rounds`")
+    budget: dict[str, float] = Field(default={}, description="limits of `--budget`, including usd and tokens")
+    open_surface: bool = Field(default=False, description="the Coder may edit code")
+    cassette: bool = Field(default=False, description="answers are played from the run's cassette")
+    replay_of: str | None = Field(default=None, description="run whose proposals are repeated")
+    ideator_memory: str | None = Field(default=None, description="checkpoint of the agent that proposes")
+    analyst_memory: str | None = Field(default=None, description="checkpoint of the agent that nominates")
+    memory: str | None = Field(default=None, description="memory file shared by runs")
+    executor: Literal["local", "slurm"] = "local"
+    slurm: tuple[str, ...] = Field(default=(), description="job options, each `KEY=VALUE`")
+    parallel: int = Field(default=1, ge=1, description="rounds measured at once")
+    threads: int = Field(default=1, ge=1, description="threads shared by the rounds measured at once")
+
+
+class SettingsChange(Contract):
+    """Settings that a later start of the run replaced, with their new values."""
+
+    at: UtcTime
+    changed: dict[str, Any]

@@ -1,0 +1,114 @@
+"""Settings of a run: from the command line when it starts, from run.json when it is resumed.
+
+An option that is named on resume replaces the stored value; every other setting is inherited, so that a resumed run
+asks the same model within the same budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autoqec.cli import build_roles
+from autoqec.cli.build_roles import RoleOptions
+from autoqec.contracts.history import RunInfo
+from autoqec.contracts.settings import RunSettings
+from autoqec.errors import UsageError
+from autoqec.orchestrator.budget import Budget
+from autoqec.store.layout import RunLayout
+
+DEFAULT_ROUNDS = 3  # of a run without any limit
+_PATHS = ("ideator_memory", "analyst_memory", "memory")
+_SAME_NAME = ("open_surface", "replay_of", "executor", "slurm", "parallel", "threads")
+
+
+def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str, Any], root: Path) -> RunSettings:
+    """Merge the options of this start into the stored settings of the run; models are filled in by `with_models`.
+
+    Args:
+        info: run.json of the run to resume; None for a new run.
+        explicit: names of the options that were given on the command line.
+        chosen: value of every option.
+        root: top of the workspace; stored paths are relative to it.
+    """
+    stored = info.settings if info is not None else None
+    base = stored or RunSettings()
+    named = explicit if stored is not None else set(chosen)
+    update: dict[str, Any] = {name: chosen[name] for name in _SAME_NAME if name in named}
+    update |= {name: _stored_path(chosen[name], root) for name in _PATHS if name in named}
+    budget, llm_limits = build_roles.split_budget(chosen["budget"])
+    limits = {name: float(value) for name, value in vars(budget).items() if value is not None}
+    update["budget"] = {**base.budget, **limits, **llm_limits}
+    if chosen["rounds"] is not None:
+        update["rounds"] = chosen["rounds"]
+    elif chosen["budget"] or stored is None:
+        update["rounds"] = None if chosen["budget"] else DEFAULT_ROUNDS
+    if "executor" in named and chosen["executor"] == "local":
+        update["slurm"] = tuple(chosen["slurm"])
+    if chosen["cassette"] is not None or "model" in explicit:
+        update["cassette"] = chosen["cassette"] is not None
+    return base.model_copy(update=update)
+
+
+def loop_budget(settings: RunSettings) -> Budget:
+    """The limits of the loop, without those of the language models."""
+    limits = {name: value for name, value in settings.budget.items() if name not in build_roles.LLM_LIMITS}
+    return Budget(**{name: int(v) if name in ("rounds", "plateau") else v for name, v in limits.items()})  # type: ignore[arg-type]
+
+
+def role_options(
+    settings: RunSettings,
+    ideator: str,
+    info: RunInfo | None,
+    layout: RunLayout | None,
+    explicit: set[str],
+    chosen: dict[str, Any],
+    root: Path,
+) -> RoleOptions:
+    """The roles that the settings describe. UsageError where a resumed run would have to guess its model."""
+    tokens = settings.budget.get("tokens")
+    cassette: Path | None = chosen["cassette"]
+    if cassette is None and settings.cassette and layout is not None:
+        cassette = layout.cassette
+    options = RoleOptions(
+        ideator=ideator,
+        model=chosen["model"],
+        effort=chosen["effort"],
+        cassette=cassette,
+        replay_of=settings.replay_of,
+        max_usd=settings.budget.get("usd"),
+        max_tokens=None if tokens is None else int(tokens),
+        open_surface=settings.open_surface,
+        ideator_memory=_path(settings.ideator_memory, root),
+        analyst_memory=_path(settings.analyst_memory, root),
+        memory=_path(settings.memory, root),
+    )
+    if not {"model", "effort"} & explicit:
+        options = replace(options, role_models=dict(settings.models))
+    elif chosen["model"] is None:  # a new effort for the models that the run has
+        models = {
+            role: model.model_copy(update={"effort": chosen["effort"]}) for role, model in settings.models.items()
+        }
+        options = replace(options, role_models=models)
+    if info is not None and info.settings is None and options.models and not (options.model or options.cassette):
+        what = f"the run was made by an earlier version, which did not store the model of ideator `{ideator}`"
+        hint = f"autoqec run --resume {info.run_id} --model NAME --budget usd=DOLLARS"
+        raise UsageError(what, location="--resume", hint=hint)
+    return options
+
+
+def with_models(settings: RunSettings, options: RoleOptions) -> RunSettings:
+    """The settings with the language model of each role, as it will be asked."""
+    return settings.model_copy(update={"models": options.resolved_models()})
+
+
+def _stored_path(path: Path | None, root: Path) -> str | None:
+    if path is None:
+        return None
+    absolute = path.resolve()
+    return str(absolute.relative_to(root)) if absolute.is_relative_to(root) else str(absolute)
+
+
+def _path(stored: str | None, root: Path) -> Path | None:
+    return None if stored is None else root / stored

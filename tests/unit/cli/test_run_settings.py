@@ -1,0 +1,137 @@
+"""Settings belong to the run: stored in run.json, inherited by `--resume`, replaced by an option that is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.core import ParameterSource
+
+from autoqec.cli.autoqec import run as run_cli_command
+from autoqec.cli.run_command import RunOptions, parse_run_options
+from autoqec.errors import UsageError
+from autoqec.orchestrator.run import Roles, search, start_run
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from tests.conftest import Workspace
+
+ROLES = ("ideator", "coder", "analyst")
+
+
+def parse(*argv: str) -> RunOptions:
+    """The options of a command line, as click parses it."""
+    context = run_cli_command.make_context("run", list(argv))
+    chosen = {name: value for name, value in context.params.items() if name not in ("as_json", "quiet", "verbose")}
+    explicit = {name for name in chosen if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+    env_name = chosen.pop("env_name")
+    return parse_run_options(env_name, explicit - {"env_name"}, **chosen)
+
+
+def open_run(workspace: Workspace, options: RunOptions, ideator: str = "llm") -> str:
+    roles = Roles(search("tpe"))
+    with start_run(
+        workspace.root / "env.yaml", workspace.root, "smoke", 1, ideator, roles=roles, settings=options.settings
+    ) as run:
+        return run.layout.run_id
+
+
+@pytest.fixture
+def in_workspace(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    monkeypatch.chdir(workspace.root)
+    for role in ROLES:
+        for name in ("BACKEND", "MODEL", "BASE_URL"):
+            monkeypatch.delenv(f"AUTOQEC_{role.upper()}_{name}", raising=False)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-nothing")
+    return workspace
+
+
+LLM = ("env.yaml", "--ideator", "llm", "--model", "claude-sonnet-5-5", "--effort", "high", "--budget", "usd=2,hours=1",
+       "--rounds", "2", "--open-surface", "--parallel", "2", "--threads", "2")  # fmt: skip
+
+
+def test_resume_inherits_model_budget_and_parallelism(in_workspace: Workspace) -> None:
+    started = parse(*LLM)
+    resumed = parse("--resume", open_run(in_workspace, started))
+    assert resumed.settings == started.settings
+    assert (resumed.rounds, resumed.budget.hours, resumed.parallel) == (2, 1.0, 2)
+    assert resumed.choice.max_usd == 2.0 and resumed.choice.open_surface
+    for role in ROLES:
+        config = resumed.choice.config(role)
+        assert (config.resolved_model(), config.effort) == ("claude-sonnet-5-5", "high")
+
+
+def test_resume_asks_the_model_of_the_start_whatever_the_environment_says(
+    in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOQEC_CODER_MODEL", "claude-haiku-5-5")
+    run_id = open_run(in_workspace, parse(*LLM))
+    monkeypatch.setenv("AUTOQEC_CODER_MODEL", "claude-fable-5-2")
+    resumed = parse("--resume", run_id)
+    assert resumed.choice.config("coder").resolved_model() == "claude-haiku-5-5"
+    assert resumed.choice.config("ideator").resolved_model() == "claude-sonnet-5-5"
+
+
+def test_an_option_that_is_named_replaces_its_setting_alone(in_workspace: Workspace) -> None:
+    run_id = open_run(in_workspace, parse(*LLM))
+    resumed = parse("--resume", run_id, "--rounds", "9", "--budget", "usd=5", "--no-open-surface")
+    assert resumed.rounds == 9 and resumed.settings.budget == {"usd": 5.0, "hours": 1.0}
+    assert not resumed.choice.open_surface and resumed.parallel == 2
+    assert resumed.choice.config("analyst").resolved_model() == "claude-sonnet-5-5"
+    other = parse("--resume", run_id, "--model", "claude-opus-5-5")
+    assert {role: other.choice.config(role).resolved_model() for role in ROLES} == dict.fromkeys(
+        ROLES, "claude-opus-5-5"
+    )
+
+
+def test_a_changed_setting_is_recorded_in_run_json(in_workspace: Workspace) -> None:
+    run_id = open_run(in_workspace, parse(*LLM))
+    history = History(RunLayout(in_workspace.root, run_id))
+    assert history.update_settings(parse("--resume", run_id).settings) is None
+    change = history.update_settings(parse("--resume", run_id, "--parallel", "1").settings)
+    assert change is not None and change.changed == {"parallel": 1}
+    info = history.info()
+    assert info.settings_changes == (change,) and info.settings is not None and info.settings.parallel == 1
+    assert parse("--resume", run_id).parallel == 1
+
+
+def test_a_run_on_a_cassette_is_resumed_on_its_cassette(in_workspace: Workspace, tmp_path: Path) -> None:
+    recorded = tmp_path / "recorded.jsonl"
+    recorded.write_text("", encoding="utf-8")
+    run_id = open_run(in_workspace, parse(*LLM, "--cassette", str(recorded)))
+    layout = RunLayout(in_workspace.root, run_id)
+    layout.cassette.write_text("", encoding="utf-8")  # as the first start copies it
+    recorded.unlink()
+    assert parse("--resume", run_id).choice.cassette == layout.cassette
+    assert parse("--resume", run_id, "--model", "claude-opus-5-5").choice.cassette is None
+
+
+def test_a_memory_file_is_found_from_another_directory(
+    in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = parse("env.yaml", "--memory", "memory.jsonl")
+    assert started.settings.memory == "memory.jsonl"
+    run_id = open_run(in_workspace, started, "tpe")
+    (in_workspace.root / "below").mkdir()
+    monkeypatch.chdir(in_workspace.root / "below")
+    assert parse("--resume", run_id).choice.memory == in_workspace.root / "memory.jsonl"
+
+
+def test_a_run_without_stored_settings_names_its_model_on_resume(in_workspace: Workspace) -> None:
+    run_id = open_run(in_workspace, parse(*LLM))
+    path = RunLayout(in_workspace.root, run_id).run_info
+    info: dict[str, Any] = json.loads(path.read_bytes())
+    del info["settings"], info["settings_changes"]
+    path.write_text(json.dumps(info), encoding="utf-8")
+    with pytest.raises(UsageError, match="earlier version.*--model NAME --budget usd=DOLLARS"):
+        parse("--resume", run_id)
+    assert parse("--resume", run_id, "--model", "claude-opus-5-5").choice.config("coder").model == "claude-opus-5-5"
+    assert parse("--resume", run_id, "--model", "claude-opus-5-5").rounds == 3
+
+
+def test_a_dry_run_shows_models_and_budget(in_workspace: Workspace) -> None:
+    run_id = open_run(in_workspace, parse(*LLM))
+    shown = in_workspace.autoqec("run", "--resume", run_id, "--dry-run", ANTHROPIC_API_KEY="sk-ant-nothing")
+    assert shown.code == 0, shown.err
+    assert "claude-sonnet-5-5 through anthropic, effort high" in shown.out and "usd 2" in shown.out
