@@ -27,7 +27,7 @@ def print_summary(console: Console, view: RunView) -> None:
 
 
 def parts(view: RunView) -> Iterator[RenderableType]:
-    info, rounds = view.info, view.current
+    info, rounds = view.info, view.latest_rows
     verified = sum(row.verify_verdict == "VERIFIED" for row in rounds)
     head = f"Run {info.run_id} · {plain(info.env_name)} · profile {info.profile} · seed {info.seed}"
     yield Text(f"{head} · {pluralize(len(rounds), 'round')}, {verified} verified", style="bold")

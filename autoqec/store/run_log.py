@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
@@ -70,7 +70,8 @@ def attach(layout: RunLayout) -> Iterator[None]:
         raise
     finally:
         LOGGER.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # of lines that a full disk did not take
+            handler.close()
 
 
 def show(verbosity: int) -> None:

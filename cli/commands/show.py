@@ -73,7 +73,7 @@ def _list(root: Path, out: Output) -> None:
         info = view.info
         out.say(
             f"{run_id}  {plain(info.env_name)}  profile {info.profile}  seed {info.seed}  "
-            f"{pluralize(len(view.current), 'round')}, {view.verified} verified, {len(view.front)} on the front"
+            f"{pluralize(len(view.latest_rows), 'round')}, {view.verified} verified, {len(view.front)} on the front"
         )
         out.emit(
             {

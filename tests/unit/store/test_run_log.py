@@ -97,3 +97,11 @@ def test_verbose_shows_events_on_stderr_and_twice_progress_too(capsys: pytest.Ca
     run_log.show(2)
     run_log.event("training", {"round": 1})
     assert "round=1 training" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full; it is part of Linux")
+def test_full_disk_costs_the_lines_and_nothing_else(layout: RunLayout) -> None:
+    layout.log_file.parent.mkdir()
+    layout.log_file.symlink_to("/dev/full")
+    with run_log.attach(layout):
+        run_log.event("planned", {"round": 1})
