@@ -10,6 +10,7 @@ from autoqec.contracts.base import Contract, first_validation_error, sha256_json
 from autoqec.errors import ContractError
 
 OutputMode = Literal["soft_priors", "hard_flip"]
+SnapshotMode = Literal["last", "all", "gap", "none"]
 
 
 class MlpConfig(Contract):

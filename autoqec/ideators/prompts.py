@@ -15,6 +15,7 @@ from typing import Any
 
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
 from autoqec.errors import ContractError
+from autoqec.store import train_log
 
 MAX_VIEW_CHARS = 4600  # the ideator's view; with knowledge and schema the prompt stays below 5k tokens
 _TRUNCATED = "(and more)"
@@ -181,21 +182,16 @@ def fit_lines(lines: Iterable[str], limit: int) -> str:
     return "\n".join(kept)
 
 
-def loss_curve(log: bytes, points: int = 16) -> str:
+def loss_curve(data: bytes, points: int = 16) -> str:
     """`step:loss` of a train.log, thinned; lines that are no two numbers are counted and never shown."""
-    pairs, other = [], 0
-    for line in log.decode(errors="replace").splitlines():
-        match = re.fullmatch(r"(\d{1,12})\t([-+0-9.eE]{1,24})", line.strip())
-        try:
-            pairs.append((int(match[1]), float(match[2]))) if match else None
-        except ValueError:
-            match = None
-        other += match is None
+    log = train_log.parse(data)
+    pairs = log.finite
+    other = log.malformed + len(log.entries) - len(pairs)
     if not pairs:
         return "no loss was logged"
     step = max(1, (len(pairs) - 1) // (points - 1)) if points > 1 else len(pairs)
     thin = pairs[::step]
-    thin = thin if thin[-1] == pairs[-1] else [*thin, pairs[-1]]
+    thin = thin if thin[-1] == pairs[-1] else (*thin, pairs[-1])
     text = " ".join(f"{at}:{loss:.4g}" for at, loss in thin)
     return text + (f" ({other} lines were no losses)" if other else "")
 

@@ -18,6 +18,7 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.reporting import predict_cost, suggest_fix
 from autoqec.reporting import rows as read
+from autoqec.store import train_log
 from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
@@ -101,7 +102,7 @@ def _cause(
             )
     if "exceeds the env's limit" in reason:
         return diagnosis("cost limit", "a smaller net, or a higher bound in the env's `constraints`", layout.config)
-    if "not finite" in reason or any(math.isnan(loss) for loss in read.losses(layout.train_log)[-1:]):
+    if "not finite" in reason or any(math.isnan(loss) for loss in train_log.read(layout.train_log).losses[-1:]):
         return diagnosis("not finite", f"a smaller step size while {_phase(layout)}", layout.train_log, layout.config)
     if any(marker in reason.lower() for marker in ("out of memory", "memory ", "alloc")):
         return diagnosis("out of memory", "smaller batches, then a smaller net", layout.config)
@@ -134,7 +135,7 @@ _LIMITS: tuple[tuple[str, Cause, str], ...] = (
 
 def _diagnose_measured(metrics: RoundMetrics, layout: RoundLayout) -> Diagnosis:
     """A round that was measured: harm, no effect, or nothing wrong."""
-    effect, loss_drop = read.effect(metrics), read.relative_drop(read.losses(layout.train_log))
+    effect, loss_drop = read.effect(metrics), read.relative_drop(train_log.read(layout.train_log).losses)
     see = tuple(str(path) for path in (layout.metrics, layout.train_log) if path.exists())
     loss_text = "" if loss_drop is None else f"; the loss fell by {100 * loss_drop:.0f}%"
     if effect is None or effect.delta_low > 0:

@@ -6,43 +6,19 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-CURVE_POINTS = 120
-SMALL_LOG = 1 << 18
+from autoqec.store import train_log
 
-Point = tuple[int, float]
+CURVE_POINTS = 120
+
+Point = train_log.Entry
 
 
 def curve(path: Path) -> tuple[Point, ...]:
-    """(step, mean loss of a stretch of steps) from a train.log of any size, at most CURVE_POINTS of them."""
-    pairs = [pair for pair in map(_pair, _lines(path)) if pair is not None]
-    width = max(1, -(-len(pairs) // CURVE_POINTS))
-    stretches = (pairs[start : start + width] for start in range(0, len(pairs), width))
-    return tuple((part[0][0], sum(loss for _, loss in part) / len(part)) for part in stretches)
-
-
-def _lines(path: Path) -> list[bytes]:
-    """Every line of a small log; of a large one, lines from evenly spaced places."""
-    try:
-        with path.open("rb") as stream:
-            size = path.stat().st_size
-            if size <= SMALL_LOG:
-                return stream.read(SMALL_LOG).splitlines()
-            lines: list[bytes] = []
-            for place in range(0, size, size // (2 * CURVE_POINTS)):
-                stream.seek(place)
-                lines += stream.read(512).split(b"\n")[1:-1]  # the first and the last are parts
-            return lines
-    except OSError:
-        return []
-
-
-def _pair(line: bytes) -> Point | None:
-    step, tab, loss = line.partition(b"\t")
-    try:
-        pair = int(step), float(loss)
-    except ValueError:
-        return None
-    return pair if tab and abs(pair[1]) < float("inf") else None
+    """Return (step, mean loss over consecutive steps) from a train.log of any size, at most CURVE_POINTS points."""
+    entries = train_log.read(path, positions=2 * CURVE_POINTS).finite
+    width = max(1, -(-len(entries) // CURVE_POINTS))
+    chunks = (entries[start : start + width] for start in range(0, len(entries), width))
+    return tuple((chunk[0][0], sum(loss for _, loss in chunk) / len(chunk)) for chunk in chunks)
 
 
 def stages(curve: Sequence[Point]) -> list[Sequence[Point]]:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.llm.ledger import Ledger
 from autoqec.reporting import rows as read
+from autoqec.store import train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import ABORTED_STATUSES
@@ -137,7 +138,8 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
     """Training worked on its loss, and the decoder decodes no better."""
     matches = []
     for row in run.measured:
-        effect, loss_drop = read.effect(row), read.relative_drop(read.losses(run.layout.round(row.round).train_log))
+        losses = train_log.read(run.layout.round(row.round).train_log).losses
+        effect, loss_drop = read.effect(row), read.relative_drop(losses)
         if (
             effect
             and loss_drop is not None

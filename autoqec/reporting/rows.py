@@ -3,29 +3,9 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
-
-_LOG_BYTES = 64 * 2**20
-
-
-def losses(path: Path) -> list[float]:
-    """Losses of a train.log (`step<tab>loss` a line), NaN where one was logged; [] where there is no such file."""
-    try:
-        with path.open("rb") as stream:
-            lines = stream.read(_LOG_BYTES).decode(errors="replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, tab, loss = line.partition("\t")
-        try:
-            found += [float(loss)] if tab else []
-        except ValueError:
-            continue
-    return found
 
 
 def relative_drop(curve: list[float]) -> float | None:

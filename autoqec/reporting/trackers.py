@@ -16,11 +16,10 @@ from typing import Any
 from autoqec import optional
 from autoqec.errors import StorageError, UsageError
 from autoqec.reporting import run_view
-from autoqec.reporting.rows import losses
 from autoqec.reporting.run_data import RoundEntry, rounds_of
 from autoqec.reporting.run_view import RunView
 from autoqec.reporting.text import plain
-from autoqec.store import atomic
+from autoqec.store import atomic, train_log
 
 FIGURES = (
     *("delta_ler", "ler_plain_classical", "ler_predecoder", "val_shots", "val_errors_plain", "val_errors_predecoder"),
@@ -37,7 +36,7 @@ def to_tensorboard(view: RunView, directory: Path) -> None:
     for round_entry in rounds_of(view):
         with SummaryWriter(str(directory / _name(round_entry))) as writer:
             writer.add_text("hypothesis", plain(round_entry.row.hypothesis), round_entry.row.round)
-            for step, loss in enumerate(losses(view.layout.round(round_entry.row.round).train_log)):
+            for step, loss in train_log.read(view.layout.round(round_entry.row.round).train_log).entries:
                 writer.add_scalar("loss", loss, step)
             for name, value in _figures(view, round_entry).items():
                 writer.add_scalar(f"round/{name}", value, round_entry.row.round)
@@ -89,7 +88,7 @@ def _wandb_run(wandb: Any, settings: Any, home: Path, view: RunView, round_entry
         settings=settings,
         reinit="create_new",
     )
-    for step, loss in enumerate(losses(view.layout.round(round_entry.row.round).train_log)):
+    for step, loss in train_log.read(view.layout.round(round_entry.row.round).train_log).entries:
         run.log({"loss": loss}, step=step)
     run.summary.update(
         {"round": round_entry.row.round, "outcome": round_entry.outcome, "env": _utf8_safe(view.info.env_name)}

@@ -19,11 +19,10 @@ import torch.distributed as dist
 from autoqec.errors import UsageError
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
-from autoqec.runner.logger import TrainLogger
+from autoqec.runner.logger import NullLogger
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
 from autoqec.runner.process_group import Worker, WorkerGroup
 from autoqec.runner.samplers import ShotSampler, TrajInfos
-from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 
 BuildFn = Callable[[], tuple[PredecoderAgent, ShotSampler, GradientAlgo]]
@@ -137,17 +136,6 @@ class SyncRlEval(_SyncLoop, MinibatchRlEval):
         figures = super().traj_figures(itr) | self.rank_figures() if self.rank == 0 else {}
         self.gather_figures([])
         return figures
-
-
-class NullLogger(TrainLogger):
-    """For ranks that leave no files; a loss that is not finite still ends them."""
-
-    def __init__(self) -> None:
-        super().__init__(RoundLayout(Path(), 0))
-
-    def flush_losses(self) -> None: ...
-
-    def record_row(self, row: dict[str, Any]) -> None: ...
 
 
 def run_rank(worker: Worker, kind: type[_SyncLoop], build: BuildFn, settings: dict[str, Any]) -> None:

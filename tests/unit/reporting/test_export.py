@@ -18,6 +18,7 @@ import pytest
 from autoqec.errors import UsageError
 from autoqec.reporting import trackers
 from autoqec.reporting.export import export
+from autoqec.store.train_log import TrainLog
 from tests.support import runs
 
 
@@ -165,7 +166,7 @@ def test_wandb_reads_its_offline_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("form", [pytest.param("tensorboard", marks=needs_tensorboard)])
 def test_what_fails_half_way_leaves_nothing(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = runs.make_run(tmp_path / "lab", 2)
-    monkeypatch.setattr(trackers, "losses", lambda path: [0.5, "no number"])
+    monkeypatch.setattr(trackers.train_log, "read", lambda path: TrainLog(((0, 0.5), (1, "no number"))))  # type: ignore[arg-type]
     with pytest.raises(Exception, match="no number|not implemented|NoneType|float"):
         export(layout, form)
     assert list(layout.exports.iterdir()) == []

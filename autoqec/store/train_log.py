@@ -1,0 +1,84 @@
+"""train.log of a round: one line `<step>\\t<loss>` per optimizer step. The only writer and parser of this format."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MAX_BYTES = 64 * 2**20  # read of one log; the file comes from an untrusted process
+SAMPLE_BYTES = 512  # read at each position of a log that is sampled
+_LINE = re.compile(rb"(\d{1,12})\t([-+0-9.eE]{1,24}|nan)")
+
+Entry = tuple[int, float]
+
+
+@dataclass(frozen=True)
+class TrainLog:
+    """Parsed content of a train.log.
+
+    Attributes:
+        entries: (step, loss) in file order; the loss is NaN where training diverged.
+        malformed: Number of lines that are not a step and a loss.
+    """
+
+    entries: tuple[Entry, ...] = ()
+    malformed: int = 0
+
+    @property
+    def losses(self) -> list[float]:
+        """Losses in file order."""
+        return [loss for _, loss in self.entries]
+
+    @property
+    def finite(self) -> tuple[Entry, ...]:
+        """Entries whose loss is a finite number."""
+        return tuple(entry for entry in self.entries if math.isfinite(entry[1]))
+
+
+def append(path: Path, first_step: int, losses: Sequence[float]) -> None:
+    """Append one line per loss; steps count from `first_step`."""
+    with path.open("a", encoding="utf-8") as stream:
+        for step, loss in enumerate(losses, start=first_step):
+            stream.write(f"{step}\t{f'{loss:.9g}' if math.isfinite(loss) else 'nan'}\n")
+
+
+def parse(data: bytes) -> TrainLog:
+    """Parse the content of a log. Malformed lines are counted and skipped."""
+    return _parse_lines(data.splitlines())
+
+
+def read(path: Path, *, positions: int | None = None) -> TrainLog:
+    """Read a log; an empty result if the file cannot be read.
+
+    Args:
+        path: The log.
+        positions: If given, read at most this many evenly spaced samples of SAMPLE_BYTES each instead of a large file.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = path.stat().st_size
+            if positions is None or size <= positions * 2 * SAMPLE_BYTES:
+                return parse(stream.read(MAX_BYTES))
+            lines: list[bytes] = []
+            for position in range(0, size, size // positions):
+                stream.seek(position)
+                lines += stream.read(SAMPLE_BYTES).split(b"\n")[1:-1]  # the first and the last may be incomplete
+            return _parse_lines(lines)
+    except OSError:
+        return TrainLog()
+
+
+def _parse_lines(lines: Sequence[bytes]) -> TrainLog:
+    entries: list[Entry] = []
+    malformed = 0
+    for line in lines:
+        match = _LINE.fullmatch(line.strip())
+        try:
+            entries += [(int(match[1]), float(match[2]))] if match else []
+        except ValueError:
+            match = None
+        malformed += match is None
+    return TrainLog(tuple(entries), malformed)
