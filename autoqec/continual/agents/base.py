@@ -1,4 +1,4 @@
-"""Agents over text: observation in, action out; what they learn goes to a memory, and only while they train."""
+"""Base classes of agents over text: observation in, action out; they learn only in training mode."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NULL_LOGGER.propagate = False
 
 
 class AgentConfig(Contract):
-    """Base of every agent's config; `type` is the registry's name of the agent."""
+    """Base of every agent's config; `type` is the name of the agent in the registry."""
 
     type: str = Field(default="")
 
@@ -29,9 +29,9 @@ C = TypeVar("C", bound=AgentConfig)
 
 
 class Agent(Generic[C]):
-    """The minimal protocol. An episode is reset, (act, observe) …, end_episode.
+    """Protocol of an agent: an episode is `reset`, then (`act`, `observe`) per step, then `end_episode`.
 
-    Whatever an episode changes is made anew by `reset`, so that clones share nothing but config, model and memory.
+    `reset` recreates everything that an episode changes, so that clones share only config, model and memory.
     """
 
     supported_memories: ClassVar[tuple[str, ...]] = ()  # memory types that this agent can write to
@@ -42,29 +42,37 @@ class Agent(Generic[C]):
         self.training = True
 
     def act(self, obs: str) -> str:
-        """The next action."""
+        """Return the next action."""
         raise NotImplementedError
 
     def observe(self, obs: str | None, feedback: dict[str, Any], done: bool) -> None:
-        """What the last action led to: the next observation (None: terminal) and the environment's judgement."""
+        """Take in the result of the last action.
+
+        Args:
+            obs: The next observation; None at the end of the episode.
+            feedback: The environment's feedback on the action.
+            done: Whether the episode has ended.
+        """
         raise NotImplementedError
 
     def reset(self) -> None:
-        """Forget the episode, keep what was learned."""
+        """Forget the episode and keep what was learned."""
         raise NotImplementedError
 
     def end_episode(self) -> None:
-        """Called once after the last step of an episode."""
+        """Run once after the last step of an episode."""
 
     def train(self) -> None:
+        """Switch to training mode."""
         self.training = True
 
     def eval(self) -> None:
+        """Switch to evaluation mode, in which nothing is learned."""
         self.training = False
 
     @contextmanager
     def eval_mode(self) -> Iterator[None]:
-        """Within, nothing is learned; the mode before comes back, also after an exception."""
+        """Evaluate within the block; the previous mode is restored afterwards, also after an exception."""
         before = self.training
         self.eval()
         try:
@@ -74,11 +82,16 @@ class Agent(Generic[C]):
             self.training = before
 
     def frozen(self) -> contextlib.AbstractContextManager[None]:
-        """Within, a write to what clones share raises."""
+        """Raise on writes to shared state within the block."""
         return contextlib.nullcontext()
 
     def clone_for_episode(self, *, training: bool = False, share_memory: bool = True) -> Self:
-        """A twin for an episode of its own. The model is shared; the memory too, unless told."""
+        """Return a copy with an episode of its own.
+
+        Args:
+            training: Mode of the copy.
+            share_memory: Whether the copy uses the same memory. The model is always shared.
+        """
         clone = copy.copy(self)
         clone.training = training
         if not share_memory:
@@ -87,17 +100,17 @@ class Agent(Generic[C]):
         return clone
 
     def copy_memory(self) -> None:
-        """Replace what is learned by a copy of it."""
+        """Replace the memory by a copy of it."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint needs beside config and memory; JSON-able."""
+        """Return the JSON-able state that a checkpoint needs in addition to config and memory."""
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """The inverse of `state`."""
+        """Restore the result of `state`."""
 
 
 def fill_template(template: str, **values: str) -> str:
-    """`template` with each `{name}` of `values` replaced, once; every other brace stays as it is."""
+    """Replace each `{name}` of `values` in `template` once; other braces stay as they are."""
     names = "|".join(map(re.escape, values))
     return re.sub(r"\{(" + names + r")\}", lambda match: values[match[1]], template)

@@ -1,4 +1,4 @@
-"""DynamicCheatsheetAgent: answers with a cheatsheet and like examples at hand, then has the sheet curated."""
+"""DynamicCheatsheetAgent: answers with a cheatsheet and similar examples, then has the cheatsheet curated."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ CURATOR = "You curate a cheatsheet that helps with the questions to come."
 
 
 class DynamicCheatsheetAgentConfig(MemoryAgentConfig):
+    """Config of `DynamicCheatsheetAgent`."""
+
     type: str = "dynamic_cheatsheet_agent"
     memory_config: SerializeAsAny[MemoryModuleConfig] = HybridConfig()
     use_retrieval: bool = True
@@ -70,7 +72,10 @@ class DynamicCheatsheetAgentConfig(MemoryAgentConfig):
 
 
 class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
-    """Two calls a step while training (answer, curation), one while evaluating. No failed curation loses the sheet."""
+    """Agent with two calls per step in training (answer, curation) and one in evaluation.
+
+    A failed curation keeps the previous cheatsheet.
+    """
 
     supported_memories: ClassVar[tuple[str, ...]] = ("hybrid",)
 
@@ -85,16 +90,18 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
     ) -> None:
         super().__init__(config, lm, memory=memory, logger=logger)
         if config.use_code_execution and run_code is None:
-            raise UsageError("nothing here can execute code", location="use_code_execution", hint="set it to false")
+            raise UsageError("code execution is not available", location="use_code_execution", hint="set it to false")
         self.code = CodeExecutionService(
             run_code if config.use_code_execution else None, timeout_s=config.code_timeout_sec
         )
 
     @property
     def hybrid(self) -> HybridMemory:
+        """The agent's memory with its concrete type."""
         return cast(HybridMemory, self.memory)
 
     def act(self, obs: str) -> str:
+        """Answer an observation and, in training mode, curate the cheatsheet."""
         user = self.build_user_prompt(obs, self.history(), self.config.history_k)
         answer = self.code.execute_blocks(self.call_model("actions", self.build_system_prompt(), user))
         if self.training:
@@ -103,11 +110,12 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
         return self.remember(obs, answer)
 
     def history(self) -> list[Entry]:
-        """The notes, then the steps; the sheet has its own place in the prompt."""
+        """Return notes, then steps; the cheatsheet has its own place in the prompt."""
         hybrid = self.hybrid
         return [*hybrid.notes.recall(), *hybrid.experiences.recall(), *self._episode_entries]
 
     def build_user_prompt(self, obs: str, history: Sequence[Entry], k: int | None) -> str:
+        """Fill the generator template with cheatsheet, similar examples, recent entries and the question."""
         examples: list[ExperienceEntry] = []
         if self.config.use_retrieval:
             examples = self.hybrid.retrieve_examples(obs, self.config.retrieve_top_k)
@@ -121,19 +129,20 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
         )
 
     def end_episode(self) -> None:
+        """Shorten the cheatsheet if it exceeds `compact_above` characters."""
         limit = self.config.compact_above
         if self.training and limit is not None and len(self.hybrid.get_cheatsheet()) > limit:
             self._curate(fill_template(COMPACT_TEMPLATE, cheatsheet=self._cheatsheet_text(), limit=str(limit)))
 
     def _curate(self, user: str) -> None:
-        """Ask for a new sheet; the old one stays where the call fails or the reply is no sheet."""
+        """Request a new cheatsheet; the old one is kept if the call fails or the reply contains none."""
         try:
             sheet = parse_curation(self.call_model("reflections", CURATOR, user), self.hybrid.get_cheatsheet())
             self.hybrid.set_cheatsheet(sheet)
         except AutoqecError as error:
-            self.logger.warning("the cheatsheet stays as it was: %s", error)
+            self.logger.warning("the cheatsheet is unchanged: %s", error)
         except Exception as error:
-            self.logger.warning("the cheatsheet stays as it was: %s: %s", type(error).__name__, error)
+            self.logger.warning("the cheatsheet is unchanged: %s: %s", type(error).__name__, error)
 
     def _cheatsheet_text(self) -> str:
         return self.hybrid.get_cheatsheet() or "(empty)"

@@ -1,4 +1,4 @@
-"""CodeExecutionService: a model's code in the sandbox, its output put where the model asked for it."""
+"""CodeExecutionService: runs a model's code in the sandbox and inserts its output."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ CodeRunner = Callable[[str, float], str]
 
 
 class CodeExecutionService:
-    """Replaces the flag after a fenced block by what the block printed.
+    """Replaces the flag after a fenced code block by the output of that block.
 
-    run: (code, seconds) -> output; `sandboxed` is the one for real use. None: the gate is shut and text stays as it is.
+    Args:
+        run: (code, seconds) -> output, normally `run_sandboxed`. None disables execution, and text stays as it is.
+        timeout_s: Time limit per block in seconds.
     """
 
     def __init__(self, run: CodeRunner | None, *, timeout_s: float = 5.0) -> None:
         self._run, self.timeout_s = run, timeout_s
 
     def run(self, code: str, timeout: float) -> str:
-        """Output of `code`, or one line that says why there is none."""
+        """Return the output of `code`, or one line with the reason why there is none."""
         if self._run is None:
             return "code execution is switched off"
         return self._run(code, timeout)[:MAX_OUTPUT_CHARS]
 
     def execute_blocks(self, text: str) -> str:
+        """Return `text` with every flagged block followed by its output."""
         if self._run is None:
             return text
 
@@ -45,9 +48,17 @@ class CodeExecutionService:
 
 
 def run_sandboxed(code: str, timeout: float) -> str:
-    """What Python prints for `code`, in the judge's sandbox: no network, no files but its own folder.
+    """Run Python code in the sandbox, without network and with no files but its own directory.
 
-    Past `timeout` seconds it is killed, with everything it started. UsageError where no sandbox runs here.
+    Args:
+        code: Python source.
+        timeout: Seconds after which the process and its descendants are killed.
+
+    Returns:
+        What the code printed, with a note on the exit status or the limit that ended it.
+
+    Raises:
+        UsageError: If no sandbox backend works on this machine.
     """
     if sandbox.probe() == "none":
         raise UsageError("no sandbox runs here", location="code execution", hint="autoqec doctor")

@@ -1,4 +1,4 @@
-"""MemoryAgent: recall, prompt, ask, and remember. MemorylessAgent: the same without remembering, to compare with."""
+"""MemoryAgent: recalls, prompts a model and remembers each step. MemorylessAgent: the baseline without memory."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ CallKind = Literal["actions", "reflections"]
 
 
 class LMAgentConfig(AgentConfig):
-    """What every agent that asks a language model has."""
+    """Config shared by all agents that call a language model."""
 
     lm_config: LMConfig | None = Field(default=None, description="null: the model that the agent is given")
     system_prompt: str | None = Field(default=None, description="null: the agent's own")
 
 
 class MemoryAgentConfig(LMAgentConfig):
+    """Config of `MemoryAgent`."""
+
     type: str = "memory_agent"
     memory_config: SerializeAsAny[MemoryModuleConfig] = HistoryListConfig()
     history_k: int | None = Field(default=10, ge=0, description="entries shown in the prompt; null: all, 0: none")
@@ -42,6 +44,8 @@ class MemoryAgentConfig(LMAgentConfig):
 
 
 class MemorylessAgentConfig(LMAgentConfig):
+    """Config of `MemorylessAgent`."""
+
     type: str = "memoryless_agent"
 
 
@@ -50,24 +54,26 @@ M = TypeVar("M", bound=MemoryAgentConfig)
 
 
 class LMAgent(Agent[L]):
-    """An agent whose action is a language model's answer."""
+    """Agent whose action is the answer of a language model."""
 
     default_system_prompt: ClassVar[str] = "You are a helpful QA assistant. Use prior history when useful."
 
     def __init__(self, config: L, lm: LanguageModel, *, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger=logger)
         self.lm = lm
-        self.on_call: Callable[[dict[str, Any]], None] | None = None  # one record a call, for whoever keeps them
+        self.on_call: Callable[[dict[str, Any]], None] | None = None  # receives one record per call
         self.reset()
 
     def reset(self) -> None:
+        """Forget the last action."""
         self._last_action: str | None = None
 
     def build_system_prompt(self) -> str:
+        """Return the configured system prompt, or the agent's default."""
         return self.config.system_prompt or self.default_system_prompt
 
     def call_model(self, kind: CallKind, system: str, user: str) -> str:
-        """One call to the model, reported to `on_call` whether it ends well or not."""
+        """Call the model once and report the call to `on_call`, whether it succeeded or not."""
         record: dict[str, Any] = {"kind": kind, "system_prompt": system, "user_prompt": user, "output": None}
         start = time.monotonic()
         try:
@@ -83,17 +89,18 @@ class LMAgent(Agent[L]):
 
 
 class MemorylessAgent(LMAgent[MemorylessAgentConfig]):
-    """Answers each observation alone: what a memory is worth is measured against it."""
+    """Agent that answers each observation independently; the baseline for the value of a memory."""
 
     def act(self, obs: str) -> str:
+        """Answer one observation."""
         return self.call_model("actions", self.build_system_prompt(), f"Q: {obs}")
 
     def observe(self, obs: str | None, feedback: dict[str, Any], done: bool) -> None:
-        """Nothing is kept."""
+        """Store nothing."""
 
 
 class MemoryAgent(LMAgent[M]):
-    """Shows the last entries of its memory with the observation, and keeps each step as an experience."""
+    """Agent that shows the last entries of its memory with the observation and stores each step as an experience."""
 
     supported_memories: ClassVar[tuple[str, ...]] = ("history_list", "experience_db", "hybrid")
 
@@ -108,30 +115,32 @@ class MemoryAgent(LMAgent[M]):
         self.memory: Memory = build_memory(config.memory_config) if memory is None else memory
         if self.memory.config.type not in self.supported_memories:
             raise UsageError(
-                f"{type(self).__name__} can't write to a memory of type {self.memory.config.type!r}",
+                f"{type(self).__name__} cannot write to a memory of type {self.memory.config.type!r}",
                 location="memory",
                 hint=f"one of {', '.join(self.supported_memories)}",
             )
         super().__init__(config, lm, logger=logger)
 
     def reset(self) -> None:
+        """Start an episode: forget pending observation and trajectory, keep the memory."""
         super().reset()
         self._last_obs: str | None = None
         self._trajectory: list[ExperienceEntry] = []
-        # While nothing may be learned, an episode still knows its own earlier steps.
+        # In evaluation mode an episode still recalls its own earlier steps.
         self._episode_entries: list[Entry] = []
 
     def act(self, obs: str) -> str:
+        """Answer an observation, given what is remembered."""
         user = self.build_user_prompt(obs, self.history(), self.config.history_k)
         return self.remember(obs, self.call_model("actions", self.build_system_prompt(), user))
 
     def remember(self, obs: str, action: str) -> str:
-        """Note what `observe` will need; returns the action."""
+        """Store what `observe` needs and return the action."""
         self._last_obs, self._last_action = obs, action
         return action
 
     def observe(self, obs: str | None, feedback: dict[str, Any], done: bool) -> None:
-        """The step becomes an experience, under the observation that was acted on. Nothing without an action before."""
+        """Store the step under the observation that was acted on; do nothing without a previous action."""
         if self._last_action is None or self._last_obs is None:
             return
         acted_on, action = self._last_obs, self._last_action
@@ -140,26 +149,30 @@ class MemoryAgent(LMAgent[M]):
         self.update_memory(acted_on, action, feedback, done)
 
     def update_memory(self, obs: str, action: str, feedback: dict[str, Any], done: bool) -> None:
-        """Extension point. obs: the observation that was acted on."""
+        """Store one step. Subclasses override this; `obs` is the observation that was acted on."""
         self.update_memory_with_entry(ExperienceEntry(obs=obs, action=action, feedback=feedback))
 
     def update_memory_with_entry(self, entry: Entry) -> None:
+        """Store an entry in the memory, or only for this episode in evaluation mode."""
         if self.training:
             self.memory.update(entry)
         else:
             self._episode_entries.append(entry)
 
     def history(self) -> list[Entry]:
-        """What is remembered, oldest first, and in an evaluation episode its own steps."""
+        """Return remembered entries, oldest first; in evaluation mode followed by the episode's own steps."""
         return [*self.memory.recall(), *self._episode_entries]
 
     def build_user_prompt(self, obs: str, history: Sequence[Entry], k: int | None) -> str:
+        """Return the last k entries and the question, one per line."""
         return "\n".join([*(entry.line() for entry in last_k(history, k)), f"Q: {obs}"])
 
     def frozen(self) -> contextlib.AbstractContextManager[None]:
+        """Raise on writes to the memory within the block."""
         return self.memory.frozen()
 
     def copy_memory(self) -> None:
+        """Replace the memory by a deep copy."""
         self.memory = copy.deepcopy(self.memory)
 
 
@@ -167,5 +180,5 @@ E = TypeVar("E", bound=Entry)
 
 
 def last_k(entries: Sequence[E], k: int | None) -> list[E]:
-    """The last k; all for None. (A slice of `-0:` would be everything.)"""
+    """Return the last k entries, or all for None. A slice of `-0:` would return all for 0."""
     return list(entries) if k is None else list(entries[max(len(entries) - k, 0) :])

@@ -1,4 +1,4 @@
-"""ReflexionAgent: asks the model what an episode taught, and remembers the answer."""
+"""ReflexionAgent: asks the model what an episode taught and remembers the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
 from autoqec.continual.memory.entries import ExperienceEntry, ReflectionEntry
 from autoqec.contracts.base import Contract
 
-CHARS_PER_TOKEN = 4  # a reflection longer than its budget is cut; providers count differently, this bound is ours
+CHARS_PER_TOKEN = 4  # an upper bound of our own, because providers count tokens differently
 
 DEFAULT_REFLECTION_PROMPT = (
     "You look back on an episode. Write short dos and don'ts that would help with the next one. "
@@ -20,35 +20,43 @@ DEFAULT_REFLECTION_PROMPT = (
 
 
 class ReflectionConfig(Contract):
+    """When and how to reflect."""
+
     enabled: bool = True
     mode: Literal["episode_end", "per_step", "both"] = "episode_end"
     max_tokens: int | None = Field(default=None, ge=1, description="budget of one reflection; null: the model's own")
     system_prompt: str | None = None
 
     def at(self, moment: Literal["episode_end", "per_step"]) -> bool:
+        """Return whether to reflect at this moment."""
         return self.enabled and self.mode in (moment, "both")
 
 
 class ReflexionAgentConfig(MemoryAgentConfig):
+    """Config of `ReflexionAgent`."""
+
     type: str = "reflexion_agent"
     reflection_config: ReflectionConfig = ReflectionConfig()
 
 
 class ReflexionAgent(MemoryAgent[ReflexionAgentConfig]):
-    """Reflects after steps, after episodes, or both; never while evaluating."""
+    """Agent that reflects after steps, after episodes, or both; never in evaluation mode."""
 
     supported_memories: ClassVar[tuple[str, ...]] = ("history_list", "hybrid")
 
     def update_memory(self, obs: str, action: str, feedback: dict[str, Any], done: bool) -> None:
+        """Reflect on the step if configured, then store it."""
         if self.config.reflection_config.at("per_step"):
             self._reflect(self._trajectory[-1:])
         super().update_memory(obs, action, feedback, done)
 
     def end_episode(self) -> None:
+        """Reflect on the episode if configured."""
         if self._trajectory and self.config.reflection_config.at("episode_end"):
             self._reflect(self._trajectory)
 
     def build_reflection_prompt(self, trajectory: Sequence[ExperienceEntry]) -> tuple[str, str]:
+        """Return system and user prompt for a reflection on the given steps."""
         config = self.config.reflection_config
         system = config.system_prompt or DEFAULT_REFLECTION_PROMPT
         if config.max_tokens is not None:
@@ -57,7 +65,7 @@ class ReflexionAgent(MemoryAgent[ReflexionAgentConfig]):
         return system, "\n".join([*steps, "What to do, and what not to do, next time:"])
 
     def _reflect(self, trajectory: Sequence[ExperienceEntry]) -> None:
-        """A failed call costs the reflection, not the run."""
+        """Store a reflection. A failed call loses the reflection, not the run."""
         if not self.training:
             return
         try:

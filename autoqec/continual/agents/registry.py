@@ -1,4 +1,4 @@
-"""Agents by the name in their config."""
+"""Registry of agents by the `type` in their config."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ AGENTS: dict[str, tuple[type[LMAgentConfig], type[LMAgent[Any]]]] = {
 
 
 def parse_agent_config(data: Mapping[str, Any], *, location: str = "agent") -> LMAgentConfig:
-    """The config of the agent named by `type`. UsageError lists the known types, or names the wrong field."""
+    """Parse the config of the agent named by `type`.
+
+    Raises:
+        UsageError: If the type is unknown or a field is invalid.
+    """
     kind = data.get("type")
     if kind not in AGENTS:
         problem = f"unknown agent type {kind!r}" if kind else "the agent has no `type`"
@@ -55,8 +59,18 @@ def build_agent(
     run_code: CodeRunner | None = None,
     logger: logging.Logger | None = None,
 ) -> LMAgent[Any]:
-    """The agent of a config. memory: one to go on with; run_code: what may execute a model's code. Both go to the
-    agents that have a use for them."""
+    """Build the agent of a config.
+
+    Args:
+        config: Config with a known `type`.
+        lm: The language model to call.
+        memory: Existing memory to continue with, for agents that have one.
+        run_code: Executes a model's code, for agents that do so.
+        logger: Logger of the agent.
+
+    Raises:
+        UsageError: If the type is unknown.
+    """
     if config.type not in AGENTS:
         raise UsageError(f"unknown agent type {config.type!r}", location="agent", hint=f"one of {', '.join(AGENTS)}")
     kind = AGENTS[config.type][1]

@@ -1,1 +1,1 @@
-"""What an agent remembers: typed entries, and the modules that hold them."""
+"""Memories of agents: typed entries and the modules that store them."""

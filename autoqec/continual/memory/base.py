@@ -1,4 +1,4 @@
-"""A memory: entries in, a view for prompting out, and a file that brings the same memory back."""
+"""Base class of memories: entries, recall for prompts, and snapshots that restore the same memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class MemoryModuleConfig(Contract):
     type: str = type_field("")
 
     def dump(self) -> dict[str, Any]:
+        """Return the config as JSON-able values."""
         return self.model_dump(mode="json", by_alias=True)
 
 
@@ -31,17 +32,21 @@ Config = TypeVar("Config", bound=MemoryModuleConfig)
 
 
 class MemoryModule(ABC, Generic[Config]):
-    """Storage of one agent. Readers may share it between threads while it is frozen."""
+    """Storage of one agent. While it is frozen, threads may read it concurrently."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self._frozen = 0
 
     def update(self, entry: Entry) -> None:
-        """Insert or merge an entry. ContractError while frozen: nothing learns from validation."""
+        """Insert or merge an entry.
+
+        Raises:
+            ContractError: If the memory is frozen, because validation must not learn.
+        """
         if self._frozen:
             raise ContractError(
-                "the memory is frozen: validation may read it, never write", location=type(self).__name__
+                "the memory is frozen, so that validation cannot change it", location=type(self).__name__
             )
         self._update(entry)
 
@@ -50,11 +55,11 @@ class MemoryModule(ABC, Generic[Config]):
 
     @abstractmethod
     def recall(self) -> Sequence[Entry]:
-        """What a prompt is built from, oldest first; a copy."""
+        """Return a copy of the entries that a prompt is built from, oldest first."""
 
     @abstractmethod
     def entries(self) -> Sequence[Entry]:
-        """Everything that is stored, in the order in which updates with it rebuild the memory."""
+        """Return all stored entries in the order in which updates rebuild the memory."""
 
     @abstractmethod
     def clear(self) -> None:
@@ -62,7 +67,7 @@ class MemoryModule(ABC, Generic[Config]):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Within, `update` raises."""
+        """Raise on `update` within the block."""
         self._frozen += 1
         try:
             yield
@@ -70,18 +75,18 @@ class MemoryModule(ABC, Generic[Config]):
             self._frozen -= 1
 
     def snapshot(self) -> str:
-        """The memory as JSON lines: a header (config, count and hash of what follows), then one entry a line."""
+        """Return the memory as JSON lines: a header with config, count and hash, then one entry per line."""
         lines = [json.dumps(entry.dump(), ensure_ascii=False) + "\n" for entry in self.entries()]
         header = SnapshotHeader(config=self.config.dump(), entries=len(lines), sha256=_digest(lines))
         return json.dumps(header.dump(), ensure_ascii=False) + "\n" + "".join(lines)
 
     def save(self, path: Path | str) -> None:
-        """Write the snapshot, whole or not at all."""
+        """Write the snapshot atomically."""
         atomic.write_text(path, self.snapshot())
 
 
 class SnapshotHeader(Contract):
-    """First line of a snapshot: it tells a whole file from a torn one, and how to build the module."""
+    """First line of a snapshot: identifies a complete file and says how to build the module."""
 
     type: str = type_field("memory")
     config: dict[str, Any]
@@ -89,14 +94,19 @@ class SnapshotHeader(Contract):
     sha256: str
 
     def dump(self) -> dict[str, Any]:
+        """Return the header as JSON-able values."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def read_snapshot(text: str, *, location: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Config and entries of a snapshot, as plain values. ContractError where a byte is missing or changed."""
-    # Not splitlines: an entry's text may hold any of the other characters that it takes for line ends.
+    """Return config and entries of a snapshot as plain values.
+
+    Raises:
+        ContractError: If a byte is missing or changed.
+    """
+    # Not splitlines: an entry's text may contain other characters that splitlines treats as line ends.
     lines = [line + "\n" for line in text.removesuffix("\n").split("\n")] if text else []
-    hint = "take another checkpoint, or start without one"
+    hint = "use another checkpoint, or start without one"
     if not lines:
         raise ContractError("the memory snapshot is empty", location=location, hint=hint)
     try:
@@ -105,7 +115,7 @@ def read_snapshot(text: str, *, location: str) -> tuple[dict[str, Any], list[dic
     except ValueError as error:
         raise ContractError(f"the memory snapshot is damaged: {error}", location=location, hint=hint) from error
     if header.type != "memory" or header.entries != len(entries) or header.sha256 != _digest(lines[1:]):
-        raise ContractError("the memory snapshot is torn or was edited", location=location, hint=hint)
+        raise ContractError("the memory snapshot is incomplete or was edited", location=location, hint=hint)
     return header.config, entries
 
 

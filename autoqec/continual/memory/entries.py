@@ -1,4 +1,4 @@
-"""Typed entries of a memory. On disk and in YAML the type is spelled `_type`; `type` is read as well."""
+"""Typed entries of a memory; the type is written as `_type` and read from `_type` or `type`."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from autoqec.errors import ContractError
 
 
 def type_field(default: str) -> Any:
-    """A `type` that is read from `_type` or `type` and written as `_type`.
+    """Return a field `type` that is read from `_type` or `type` and written as `_type`.
 
-    Pydantic takes a field *named* `_type` for a private attribute and never looks at its value.
+    Pydantic treats a field *named* `_type` as a private attribute and ignores its value.
     """
     return Field(default=default, validation_alias=AliasChoices("_type", "type"), serialization_alias="_type")
 
 
 class Entry(BaseModel):
-    """The general entry: a type and a text. Keys of a type nobody knows here are kept.
+    """General entry: a type and a text. Fields of unknown types are kept.
 
     Atomic types: Observation, Action, Feedback, Reflection, Summary, Retrieval.
     """
@@ -31,16 +31,16 @@ class Entry(BaseModel):
     content: str = ""
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able, with `_type` first."""
+        """Return the entry as JSON-able values, with `_type` first."""
         return self.model_dump(mode="json", by_alias=True)
 
     def line(self) -> str:
-        """The entry as one line of a prompt."""
+        """Return the entry as one line of a prompt."""
         return f"{self.type}: {self.content}"
 
 
 class ExperienceEntry(Entry):
-    """One step: the observation acted on, the action, and what came of it."""
+    """One step: the observation acted on, the action and the feedback."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -52,11 +52,12 @@ class ExperienceEntry(Entry):
     metadata: dict[str, Any] = {}
 
     def line(self) -> str:
+        """Return the step as one line of a prompt."""
         return f"Q: {self.obs} A: {self.action} F: {canonical_json(self.feedback)}"
 
 
 class ReflectionEntry(Entry):
-    """Distilled advice."""
+    """Advice distilled from an episode."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -64,11 +65,12 @@ class ReflectionEntry(Entry):
     content: str
 
     def line(self) -> str:
+        """Return the advice as one line of a prompt."""
         return f"Reflection: {self.content}"
 
 
 class CheatsheetEntry(Entry):
-    """A whole cheatsheet; the latest one counts."""
+    """A complete cheatsheet; the latest entry is the current one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
@@ -76,6 +78,7 @@ class CheatsheetEntry(Entry):
     content: str
 
     def line(self) -> str:
+        """Return the cheatsheet as text of a prompt."""
         return f"Cheatsheet: {self.content}"
 
 
@@ -87,21 +90,29 @@ ENTRY_TYPES: dict[str, type[Entry]] = {
 
 
 def discriminator(data: Mapping[str, Any], *, location: str) -> str | None:
-    """The value of `_type` or `type`; ContractError where the two disagree."""
-    one, other = data.get("_type"), data.get("type")
-    if one is not None and other is not None and one != other:
+    """Return the value of `_type` or `type`, or None.
+
+    Raises:
+        ContractError: If the two disagree.
+    """
+    underscored, plain = data.get("_type"), data.get("type")
+    if underscored is not None and plain is not None and underscored != plain:
         raise ContractError(
-            f"`_type` says {one!r} and `type` says {other!r}", location=location, hint="keep one of them"
+            f"`_type` is {underscored!r} and `type` is {plain!r}", location=location, hint="keep one of them"
         )
-    found = one if one is not None else other
-    return None if found is None else str(found)
+    kind = underscored if underscored is not None else plain
+    return None if kind is None else str(kind)
 
 
 def parse_entry(data: Mapping[str, Any], *, location: str = "memory entry") -> Entry:
-    """An entry from JSON; a type nobody knows becomes a general Entry. ContractError names the wrong field."""
+    """Parse an entry from JSON values; an unknown type becomes a general Entry.
+
+    Raises:
+        ContractError: Names the invalid field.
+    """
     kind = discriminator(data, location=location)
     if not kind:
-        raise ContractError("an entry without `_type`", location=location)
+        raise ContractError("the entry has no `_type`", location=location)
     try:
         return ENTRY_TYPES.get(kind, Entry).model_validate({**_without_type(data), "_type": kind})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""ExperienceDB: every step with its feedback, found again by likeness of the observation."""
+"""ExperienceDB: stores every step with its feedback and retrieves steps by similarity of the observation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from autoqec.errors import ContractError
 
 
 class ExperienceDBConfig(MemoryModuleConfig):
+    """Config of `ExperienceDBMemory`."""
+
     type: Literal["experience_db"] = type_field("experience_db")
-    max_length: int | None = Field(default=None, ge=1, description="null: unbounded; else the oldest leave")
+    max_length: int | None = Field(default=None, ge=1, description="null: unbounded; otherwise the oldest are dropped")
 
 
 class ExperienceDBMemory(MemoryModule[ExperienceDBConfig]):
-    """Stores (obs, action, feedback, metadata); takes experience entries and no other."""
+    """Memory of (obs, action, feedback, metadata); accepts experience entries only."""
 
     def __init__(self, config: ExperienceDBConfig | None = None) -> None:
         super().__init__(config or ExperienceDBConfig())
@@ -27,7 +29,7 @@ class ExperienceDBMemory(MemoryModule[ExperienceDBConfig]):
 
     def _update(self, entry: Entry) -> None:
         if not isinstance(entry, ExperienceEntry):
-            raise ContractError(f"holds experiences, not {entry.type!r} entries", location="experience_db")
+            raise ContractError(f"stores experiences, not {entry.type!r} entries", location="experience_db")
         self._experiences.append(entry)
         limit = self.config.max_length
         if limit is not None and len(self._experiences) > limit:
@@ -37,15 +39,18 @@ class ExperienceDBMemory(MemoryModule[ExperienceDBConfig]):
             self._index.add(entry.obs)
 
     def search(self, query: str, k: int) -> list[ExperienceEntry]:
-        """The k experiences whose observation is most like `query`, nearest first; of equals the earlier first."""
+        """Return the k experiences whose observation is most similar to `query`, best first, ties by age."""
         return [self._experiences[index] for index in self._index.query_top_k(query, k)]
 
     def recall(self) -> list[ExperienceEntry]:
+        """Return all experiences, oldest first."""
         return list(self._experiences)
 
     def entries(self) -> list[ExperienceEntry]:
+        """Return all experiences, oldest first."""
         return list(self._experiences)
 
     def clear(self) -> None:
+        """Forget all experiences and rebuild the index."""
         self._experiences.clear()
         self._index.build_index(())

@@ -1,4 +1,4 @@
-"""Memories by the name in their config, new or from a snapshot."""
+"""Builds memories by the `_type` in their config, empty or from a snapshot."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ MODULES: dict[str, tuple[type[MemoryModuleConfig], type[Memory]]] = {
 def parse_memory_config(
     data: Mapping[str, Any] | MemoryModuleConfig, *, location: str = "memory"
 ) -> MemoryModuleConfig:
-    """A memory's config, selected by `_type` or `type`. UsageError lists the known types."""
+    """Parse a memory's config, selected by `_type` or `type`.
+
+    Raises:
+        UsageError: If the type is unknown or a field is invalid.
+    """
     if isinstance(data, MemoryModuleConfig):
         return data
     kind = discriminator(data, location=location)
@@ -45,22 +49,30 @@ def parse_memory_config(
 
 
 def build_memory(config: Mapping[str, Any] | MemoryModuleConfig) -> Memory:
-    """The empty memory a config asks for. UsageError where the type is unknown."""
+    """Return the empty memory of a config.
+
+    Raises:
+        UsageError: If the type is unknown.
+    """
     parsed = parse_memory_config(config)
     if parsed.type not in MODULES:
         raise UsageError(f"unknown memory type {parsed.type!r}", location="memory", hint=f"one of {', '.join(MODULES)}")
     return MODULES[parsed.type][1](parsed)
 
 
-memory_factory = build_memory  # the seed uses both names
+memory_factory = build_memory  # both names are public
 
 
 def load_memory(path: Path | str) -> Memory:
-    """The memory of a snapshot, with the config it was saved under. ContractError where the file is not whole."""
+    """Return the memory of a snapshot file, with the config it was saved under.
+
+    Raises:
+        ContractError: If the file is unreadable or incomplete.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"the memory snapshot can't be read: {error}", location=str(path)) from error
+        raise ContractError(f"cannot read the memory snapshot: {error}", location=str(path)) from error
     config, entries = read_snapshot(text, location=str(path))
     memory = build_memory(config)
     for number, entry in enumerate(entries, start=2):

@@ -1,4 +1,4 @@
-"""HistoryList: the last entries, in order."""
+"""HistoryList: the most recent entries in order."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from autoqec.continual.memory.entries import Entry, type_field
 
 
 class HistoryListConfig(MemoryModuleConfig):
+    """Config of `HistoryList`."""
+
     type: Literal["history_list"] = type_field("history_list")
     max_length: int | None = Field(default=100, ge=1, description="null: unbounded")
 
 
 class HistoryList(MemoryModule[HistoryListConfig]):
-    """Append-only; the oldest entries leave when there are more than `max_length`."""
+    """Append-only memory that drops the oldest entries beyond `max_length`."""
 
     def __init__(self, config: HistoryListConfig | None = None) -> None:
         super().__init__(config or HistoryListConfig())
@@ -28,10 +30,13 @@ class HistoryList(MemoryModule[HistoryListConfig]):
             del self.history_list[: -self.config.max_length]
 
     def recall(self) -> list[Entry]:
+        """Return all entries, oldest first."""
         return list(self.history_list)
 
     def entries(self) -> list[Entry]:
+        """Return all entries, oldest first."""
         return list(self.history_list)
 
     def clear(self) -> None:
+        """Forget all entries."""
         self.history_list.clear()

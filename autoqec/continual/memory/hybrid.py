@@ -1,4 +1,4 @@
-"""HybridMemory: a cheatsheet, a database of experiences, and the reflections between them."""
+"""HybridMemory: a cheatsheet, a database of experiences, and a list of notes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from autoqec.continual.memory.history_list import HistoryList, HistoryListConfig
 
 
 class HybridConfig(MemoryModuleConfig):
+    """Config of `HybridMemory`, one block per part."""
+
     type: Literal["hybrid"] = type_field("hybrid")
     cheatsheet: CheatsheetConfig = CheatsheetConfig()
     experience_db: ExperienceDBConfig = ExperienceDBConfig()
@@ -19,7 +21,7 @@ class HybridConfig(MemoryModuleConfig):
 
 
 class HybridMemory(MemoryModule[HybridConfig]):
-    """Each entry goes to the part that is made for it; entries of any other type go to the notes."""
+    """Memory that routes each entry to the part for its type; all other types go to the notes."""
 
     def __init__(self, config: HybridConfig | None = None) -> None:
         super().__init__(config or HybridConfig())
@@ -36,25 +38,30 @@ class HybridMemory(MemoryModule[HybridConfig]):
             self.notes.update(entry)
 
     def get_cheatsheet(self) -> str:
+        """Return the current cheatsheet."""
         return self.cheatsheet.get_cheatsheet()
 
     def set_cheatsheet(self, text: str) -> None:
-        """A new version of the sheet, under the guards of its config."""
+        """Store a new version of the cheatsheet, subject to its config."""
         self.update(self.cheatsheet.make_version(text))
 
     def append_experience(self, entry: ExperienceEntry) -> None:
+        """Store an experience."""
         self.update(entry)
 
     def retrieve_examples(self, query: str, k: int) -> list[ExperienceEntry]:
+        """Return the k experiences most similar to `query`."""
         return self.experiences.search(query, k)
 
     def recall(self) -> list[Entry]:
-        """The sheet, the notes, then the experiences."""
+        """Return cheatsheet, notes, then experiences."""
         return [*self.cheatsheet.recall(), *self.notes.recall(), *self.experiences.recall()]
 
     def entries(self) -> list[Entry]:
+        """Return all entries of all parts."""
         return [*self.cheatsheet.entries(), *self.notes.entries(), *self.experiences.entries()]
 
     def clear(self) -> None:
+        """Clear all parts."""
         for part in (self.cheatsheet, self.experiences, self.notes):
             part.clear()

@@ -1,4 +1,4 @@
-"""RetrievalService: the texts most like a query, by TF-IDF cosine. No model, no dependency, same answer every time."""
+"""RetrievalService: deterministic TF-IDF cosine similarity over texts, without a model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 class RetrievalService:
-    """An index over texts that knows nothing of memories: whoever builds it keeps what the numbers stand for."""
+    """Index over texts. Callers map the returned indices to their own objects."""
 
     def __init__(self) -> None:
         self._documents: list[Counter[str]] = []
-        self._document_frequency: Counter[str] = Counter()  # in how many documents a word stands
+        self._document_frequency: Counter[str] = Counter()  # number of documents that contain a word
 
     def build_index(self, texts: Iterable[str]) -> None:
         """Replace the index."""
@@ -24,19 +24,20 @@ class RetrievalService:
             self.add(text)
 
     def add(self, text: str) -> None:
+        """Append a text to the index."""
         words = Counter(word.lower() for word in _WORD.findall(text))
         self._documents.append(words)
         self._document_frequency.update(words.keys())
 
     def query_top_k(self, query: str, k: int) -> list[int]:
-        """Indices of the k nearest texts, nearest first, of equals the earlier first; fewer where there are fewer."""
+        """Return the indices of the k most similar texts, best first, ties by index; fewer if the index is smaller."""
         wanted = self._weights(Counter(word.lower() for word in _WORD.findall(query)))
         scores = [(self._cosine(wanted, document), index) for index, document in enumerate(self._documents)]
         scores.sort(key=lambda score: (-score[0], score[1]))
         return [index for _, index in scores[: max(k, 0)]]
 
     def _weights(self, words: Counter[str]) -> dict[str, float]:
-        # A word in every document still counts a little: the smoothing keeps equal texts nearest to each other.
+        # Smoothed, so that words in every document still count and equal texts are the most similar ones.
         total = len(self._documents)
         weights = {
             word: (1 + math.log(count)) * (1 + math.log((1 + total) / (1 + self._document_frequency[word])))
@@ -49,5 +50,5 @@ class RetrievalService:
         if not wanted.keys() & document.keys():
             return 0.0
         found = self._weights(document)
-        # Rounded, so that the order of equals never hangs on the last bit of a sum.
+        # Rounded, so that ties do not depend on the last bit of a sum.
         return round(sum(weight * found.get(word, 0.0) for word, weight in wanted.items()), 12)

@@ -1,4 +1,4 @@
-"""RunTime: an agent over a dataset of environments, measured while it learns."""
+"""RunTime: runs an agent over a dataset of environments and measures it while it learns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a memory is worth: an agent and its memoryless twin on the same environments, and their difference."""
+"""Measures the value of a memory: the same agent with and without it on the same environments."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from autoqec.errors import UsageError
 
 @dataclass(frozen=True)
 class MemoryGain:
-    """Mean difference of episode scores, with minus without memory; 95% interval of paired differences.
+    """Mean difference of episode scores, with minus without memory, and its 95% interval from paired differences.
 
-    Pairs are episodes at the same place. Fewer than two pairs have no interval.
+    Pairs are episodes at the same position. There is no interval for fewer than two pairs.
     """
 
     mean: float
@@ -33,29 +33,36 @@ class MemoryGain:
 
 @dataclass(frozen=True)
 class AblationResult:
+    """Evaluations with and without memory, and the gain."""
+
     stateful: Evaluation
     memoryless: Evaluation
     gain: MemoryGain
 
     @property
     def exit_code(self) -> int:
+        """The larger exit code of the two evaluations."""
         return max(self.stateful.exit_code, self.memoryless.exit_code)
 
 
 def evaluate_ablation(
     config_path: Path | str, *, console: TextIO | None = None, round_runner: RoundRunner | None = None
 ) -> AblationResult:
-    """Both runs of a config, one after the other. UsageError where its agent has no memory."""
+    """Run a config with its memory, then without it.
+
+    Raises:
+        UsageError: If the agent of the config has no memory.
+    """
     config = load_config(config_path)
     if config.agent.type == MemorylessAgentConfig().type:
-        raise UsageError("the agent of this config has no memory to be worth anything", location=str(config_path))
+        raise UsageError("the agent of this config has no memory", location=str(config_path))
     stateful = evaluate_config(config, console=console, round_runner=round_runner)
     memoryless = evaluate_config(without_memory(config), console=console, round_runner=round_runner)
     return AblationResult(stateful, memoryless, gain(stateful.metrics, memoryless.metrics))
 
 
 def without_memory(config: RunConfig) -> RunConfig:
-    """The same run with the same model and words, and no memory."""
+    """Return the config with the same model and prompts and a memoryless agent."""
     agent: LMAgentConfig = config.agent
     words = agent.system_prompt or AGENTS[agent.type][1].default_system_prompt
     agent_without_memory = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=words)
@@ -63,10 +70,14 @@ def without_memory(config: RunConfig) -> RunConfig:
 
 
 def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> MemoryGain:
-    """From two runs' metrics. UsageError where they have different numbers of episodes."""
+    """Compute the gain from the metrics of two runs.
+
+    Raises:
+        UsageError: If the runs have different numbers of episodes.
+    """
     one, other = _scores(stateful), _scores(memoryless)
     if len(one) != len(other):
-        raise UsageError(f"{len(one)} episodes against {len(other)}: nothing to pair", location="early_stop_on_success")
+        raise UsageError(f"{len(one)} episodes against {len(other)} cannot be paired", location="early_stop_on_success")
     differences = [with_memory - without for with_memory, without in zip(one, other, strict=True)]
     if len(differences) < 2:
         return MemoryGain(mean(differences), None, None, len(differences))
@@ -80,7 +91,7 @@ def _scores(metrics: dict[str, Any]) -> list[float]:
 
 
 def _t95(degrees_of_freedom: int) -> float:
-    """Student's 97.5% quantile."""
+    """Return the 97.5% quantile of Student's t distribution."""
     from scipy.stats import t
 
     return float(t.ppf(0.975, degrees_of_freedom))

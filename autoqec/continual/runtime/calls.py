@@ -1,4 +1,4 @@
-"""llm_calls/: each language-model call in a file of its own."""
+"""Writes each language-model call to a file of its own under `llm_calls/`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from autoqec.store import atomic
 
 @dataclass
 class EpisodeCallLog:
-    """Files the calls of one episode; `step` is moved on by whoever counts steps.
+    """Writes the calls of one episode; the caller advances `step`.
 
-    folder: llm_calls/train, or llm_calls/validation/val_<N>. One thread an episode.
+    Attributes:
+        folder: `llm_calls/train` or `llm_calls/validation/val_<N>`.
+        context: Fields written into each file.
+        step: 1-based step of the episode.
     """
 
     folder: Path
@@ -22,6 +25,7 @@ class EpisodeCallLog:
     _calls: int = 0
 
     def __call__(self, record: dict[str, Any]) -> None:
+        """Write one call to its file."""
         self._calls += 1
         directory = self.folder / record["kind"]
         atomic.make_dir(directory)

@@ -1,4 +1,4 @@
-"""The bridge: an agent that RunTime trained, with its memory, as the Ideator or the Analyst of a live run."""
+"""Uses an agent that RunTime trained, with its memory, as the Ideator or the Analyst of a run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,16 @@ from autoqec.ideators.moves import Move, SearchState
 from autoqec.llm.base import LanguageModel
 from autoqec.store import files
 
-MAX_SHOWN = 30  # measured rounds in the observation, the youngest
+MAX_SHOWN = 30  # most recent measured rounds in the observation
 
 
 def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
-    """The agent of a checkpoint with its memory, in evaluation mode. Errors as `checkpoints.load`."""
+    """Return the agent of a checkpoint with its memory, in evaluation mode.
+
+    Raises:
+        UsageError: As `checkpoints.load`.
+        ContractError: As `checkpoints.load`.
+    """
     loaded = checkpoints.load(checkpoint)
     saved = json.loads((loaded.directory / "agent.json").read_text(encoding="utf-8"))
     agent = build_agent(parse_agent_config(saved["config"], location=str(loaded.directory / "agent.json")), lm)
@@ -40,10 +45,15 @@ def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
 def ideator(
     checkpoint: Path | str, lm: LanguageModel, *, without_memory: bool = False
 ) -> Callable[[dict[str, Any]], IdeatorResponse]:
-    """An ideator (view -> proposal) that asks the trained agent as `DesignTextEnv` did, and learns nothing more.
+    """Return an ideator that asks the trained agent in the format of `DesignTextEnv` and learns nothing.
 
-    What the agent says that can't be read, is not on offer, or was tried, raises UsageError: the caller has the no-key
-    ideator take the round. forgetful: the memoryless twin, to tell what the memory is worth.
+    A reply that cannot be parsed, is not in the action space, or was tried before raises UsageError; the caller then
+    uses an ideator without a model.
+
+    Args:
+        checkpoint: An `ep_…` directory, or `latest`.
+        lm: The language model of the agent.
+        without_memory: Clear the memory first, for an ablation.
     """
     agent = load_agent(checkpoint, lm)
     memory = getattr(agent, "memory", None)
@@ -62,8 +72,8 @@ def ideator(
         name = type(agent).__name__
         config = state.with_pins(draft.config())
         if config is None or not state.is_new(config):
-            raise UsageError("this design was tried already, or lets go of a pin", location="proposal")
-        text = f"{name}, with what it learned on other codes, expects {format_choices(draft.choices)} to err less"
+            raise UsageError("the design was already tried, or violates a pin", location="proposal")
+        text = f"{name}, with what it learned on other codes, expects fewer errors from {format_choices(draft.choices)}"
         slug = f"memory-{config['type']}-{draft.signature[:6]}"
         return moves.to_response(Move(slug, text, config), source=f"{name} {Path(checkpoint).name} {state.n_proposed}")
 
@@ -71,10 +81,10 @@ def ideator(
 
 
 def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, Any]], AnalystResponse]:
-    """An Analyst (view -> nomination) that asks the trained agent what the judge will say, as `LedgerQA` did.
+    """Return an Analyst that asks the trained agent for the verdict, in the format of `RunHistoryQA`.
 
-    The figures and the advice are those of the Analyst without a model; only the nomination is the agent's. A reply
-    that names no verdict raises UsageError. A round that failed, or was not measured, is not asked about.
+    Figures and advice come from the rule-based Analyst; only the nomination is the agent's. Rounds that failed or were
+    not measured are not put to the agent. A reply without a verdict raises UsageError.
     """
     agent = load_agent(checkpoint, lm)
 
@@ -101,9 +111,12 @@ def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, An
 
 
 def _format_outcome(number: int, row: dict[str, Any]) -> str:
-    """One measured round in the words of `DesignTextEnv`; without a plain error rate only the difference is known."""
+    """Return one measured round in the format of `DesignTextEnv`.
+
+    Without the baseline's error rate only the difference is known.
+    """
     choices = space.params_of(row["dsl_config"]) if row["dsl_config"] else None
     shown = format_choices(choices or {})
     if row["status"] != "ok" or row["delta_ler"] is None:
         return f"{number}. {shown}: failed: {row['status']}"
-    return f"{number}. {shown}: the error rate fell by {row['delta_ler']:+.3g} a shot"
+    return f"{number}. {shown}: the error rate fell by {row['delta_ler']:+.3g} per shot"

@@ -1,4 +1,4 @@
-"""Checkpoints: whole directories or none, a `latest` that always resolves, and the rule that says which stay."""
+"""Checkpoints of RunTime: complete directories, a `latest` link that always resolves, and a retention policy."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _STAGING_PREFIX = ".saving-"
 
 
 class RuntimeState(Contract):
-    """runtime.json: where a run stands. It is written last and hashes the other files of its directory."""
+    """runtime.json: the state of a run. It is written last and holds the hashes of the other files in its directory."""
 
     schema_version: Literal[1] = 1
     episodes_seen: int = Field(ge=0)
-    next_env: int = Field(ge=0, description="place in the dataset of the next environment, from 0")
+    next_env: int = Field(ge=0, description="0-based index of the next environment in the dataset")
     val_score: float | None = Field(description="of the last validation")
     episodes: tuple[EpisodeRecord, ...]
     errors: tuple[str, ...]
@@ -41,13 +41,22 @@ class RuntimeState(Contract):
 
 @dataclass(frozen=True)
 class RetentionPolicy:
-    """last_n: the youngest. top_k_val: the best validations, of equals the younger. keep None or 0: all."""
+    """Which checkpoints to keep.
+
+    Attributes:
+        strategy: `last_n` keeps the most recent, `top_k_val` the best validations (the more recent of equals).
+        keep: How many; None or 0 keeps all.
+    """
 
     strategy: Literal["last_n", "top_k_val"]
     keep: int | None
 
     def retained(self, saved: dict[int, float | None]) -> set[int]:
-        """Episodes whose checkpoint stays, of all that are saved (episode -> validation score)."""
+        """Return the episodes whose checkpoint is kept.
+
+        Args:
+            saved: Validation score per saved episode.
+        """
         if not self.keep:
             return set(saved)
         if self.strategy == "last_n":
@@ -61,14 +70,14 @@ def _score(value: float | None) -> float:
 
 
 class CheckpointManager:
-    """The checkpoints of one run, under `directory`."""
+    """Saves and prunes the checkpoints of one run under `directory`."""
 
     def __init__(self, directory: Path, keep: RetentionPolicy) -> None:
         self.directory, self.keep = directory, keep
         self._saved: dict[int, float | None] = {}
 
     def save(self, state: RuntimeState, agent: Agent[Any]) -> None:
-        """Write ep_<episode>/, point `latest`, then prune: a crash leaves a checkpoint too many, never a half one."""
+        """Write `ep_<episode>/`, update `latest`, then prune; a crash leaves at most one checkpoint too many."""
         atomic.make_dir(self.directory)
         name = f"ep_{state.episodes_seen:06d}"
         if state.episodes_seen not in self._saved:
@@ -83,7 +92,7 @@ class CheckpointManager:
 
     def _remove(self, name: str) -> None:
         trash = self.directory / (_STAGING_PREFIX + "pruned-" + name)
-        os.rename(self.directory / name, trash)  # a half-removed directory must not look like a checkpoint
+        os.rename(self.directory / name, trash)  # a partly removed directory must not look like a checkpoint
         shutil.rmtree(trash)
 
     def _write(self, target: Path, state: RuntimeState, agent: Agent[Any]) -> None:
@@ -98,7 +107,7 @@ class CheckpointManager:
         atomic.fsync_dir(self.directory)
 
     def _update_latest(self, name: str) -> None:
-        """`latest` is a symlink; `latest.json` says the same where links can't be made."""
+        """Point `latest` (a symlink) and `latest.json` (for file systems without links) to a checkpoint."""
         atomic.write_json(self.directory / "latest.json", {"checkpoint": name})
         staging = self.directory / (_STAGING_PREFIX + "latest")
         staging.unlink(missing_ok=True)
@@ -136,8 +145,15 @@ class Checkpoint:
 
 
 def load(path: Path | str) -> Checkpoint:
-    """The checkpoint at `path`: an ep_… directory, or `latest`. UsageError where there is none; ContractError where a
-    byte of it is not as it was saved. Nothing falls back to the start."""
+    """Return the checkpoint at a path; never falls back to the start of the run.
+
+    Args:
+        path: An `ep_…` directory, or `latest`.
+
+    Raises:
+        UsageError: If there is no checkpoint.
+        ContractError: If a byte differs from what was saved.
+    """
     directory = _resolve(Path(path))
     try:
         data = json.loads((directory / "runtime.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""RunConfig: a whole evaluation in one YAML file; relative paths in it are relative to it."""
+"""RunConfig: a complete evaluation in one YAML file; relative paths in it are relative to the file."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ EXAMPLES = Path(autoqec.__file__).parent / "data" / "configs"
 
 
 class RunTimeConfig(Contract):
-    """How an agent goes over its environments."""
+    """How an agent visits its environments."""
 
     max_envs_to_visit: int | None = Field(default=None, ge=0, description="null: all; 0: validation only")
     max_steps_per_episode: int | None = Field(default=None, ge=1)
     verbose: bool = Field(default=True, description="progress bars and log lines on the console")
     scores_path: str | None = Field(default=None, description="x.jsonl -> x/train/x.jsonl and x/val/; null: no scores")
     verbose_score_logging: bool = True
-    log_calls: bool = Field(default=False, description="one file a language-model call under llm_calls/")
+    log_calls: bool = Field(default=False, description="one file per language-model call under llm_calls/")
 
     num_trials: int | None = Field(default=1, ge=1, description="visits of each environment in a row; null: 1")
     early_stop_on_success: bool = False
     carry_memory_across_trials: bool = True
     memory_between_trials: Literal["empty", "env_start"] = Field(
-        default="empty", description="where memory is not carried: empty, or as before the first trial"
+        default="empty",
+        description="initial memory of a trial without carry-over: empty, or as before the first",
     )
 
     validation_freq: int | None = Field(default=None, ge=1, description="every N training episodes; null: never")
@@ -52,17 +53,18 @@ class RunTimeConfig(Contract):
     checkpoint_keep_last: int | None = Field(default=None, ge=0, description="null or 0: all")
     checkpoint_on_start: bool = False
     resume_from: str | None = Field(default=None, description="an ep_… directory, or `latest` beside it")
-    start_episode_index: int = Field(default=0, ge=0, description="environments that are skipped; a resume sets it")
+    start_episode_index: int = Field(default=0, ge=0, description="number of environments to skip; set by a resume")
 
     @property
     def workers(self) -> int:
+        """Number of parallel validation episodes."""
         return self.validation_num_workers or self.num_parallel_episodes
 
     @field_validator("scores_path", "checkpoint_dir")
     @classmethod
     def _check_inside(cls, value: str | None) -> str | None:
         if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
-            raise ValueError(f"{value!r} must lie inside the results directory")
+            raise ValueError(f"{value!r} must be inside the results directory")
         return value
 
     @model_validator(mode="after")
@@ -77,6 +79,8 @@ class RunTimeConfig(Contract):
 
 
 class OutputConfig(Contract):
+    """Where results go and how much is logged."""
+
     results_dir: str = "outputs"
     save_memory_path: str | None = Field(
         default=None,
@@ -89,12 +93,12 @@ class OutputConfig(Contract):
     @classmethod
     def _check_inside(cls, value: str | None) -> str | None:
         if value is not None and (Path(value).is_absolute() or ".." in Path(value).parts or value in ("", ".")):
-            raise ValueError(f"{value!r} must lie inside the results directory")
+            raise ValueError(f"{value!r} must be inside the results directory")
         return value
 
 
 class RunConfig(Contract):
-    """One run. `lm` and `memory` stand for the agent's `lm_config` and `memory_config` where it has none of its own."""
+    """One evaluation. `lm` and `memory` are defaults for the agent's `lm_config` and `memory_config`."""
 
     runtime: RunTimeConfig = RunTimeConfig()
     dataset: SerializeAsAny[EnvDatasetConfig] = Field(validation_alias=AliasChoices("dataset", "train_dataset"))
@@ -118,7 +122,7 @@ class RunConfig(Contract):
     @model_validator(mode="before")
     @classmethod
     def _fill_agent(cls, data: Any) -> Any:
-        """The agent's own settings win; the blocks at the top fill what it leaves open."""
+        """Fill the agent's missing settings from the top-level blocks; the agent's own settings take precedence."""
         if not isinstance(data, Mapping) or not isinstance(data.get("agent"), Mapping):
             return data
         agent = dict(data["agent"])
@@ -129,13 +133,13 @@ class RunConfig(Contract):
 
     @property
     def lm_config(self) -> LMConfig:
-        """The agent's model."""
+        """The language model of the agent."""
         return self.agent.lm_config or self.lm
 
     def snapshot(self) -> str:
-        """YAML that loads to the same config, every default written.
+        """Return YAML that loads to the same config, with every default written.
 
-        Of a language model only what was set: a backend may refuse an option that it can't honour.
+        Of a language model only explicit options are written, because a backend may reject an option that it lacks.
         """
         data = self.model_dump(mode="json", by_alias=True)
         data["lm"] = self.lm.model_dump(mode="json", exclude_unset=True)
@@ -145,7 +149,7 @@ class RunConfig(Contract):
 
 
 def examples() -> dict[str, Path]:
-    """Configs that come with the package, by the name that `load_config` takes instead of a path."""
+    """Return the packaged configs by the name that `load_config` accepts instead of a path."""
     return {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
 
 
@@ -166,7 +170,7 @@ def load_config(path: Path | str) -> RunConfig:
     text = files.read_text(path, what="config", hint=f"name a YAML file, or an example: {', '.join(known)}")
     data = files.load_yaml(text, location=str(path))
     if not isinstance(data, dict):
-        raise UsageError("holds no mapping", location=str(path), hint=f"edit {path}")
+        raise UsageError("is not a mapping", location=str(path), hint=f"edit {path}")
     try:
         base = path.absolute().parent
         return resolve_paths(RunConfig.model_validate(data), base, results=Path.cwd() if base == EXAMPLES else base)
@@ -178,7 +182,13 @@ def load_config(path: Path | str) -> RunConfig:
 
 
 def resolve_paths(config: RunConfig, base: Path, *, results: Path | None = None) -> RunConfig:
-    """The config with every path absolute: those it reads, from `base`, and its results directory, from `results`."""
+    """Return the config with absolute paths.
+
+    Args:
+        config: Config with paths relative to its file.
+        base: Directory for paths that are read.
+        results: Directory for the results directory; default `base`.
+    """
 
     def absolute(value: str) -> str:
         return str((base / value).resolve())

@@ -1,4 +1,4 @@
-"""One episode: reset, act, step, observe, until it is done, capped, or broken."""
+"""Runs one episode: reset, then act, step and observe until it is done, capped or fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoqec.store.run_log import LOGGER
 
 @dataclass(frozen=True)
 class ScoredStep:
-    """A step and what is reported about it. observation: the one that was acted on."""
+    """A step and its score; `observation` is the one that was acted on."""
 
     result: StepResult
     observation: str
@@ -32,14 +32,14 @@ class ScoredStep:
 
 @dataclass
 class EpisodeResult:
-    """An episode as it went. error: what ended it early; the steps before it stand."""
+    """The steps of an episode and the error that ended it early, if any."""
 
     steps: list[ScoredStep] = field(default_factory=list)
     error: str | None = None
 
     @property
     def succeeded(self) -> bool:
-        """Whether the last feedback says so."""
+        """Whether the last feedback reports success."""
         if not self.steps or self.error is not None:
             return False
         return bool(self.steps[-1].result.feedback.get("correct", self.steps[-1].score >= 1.0))
@@ -51,10 +51,16 @@ StepCallback = Callable[[ScoredStep], None]
 def play_episode(
     env: Environment, agent: Agent[Any], *, max_steps: int | None = None, on_step: StepCallback | None = None
 ) -> EpisodeResult:
-    """Play one episode. An exception of environment or agent ends the episode, not the run.
+    """Play one episode. An exception of the environment or agent ends the episode, not the run.
 
-    `watch` sees each step once the agent has observed it. `end_episode` is called once, also where the cap ended the
-    episode; not where an exception did, since half an episode teaches the wrong thing. StorageError goes up.
+    Args:
+        env: The environment.
+        agent: The agent; `end_episode` is called once unless an exception ended the episode.
+        max_steps: Cap on the number of steps.
+        on_step: Called after the agent has observed each step.
+
+    Raises:
+        StorageError: Passed on, because results could not be written.
     """
     episode_result = EpisodeResult()
     try:
@@ -100,7 +106,7 @@ def _step(env: Environment, agent: Agent[Any], obs: str, before: float) -> Score
 
 
 def score_of(feedback: Mapping[str, Any]) -> float:
-    """`score` where there is one, else `correct` as 0 or 1, else 0; always within [0, 1]."""
+    """Return `score` of a feedback, else `correct` as 0 or 1, else 0; clipped to [0, 1]."""
     value = feedback.get("score")
     if value is None:
         value = feedback.get("correct", 0.0)
@@ -112,7 +118,7 @@ def score_of(feedback: Mapping[str, Any]) -> float:
 
 
 def to_jsonable(value: Any) -> Any:
-    """JSON-able: what has no JSON form becomes its text, and numbers that are none become null."""
+    """Return JSON-able values: other objects become their text, and non-finite numbers become null."""
 
     def finite(part: Any) -> Any:
         if isinstance(part, float) and not math.isfinite(part):

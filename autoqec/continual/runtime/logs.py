@@ -1,4 +1,4 @@
-"""Loggers that belong to one run: made once, handed to the components, closed with it."""
+"""Loggers that belong to one run: created with it, passed to its components, closed with it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,16 @@ def setup_logger(
     *,
     console: TextIO | None = None,
 ) -> logging.Logger:
-    """A logger that writes to `log_path`, and to `console` if there is one.
+    """Return a logger that writes to a file and optionally to a console.
 
-    It is no entry of logging's global table: two runs in one process never share handlers, whatever their names.
-    extra: fields that stand in each of its lines.
+    It is not registered in logging's global table, so that two runs in one process never share handlers.
+
+    Args:
+        name: Name of the logger.
+        level: DEBUG, INFO, WARN or ERROR.
+        log_path: File that lines are appended to.
+        extra: Fields added to each line.
+        console: Stream that receives the lines as well.
     """
     logger = logging.Logger(name, _LEVELS[level])
     logger.propagate = False
@@ -42,7 +48,7 @@ def setup_logger(
 
 
 def child_logger(logger: logging.Logger, name: str, extra: Mapping[str, object] | None = None) -> logging.Logger:
-    """A logger whose lines go to the parent's handlers, under a name and fields of its own."""
+    """Return a logger that uses the parent's handlers under a name and fields of its own."""
     made = logging.Logger(f"{logger.name}.{name}", logger.level)
     made.parent = logger
     _add_fields(made, extra)
@@ -50,7 +56,7 @@ def child_logger(logger: logging.Logger, name: str, extra: Mapping[str, object] 
 
 
 def close(logger: logging.Logger) -> None:
-    """Close the handlers; lines that come later go nowhere."""
+    """Close the handlers; later lines are dropped."""
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
@@ -58,7 +64,7 @@ def close(logger: logging.Logger) -> None:
 
 
 def _add_fields(logger: logging.Logger, extra: Mapping[str, object] | None) -> None:
-    """Have `extra` on every record that this logger makes."""
+    """Attach `extra` to every record of this logger."""
     if extra:
         fields = dict(extra)
 
@@ -70,14 +76,14 @@ def _add_fields(logger: logging.Logger, extra: Mapping[str, object] | None) -> N
 
 
 class _Console(logging.StreamHandler[TextIO]):
-    """Lines that step aside for progress bars on the same stream."""
+    """Stream handler that does not break progress bars on the same stream."""
 
     def emit(self, record: logging.LogRecord) -> None:
         optional.load("tqdm", extra="evaluate").tqdm.write(self.format(record), file=self.stream)
 
 
 class _Fields(logging.Filter):
-    """Fields as ` [key=value …]`, nothing where there are none."""
+    """Formats fields as ` [key=value …]`."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         fields: dict[str, object] = getattr(record, "autoqec_fields", {})

@@ -1,4 +1,4 @@
-"""One evaluation from one YAML file: build, run, leave a results directory behind."""
+"""Runs one evaluation from one YAML file and writes a results directory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from autoqec.store import atomic
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What an evaluation left. exit_code: 1 where something was recorded as failed, though the run went on."""
+    """Results directory and metrics of an evaluation."""
 
     results_dir: Path
     metrics: dict[str, Any]
 
     @property
     def exit_code(self) -> int:
+        """1 if a failure was recorded during the run, else 0."""
         return 1 if self.metrics.get("errors") else 0
 
 
@@ -40,8 +41,14 @@ def evaluate(
 ) -> Evaluation:
     """Run the evaluation that a YAML file describes.
 
-    console: where log lines and progress bars go if the config is verbose; default stdout. resume_from: a checkpoint,
-    in place of the config's. rounds: what runs real rounds, for designs. Raises UsageError before anything is written.
+    Args:
+        config_path: The file, or the name of a packaged example.
+        console: Stream for log lines and progress bars if the config is verbose; default stdout.
+        resume_from: Checkpoint to resume from, overriding the config.
+        round_runner: Runs real rounds for designs.
+
+    Raises:
+        UsageError: If the config is invalid; nothing has been written then.
     """
     config = load_config(config_path)
     if resume_from is not None:
@@ -53,7 +60,7 @@ def evaluate(
 def evaluate_config(
     config: RunConfig, *, console: TextIO | None = None, round_runner: RoundRunner | None = None
 ) -> Evaluation:
-    """As `evaluate`, for a config with absolute paths."""
+    """Run an evaluation from a config with absolute paths; see `evaluate`."""
     config = _resumable(config)
     if config.seed is not None:
         rng.seed_all(config.seed)
@@ -89,7 +96,7 @@ def evaluate_config(
 
 
 def new_results_dir(base: Path) -> Path:
-    """base/YYYYMMDD_HHMMSS in UTC; a second run in the same second gets `_2`, never a shared directory."""
+    """Create and return base/YYYYMMDD_HHMMSS (UTC), with a suffix `_2`, `_3`, … if it exists."""
     stamp = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
     atomic.make_dir(base)
     number = 1
@@ -103,7 +110,7 @@ def new_results_dir(base: Path) -> Path:
 
 
 def _resumable(config: RunConfig) -> RunConfig:
-    """The config with the place a checkpoint stands at; a damaged checkpoint is refused before anything is written."""
+    """Return the config with the start index of its checkpoint; raises for a damaged checkpoint."""
     if config.runtime.resume_from is None:
         return config
     next_env = checkpoints.load(config.runtime.resume_from).state.next_env

@@ -1,4 +1,4 @@
-"""What a run adds up to."""
+"""Aggregates the episodes of a run into its metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.contracts.base import Contract
 
 
 class EpisodeRecord(Contract):
-    """One episode as checkpoints keep it."""
+    """One episode as checkpoints store it."""
 
     env_id: str
     env_type: str
@@ -21,15 +21,16 @@ class EpisodeRecord(Contract):
 
     @classmethod
     def of(cls, env_id: str, env_type: str, episode_result: EpisodeResult) -> EpisodeRecord:
+        """Build the record of a played episode."""
         steps = tuple(step.result for step in episode_result.steps)
         return cls(env_id=env_id, env_type=env_type, steps=steps, error=episode_result.error)
 
 
 def aggregate(episodes: Sequence[EpisodeRecord], errors: Sequence[str]) -> dict[str, Any]:
-    """The value of `run()`: mean over all steps, counts, and each episode's steps.
+    """Return the value of `run()`: mean over all steps, counts, and the steps of each episode.
 
-    `tasks` is there where a feedback has figures of its own (`extra`), `errors` where something failed. A function of
-    its arguments alone, so that a resumed run ends with the figures of one that was never interrupted.
+    `tasks` is present if a feedback has figures of its own (`extra`), `errors` if something failed. The result depends
+    only on the arguments, so that a resumed run gives the figures of an uninterrupted one.
     """
     scores = [score_of(step.feedback) for episode in episodes for step in episode.steps]
     metrics: dict[str, Any] = {
@@ -47,11 +48,12 @@ def aggregate(episodes: Sequence[EpisodeRecord], errors: Sequence[str]) -> dict[
 
 
 def mean(scores: Sequence[float]) -> float:
+    """Return the mean, or 0 for no scores."""
     return sum(scores) / len(scores) if scores else 0.0
 
 
 def _task(episodes: Sequence[EpisodeRecord], env_type: str) -> dict[str, Any]:
-    """Figures of one kind of environment: an mcq's confusion of letters, the means of numbers in `extra`."""
+    """Return the figures of one environment type: confusion matrix, and means of numbers in `extra`."""
     feedbacks = [step.feedback for episode in episodes if episode.env_type == env_type for step in episode.steps]
     task: dict[str, Any] = {
         "steps": len(feedbacks),

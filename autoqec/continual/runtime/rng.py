@@ -1,4 +1,4 @@
-"""The global random generators: seeded at a start, brought back by a resume."""
+"""Seeds, captures and restores the global random generators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def seed_all(seed: int) -> None:
 
 
 def capture() -> dict[str, Any]:
-    """JSON-able state of the generators that are loaded."""
+    """Return the JSON-able state of the loaded generators."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {"python": [version, list(words), gauss]}
     if "numpy" in sys.modules:
@@ -37,7 +37,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """The inverse of `capture`, for each generator that was captured."""
+    """Restore each generator that `capture` stored."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     if "numpy" in state:

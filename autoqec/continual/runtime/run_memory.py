@@ -1,4 +1,4 @@
-"""What rounds taught, carried from run to run: rows of history as experiences of a memory, and as notes for a model."""
+"""Carries what rounds taught from run to run: history rows as experiences of a memory and as notes for a model."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from autoqec.errors import UsageError
 from autoqec.ideators import prompts
 from autoqec.store.run_state import fold
 
-EXPERIENCE_MEMORY_TYPES = ("hybrid", "experience_db", "history_list")  # memories that take experiences
-MAX_NEIGHBOURS = 200  # experiences that notes are chosen from, the likest envs first
-MAX_SHOWN = 6  # of the best, and as many of what failed
+EXPERIENCE_MEMORY_TYPES = ("hybrid", "experience_db", "history_list")  # memories that store experiences
+MAX_NEIGHBOURS = 200  # experiences considered for notes, those of the most similar envs first
+MAX_SHOWN = 6  # best rounds, and as many failed ones
 
 
 class CrossRunMemory:
-    """A memory that runs share, in one file: the snapshot of a memory, as RunTime's checkpoints hold one.
+    """Memory shared by several runs, in one file with the format of a memory snapshot.
 
-    A file that is not there yet is an empty hybrid memory. Raises ContractError for a damaged one, UsageError for a
-    memory that takes no experiences, or a place where no file can be.
+    A missing file is an empty hybrid memory.
+
+    Raises:
+        ContractError: If the file is damaged.
+        UsageError: If the memory cannot store experiences, or the path cannot hold a file.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if self.path.is_dir() or not self.path.absolute().parent.is_dir():
             hint = f"mkdir -p {self.path.parent}, and name a file in it"
-            raise UsageError("no memory can be kept there", location=str(path), hint=hint)
+            raise UsageError("a memory cannot be stored here", location=str(path), hint=hint)
         self.memory = self._read()
 
     def add(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
-        """Learn the finished rounds of a run, each once however often it is told; how many were new."""
+        """Add the finished rounds of a run, each once; return how many were new."""
         known = {entry.metadata.get("attempt") for entry in self._experiences()}
         fresh = [entry for entry in experiences(run_id, env, rows) if entry.metadata["attempt"] not in known]
         for entry in fresh:
@@ -46,7 +49,7 @@ class CrossRunMemory:
         return len(fresh)
 
     def learn(self, run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> int:
-        """`add`, on top of what another run may have put into the file meanwhile; durable on return."""
+        """Reread the file, `add` to it and save it, so that rounds added by other runs are kept."""
         self.memory = self._read()
         added = self.add(run_id, env, rows)
         if added:
@@ -54,18 +57,24 @@ class CrossRunMemory:
         return added
 
     def notes(self, env: EnvSpec, *, exclude_run: str = "") -> list[str]:
-        """Lines for a model's prompt, most telling first: sheet and reflections, then what gained and what failed on
-        the envs that are likest. but: the run whose own rounds are left out, for its history tells them."""
+        """Return lines for a model's prompt, most informative first.
+
+        Cheatsheet and reflections come first, then gains and failures of the most similar envs in turn.
+
+        Args:
+            env: The env of the current run.
+            exclude_run: Run whose rounds are left out, because its own history shows them.
+        """
         entries = self.memory.recall()
         lines = [line for entry in entries if isinstance(entry, CheatsheetEntry) for line in entry.content.splitlines()]
         lines += [entry.content for entry in entries if isinstance(entry, ReflectionEntry)][-MAX_SHOWN:]
         pool = [entry for entry in self._experiences() if entry.metadata.get("run") != exclude_run]
         index = RetrievalService()
         index.build_index(entry.obs for entry in pool)
-        neighbours = [pool[place] for place in index.query_top_k(task(EnvFeatures.of(env)), MAX_NEIGHBOURS)]
+        neighbours = [pool[position] for position in index.query_top_k(task(EnvFeatures.of(env)), MAX_NEIGHBOURS)]
         good = sorted((entry for entry in neighbours if _gain(entry) > 0), key=_gain, reverse=True)[:MAX_SHOWN]
         bad = [entry for entry in neighbours if _gain(entry) <= 0][:MAX_SHOWN]
-        # By turns, so that a short prompt holds some of either.
+        # Alternating, so that a short prompt contains some of each.
         interleaved = [pair[place] for place in range(MAX_SHOWN) for pair in (good, bad) if place < len(pair)]
         return [*lines, *map(_format_note, interleaved)]
 
@@ -75,7 +84,7 @@ class CrossRunMemory:
     def _read(self) -> Memory:
         memory = load_memory(self.path) if self.path.exists() else build_memory({"_type": "hybrid"})
         if memory.config.type not in EXPERIENCE_MEMORY_TYPES:
-            what = f"a memory of type {memory.config.type!r} takes no experiences"
+            what = f"a memory of type {memory.config.type!r} cannot store experiences"
             raise UsageError(
                 what, location=str(self.path), hint=f"name a file of another type: {', '.join(EXPERIENCE_MEMORY_TYPES)}"
             )
@@ -86,25 +95,25 @@ class CrossRunMemory:
 
 
 def experiences(run_id: str, env: EnvSpec, rows: Iterable[HistoryRow]) -> list[ExperienceEntry]:
-    """One a round that came to its end: the env's task, the config, what judge and val shots said, the advice."""
-    obs, found = task(EnvFeatures.of(env)), []
-    for row in (found.row for found in fold(rows).rounds.values() if not found.lost):
+    """Return one experience per finished round: task of the env, config, verdict and validation figures, advice."""
+    obs, entries = task(EnvFeatures.of(env)), []
+    for row in (state.row for state in fold(rows).rounds.values() if not state.lost):
         if row.dsl_config:
             attempt = row.refers_to_attempt or row.round_attempt_id
             metadata = {"run": run_id, "round": row.round, "attempt": attempt, "env": env.name}
             config = json.dumps(row.dsl_config, sort_keys=True)
-            found.append(ExperienceEntry(obs=obs, action=config, feedback=_feedback(row), metadata=metadata))
-    return found
+            entries.append(ExperienceEntry(obs=obs, action=config, feedback=_feedback(row), metadata=metadata))
+    return entries
 
 
 def _feedback(row: HistoryRow) -> dict[str, Any]:
-    """In the words that every environment has for it."""
+    """Return the outcome of a round in the feedback format of all environments."""
     if row.status != "ok":
         outcome, gain = f"{row.status}: {row.status_reason}", None
     elif row.verify_verdict is not None:
         gain = row.relative_holdout
         figure = "no effect published" if gain is None else f"{100 * gain:+.1f}% of the errors avoided on fresh shots"
-        outcome = f"judge {row.verify_verdict}, {figure}"
+        outcome = f"verifier: {row.verify_verdict}, {figure}"
     else:
         plain = row.ler_plain_classical
         gain = row.delta_ler / plain if plain and row.delta_ler is not None else None
@@ -116,7 +125,7 @@ def _feedback(row: HistoryRow) -> dict[str, Any]:
 
 
 def _gain(entry: ExperienceEntry) -> float:
-    """What was verified counts as it was measured; what was not, as nothing gained."""
+    """Return the verified gain of an experience; 0 if it was not verified."""
     return float((entry.feedback.get("extra") or {}).get("relative") or 0.0) if entry.feedback.get("correct") else 0.0
 
 

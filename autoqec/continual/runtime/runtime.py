@@ -1,4 +1,4 @@
-"""RunTime: trains an agent over environments, one after the other, and measures it on the way."""
+"""RunTime: trains an agent on environments one after the other and measures it on the way."""
 
 from __future__ import annotations
 
@@ -24,10 +24,17 @@ from autoqec.store import atomic
 
 
 class RunTime:
-    """An agent over a dataset of environments.
+    """Runs an agent over a dataset of environments.
 
-    results_dir: where files go; None: none are written, and options that ask for files are an UsageError.
-    save_memory_path: inside it, see OutputConfig. console: where progress bars go when `verbose`.
+    Args:
+        config: How environments are visited, validated and checkpointed.
+        env_dataset: Training environments.
+        agent: The agent, modified in place.
+        validation_dataset: Held-out environments.
+        results_dir: Directory of all files. None writes no files, and options that need files raise UsageError.
+        save_memory_path: Path inside `results_dir`, see OutputConfig.
+        logger: Logger of the run.
+        console: Stream for progress bars if `config.verbose`.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class RunTime:
         self._val_score: float | None = None
 
     def run(self) -> dict[str, Any]:
-        """Everything, from the start or the checkpoint; see `metrics.aggregate` for what comes back."""
+        """Run from the start or from the checkpoint, and return the result of `metrics.aggregate`."""
         envs = self.env_dataset.get_dataset()
         if not self._resume():
             self._begin()
@@ -102,7 +109,7 @@ class RunTime:
                 self._save_checkpoint()
 
     def _resume(self) -> bool:
-        """Take a checkpoint's place; False where none is asked for."""
+        """Restore the state of the configured checkpoint; return False without one."""
         if self.config.resume_from is None:
             return False
         checkpoint = checkpoints.load(self.config.resume_from)
@@ -117,7 +124,7 @@ class RunTime:
         return True
 
     def _run_trials(self, env: Environment) -> None:
-        """All trials of one environment."""
+        """Run all trials of one environment."""
         trials, carry = self.config.num_trials or 1, self.config.carry_memory_across_trials
         agent = self.agent
         keep = not carry and trials > 1 and self.config.memory_between_trials == "env_start"
@@ -159,7 +166,7 @@ class RunTime:
         return episode_result
 
     def _on_env_done(self, before: int) -> None:
-        """What is due once an environment is done. Trials may take several episodes: a multiple passed counts."""
+        """Validate and save a checkpoint if due; trials may take several episodes, so a crossed multiple counts."""
         config = self.config
         validated = _crossed_multiple(before, self._episodes_seen, config.validation_freq) and self._validate()
         if validated:
@@ -169,9 +176,9 @@ class RunTime:
             self._save_checkpoint()
 
     def _validate(self) -> bool:
-        """False where there is nothing to validate on."""
+        """Validate and return True, or return False without a validation dataset."""
         if self.validation_dataset is None:
-            self.logger.warning("validation is asked for, and there is no validation_dataset: skipped")
+            self.logger.warning("validation skipped: there is no validation_dataset")
             return False
         envs, seen = self.validation_dataset.get_dataset(), self._episodes_seen
         with self._bar(len(envs), f"val {seen}") as bar:
@@ -249,7 +256,9 @@ class RunTime:
 
     def _require_results_dir(self) -> Path:
         if self.results_dir is None:
-            raise UsageError("scores, checkpoints, calls and memories need a results directory", location="results_dir")
+            raise UsageError(
+                "scores, checkpoints, call logs and memories need a results directory", location="results_dir"
+            )
         return self.results_dir
 
     def _bar(self, total: int, name: str) -> Any:
@@ -258,5 +267,5 @@ class RunTime:
 
 
 def _crossed_multiple(before: int, now: int, every: int | None) -> bool:
-    """Whether a multiple of `every` lies in (before, now]."""
+    """Return whether a multiple of `every` lies in (before, now]."""
     return every is not None and now // every > before // every

@@ -1,4 +1,4 @@
-"""Score files: one line a step while training, one file a validation."""
+"""Writes score files: one line per training step, one file per validation."""
 
 from __future__ import annotations
 
@@ -18,35 +18,38 @@ Mode = Literal["train", "val"]
 
 @dataclass(frozen=True)
 class ScoreFiles:
-    """Where scores go: `scores_path` without its suffix, under the results directory."""
+    """Score files below the results directory, at `scores_path` without its suffix."""
 
     results_dir: Path
     scores_path: str
 
     @property
     def base(self) -> Path:
+        """Directory of the score files."""
         return (self.results_dir / self.scores_path).with_suffix("")
 
     @property
     def train(self) -> Path:
+        """File of the training scores."""
         return self.base / "train" / Path(self.scores_path).with_suffix(".jsonl").name
 
     def val(self, seen: int) -> Path:
+        """Return the file of the validation after `seen` episodes."""
         return self.base / "val" / f"{seen}_seen_episodes_scores.jsonl"
 
     def append_train(self, record: dict[str, Any]) -> None:
-        """Durable and readable at once."""
+        """Append one line; it is durable on return."""
         atomic.make_dir(self.train.parent)
         jsonl.append(self.train, record)
 
     def write_val(self, seen: int, records: Iterable[dict[str, Any]]) -> None:
-        """Sorted by (episode, step), whichever thread was first."""
+        """Write one validation, sorted by (episode, step) regardless of thread order."""
         ordered = sorted(records, key=lambda record: (record["episode_index"], record["step_index"]))
         atomic.make_dir(self.val(seen).parent)
         atomic.write_text(self.val(seen), "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in ordered))
 
     def carry_over(self, old: ScoreFiles, episodes: int) -> None:
-        """What the resumed run had scored up to its checkpoint: then this run's files tell the whole story."""
+        """Copy the scores of a resumed run up to its checkpoint."""
         lines = [line for line in jsonl.read(old.train) if line["episode_index"] <= episodes]
         if lines:
             atomic.make_dir(self.train.parent)
@@ -60,14 +63,14 @@ class ScoreFiles:
 
 @dataclass(frozen=True)
 class ScoreWriter:
-    """Builds records. verbose: with texts, timing and who acted."""
+    """Builds score records; `verbose` adds texts, times, agent and model."""
 
     verbose: bool
     lm_model: str
     agent_type: str
 
     def record(self, mode: Mode, episode: int, number: int, step: ScoredStep, env: Environment) -> dict[str, Any]:
-        """episode, number: 1-based; the step's number starts anew with each episode."""
+        """Return one record; `episode` and `number` are 1-based, and `number` counts within the episode."""
         core = {
             "timestamp": format_timestamp(step.ended),
             "mode": mode,
@@ -95,5 +98,5 @@ class ScoreWriter:
 
 
 def format_timestamp(moment: datetime) -> str:
-    """2024-01-15T10:30:45.123456Z."""
+    """Return a time as 2024-01-15T10:30:45.123456Z."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

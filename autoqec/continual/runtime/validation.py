@@ -1,4 +1,4 @@
-"""Validation: held-out environments side by side, with a memory that nobody can write to."""
+"""Validation: held-out environments in parallel, with a frozen memory."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from autoqec.continual.runtime.metrics import mean
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """Episodes in the dataset's order."""
+    """Episodes in the order of the dataset."""
 
     episode_result: tuple[EpisodeResult, ...]
 
     @property
     def mean_score(self) -> float:
-        """Over all steps; 0 where there is none."""
+        """Mean over all steps; 0 without steps."""
         return mean([step.score for episode in self.episode_result for step in episode.steps])
 
     def errors(self, envs: Sequence[Environment]) -> list[str]:
+        """Return one line per failed episode."""
         pairs = zip(envs, self.episode_result, strict=True)
         return [
             f"validation of {env.env_id}: {episode_result.error}"
@@ -44,9 +45,15 @@ def validate(
     calls: Callable[[int, Environment], EpisodeCallLog | None],
     on_done: Callable[[], None],
 ) -> ValidationResult:
-    """Each environment once, in its own clone of the agent. The agent's mode is what it was before, come what may.
+    """Play each environment once with its own clone of the agent, whose mode is restored afterwards.
 
-    calls: who files the calls of an episode (1-based), or None. on_done: after each episode, for a progress bar.
+    Args:
+        agent: The agent.
+        envs: The held-out environments.
+        workers: Number of threads.
+        max_steps: Cap on the steps of an episode.
+        calls: Returns the call log of an episode (1-based), or None.
+        on_done: Called after each episode, for a progress bar.
     """
 
     def validate_one(index: int) -> EpisodeResult:

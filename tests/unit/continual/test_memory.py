@@ -27,7 +27,7 @@ def note(text: str) -> Entry:
     return Entry(type="Observation", content=text)
 
 
-def test_p09_a_memory_updates_and_recalls_and_its_config_says_which():
+def test_memory_updates_and_recalls_and_its_config_says_which():
     for kind, (config, module) in MODULES.items():
         memory = build_memory({"_type": kind})
         assert type(memory) is module and isinstance(memory.config, config)
@@ -39,14 +39,14 @@ def test_p09_a_memory_updates_and_recalls_and_its_config_says_which():
         assert list(memory.recall()) == []
 
 
-def test_p10_history_list_drops_the_oldest_beyond_its_length():
+def test_history_list_drops_the_oldest_beyond_its_length():
     memory = HistoryList(HistoryListConfig())
     for number in range(101):
         memory.update(note(str(number)))
     assert [entry.content for entry in memory.recall()] == [str(number) for number in range(1, 101)]
 
 
-def test_p10_history_list_without_a_length_is_unbounded():
+def test_history_list_without_a_length_is_unbounded():
     memory = HistoryList(HistoryListConfig(max_length=None))
     for number in range(1000):
         memory.update(note(str(number)))
@@ -64,7 +64,7 @@ def test_p10_history_list_without_a_length_is_unbounded():
     ],
     ids=lambda entry: entry.type,
 )
-def test_p11_every_entry_survives_json_lines(entry, tmp_path):
+def test_every_entry_survives_json_lines(entry, tmp_path):
     again = parse_entry(json.loads(json.dumps(entry.dump())))
     assert again == entry and type(again) is type(entry)
     memory = build_memory({"_type": "hybrid"})
@@ -73,23 +73,23 @@ def test_p11_every_entry_survives_json_lines(entry, tmp_path):
     assert list(load_memory(tmp_path / "memory.jsonl").entries()) == [entry]
 
 
-def test_p11_an_entry_without_a_type_is_refused():
+def test_entry_without_a_type_is_refused():
     with pytest.raises(ContractError, match="_type"):
         parse_entry({"content": "x"})
 
 
-def test_p12_type_is_read_under_both_names_and_never_ignored():
+def test_type_is_read_under_both_names_and_never_ignored():
     assert isinstance(build_memory({"type": "hybrid"}), HybridMemory)
     assert isinstance(build_memory({"_type": "hybrid"}), HybridMemory)
     with pytest.raises(UsageError, match=r"nope.*history_list, cheatsheet"):
         build_memory({"_type": "nope"})
-    with pytest.raises(ContractError, match="`_type` says"):
+    with pytest.raises(ContractError, match="`_type` is"):
         build_memory({"_type": "hybrid", "type": "cheatsheet"})
     with pytest.raises(UsageError, match="max_lenght"):
         build_memory({"_type": "history_list", "max_lenght": 3})
 
 
-def test_p13_the_factory_builds_every_kind_and_refuses_others():
+def test_factory_builds_every_kind_and_refuses_others():
     assert memory_factory is build_memory
     assert set(MODULES) == {"history_list", "cheatsheet", "experience_db", "hybrid"}
     with pytest.raises(UsageError, match="unknown memory type"):
@@ -98,7 +98,7 @@ def test_p13_the_factory_builds_every_kind_and_refuses_others():
         build_memory({})
 
 
-def test_p14_cheatsheet_keeps_versions():
+def test_cheatsheet_keeps_versions():
     memory = CheatsheetMemory(CheatsheetConfig(versions=2))
     assert memory.get_cheatsheet() == ""
     for text in ("one", "two", "three"):
@@ -109,7 +109,7 @@ def test_p14_cheatsheet_keeps_versions():
         memory.update(experience("x"))
 
 
-def test_p14_a_collapse_is_refused_where_the_guard_is_set():
+def test_collapse_is_refused_where_the_guard_is_set():
     memory = CheatsheetMemory(CheatsheetConfig(min_keep=0.5))
     memory.set_cheatsheet("x" * 100)
     with pytest.raises(ContractError, match="min_keep"):
@@ -118,14 +118,14 @@ def test_p14_a_collapse_is_refused_where_the_guard_is_set():
     assert memory.versions() == ["x" * 100, "y" * 50]
 
 
-def test_p14_delta_edits_change_single_lines():
+def test_delta_edits_change_single_lines():
     edits = [{"op": "add", "text": "c"}, {"op": "replace", "old": "a", "new": "A"}, {"op": "remove", "text": "b"}]
     assert parse_curation(f"sure: <edits>{json.dumps(edits)}</edits>", "a\nb") == "A\nc"
     assert parse_curation("<cheatsheet>\nnew\n</cheatsheet>", "a\nb") == "new"
 
 
 @pytest.mark.parametrize(
-    "reply",
+    "response",
     [
         "no tags at all",
         "<cheatsheet></cheatsheet>",
@@ -137,7 +137,7 @@ def test_p14_delta_edits_change_single_lines():
         '<edits>[{"op": "remove", "text": "twice"}]</edits>',
     ],
 )
-def test_p14_a_malformed_curation_is_an_error(response):
+def test_malformed_curation_is_an_error(response):
     with pytest.raises(AutoqecError):
         parse_curation(response, "a\ntwice\ntwice")
 
@@ -150,7 +150,7 @@ OBSERVATIONS = [
 ]
 
 
-def test_p15_the_nearest_experience_comes_first():
+def test_nearest_experience_comes_first():
     memory = ExperienceDBMemory()
     for text in OBSERVATIONS:
         memory.update(experience(text))
@@ -159,7 +159,7 @@ def test_p15_the_nearest_experience_comes_first():
     assert [entry.obs for entry in memory.search("surface distance three", 2)] == [OBSERVATIONS[3], OBSERVATIONS[0]]
 
 
-def test_p15_ties_more_than_there_are_and_nothing_at_all():
+def test_ties_more_than_there_are_and_nothing_at_all():
     memory = ExperienceDBMemory()
     assert memory.search("anything", 3) == []
     for action in "xyz":
@@ -169,7 +169,7 @@ def test_p15_ties_more_than_there_are_and_nothing_at_all():
     assert [entry.action for entry in memory.search("unrelated", 2)] == ["x", "y"]
 
 
-def test_p15_a_bounded_database_forgets_the_oldest_in_the_index_too():
+def test_bounded_database_forgets_the_oldest_in_the_index_too():
     memory = ExperienceDBMemory(ExperienceDBConfig(max_length=2))
     for text in OBSERVATIONS:
         memory.update(experience(text))
@@ -178,7 +178,7 @@ def test_p15_a_bounded_database_forgets_the_oldest_in_the_index_too():
         memory.update(note("x"))
 
 
-def test_p16_hybrid_composes_and_comes_back_from_its_file(tmp_path):
+def test_hybrid_composes_and_comes_back_from_its_file(tmp_path):
     memory = HybridMemory()
     memory.set_cheatsheet("v1")
     memory.set_cheatsheet("v2")
@@ -197,7 +197,7 @@ def test_p16_hybrid_composes_and_comes_back_from_its_file(tmp_path):
 
 
 @given(st.lists(st.text(alphabet="ab cd", max_size=12), max_size=8), st.text(alphabet="ab cd", max_size=8))
-def test_p17_the_service_alone_finds_what_the_database_finds(texts, query):
+def test_service_alone_finds_what_the_database_finds(texts, query):
     service = RetrievalService()
     service.build_index(texts)
     memory = ExperienceDBMemory()
@@ -207,7 +207,7 @@ def test_p17_the_service_alone_finds_what_the_database_finds(texts, query):
 
 
 @pytest.mark.parametrize("kind", list(MODULES))
-def test_p18_a_snapshot_brings_config_and_entries_back(kind, tmp_path):
+def test_snapshot_brings_config_and_entries_back(kind, tmp_path):
     config = {"_type": kind, **({"max_length": 3} if kind in ("history_list", "experience_db") else {})}
     memory = build_memory(config)
     for number in range(5):
@@ -219,7 +219,7 @@ def test_p18_a_snapshot_brings_config_and_entries_back(kind, tmp_path):
     assert again.snapshot() == memory.snapshot() == (tmp_path / "m.jsonl").read_text()
 
 
-def test_p18_a_torn_or_edited_snapshot_is_refused(tmp_path):
+def test_torn_or_edited_snapshot_is_refused(tmp_path):
     memory = HistoryList()
     for number in range(3):
         memory.update(note(str(number)))
@@ -232,11 +232,11 @@ def test_p18_a_torn_or_edited_snapshot_is_refused(tmp_path):
     path.write_text(whole.replace('"2"', '"7"'))
     with pytest.raises(ContractError, match="edited"):
         load_memory(path)
-    with pytest.raises(ContractError, match="can't be read"):
+    with pytest.raises(ContractError, match="cannot read"):
         load_memory(tmp_path / "none.jsonl")
 
 
-def test_c11_a_frozen_memory_can_be_read_and_not_written():
+def test_frozen_memory_can_be_read_and_not_written():
     memory = HistoryList()
     memory.update(note("before"))
     with memory.frozen():

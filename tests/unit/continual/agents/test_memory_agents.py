@@ -38,7 +38,7 @@ def memory_agent(lm=None, **config):
     return MemoryAgent(MemoryAgentConfig(**config), lm or replies("4"))
 
 
-def test_p19_the_base_agent_is_only_a_protocol():
+def test_base_agent_is_only_a_protocol():
     agent = Agent(AgentConfig())
     for call in (lambda: agent.act("x"), lambda: agent.observe(None, {}, True), agent.reset):
         with pytest.raises(NotImplementedError):
@@ -50,7 +50,7 @@ def test_p19_the_base_agent_is_only_a_protocol():
     assert agent.training
 
 
-def test_p19_eval_mode_ends_also_after_an_exception():
+def test_eval_mode_ends_also_after_an_exception():
     agent = memory_agent()
     with pytest.raises(ZeroDivisionError), agent.eval_mode():
         assert not agent.training
@@ -60,13 +60,13 @@ def test_p19_eval_mode_ends_also_after_an_exception():
     assert len(agent.memory.recall()) == 1
 
 
-def test_p20_the_base_memory_agent_works_as_it_is():
+def test_base_memory_agent_works_as_it_is():
     agent = memory_agent()
     episode(agent, "2+2?")
     assert agent.memory.recall() == [ExperienceEntry(obs="2+2?", action="4", feedback=GOOD)]
 
 
-def test_p20_observe_before_act_changes_nothing():
+def test_observe_before_act_changes_nothing():
     agent = memory_agent()
     agent.observe("x", GOOD, False)
     agent.act("2+2?")
@@ -75,7 +75,7 @@ def test_p20_observe_before_act_changes_nothing():
     assert len(agent.memory.recall()) == 1 and len(agent._trajectory) == 1
 
 
-def test_p21_an_experience_holds_the_observation_that_was_acted_on():
+def test_experience_holds_the_observation_that_was_acted_on():
     agent = memory_agent()
     episode(agent, "first", "second", "third")
     assert [entry.obs for entry in agent.memory.recall()] == ["first", "second", "third"]
@@ -84,7 +84,7 @@ def test_p21_an_experience_holds_the_observation_that_was_acted_on():
 @pytest.mark.parametrize(
     ("k", "shown"), [(0, []), (1, ["c"]), (2, ["b", "c"]), (None, ["a", "b", "c"]), (9, list("abc"))]
 )
-def test_p22_history_k_entries_and_no_more(k, shown):
+def test_history_k_entries_and_no_more(k, shown):
     lm = replies("x")
     agent = memory_agent(lm, history_k=k)
     episode(agent, "a", "b", "c")
@@ -95,11 +95,11 @@ def test_p22_history_k_entries_and_no_more(k, shown):
     assert lines[-1] == "Q: now"
 
 
-def test_p22_the_default_shows_ten():
+def test_default_shows_ten():
     assert MemoryAgentConfig().history_k == 10
 
 
-def test_p23_history_agent_writes_typed_lines():
+def test_history_agent_writes_typed_lines():
     lm = replies("4")
     agent = HistoryAgent(HistoryAgentConfig(), lm)
     episode(agent, "2+2?")
@@ -119,7 +119,7 @@ def test_p23_history_agent_writes_typed_lines():
     assert lm.calls[-1] == ("Be brief.", "Observation: x")
 
 
-def test_p24_the_minimal_prompt():
+def test_minimal_prompt():
     lm = replies("4")
     agent = memory_agent(lm)
     episode(agent, "2+2?")
@@ -140,7 +140,7 @@ def reflexion(lm, **config):
     ("config", "calls"),
     [({}, 1), ({"mode": "per_step"}, 3), ({"mode": "both"}, 4), ({"enabled": False}, 0)],
 )
-def test_p25_reflections_by_mode(config, calls):
+def test_reflections_by_mode(config, calls):
     lm = replies("text")
     agent = reflexion(lm, **config)
     episode(agent, "a", "b", "c")
@@ -153,13 +153,13 @@ def test_p25_reflections_by_mode(config, calls):
     assert len(lm.calls) == 2
 
 
-def test_p25_per_step_reflects_before_the_experience_is_kept():
+def test_per_step_reflects_before_the_experience_is_kept():
     agent = reflexion(replies("x"), mode="per_step")
     episode(agent, "a")
     assert [entry.type for entry in agent.memory.recall()] == ["reflection", "experience"]
 
 
-def test_p25_a_failing_model_costs_the_reflection_only():
+def test_failing_model_loses_only_the_reflection():
     def answer(system, user):
         if "look back" in system:
             raise TimeoutError("slow")
@@ -170,7 +170,7 @@ def test_p25_a_failing_model_costs_the_reflection_only():
     assert [entry.type for entry in agent.memory.recall()] == ["experience", "experience"]
 
 
-def test_p25_prompt_and_budget_of_a_reflection():
+def test_prompt_and_budget_of_a_reflection():
     lm = replies("4", "r" * 100)
     agent = reflexion(lm, max_tokens=5, system_prompt="Reflect.")
     episode(agent, "a")
@@ -184,7 +184,7 @@ def sheet_agent(lm, run_code=None, **config):
     return DynamicCheatsheetAgent(DynamicCheatsheetAgentConfig(**config), lm, run_code=run_code)
 
 
-def test_p26_two_calls_a_step_in_training_and_one_in_evaluation():
+def test_two_calls_per_step_in_training_and_one_in_evaluation():
     lm = replies("<cheatsheet>learned</cheatsheet>")
     agent = sheet_agent(lm)
     episode(agent, "a", "b")
@@ -198,7 +198,7 @@ def test_p26_two_calls_a_step_in_training_and_one_in_evaluation():
     assert agent.memory.snapshot() == before
 
 
-def test_p26_the_prompt_holds_sheet_examples_and_recent_steps():
+def test_prompt_holds_sheet_examples_and_recent_steps():
     lm = replies("x")
     agent = sheet_agent(
         lm, retrieve_top_k=1, history_k=2, generator_template="{cheatsheet}|{examples}|{history}|{question}"
@@ -219,14 +219,14 @@ def test_p26_the_prompt_holds_sheet_examples_and_recent_steps():
 
 
 @pytest.mark.parametrize("bad", ["nothing", "<edits>[{}]</edits>", "<cheatsheet>x</cheatsheet>"])
-def test_p26_a_bad_curation_keeps_the_old_sheet(bad):
+def test_bad_curation_keeps_the_old_sheet(bad):
     agent = sheet_agent(replies("4", bad), memory_config=HybridConfig(cheatsheet=CheatsheetConfig(min_keep=0.5)))
     agent.hybrid.set_cheatsheet("a long sheet that is worth its while")
     assert agent.act("q") == "4"
     assert agent.hybrid.cheatsheet.versions() == ["a long sheet that is worth its while"]
 
 
-def test_p26_a_curator_that_fails_does_not_end_the_step():
+def test_curator_that_fails_does_not_end_the_step():
     def answer(system, user):
         if "curate" in system:
             raise TimeoutError("slow")
@@ -237,7 +237,7 @@ def test_p26_a_curator_that_fails_does_not_end_the_step():
     assert agent.hybrid.get_cheatsheet() == ""
 
 
-def test_p26_a_long_sheet_is_compacted_at_the_end_of_an_episode():
+def test_long_sheet_is_compacted_at_the_end_of_an_episode():
     lm = replies("4", "<cheatsheet>" + "x" * 50 + "</cheatsheet>", "<cheatsheet>short</cheatsheet>")
     agent = sheet_agent(lm, compact_above=20)
     episode(agent, "q")
@@ -248,12 +248,12 @@ def test_p26_a_long_sheet_is_compacted_at_the_end_of_an_episode():
 CODE = "Let me see.\n```python\nprint(6 * 7)\n```\nEXECUTE CODE!\nSo that."
 
 
-def test_p27_the_flag_stays_where_execution_is_off():
+def test_flag_stays_where_execution_is_off():
     agent = sheet_agent(replies(CODE), run_code=lambda code, timeout: "never", use_code_execution=False)
     assert agent.act("q") == CODE
 
 
-def test_p27_the_flag_is_replaced_by_the_result():
+def test_flag_is_replaced_by_the_result():
     seen = []
 
     def run(code, timeout):
@@ -268,7 +268,7 @@ def test_p27_the_flag_is_replaced_by_the_result():
     assert CodeExecutionService(run).execute_blocks("no code here EXECUTE CODE!") == "no code here EXECUTE CODE!"
 
 
-def test_p35_the_registry_builds_every_agent_and_lists_them():
+def test_registry_builds_every_agent_and_lists_them():
     assert set(AGENTS) == {
         "memoryless_agent",
         "memory_agent",
@@ -289,7 +289,7 @@ def test_p35_the_registry_builds_every_agent_and_lists_them():
         parse_agent_config({"type": "history_agent", "memory_config": {"_type": "nope"}})
 
 
-def test_p35_an_agent_refuses_a_memory_it_cannot_write_to():
+def test_agent_refuses_a_memory_it_cannot_write_to():
     config = parse_agent_config({"type": "history_agent", "memory_config": {"_type": "cheatsheet"}})
     with pytest.raises(UsageError, match="cheatsheet"):
         build_agent(config, replies("x"))
@@ -297,7 +297,7 @@ def test_p35_an_agent_refuses_a_memory_it_cannot_write_to():
         build_agent(DynamicCheatsheetAgentConfig(), replies("x"), memory=build_memory({"type": "history_list"}))
 
 
-def test_c11_clones_share_memory_and_model_and_no_episode():
+def test_clones_share_memory_and_model_and_no_episode():
     agent = memory_agent()
     agent.reset()
     agent.act("open")
@@ -311,7 +311,7 @@ def test_c11_clones_share_memory_and_model_and_no_episode():
     assert len(apart.memory.recall()) == 1 and agent.memory.recall() == []
 
 
-def test_c11_an_evaluation_episode_knows_its_own_steps_only():
+def test_evaluation_episode_knows_its_own_steps_only():
     lm = replies("4")
     agent = memory_agent(lm)
     episode(agent, "trained")
@@ -324,7 +324,7 @@ def test_c11_an_evaluation_episode_knows_its_own_steps_only():
     assert [line[:4] for line in lm.calls[-1][1].splitlines()] == ["Q: t", "Q: c"]
 
 
-def test_c21_every_call_is_reported_failed_ones_too():
+def test_every_call_is_reported_failed_ones_too():
     def answer(system, user):
         if "curate" in system:
             raise TimeoutError("slow")
@@ -348,19 +348,19 @@ SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason=f"no sandbox back
 
 
 @SANDBOX
-def test_p27_code_runs_in_the_sandbox_and_its_output_comes_back():
+def test_code_runs_in_the_sandbox_and_its_output_comes_back():
     assert run_sandboxed("print(6 * 7)", 20) == "42"
     assert "exit status 3" in run_sandboxed("import sys; sys.exit(3)", 20)
 
 
 @SANDBOX
-def test_p27_a_timeout_kills_the_child_and_says_so():
+def test_timeout_kills_the_child_and_says_so():
     answer = run_sandboxed("import time\nprint('begun', flush=True)\ntime.sleep(600)", 1.5)
     assert "begun" in answer and "killed: wall clock" in answer
 
 
 @SANDBOX
-def test_p27_network_and_files_are_closed(tmp_path):
+def test_network_and_files_are_closed(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("the secret")
     assert "the secret" not in run_sandboxed(f"print(open({str(secret)!r}).read())", 20)
@@ -371,6 +371,6 @@ def test_p27_network_and_files_are_closed(tmp_path):
 
 
 @SANDBOX
-def test_p27_no_key_reaches_the_code(monkeypatch):
+def test_no_key_reaches_the_code(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-not-for-you")
     assert "not-for-you" not in run_sandboxed("import os\nprint(dict(os.environ))", 20)

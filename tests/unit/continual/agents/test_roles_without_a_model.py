@@ -32,24 +32,24 @@ def counts(fixed: int, broken: int, shots: int = 20_000, plain: int = 300) -> di
     }
 
 
-def test_the_coder_writes_the_config_file_and_nothing_else() -> None:
+def test_coder_writes_the_config_file_and_nothing_else() -> None:
     said = code({"proposal": {"type": "mlp", "mlp": {}}, "hypothesis": "h", "slug": "s", "compose_mode": None})
     (edit,) = said.edits
     assert edit.path == "predecoder.yaml"
     assert load_yaml(edit.text, location="edit") == said.dsl_config == rounds.CONFIG
 
 
-def test_a_pure_composition_is_not_edited() -> None:
+def test_pure_composition_is_not_edited() -> None:
     said = code({"proposal": rounds.CONFIG, "hypothesis": "h", "slug": "s", "compose_mode": "pure"})
     assert said.edits == ()
 
 
-def test_a_proposal_that_is_no_config_is_refused() -> None:
+def test_proposal_that_is_no_config_is_refused() -> None:
     with pytest.raises(ContractError, match="hiden"):
         code({"proposal": {"type": "mlp", "mlp": {"hiden": 3}}, "hypothesis": "h", "slug": "s", "compose_mode": None})
 
 
-def test_a_clear_gain_is_nominated_with_its_figures(tmp_path: Path) -> None:
+def test_clear_gain_is_nominated_with_its_figures(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(150, 50)))
     assert said.verdict == "candidate"
     for figure in ("20000 val shots", "erred 300 times", "150 shots fixed", "50 broken", "+5.000e-03", "33.3%"):
@@ -57,18 +57,18 @@ def test_a_clear_gain_is_nominated_with_its_figures(tmp_path: Path) -> None:
     assert "the judge decides" in said.analysis
 
 
-def test_a_null_says_what_could_have_been_seen(tmp_path: Path) -> None:
+def test_null_result_states_the_detectable_gain(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(60, 55)))
     assert said.verdict == "ignore"
     assert "20000 shots would have shown a reduction of about 20%" in said.analysis
 
 
-def test_harm_is_called_harm(tmp_path: Path) -> None:
+def test_significant_loss_is_reported(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(20, 90)))
     assert said.verdict == "ignore" and "does harm" in said.analysis
 
 
-def test_a_failed_round_is_ignored_with_its_reason(tmp_path: Path) -> None:
+def test_failed_round_is_ignored_with_its_reason(tmp_path: Path) -> None:
     failed = {"status": "killed_by_safety", "status_reason": "memory 9.1 GB\nof 8", "delta_ler": None}
     said = analyse(view(tmp_path, **failed, checkpoint_path=None))
     assert said.verdict == "ignore" and "memory 9.1 GB of 8" in said.analysis
@@ -79,6 +79,6 @@ def test_without_counts_nothing_is_nominated(tmp_path: Path) -> None:
     assert said.verdict == "ignore" and "no paired counts" in said.analysis
 
 
-def test_the_parent_is_named_as_guidance(tmp_path: Path) -> None:
+def test_parent_is_named_as_guidance(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(150, 50), delta_vs_parent=0.001))
     assert "+1.000e-03 per shot (guidance" in said.analysis

@@ -40,12 +40,12 @@ def checkpoint(tmp_path):
     return evaluate(config(tmp_path)).results_dir / "c/latest"
 
 
-def test_an_agent_comes_back_with_its_memory(checkpoint):
+def test_agent_comes_back_with_its_memory(checkpoint):
     agent = load_agent(checkpoint, FunctionModel(lambda system, user: "x"))
     assert len(agent.memory.recall()) == 5 and agent.memory.config.max_length == 5 and not agent.training
 
 
-def test_a_trained_agent_proposes_in_a_live_run(checkpoint):
+def test_trained_agent_proposes_in_a_live_run(checkpoint):
     lm = FunctionModel(lambda system, user: 'Wider: {"type": "mlp", "mlp.depth": 2}')
     propose = ideator(checkpoint, lm)
     answer = propose(
@@ -55,29 +55,29 @@ def test_a_trained_agent_proposes_in_a_live_run(checkpoint):
     prompt = lm.calls[0][1]
     assert prompt.count("F: ") == 5, "its memory is in the prompt"
     assert f"Design a neural predecoder for {surface(3, 0.01).name}" in prompt
-    assert "the error rate fell by +0.004 a shot" in prompt and "failed: train_error" in prompt
+    assert "the error rate fell by +0.004 per shot" in prompt and "failed: train_error" in prompt
     assert prompt.endswith("Proposal 3 of 3:")
 
 
-def test_what_can_not_be_read_is_for_the_caller(checkpoint):
+def test_unreadable_reply_raises(checkpoint):
     with pytest.raises(UsageError, match="no JSON object"):
         ideator(checkpoint, FunctionModel(lambda system, user: "let me think"))(view())
 
 
-def test_a_damaged_checkpoint_is_refused(checkpoint):
+def test_damaged_checkpoint_is_refused(checkpoint):
     path = checkpoint / "agent.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "state": {"x": 1}}))
     with pytest.raises(ContractError, match=r"agent\.json"):
         load_agent(checkpoint, FunctionModel(lambda system, user: "x"))
 
 
-def test_the_gain_of_a_memory_is_paired_and_has_an_interval(tmp_path):
-    twins = evaluate_ablation(config(tmp_path))
-    assert twins.stateful.metrics["mean_score"] == pytest.approx(5 / 6)
-    assert twins.memoryless.metrics["mean_score"] == 0.0
-    assert twins.gain.mean == pytest.approx(5 / 6) and twins.gain.n == 6
-    assert twins.gain.low < twins.gain.mean < twins.gain.high and twins.exit_code == 0
-    agent = json.loads(json.dumps(yaml.safe_load((twins.memoryless.results_dir / "config.yaml").read_text())))["agent"]
+def test_gain_of_a_memory_is_paired_and_has_an_interval(tmp_path):
+    ablation = evaluate_ablation(config(tmp_path))
+    assert ablation.stateful.metrics["mean_score"] == pytest.approx(5 / 6)
+    assert ablation.memoryless.metrics["mean_score"] == 0.0
+    assert ablation.gain.mean == pytest.approx(5 / 6) and ablation.gain.n == 6
+    assert ablation.gain.low < ablation.gain.mean < ablation.gain.high and ablation.exit_code == 0
+    agent = json.loads(json.dumps(yaml.safe_load((ablation.memoryless.results_dir / "config.yaml").read_text())))["agent"]
     assert agent["type"] == "memoryless_agent" and agent["system_prompt"].startswith("You are a helpful QA assistant")
 
 
@@ -90,11 +90,11 @@ def test_intervals_of_known_differences():
     assert (found.mean, found.n) == (pytest.approx(0.2), 3)
     assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-5)
     assert gain(episodes(1.0), episodes(0.0)).low is None
-    with pytest.raises(UsageError, match="nothing to pair"):
+    with pytest.raises(UsageError, match="cannot be paired"):
         gain(episodes(1.0, 1.0), episodes(0.0))
 
 
-def test_an_agent_without_a_memory_has_no_twin(tmp_path):
+def test_ablation_needs_an_agent_with_a_memory(tmp_path):
     with pytest.raises(UsageError, match="no memory"):
         evaluate_ablation(config(tmp_path, agent={"type": "memoryless_agent"}))
 
@@ -115,7 +115,7 @@ def measured(folder, **more):
 
 
 @pytest.mark.parametrize("reply, verdict", [("A", "candidate"), ("The answer is (B)", "ignore"), ("FAILED", "ignore")])
-def test_a_trained_agent_nominates_what_it_expects_the_judge_to_verify(checkpoint, tmp_path, reply, verdict):
+def test_trained_analyst_nominates_rounds_that_it_expects_to_be_verified(checkpoint, tmp_path, reply, verdict):
     lm = FunctionModel(lambda system, user: reply)
     said = analyst(checkpoint, lm)(measured(tmp_path))
     assert said.verdict == verdict and "MemoryAgent expects" in said.summary_1line and "120" in said.analysis
@@ -124,7 +124,7 @@ def test_a_trained_agent_nominates_what_it_expects_the_judge_to_verify(checkpoin
     assert "A. VERIFIED" in prompt and '"depth": 2' in prompt
 
 
-def test_a_trained_analyst_that_says_nothing_is_for_the_caller_and_a_failed_round_for_nobody(checkpoint, tmp_path):
+def test_trained_analyst_without_a_verdict_raises_and_skips_failed_rounds(checkpoint, tmp_path):
     lm = FunctionModel(lambda system, user: "hard to tell")
     with pytest.raises(UsageError, match="no verdict"):
         analyst(checkpoint, lm)(measured(tmp_path))

@@ -96,7 +96,7 @@ def tree_hash(directory: Path) -> str:
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
 
-def test_c22_a_checkpoint_holds_three_files(tmp_path):
+def test_checkpoint_holds_three_files(tmp_path):
     go(tmp_path / "run", n=2)
     directory = tmp_path / "run/checkpoints"
     assert sorted(path.name for path in (directory / "ep_000002").iterdir()) == [
@@ -108,7 +108,7 @@ def test_c22_a_checkpoint_holds_three_files(tmp_path):
     assert json.loads((directory / "latest.json").read_text()) == {"checkpoint": "ep_000002"}
 
 
-def test_c22_last_n_keeps_the_youngest(tmp_path):
+def test_last_n_keeps_the_most_recent(tmp_path):
     manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", 5))
     for episodes in range(50, 351, 50):
         manager.save(state(episodes), agent())
@@ -116,28 +116,28 @@ def test_c22_last_n_keeps_the_youngest(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [None, 0])
-def test_c22_none_and_zero_keep_all(tmp_path, keep):
+def test_none_and_zero_keep_all(tmp_path, keep):
     manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", keep))
     for episodes in range(1, 9):
         manager.save(state(episodes), agent())
     assert saved(tmp_path) == list(range(1, 9))
 
 
-def test_c22_top_k_val_keeps_the_best(tmp_path):
+def test_top_k_val_keeps_the_best(tmp_path):
     manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 3))
     for episodes, score in zip(range(50, 251, 50), (0.45, 0.52, 0.48, 0.55, 0.53), strict=True):
         manager.save(state(episodes, score), agent())
     assert saved(tmp_path) == [100, 200, 250]
 
 
-def test_c22_of_equal_scores_the_younger_stays(tmp_path):
+def test_of_equal_scores_the_more_recent_is_kept(tmp_path):
     manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 2))
     for episodes in (1, 2, 3):
         manager.save(state(episodes, 0.5), agent())
     assert saved(tmp_path) == [2, 3]
 
 
-def test_c22_top_k_val_saves_at_each_validation_and_on_start_before_training(tmp_path):
+def test_top_k_val_saves_at_each_validation_and_on_start_before_training(tmp_path):
     go(tmp_path / "a", checkpoint_strategy="top_k_val", checkpoint_keep_last=None)
     assert saved(tmp_path / "a/checkpoints") == [5, 10]
     go(tmp_path / "b", checkpoint_on_start=True, n=1)
@@ -146,7 +146,7 @@ def test_c22_top_k_val_saves_at_each_validation_and_on_start_before_training(tmp
     assert saved(tmp_path / "c/checkpoints") == [0, 5, 10]
 
 
-def test_c23_latest_always_resolves(tmp_path):
+def test_latest_always_resolves(tmp_path):
     manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 2))
     for episodes, score in enumerate((0.9, 0.8, 0.1, 0.7, 0.95, 0.2), start=1):
         manager.save(state(episodes, score), agent())
@@ -156,7 +156,7 @@ def test_c23_latest_always_resolves(tmp_path):
     assert saved(tmp_path) == [1, 5]
 
 
-def test_c23_without_links_the_json_says_it(tmp_path, monkeypatch):
+def test_latest_json_replaces_a_missing_symlink(tmp_path, monkeypatch):
     def refused(*args, **kwargs):
         raise OSError("no links here")
 
@@ -166,7 +166,7 @@ def test_c23_without_links_the_json_says_it(tmp_path, monkeypatch):
     assert checkpoints.load(tmp_path / "latest").state.episodes_seen == 3
 
 
-def test_c24_a_half_written_checkpoint_is_never_picked(tmp_path):
+def test_half_written_checkpoint_is_never_picked(tmp_path):
     """Killed between any two files: the draft has another name, `latest` names the one before."""
     manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", None))
     manager.save(state(1), agent())
@@ -182,7 +182,7 @@ def test_c24_a_half_written_checkpoint_is_never_picked(tmp_path):
 
 @pytest.mark.parametrize("name", ["agent.json", "memory_2.jsonl", "runtime.json"])
 @pytest.mark.parametrize("harm", ["missing", "cut", "changed"])
-def test_c25_a_damaged_checkpoint_raises(tmp_path, name, harm):
+def test_damaged_checkpoint_raises(tmp_path, name, harm):
     go(tmp_path / "run", n=2)
     path = tmp_path / "run/checkpoints/ep_000002" / name
     data = path.read_bytes()
@@ -195,13 +195,13 @@ def test_c25_a_damaged_checkpoint_raises(tmp_path, name, harm):
 
 
 @pytest.mark.parametrize("name", ["ep_000099", "latest", ""])
-def test_c25_a_missing_checkpoint_raises(tmp_path, name):
+def test_missing_checkpoint_raises(tmp_path, name):
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(UsageError, match="checkpoint"):
         go(tmp_path / "again", resume_from=str(tmp_path / "checkpoints" / name))
 
 
-def test_c25_a_checkpoint_of_another_agent_raises(tmp_path):
+def test_checkpoint_of_another_agent_raises(tmp_path):
     go(tmp_path / "run", n=2)
 
     def other():
@@ -225,7 +225,7 @@ def untimed(path):
 
 @pytest.mark.parametrize("kind", [agent, sheet_agent, without_memory])
 @pytest.mark.parametrize("episode", [2, 6, 8])
-def test_c25_resumed_equals_uninterrupted(tmp_path, kind, episode):
+def test_resumed_equals_uninterrupted(tmp_path, kind, episode):
     whole, learned = go(tmp_path / "whole", agent=kind)
     before = tree_hash(tmp_path / "whole")
     resumed, again = go(
@@ -245,14 +245,14 @@ def test_c25_resumed_equals_uninterrupted(tmp_path, kind, episode):
     assert state[0] == state[1]
 
 
-def test_c25_a_resume_visits_only_what_was_not_seen(tmp_path):
+def test_resume_visits_only_what_was_not_seen(tmp_path):
     go(tmp_path / "whole")
     _, made = go(tmp_path / "resumed", resume_from=str(tmp_path / "whole/checkpoints/ep_000006"))
     asked = [user.splitlines()[-1] for _, user in made.lm.calls if user.splitlines()[-1].startswith("Q: q")]
     assert asked == ["Q: q6", "Q: q7", "Q: q8", "Q: q9"]
 
 
-def test_c25_start_episode_index_skips_and_counts(tmp_path):
+def test_start_episode_index_skips_and_counts(tmp_path):
     (tmp_path / "run").mkdir()
     run = RunTime(
         RunTimeConfig(verbose=False, start_episode_index=2, scores_path="s.jsonl"),
@@ -264,7 +264,7 @@ def test_c25_start_episode_index_skips_and_counts(tmp_path):
     assert [row["episode_index"] for row in untimed(tmp_path / "run/s/train/s.jsonl")] == [3, 4]
 
 
-def test_c25_trials_resume_at_the_next_environment(tmp_path):
+def test_trials_resume_at_the_next_environment(tmp_path):
     config = {"num_trials": 3, "checkpoint_every_episodes": 2, "validation_freq": None}
     whole, _ = go(tmp_path / "whole", n=4, **config)
     assert saved(tmp_path / "whole/checkpoints") == [3, 6, 9, 12]
@@ -303,7 +303,7 @@ def killed_at(results: Path, number: int) -> bool:
     return status == 137
 
 
-def test_c24_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run(tmp_path):
+def test_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run(tmp_path):
     whole, learned = go(tmp_path / "whole", checkpoint_keep_last=2)
     total = 1
     while killed_at(tmp_path / f"probe{total}", total):

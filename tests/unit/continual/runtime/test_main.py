@@ -78,7 +78,7 @@ def tree(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
 
 
-def test_c19_the_tree_of_a_bare_run(tmp_path):
+def test_tree_of_a_bare_run(tmp_path):
     result = evaluate(write(tmp_path))
     assert re.fullmatch(r"\d{8}_\d{6}(_\d+)?", result.results_dir.name)
     assert result.results_dir.parent == tmp_path / "results"
@@ -86,7 +86,7 @@ def test_c19_the_tree_of_a_bare_run(tmp_path):
     assert result.metrics["mean_score"] == 0.5 and result.exit_code == 0
 
 
-def test_c19_the_tree_of_a_run_with_everything_on(tmp_path):
+def test_tree_of_a_run_with_everything_on(tmp_path):
     result = evaluate(write(tmp_path, **EVERYTHING))
     expected = ["config.yaml", "metrics.json", "run.log", "checkpoints/latest.json"]
     for episode in (2, 4):
@@ -103,12 +103,12 @@ def test_c19_the_tree_of_a_run_with_everything_on(tmp_path):
     assert os.readlink(result.results_dir / "checkpoints/latest") == "ep_000004"
 
 
-def test_c19_two_runs_in_one_second_share_nothing(tmp_path):
+def test_two_runs_in_one_second_share_nothing(tmp_path):
     found = [new_results_dir(tmp_path / "deep/er") for _ in range(3)]
     assert len(set(found)) == 3
 
 
-def test_c20_the_effective_config_is_there_from_the_start_and_loads_to_the_same(tmp_path):
+def test_effective_config_is_there_from_the_start_and_loads_to_the_same(tmp_path):
     """Killed in its first episode, the run has left its config."""
     slow = "tests.unit.continual.runtime.test_main.Slow"
     path = write(tmp_path, dataset={"dataset_path": "rows.jsonl", "env_class": slow})
@@ -137,7 +137,7 @@ class Slow(QAEnv):
         return super().reset()
 
 
-def test_c20_defaults_are_written_out(tmp_path):
+def test_defaults_are_written_out(tmp_path):
     result = evaluate(write(tmp_path))
     written = yaml.safe_load((result.results_dir / "config.yaml").read_text())
     assert written["runtime"]["num_trials"] == 1
@@ -145,7 +145,7 @@ def test_c20_defaults_are_written_out(tmp_path):
     assert written["dataset"]["dataset_path"] == str(tmp_path / "rows.jsonl")
 
 
-def test_c21_one_file_a_call_and_only_where_asked_for(tmp_path):
+def test_one_file_per_call_only_if_requested(tmp_path):
     result = evaluate(write(tmp_path, **EVERYTHING))
     call = json.loads((result.results_dir / "llm_calls/train/actions/000001_001_001.json").read_text())
     assert call["user_prompt"] == "Q: 1+1?" and call["output"] == "2" and call["system_prompt"]
@@ -163,12 +163,12 @@ def test_c21_one_file_a_call_and_only_where_asked_for(tmp_path):
     assert val["context"]["mode"] == "val"
 
 
-def test_c27_metrics_json_is_the_result(tmp_path):
+def test_metrics_json_is_the_result(tmp_path):
     result = evaluate(write(tmp_path))
     assert json.loads((result.results_dir / "metrics.json").read_text()) == result.metrics
 
 
-def test_c28_two_runs_in_one_process_keep_their_logs_apart(tmp_path):
+def test_two_runs_in_one_process_keep_their_logs_apart(tmp_path):
     def run(name):
         row = {"question": "q", "answer": "a", "n": name}
         return evaluate(write(tmp_path / name, dataset={"items": [row], "id_field": "n"}))
@@ -179,7 +179,7 @@ def test_c28_two_runs_in_one_process_keep_their_logs_apart(tmp_path):
     assert "(second)" in second and "(first)" not in second
 
 
-def test_c25_resume_through_the_entry_point(tmp_path):
+def test_resume_through_the_entry_point(tmp_path):
     path = write(tmp_path, **EVERYTHING)
     whole = evaluate(path)
     resumed = evaluate(path, resume_from=str(whole.results_dir / "checkpoints/ep_000002"))
@@ -192,7 +192,7 @@ def test_c25_resume_through_the_entry_point(tmp_path):
     assert len(list((tmp_path / "results").iterdir())) == 2, "a refused resume leaves nothing behind"
 
 
-def test_p33_the_blocks_at_the_top_fill_the_agent():
+def test_blocks_at_the_top_fill_the_agent():
     data = {"dataset": {"items": QUESTIONS}, "lm": {"model": "scripted:echo"}, "agent": {"type": "history_agent"}}
     config = RunConfig.model_validate({**data, "memory": {"_type": "history_list", "max_length": 3}})
     assert config.agent.memory_config == HistoryListConfig(max_length=3)
@@ -201,10 +201,10 @@ def test_p33_the_blocks_at_the_top_fill_the_agent():
     config = RunConfig.model_validate({**data, "memory": {"_type": "history_list"}, "agent": own})
     assert config.agent.memory_config.type == "hybrid"
     assert config.lm_config.model == "scripted:other"
-    twin = RunConfig.model_validate(
+    memoryless = RunConfig.model_validate(
         {**data, "memory": {"_type": "history_list"}, "agent": {"type": "memoryless_agent"}}
     )
-    assert twin.agent.type == "memoryless_agent"
+    assert memoryless.agent.type == "memoryless_agent"
     renamed = {("train_dataset" if key == "dataset" else key): value for key, value in data.items()}
     assert isinstance(RunConfig.model_validate(renamed).dataset, QAEnvDatasetConfig)
 
@@ -233,13 +233,13 @@ def test_p33_the_blocks_at_the_top_fill_the_agent():
         ({"lm": {"model": "scripted:none.jsonl"}}, "none.jsonl"),
     ],
 )
-def test_p33_a_wrong_key_is_named_and_nothing_is_written(tmp_path, changes, path):
+def test_wrong_key_is_named_and_nothing_is_written(tmp_path, changes, path):
     with pytest.raises(UsageError, match=re.escape(path)):
         evaluate(write(tmp_path, **changes))
     assert not (tmp_path / "results").exists()
 
 
-def test_p34_paths_are_relative_to_the_file(tmp_path, monkeypatch):
+def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     path = write(tmp_path / "configs", output={"results_dir": "../out"})
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -248,7 +248,7 @@ def test_p34_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_p34_the_seed_seeds_all_three(tmp_path):
+def test_seed_seeds_all_three(tmp_path):
     def draws():
         return random.random(), float(np.random.random()), float(torch.rand(1))
 
@@ -260,7 +260,7 @@ def test_p34_the_seed_seeds_all_three(tmp_path):
     assert all(one != two for one, two in zip(draws(), first, strict=True))
 
 
-def test_p34_the_memory_is_dumped_where_asked(tmp_path):
+def test_memory_is_dumped_where_asked(tmp_path):
     output = {"results_dir": "results", "save_memory_path": "final/memory.jsonl"}
     result = evaluate(write(tmp_path, output=output))
     memory = load_memory(result.results_dir / "final/memory.jsonl")
@@ -268,20 +268,20 @@ def test_p34_the_memory_is_dumped_where_asked(tmp_path):
     assert memory.config == HistoryListConfig(max_length=7)
 
 
-def test_p34_rows_that_failed_and_the_exit_code(tmp_path):
+def test_rows_that_failed_and_the_exit_code(tmp_path):
     result = evaluate(write(tmp_path, dataset={"items": [*QUESTIONS, {"question": "no answer"}]}))
     assert result.metrics["errors"] == ["dataset: row 5: field 'answer' is missing"]
     assert result.metrics["train_episodes"] == 4 and result.exit_code == 1
     assert "row 5" in (result.results_dir / "run.log").read_text()
 
 
-def test_p28_language_model_from_its_config():
+def test_language_model_from_its_config():
     config = LMConfig(model="scripted:echo")
     assert (config.temperature, config.max_output_tokens) == (0.2, 2048)
     assert get_lm_client(config).call("system", "user") == "user"
 
 
-def test_p29_the_model_name_chooses_and_an_unknown_one_raises():
+def test_model_name_chooses_and_an_unknown_one_raises():
     assert LMConfig(model="claude-x").resolved_backend() == "anthropic"
     assert LMConfig(model="scripted:echo").resolved_backend() == "scripted"
     with pytest.raises(UsageError, match="known: claude"):
@@ -295,13 +295,13 @@ EXAMPLES = list(config_module.examples().values())
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_p36_every_example_validates_offline(path):
+def test_every_example_validates_offline(path):
     config = load_config(path)
     assert isinstance(config.dataset, EnvDatasetConfig)
     assert Path(config.output.results_dir).parent == Path.cwd() / "outputs"
 
 
-def test_p36_the_examples_are_there_and_the_toy_runs(tmp_path, monkeypatch):
+def test_examples_are_there_and_the_toy_runs(tmp_path, monkeypatch):
     expected = {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory", "design_tabular"}
     assert {path.stem for path in EXAMPLES} >= expected
     monkeypatch.chdir(tmp_path)
@@ -310,7 +310,7 @@ def test_p36_the_examples_are_there_and_the_toy_runs(tmp_path, monkeypatch):
     assert result.exit_code == 0 and result.metrics["mean_score"] > 0.5
 
 
-def test_p36_a_memory_finds_better_designs_in_the_table(tmp_path):
+def test_memory_finds_better_designs_in_the_table(tmp_path):
     data = yaml.safe_load(config_module.examples()["design_tabular"].read_text())
     data["runtime"] |= {"verbose": False}
     data["output"]["results_dir"] = str(tmp_path / "out")
@@ -321,7 +321,7 @@ def test_p36_a_memory_finds_better_designs_in_the_table(tmp_path):
     assert f"{max(scores[1]):.4f}" == second[0]["feedback"]["target"], "the best design of the table was found"
 
 
-def test_p37_children_write_through_the_parents_handlers(tmp_path):
+def test_children_write_through_the_parents_handlers(tmp_path):
     console = io.StringIO()
     logger = logs.setup_logger("run", "WARN", tmp_path / "run.log", {"run": 7}, console=console)
     part = logs.child_logger(logger, "agent", {"env": "e1"})
@@ -340,7 +340,7 @@ def test_p37_children_write_through_the_parents_handlers(tmp_path):
     ]
 
 
-def test_p38_the_demo_of_the_documents_runs(tmp_path, monkeypatch):
+def test_demo_of_the_documents_runs(tmp_path, monkeypatch):
     """Every python block of docs/contracts/runtime.md, in order, in one namespace."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs/contracts/runtime.md").read_text()
@@ -352,7 +352,7 @@ def test_p38_the_demo_of_the_documents_runs(tmp_path, monkeypatch):
     assert namespace["metrics"]["mean_score"] == 1.0
 
 
-def test_a_hundred_workers_ask_a_slow_model_at_the_same_time():
+def test_hundred_workers_ask_a_slow_model_at_the_same_time():
     """All hundred calls are inside the model at once: what the aim on time rests on, without a clock."""
     together = meeting(100)
     agent = MemoryAgent(MemoryAgentConfig(), FunctionModel(lambda system, user: together() or "a"))

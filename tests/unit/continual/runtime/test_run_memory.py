@@ -1,4 +1,4 @@
-"""Memory that crosses runs: each round is learned once, the likest envs are told first, a damaged file is refused."""
+"""CrossRunMemory: rounds are learned once, notes prefer similar envs, and damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def config(hidden: int) -> dict:
 
 
 def verified(number: int, gain: float, hidden: int) -> HistoryRow:
-    told = {"verify_verdict": "VERIFIED", "verdict": "candidate", "relative_holdout": gain}
-    return rounds.row(number, dsl_config=config(hidden), **told, next_hypothesis_seed="a deeper net")
+    fields = {"verify_verdict": "VERIFIED", "verdict": "candidate", "relative_holdout": gain}
+    return rounds.row(number, dsl_config=config(hidden), **fields, next_hypothesis_seed="a deeper net")
 
 
 def broken(number: int, hidden: int) -> HistoryRow:
     return rounds.row(number, status="train_error", status_reason="the loss is not finite", dsl_config=config(hidden))
 
 
-def test_each_round_is_learned_once_and_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_each_round_is_learned_once_and_survives_reloading(tmp_path: Path) -> None:
     learned = CrossRunMemory(tmp_path / "memory.jsonl")
     rows = [verified(1, 0.12, 96), broken(2, 700)]
     assert learned.learn("run-a", SMALL, rows) == 2 and learned.learn("run-a", SMALL, rows) == 0
@@ -45,7 +45,7 @@ def test_each_round_is_learned_once_and_comes_back_from_its_file(tmp_path: Path)
     assert "a deeper net" in first.feedback["message"]
 
 
-def test_notes_name_gains_and_failures_and_leave_the_own_run_out(tmp_path: Path) -> None:
+def test_notes_list_gains_and_failures_of_other_runs(tmp_path: Path) -> None:
     learned = CrossRunMemory(tmp_path / "memory.jsonl")
     learned.add("run-a", SMALL, [verified(1, 0.12, 96), verified(2, 0.3, 128), broken(3, 700)])
     best, worst, second = learned.notes(LARGE)
@@ -54,7 +54,7 @@ def test_notes_name_gains_and_failures_and_leave_the_own_run_out(tmp_path: Path)
     assert learned.notes(LARGE, exclude_run="run-a") == []
 
 
-def test_the_likest_envs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notes_prefer_the_most_similar_envs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autoqec.continual.runtime.run_memory.MAX_NEIGHBOURS", 1)
     learned = CrossRunMemory(tmp_path / "memory.jsonl")
     learned.add("run-a", SMALL, [verified(1, 0.3, 96)])
@@ -62,14 +62,14 @@ def test_the_likest_envs_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "hidden=128" in learned.notes(LARGE)[0] and "hidden=96" in learned.notes(SMALL)[0]
 
 
-def test_two_runs_that_share_a_file_lose_nothing_of_each_other(tmp_path: Path) -> None:
+def test_two_runs_sharing_a_file_keep_each_others_rounds(tmp_path: Path) -> None:
     one, other = CrossRunMemory(tmp_path / "memory.jsonl"), CrossRunMemory(tmp_path / "memory.jsonl")
     one.learn("run-a", SMALL, [verified(1, 0.12, 96)])
     other.learn("run-b", SMALL, [broken(2, 700)])
     assert len(CrossRunMemory(tmp_path / "memory.jsonl")) == 2
 
 
-def test_what_an_agent_wrote_itself_is_told_first(tmp_path: Path) -> None:
+def test_notes_start_with_the_agents_own_entries(tmp_path: Path) -> None:
     memory = build_memory({"_type": "hybrid"})
     memory.update(CheatsheetEntry(content="wide nets overfit\nsmall rates"))
     memory.update(ReflectionEntry(content="try gnn next"))
@@ -79,7 +79,7 @@ def test_what_an_agent_wrote_itself_is_told_first(tmp_path: Path) -> None:
     assert learned.notes(SMALL)[:3] == ["wide nets overfit", "small rates", "try gnn next"]
 
 
-def test_what_can_not_be_used_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_unusable_memory_file_is_rejected_unchanged(tmp_path: Path) -> None:
     torn = tmp_path / "torn.jsonl"
     CrossRunMemory(torn).learn("run-a", SMALL, [verified(1, 0.12, 96)])
     torn.write_bytes(torn.read_bytes()[:-20])
@@ -87,9 +87,9 @@ def test_what_can_not_be_used_is_refused_and_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="damaged"):
         CrossRunMemory(torn)
     build_memory({"_type": "cheatsheet"}).save(tmp_path / "sheet.jsonl")
-    with pytest.raises(UsageError, match="takes no experiences"):
+    with pytest.raises(UsageError, match="cannot store experiences"):
         CrossRunMemory(tmp_path / "sheet.jsonl")
     for place in (tmp_path, tmp_path / "nowhere/memory.jsonl"):
-        with pytest.raises(UsageError, match="no memory can be kept"):
+        with pytest.raises(UsageError, match="a memory cannot be stored"):
             CrossRunMemory(place)
     assert torn.read_bytes() == before

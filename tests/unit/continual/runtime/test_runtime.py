@@ -44,13 +44,13 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_c01_environments_run_one_after_the_other_in_order():
+def test_environments_run_one_after_the_other_in_order():
     log = []
     runtime([SpyEnv(name, steps=2, log=log) for name in "abc"]).run()
     assert [entry[1] for entry in log] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
 
 
-def test_c02_the_order_of_an_episode():
+def test_order_of_an_episode():
     log = []
     runtime([SpyEnv("e", steps=2, log=log)], SpyAgent(log)).run()
     assert log == [
@@ -66,7 +66,7 @@ def test_c02_the_order_of_an_episode():
     ]
 
 
-def test_c03_the_cap_ends_an_episode_that_never_ends():
+def test_cap_ends_an_episode_that_never_ends():
     agent = SpyAgent()
     metrics = runtime([SpyEnv("e", steps=None)], agent, max_steps_per_episode=3).run()
     assert metrics["train_steps"] == 3
@@ -75,18 +75,18 @@ def test_c03_the_cap_ends_an_episode_that_never_ends():
 
 
 @pytest.mark.parametrize(("limit", "episodes"), [(None, 4), (2, 2), (9, 4), (0, 0)])
-def test_c04_max_envs_to_visit(limit, episodes):
+def test_max_envs_to_visit(limit, episodes):
     assert runtime([SpyEnv(n) for n in "abcd"], max_envs_to_visit=limit).run()["train_episodes"] == episodes
 
 
-def test_c04_zero_is_validation_only(tmp_path):
+def test_zero_is_validation_only(tmp_path):
     config = {"max_envs_to_visit": 0, "run_validation_at_start": True, "scores_path": "scores.jsonl"}
     runtime([SpyEnv("t")], val=[SpyEnv("v")], results_dir=tmp_path, **config).run()
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     assert found == ["metrics.json", "scores/val/0_seen_episodes_scores.jsonl"]
 
 
-def test_c05_quiet_means_quiet(capfd):
+def test_verbose_false_prints_nothing(capfd):
     runtime([SpyEnv("e")], val=[SpyEnv("v")], validation_freq=1).run()
     assert capfd.readouterr() == ("", "")
     console = io.StringIO()
@@ -94,14 +94,14 @@ def test_c05_quiet_means_quiet(capfd):
     assert "train" in console.getvalue() and capfd.readouterr() == ("", "")
 
 
-def test_c06_episodes_count_from_one_and_steps_anew(tmp_path):
+def test_episodes_count_from_one_and_steps_anew(tmp_path):
     runtime([SpyEnv("a", steps=2), SpyEnv("b", steps=3)], results_dir=tmp_path, scores_path="scores.jsonl").run()
     found = [(r["episode_index"], r["step_index"]) for r in lines(tmp_path / "scores/train/scores.jsonl")]
     assert found == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
 
 
 @pytest.mark.parametrize(("freq", "seen"), [(None, []), (2, [2, 4]), (1, [1, 2, 3, 4, 5]), (9, [])])
-def test_c07_validation_every_n_episodes(freq, seen, tmp_path):
+def test_validation_every_n_episodes(freq, seen, tmp_path):
     config = {"validation_freq": freq, "scores_path": "scores.jsonl"}
     runtime([SpyEnv(n) for n in "abcde"], val=[SpyEnv("v")], results_dir=tmp_path, **config).run()
     found = sorted(int(path.name.partition("_")[0]) for path in (tmp_path / "scores/val").glob("*"))
@@ -109,14 +109,14 @@ def test_c07_validation_every_n_episodes(freq, seen, tmp_path):
 
 
 @pytest.mark.parametrize("config", [{"validation_num_workers": 8}, {"num_parallel_episodes": 8}, {}])
-def test_c08_workers_run_side_by_side(config):
+def test_workers_run_side_by_side(config):
     together = meeting(8)
     val = [SpyEnv(str(n), before=together) for n in range(8)]
     metrics = runtime([SpyEnv("t")], val=val, validation_freq=1, **config).run()
     assert "errors" not in metrics
 
 
-def test_c08_validation_num_workers_wins():
+def test_validation_num_workers_wins():
     assert RunTimeConfig(num_parallel_episodes=3).workers == 3
     assert RunTimeConfig(num_parallel_episodes=3, validation_num_workers=5).workers == 5
     inside, most, lock = [0], [0], threading.Lock()
@@ -134,7 +134,7 @@ def test_c08_validation_num_workers_wins():
     assert most[0] == 2
 
 
-def test_c09_validation_at_start_comes_before_the_first_training_step(tmp_path):
+def test_validation_at_start_comes_before_the_first_training_step(tmp_path):
     config = {"run_validation_at_start": True, "scores_path": "scores.jsonl"}
     runtime([SpyEnv("t")], val=[SpyEnv("v")], results_dir=tmp_path, **config).run()
     val = lines(tmp_path / "scores/val/0_seen_episodes_scores.jsonl")
@@ -143,16 +143,16 @@ def test_c09_validation_at_start_comes_before_the_first_training_step(tmp_path):
     assert RunTimeConfig().run_validation_at_start is False
 
 
-def test_c10_validation_without_a_dataset_is_skipped_with_a_warning(caplog):
+def test_validation_without_a_dataset_is_skipped_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         logger = logging.getLogger("tests.c10")
         runtime([SpyEnv("t")], validation_freq=1, run_validation_at_start=True, logger=logger).run()
     assert [record.message for record in caplog.records].count(
-        "validation is asked for, and there is no validation_dataset: skipped"
+        "validation skipped: there is no validation_dataset"
     ) == 2
 
 
-def test_c11_a_validation_of_a_hundred_workers_changes_nothing():
+def test_validation_of_a_hundred_workers_changes_nothing():
     together = meeting(100)
     lm = FunctionModel(lambda system, user: together() or "4")
     agent = HistoryAgent(HistoryAgentConfig(), replies("4"))
@@ -167,14 +167,14 @@ def test_c11_a_validation_of_a_hundred_workers_changes_nothing():
     assert run._val_score == 1.0
 
 
-def test_c11_the_mode_comes_back_though_an_environment_raises():
+def test_mode_comes_back_though_an_environment_raises():
     agent = HistoryAgent(HistoryAgentConfig(), replies("4"))
     metrics = runtime([QAEnv("q", "4"), QAEnv("r", "4")], agent, val=[SpyEnv("v", raise_at=1)], validation_freq=1).run()
     assert agent.training and len(metrics["errors"]) == 2
     assert len(agent.memory.recall()) == 6
 
 
-def test_c11_an_agent_that_writes_while_validating_is_stopped_by_the_memory():
+def test_agent_that_writes_while_validating_is_stopped_by_the_memory():
     class Rogue(MemoryAgent):
         def update_memory_with_entry(self, entry):
             self.memory.update(entry)
@@ -185,7 +185,7 @@ def test_c11_an_agent_that_writes_while_validating_is_stopped_by_the_memory():
     assert [entry.obs for entry in agent.memory.recall()] == ["q"]
 
 
-def test_c11_reflexion_learns_nothing_from_validation():
+def test_reflexion_learns_nothing_from_validation():
     lm = replies("x")
     agent = ReflexionAgent(ReflexionAgentConfig(), lm)
     runtime([QAEnv("q", "x")], agent, val=[QAEnv(str(n), "x") for n in range(5)], validation_freq=1).run()
@@ -193,7 +193,7 @@ def test_c11_reflexion_learns_nothing_from_validation():
     assert [entry.type for entry in agent.memory.recall()] == ["experience", "reflection"]
 
 
-def test_c12_the_order_of_validation_lines_hangs_on_nothing(tmp_path):
+def test_validation_lines_are_sorted(tmp_path):
     draw = random.Random(1)
     for repeat in range(20):
         val = [SpyEnv(str(n), steps=2, before=lambda: time.sleep(draw.random() / 200)) for n in range(8)]
@@ -205,7 +205,7 @@ def test_c12_the_order_of_validation_lines_hangs_on_nothing(tmp_path):
         assert found == [(n + 1, step, str(n)) for n in range(8) for step in (1, 2)]
 
 
-def test_c13_the_mean_is_over_steps(tmp_path):
+def test_mean_is_over_steps(tmp_path):
     val = [SpyEnv("v", steps=3, feedbacks=[RIGHT, WRONG, WRONG]), SpyEnv("w", feedbacks=[{"score": 0.6}])]
     run = runtime(
         [SpyEnv("t")],
@@ -220,7 +220,7 @@ def test_c13_the_mean_is_over_steps(tmp_path):
     assert state["val_score"] == pytest.approx(1.6 / 4)
 
 
-def test_c14_one_failing_validation_environment_costs_itself_only(tmp_path):
+def test_failing_validation_environment_affects_no_other(tmp_path):
     val = [SpyEnv("a"), SpyEnv("b", steps=5, raise_at=3), SpyEnv("c")]
     config = {"validation_freq": 1, "scores_path": "scores.jsonl"}
     metrics = runtime([SpyEnv("t")], val=val, results_dir=tmp_path, **config).run()
@@ -229,7 +229,7 @@ def test_c14_one_failing_validation_environment_costs_itself_only(tmp_path):
     assert found == ["a", "b", "b", "c"]
 
 
-def test_c14_one_failing_training_environment_costs_itself_only():
+def test_failing_training_environment_affects_no_other():
     agent = SpyAgent()
     metrics = runtime([SpyEnv("a"), SpyEnv("b", steps=5, raise_at=3), SpyEnv("c")], agent).run()
     assert metrics["errors"] == ["episode 2 (b): RuntimeError: the environment broke"]
@@ -237,7 +237,7 @@ def test_c14_one_failing_training_environment_costs_itself_only():
     assert agent.log.count(("agent.end_episode",)) == 2
 
 
-def test_c14_a_model_that_times_out_is_recorded_and_the_rest_goes_on():
+def test_model_that_times_out_is_recorded_and_the_rest_goes_on():
     def answer(system, user):
         if "q1" in user.splitlines()[-1]:
             raise TimeoutError("no answer in 30 s")
@@ -249,7 +249,7 @@ def test_c14_a_model_that_times_out_is_recorded_and_the_rest_goes_on():
     assert metrics["train_episodes"] == 2 and metrics["mean_score"] == 1.0
 
 
-def test_c15_score_files_are_there_while_the_run_goes_on(tmp_path):
+def test_score_files_are_there_while_the_run_goes_on(tmp_path):
     seen = []
     path = tmp_path / "scores/train/scores.jsonl"
     watched = SpyEnv("b", before=lambda: seen.append(len(lines(path))))
@@ -257,7 +257,7 @@ def test_c15_score_files_are_there_while_the_run_goes_on(tmp_path):
     assert seen == [2]
 
 
-def test_c15_without_scores_path_there_are_no_score_files(tmp_path):
+def test_without_scores_path_there_are_no_score_files(tmp_path):
     runtime([SpyEnv("a")], val=[SpyEnv("v")], validation_freq=1, results_dir=tmp_path).run()
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.json"]
     with pytest.raises(UsageError, match="results directory"):
@@ -287,7 +287,7 @@ VERBOSE = CORE | {
 }
 
 
-def test_c16_a_verbose_record_is_flat_and_whole(tmp_path):
+def test_verbose_record_is_flat_and_whole(tmp_path):
     env = SpyEnv("e", steps=3, feedbacks=[{"score": 0.25}, RIGHT, WRONG], before=lambda: time.sleep(0.01))
     agent = HistoryAgent(HistoryAgentConfig(), replies("4"))
     runtime([env], agent, results_dir=tmp_path, scores_path="scores.jsonl").run()
@@ -306,7 +306,7 @@ def test_c16_a_verbose_record_is_flat_and_whole(tmp_path):
         assert 10 <= record["duration_ms"] == pytest.approx(1000 * (end - start).total_seconds(), abs=500)
 
 
-def test_c17_a_minimal_record(tmp_path):
+def test_minimal_record(tmp_path):
     config = {"scores_path": "scores.jsonl", "verbose_score_logging": False, "validation_freq": 1}
     runtime([SpyEnv("e")], val=[SpyEnv("v")], results_dir=tmp_path, **config).run()
     for name in ("train/scores.jsonl", "val/1_seen_episodes_scores.jsonl"):
@@ -327,11 +327,11 @@ def test_c17_a_minimal_record(tmp_path):
         ({"score": "much"}, 0.0),
     ],
 )
-def test_c18_where_the_score_comes_from(feedback, score):
+def test_where_the_score_comes_from(feedback, score):
     assert score_of(feedback) == score
 
 
-def test_c26_what_run_returns():
+def test_what_run_returns():
     env = SpyEnv("b", steps=2, feedbacks=[WRONG, RIGHT])
     assert runtime([SpyEnv("a"), env, SpyEnv("c", feedbacks=[WRONG])]).run() == {
         "mean_score": 0.5,
@@ -349,12 +349,12 @@ def test_c26_what_run_returns():
     assert runtime([]).run() == {"mean_score": 0.0, "train_steps": 0, "train_episodes": 0, "episodes": []}
 
 
-def test_c27_metrics_json_is_what_run_returns(tmp_path):
+def test_metrics_json_is_what_run_returns(tmp_path):
     metrics = runtime([SpyEnv("a"), SpyEnv("b", steps=3, raise_at=2)], results_dir=tmp_path).run()
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
 
 
-def test_p08_confusion_comes_from_extra():
+def test_confusion_comes_from_extra():
     envs = [MCQEnv("q", target, choices=["x", "y", "z"], env_id=str(n)) for n, target in enumerate("AABC")]
     agent = MemoryAgent(MemoryAgentConfig(history_k=0), replies("A", "B", "B", "no idea"))
     metrics = runtime([*envs, QAEnv("q", "no idea")], agent).run()
@@ -382,21 +382,21 @@ def trial_run(carry, mode="empty", early=False, feedbacks=(WRONG,), trials=3):
     return [episode[0]["action"] for episode in metrics["episodes"]]  # how much memory each trial saw
 
 
-def test_p32_trials_and_the_memory_between_them():
+def test_trials_and_the_memory_between_them():
     assert trial_run(carry=True) == ["0", "1", "2", "3", "4", "5"]
     assert trial_run(carry=False) == ["0", "0", "0", "1", "0", "0"]
     assert trial_run(carry=False, mode="env_start") == ["0", "0", "0", "1", "1", "1"]
     assert trial_run(carry=True, trials=None) == ["0", "1"]
 
 
-def test_p32_early_stop_on_success():
+def test_early_stop_on_success():
     assert len(trial_run(carry=True, early=True, feedbacks=[RIGHT])) == 2
     assert len(trial_run(carry=True, early=True, feedbacks=[WRONG])) == 6
     assert len(trial_run(carry=True, early=False, feedbacks=[RIGHT])) == 6
     assert len(trial_run(carry=True, early=True, feedbacks=[{"score": 1.0}])) == 2
 
 
-def test_p32_trials_count_as_episodes_and_end_each(tmp_path):
+def test_trials_count_as_episodes_and_end_each(tmp_path):
     agent = SpyAgent()
     runtime([SpyEnv("a")], agent, num_trials=3, results_dir=tmp_path, scores_path="s.jsonl").run()
     assert agent.log.count(("agent.end_episode",)) == 3
