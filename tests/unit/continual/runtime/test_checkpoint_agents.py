@@ -77,7 +77,8 @@ def test_gain_of_a_memory_is_paired_and_has_an_interval(tmp_path):
     assert ablation.memoryless.metrics["mean_score"] == 0.0
     assert ablation.gain.mean == pytest.approx(5 / 6) and ablation.gain.n == 6
     assert ablation.gain.low < ablation.gain.mean < ablation.gain.high and ablation.exit_code == 0
-    agent = json.loads(json.dumps(yaml.safe_load((ablation.memoryless.results_dir / "config.yaml").read_text())))["agent"]
+    saved = (ablation.memoryless.results_dir / "config.yaml").read_text()
+    agent = json.loads(json.dumps(yaml.safe_load(saved)))["agent"]
     assert agent["type"] == "memoryless_agent" and agent["system_prompt"].startswith("You are a helpful QA assistant")
 
 
