@@ -34,7 +34,7 @@ help:
 install: $(STAMP)
 
 $(STAMP): pyproject.toml autoqec/qec/match.c
-	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. Mend: PY=/path/to/python3.12 make install" >&2; exit 2; }
+	@test -n "$(PY)" || { echo "autoqec needs Python 3.11 or newer with venv. hint: PY=/path/to/python3.12 make install" >&2; exit 2; }
 	test -x $(BIN)/python || $(PY) -m venv $(VENV)
 	# compat: a path entry, so that the package also wins over a workspace's autoqec/decoders/modules under `python -m`
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
@@ -107,9 +107,9 @@ ci-tools: install
 setup-browser:
 	@if command -v chromium >/dev/null; then chromium --version; \
 	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; \
-	else echo "chromium is missing and you are not root. Mend: sudo apt-get install chromium" >&2; exit 2; fi
+	else echo "chromium is missing and you are not root. hint: sudo apt-get install chromium" >&2; exit 2; fi
 
 setup-slurm:
 	@if command -v /usr/sbin/slurmctld >/dev/null && command -v /usr/sbin/munged >/dev/null; then /usr/sbin/slurmctld -V; \
 	elif [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq --no-install-recommends slurm-wlm munge >/dev/null; \
-	else echo "SLURM is missing and you are not root. Mend: sudo apt-get install slurm-wlm munge" >&2; exit 2; fi
+	else echo "SLURM is missing and you are not root. hint: sudo apt-get install slurm-wlm munge" >&2; exit 2; fi
