@@ -86,9 +86,9 @@ def third_party(*folders: str) -> set[str]:
 
 
 def loads(path: Path) -> Iterator[tuple[str, str]]:
-    """(package, extra) of every call of optional.require and optional.load with literal arguments."""
+    """Yield (package, extra) of each call of optional.require_installed and optional.load with literal arguments."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("optional.require", "optional.load"):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("optional.require_installed", "optional.load"):
             extra = next(keyword.value for keyword in node.keywords if keyword.arg == "extra")
             if isinstance(node.args[0], ast.Constant) and isinstance(extra, ast.Constant):
                 yield str(node.args[0].value).split(".")[0], str(extra.value)

@@ -20,7 +20,7 @@ from autoqec.system.process import procfs
 HOLD = """
 import sys, time
 from autoqec.system import run_lock
-with run_lock.hold(sys.argv[1]):
+with run_lock.lock_run(sys.argv[1]):
     print("held", flush=True)
     time.sleep(600)
 """

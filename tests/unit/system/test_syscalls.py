@@ -38,7 +38,7 @@ def run(code: str, backend: SandboxBackend, tmp_path: Path, *argv: str, fork: bo
     inside = tmp_path / "inside"
     inside.mkdir(exist_ok=True)
     policy = SandboxPolicy(scratch=inside, fork=fork)
-    wrapped = sandbox.wrap([sys.executable, "-I", "-S", "-c", code, *argv], policy, tier=backend)
+    wrapped = sandbox.wrap([sys.executable, "-I", "-S", "-c", code, *argv], policy, sandbox_backend=backend)
     log = tmp_path / "log"
     log.unlink(missing_ok=True)
     ended = child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=child.Limits(60), stdout=log)

@@ -183,7 +183,7 @@ def test_everything_ends_when_this_process_is_killed(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from autoqec.system import child
+from autoqec.system.process import child
 here = Path({str(tmp_path)!r})
 argv = [sys.executable, "-I", "-S", "-c", {DAEMON + "time.sleep(600)"!r}]
 child.run(argv, cwd=here, limits=child.Limits(600), stdout=here / "log")

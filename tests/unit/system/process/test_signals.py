@@ -16,7 +16,7 @@ from autoqec.system.process.signals import block_signals
 UNDER_FIRE = """
 import os, signal, sys, threading, time
 from pathlib import Path
-from autoqec.system import child
+from autoqec.system.process import child
 from autoqec.system.git import Repo
 
 taken, over = [], threading.Event()
