@@ -33,24 +33,26 @@ def member_name(name: str) -> str:
 
 
 class ArchiveFile(Contract):
-    name: Annotated[str, AfterValidator(member_name)]
-    bytes: int = Field(ge=0)
-    sha256: str = Field(pattern=SHA256)
+    name: Annotated[str, AfterValidator(member_name)] = Field(description="path inside the archive")
+    bytes: int = Field(ge=0, description="size")
+    sha256: str = Field(pattern=SHA256, description="hash of the content")
 
 
 class ArchiveManifest(Contract):
     """Refs of the bundle and the hash of every other member."""
 
-    schema_version: Literal[1] = 1
-    run_id: str = Field(pattern=RUN_ID)
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    run_id: str = Field(pattern=RUN_ID, description="the packaged run")
     closed: bool = Field(description="whether the judge's secret is inside, so that every verdict can be drawn again")
-    baseline_sha: str = Field(pattern=SHA1)
-    baseline_ref: Annotated[str, AfterValidator(branch_name)] | None
-    code_sha256: str = Field(pattern=SHA256)
+    baseline_sha: str = Field(pattern=SHA1, description="commit that its rounds fork from")
+    baseline_ref: Annotated[str, AfterValidator(branch_name)] | None = Field(
+        description="branch that the run started on; null: detached HEAD"
+    )
+    code_sha256: str = Field(pattern=SHA256, description="code that can change a result, as in run.json")
     refs: dict[Annotated[str, Field(pattern=RUN_REF)], Annotated[str, Field(pattern=SHA1)]] = Field(
         min_length=1, max_length=MAX_MEMBERS, description="ref of the run's own: branch or pin -> commit"
     )
-    files: tuple[ArchiveFile, ...] = Field(max_length=MAX_MEMBERS)
+    files: tuple[ArchiveFile, ...] = Field(max_length=MAX_MEMBERS, description="every other member")
 
     @model_validator(mode="after")
     def _one_run(self) -> Self:

@@ -16,19 +16,23 @@ SnapshotMode = Literal["last", "all", "gap", "none"]
 class MlpConfig(Contract):
     """Dense net from detection events to one log-odds per variable of the backend."""
 
-    inputs: Literal["other_sector", "all"] = "other_sector"
-    hidden: int = Field(default=256, ge=4, le=4096)
-    depth: int = Field(default=2, ge=1, le=8)
-    activation: Literal["relu", "gelu", "silu"] = "relu"
+    inputs: Literal["other_sector", "all"] = Field(
+        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
+    )
+    hidden: int = Field(default=256, ge=4, le=4096, description="width of each hidden layer")
+    depth: int = Field(default=2, ge=1, le=8, description="number of hidden layers")
+    activation: Literal["relu", "gelu", "silu"] = Field(default="relu", description="nonlinearity between layers")
     skip: bool = Field(default=True, description="linear path from the inputs to the outputs")
 
 
 class GnnConfig(Contract):
     """Message passing on the matching graph: detectors are nodes, edges carry the outputs."""
 
-    inputs: Literal["other_sector", "all"] = "other_sector"
-    hidden: int = Field(default=24, ge=2, le=512)
-    layers: int = Field(default=3, ge=1, le=16)
+    inputs: Literal["other_sector", "all"] = Field(
+        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
+    )
+    hidden: int = Field(default=24, ge=2, le=512, description="features per node")
+    layers: int = Field(default=3, ge=1, le=16, description="message-passing steps")
     message_fn: Literal[
         "mlp",
         "gated_mlp",
@@ -39,20 +43,30 @@ class GnnConfig(Contract):
         "residual_mlp",
         "normalized_mlp",
         "custom",
-    ] = "mlp"
-    aggregation: Literal["sum", "mean", "max", "attention_pool", "set_transformer", "gated_sum", "custom"] = "sum"
-    normalization: Literal["none", "layer", "batch", "edge_norm", "graph_norm"] = "none"
-    residual: bool = True
+    ] = Field(default="mlp", description="how a message is computed from two nodes and their edge")
+    aggregation: Literal["sum", "mean", "max", "attention_pool", "set_transformer", "gated_sum", "custom"] = Field(
+        default="sum", description="how the messages of a node are combined"
+    )
+    normalization: Literal["none", "layer", "batch", "edge_norm", "graph_norm"] = Field(
+        default="none", description="applied after each layer"
+    )
+    residual: bool = Field(default=True, description="add each layer's input to its output")
     edge_features: bool = Field(default=True, description="how strongly detector and edge are tied enters the messages")
 
 
 class NeuralBpConfig(Contract):
     """Unrolled belief propagation over every mechanism, with learned weights (Nachmani 2016; Liu, Poulin 2019)."""
 
-    inputs: Literal["other_sector", "all"] = "other_sector"
-    iterations: int = Field(default=5, ge=1, le=64)
-    weight_sharing: Literal["none", "per_layer", "per_check"] = "per_layer"
-    damping: Literal["fixed", "learnable_scalar", "learnable_per_iter"] = "fixed"
+    inputs: Literal["other_sector", "all"] = Field(
+        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
+    )
+    iterations: int = Field(default=5, ge=1, le=64, description="unrolled iterations")
+    weight_sharing: Literal["none", "per_layer", "per_check"] = Field(
+        default="per_layer", description="which messages share a learned weight"
+    )
+    damping: Literal["fixed", "learnable_scalar", "learnable_per_iter"] = Field(
+        default="fixed", description="how old and new messages are mixed"
+    )
     attention_aug: bool = Field(default=False, description="messages into a mechanism are weighed against each other")
     heads: int = Field(default=1, ge=1, le=16, description="attention_aug only: how many weighings are averaged")
 
@@ -66,11 +80,13 @@ class NeuralBpConfig(Contract):
 class ConvConfig(Contract):
     """Convolution over the space-time lattice of the detectors' coordinates; every edge reads the cells it touches."""
 
-    inputs: Literal["other_sector", "all"] = "other_sector"
-    channels: int = Field(default=16, ge=1, le=256)
-    layers: int = Field(default=3, ge=1, le=16)
-    kernel: Literal[3, 5] = 3
-    residual: bool = True
+    inputs: Literal["other_sector", "all"] = Field(
+        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
+    )
+    channels: int = Field(default=16, ge=1, le=256, description="features per lattice cell")
+    layers: int = Field(default=3, ge=1, le=16, description="convolutions in sequence")
+    kernel: Literal[3, 5] = Field(default=3, description="size of the kernel along each axis")
+    residual: bool = Field(default=True, description="add each layer's input to its output")
 
 
 class SyncConfig(Contract):
@@ -111,22 +127,28 @@ class TrainingConfig(Contract):
     `policy_gradient` where fine-tuning of `hard_flip` is wanted.
     """
 
-    loop: Literal["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"] = "minibatch"
-    init: Literal["fresh", "parent"] = "fresh"
-    loss: Literal["bce", "focal", "weighted_bce"] = "bce"
-    learning_rate: float = Field(default=4.5e-3, gt=0, le=1)
-    batch_size: int = Field(default=512, ge=8, le=65_536)
-    weight_decay: float = Field(default=1e-4, ge=0, le=1)
-    finetune_learning_rate: float = Field(default=3e-4, gt=0, le=1)
+    loop: Literal["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"] = Field(
+        default="minibatch", description="training loop; `_eval` also records validation figures while training"
+    )
+    init: Literal["fresh", "parent"] = Field(
+        default="fresh", description="fresh weights, or those of the round it forks from"
+    )
+    loss: Literal["bce", "focal", "weighted_bce"] = Field(default="bce", description="loss on edge labels")
+    learning_rate: float = Field(default=4.5e-3, gt=0, le=1, description="of AdamW in the training phase")
+    batch_size: int = Field(default=512, ge=8, le=65_536, description="shots per optimizer step")
+    weight_decay: float = Field(default=1e-4, ge=0, le=1, description="of AdamW in the training phase")
+    finetune_learning_rate: float = Field(
+        default=3e-4, gt=0, le=1, description="learning rate of the fine-tuning phase"
+    )
     finetune_share: float = Field(
         default=1.0, ge=0, le=1, description="share of the profile's fine-tuning shots that is used; 0 leaves it out"
     )
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
     )
-    sync: SyncConfig | None = None
-    replay: ReplayConfig | None = None
-    policy_gradient: PolicyConfig | None = None
+    sync: SyncConfig | None = Field(default=None, description="settings of the loops sync and sync_eval")
+    replay: ReplayConfig | None = Field(default=None, description="settings of the loops async and async_eval")
+    policy_gradient: PolicyConfig | None = Field(default=None, description="settings of fine-tuning by reward")
 
     @model_validator(mode="after")
     def _check_loop_blocks(self) -> TrainingConfig:
@@ -153,14 +175,18 @@ class PredecoderDSL(Contract):
     sees the cleaned syndrome, and their flips of the observables are added to its answer.
     """
 
-    type: Literal["mlp", "gnn", "neural_bp", "conv"]
-    output_mode: OutputMode = "soft_priors"
-    mlp: MlpConfig | None = None
-    gnn: GnnConfig | None = None
-    neural_bp: NeuralBpConfig | None = None
-    conv: ConvConfig | None = None
-    head: Literal["linear", "mlp_small", "custom"] = "linear"
-    training: TrainingConfig = TrainingConfig()
+    type: Literal["mlp", "gnn", "neural_bp", "conv"] = Field(description="family of the net")
+    output_mode: OutputMode = Field(
+        default="soft_priors", description="log-odds per variable, or flips of error mechanisms"
+    )
+    mlp: MlpConfig | None = Field(default=None, description="settings of type mlp")
+    gnn: GnnConfig | None = Field(default=None, description="settings of type gnn")
+    neural_bp: NeuralBpConfig | None = Field(default=None, description="settings of type neural_bp")
+    conv: ConvConfig | None = Field(default=None, description="settings of type conv")
+    head: Literal["linear", "mlp_small", "custom"] = Field(
+        default="linear", description="layers from features to log-odds"
+    )
+    training: TrainingConfig = Field(default=TrainingConfig(), description="how the weights are trained")
 
     @model_validator(mode="after")
     def _check_family_block(self) -> PredecoderDSL:

@@ -19,7 +19,7 @@ BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "t
 class StimGeneratorCode(Contract):
     """A circuit from `stim.Circuit.generated`. https://github.com/quantumlib/Stim"""
 
-    kind: Literal["stim_generator"] = "stim_generator"
+    kind: Literal["stim_generator"] = Field(default="stim_generator", description="selects this code source")
     task: Literal[
         "surface_code:rotated_memory_z",
         "surface_code:rotated_memory_x",
@@ -27,9 +27,9 @@ class StimGeneratorCode(Contract):
         "surface_code:unrotated_memory_x",
         "repetition_code:memory",
         "color_code:memory_xyz",
-    ]
-    distance: int = Field(ge=2, le=63)
-    rounds: int = Field(ge=1, le=10_000)
+    ] = Field(description="stim's `code_task`")
+    distance: int = Field(ge=2, le=63, description="code distance")
+    rounds: int = Field(ge=1, le=10_000, description="rounds of syndrome measurement")
 
 
 class StimFileCode(Contract):
@@ -38,9 +38,9 @@ class StimFileCode(Contract):
     `text` is the file's content: the frozen env carries it, so that nobody needs the path again.
     """
 
-    kind: Literal["stim_file"] = "stim_file"
-    path: str
-    text: str | None = None
+    kind: Literal["stim_file"] = Field(default="stim_file", description="selects this code source")
+    path: str = Field(description="circuit file, relative to the env file")
+    text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
@@ -50,9 +50,9 @@ class DemFileCode(Contract):
     For backend `mwpm` its mechanisms must be split into graph-like parts (`^`) already.
     """
 
-    kind: Literal["dem_file"] = "dem_file"
-    path: str
-    text: str | None = None
+    kind: Literal["dem_file"] = Field(default="dem_file", description="selects this code source")
+    path: str = Field(description="detector error model file, relative to the env file")
+    text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
     rounds: int = Field(default=1, ge=1, description="rounds of the experiment, for rates per round")
 
 
@@ -63,11 +63,13 @@ class CssFileCode(Contract):
     then found. basis z: X errors count, and the Z logicals are the observables.
     """
 
-    kind: Literal["css_file"] = "css_file"
-    path: str
-    text: str | None = None
-    basis: Literal["z", "x"] = "z"
-    rounds: Literal[1] = 1
+    kind: Literal["css_file"] = Field(default="css_file", description="selects this code source")
+    path: str = Field(description="YAML file with the matrices, relative to the env file")
+    text: str | None = Field(default=None, description="content of the file; filled in when the env is frozen")
+    basis: Literal["z", "x"] = Field(
+        default="z", description="z: X errors are decoded, the Z logicals are the observables; x: the reverse"
+    )
+    rounds: Literal[1] = Field(default=1, description="always 1: code capacity has one noisy step")
 
 
 class BicycleCode(Contract):
@@ -76,13 +78,19 @@ class BicycleCode(Contract):
     a, b: exponents (i, j) of the terms x^i y^j; Hx = [A | B], Hz = [B^T | A^T], 2*width*height data qubits.
     """
 
-    kind: Literal["bivariate_bicycle"] = "bivariate_bicycle"
-    width: int = Field(default=6, ge=2, le=64)
-    height: int = Field(default=6, ge=2, le=64)
-    a: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] = ((3, 0), (0, 1), (0, 2))
-    b: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] = ((0, 3), (1, 0), (2, 0))
-    rounds: int = Field(default=6, ge=1, le=10_000)
-    basis: Literal["z", "x"] = "z"
+    kind: Literal["bivariate_bicycle"] = Field(default="bivariate_bicycle", description="selects this code source")
+    width: int = Field(default=6, ge=2, le=64, description="size of the cyclic shift x")
+    height: int = Field(default=6, ge=2, le=64, description="size of the cyclic shift y")
+    a: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] = Field(
+        default=((3, 0), (0, 1), (0, 2)), description="exponents (i, j) of the three terms of A"
+    )
+    b: tuple[tuple[int, int], tuple[int, int], tuple[int, int]] = Field(
+        default=((0, 3), (1, 0), (2, 0)), description="exponents (i, j) of the three terms of B"
+    )
+    rounds: int = Field(default=6, ge=1, le=10_000, description="rounds of syndrome measurement")
+    basis: Literal["z", "x"] = Field(
+        default="z", description="memory basis: the logical operators that are observables"
+    )
 
 
 Code = Annotated[
@@ -94,9 +102,11 @@ FILE_CODES = (StimFileCode, DemFileCode, CssFileCode)  # their text travels in t
 class CircuitDepolarizing(Contract):
     """All four noise parameters of stim's generator equal p. p lies in (0, 1/2)."""
 
-    model: Literal["circuit_depolarizing"] = "circuit_depolarizing"
-    p: tuple[float, ...] = Field(min_length=1)
-    target_p: float
+    model: Literal["circuit_depolarizing"] = Field(
+        default="circuit_depolarizing", description="selects this noise model"
+    )
+    p: tuple[float, ...] = Field(min_length=1, description="physical error rates that the env covers, each in (0, 1/2)")
+    target_p: float = Field(description="the rate at which decoders are compared; must be in `p`")
 
     @field_validator("p")
     @classmethod
@@ -122,14 +132,14 @@ class BiasedNoise(CircuitDepolarizing):
     twelve Paulis the rest. eta = 1/2 is depolarizing on one qubit, eta = 1/4 on two.
     """
 
-    model: Literal["circuit_biased"] = "circuit_biased"  # type: ignore[assignment]
-    eta: float = Field(gt=0, le=1e6)
+    model: Literal["circuit_biased"] = Field(default="circuit_biased", description="selects this noise model")  # type: ignore[assignment]
+    eta: float = Field(gt=0, le=1e6, description="ratio of phase flips to bit flips")
 
 
 class FileNoise(Contract):
     """The noise is written in the code's own file: one operating point, no p to choose."""
 
-    model: Literal["from_file"] = "from_file"
+    model: Literal["from_file"] = Field(default="from_file", description="selects this noise model")
 
 
 Noise = Annotated[CircuitDepolarizing | BiasedNoise | FileNoise, Field(discriminator="model")]
@@ -140,9 +150,11 @@ Band = tuple[int, int]
 class SeedPolicy(Contract):
     """Disjoint bands of sampler seeds, both ends included, below 2**32."""
 
-    train: Band
-    val: Band
-    holdout: Band
+    train: Band = Field(description="seeds of training shots")
+    val: Band = Field(description="seeds of validation shots")
+    holdout: Band = Field(
+        description="named in the derivation of the verifier's seeds, which come from the run's secret and lie above every band"
+    )
 
     @model_validator(mode="after")
     def _disjoint(self) -> SeedPolicy:
@@ -160,15 +172,19 @@ class SeedPolicy(Contract):
 class Constraints(Contract):
     """Upper bounds a candidate must keep; a round beyond them is refused before training."""
 
-    max_params: int = Field(default=2_000_000, ge=1)
-    max_flops_per_syndrome: int = Field(default=50_000_000, ge=1)
+    max_params: int = Field(default=2_000_000, ge=1, description="trainable parameters")
+    max_flops_per_syndrome: int = Field(
+        default=50_000_000, ge=1, description="floating-point operations of the net per shot"
+    )
 
 
 class BpSettings(Contract):
     """Belief propagation and the order of its second stage, for backend `bposd` and `bplsd`."""
 
-    iterations: int = Field(default=30, ge=1, le=10_000)
-    method: Literal["minimum_sum", "product_sum"] = "minimum_sum"
+    iterations: int = Field(default=30, ge=1, le=10_000, description="at most, of belief propagation")
+    method: Literal["minimum_sum", "product_sum"] = Field(
+        default="minimum_sum", description="update rule of the check nodes"
+    )
     scaling: float = Field(default=0.75, gt=0, le=2, description="minimum_sum only")
     order: int = Field(
         default=0,
@@ -200,16 +216,20 @@ class Protocol(Contract):
 class EnvSpec(Contract):
     """env.yaml: code x noise x constraints."""
 
-    schema_version: Literal[1] = 1
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,63}$")
-    code: Code
-    noise: Noise
-    seed_policy: SeedPolicy
-    backend: Literal["mwpm", "bposd", "bplsd"] = "mwpm"
-    bp: BpSettings = BpSettings()
-    baselines: tuple[str, ...] = ("mwpm", "mwpm_correlated")
-    constraints: Constraints = Constraints()
-    protocol: Protocol = Protocol()
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,63}$", description="identifier of the env in runs and reports")
+    code: Code = Field(description="what is decoded: one of the code sources below")
+    noise: Noise = Field(description="one of the noise models below")
+    seed_policy: SeedPolicy = Field(description="bands of sampler seeds")
+    backend: Literal["mwpm", "bposd", "bplsd"] = Field(
+        default="mwpm", description="inner decoder that the predecoder's output goes to"
+    )
+    bp: BpSettings = Field(default=BpSettings(), description="belief propagation, for backends `bposd` and `bplsd`")
+    baselines: tuple[str, ...] = Field(
+        default=("mwpm", "mwpm_correlated"), description="decoders that the verifier compares a candidate with"
+    )
+    constraints: Constraints = Field(default=Constraints(), description="upper bounds on a candidate's cost")
+    protocol: Protocol = Field(default=Protocol(), description="how candidates are verified")
 
     @field_validator("baselines")
     @classmethod

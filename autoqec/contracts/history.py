@@ -19,23 +19,23 @@ from autoqec.contracts.verdict import CompositionVerdict, Verdict
 class RunInfo(Contract):
     """run.json: written at the start; only `settings` and `settings_changes` change, when a resume names others."""
 
-    schema_version: Literal[1] = 1
-    run_id: str
-    env_name: str
-    env_yaml_sha256: str = Field(pattern=SHA256)
-    baseline_sha: str = Field(pattern=SHA1)
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    run_id: str = Field(description="identifier and directory name of the run")
+    env_name: str = Field(description="`name` of the env")
+    env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
+    baseline_sha: str = Field(pattern=SHA1, description="commit that rounds fork from")
     baseline_ref: str | None = Field(description="branch that was checked out; null: detached HEAD")
-    profile: ProfileName
-    seed: int
-    ideator: str
+    profile: ProfileName = Field(description="amounts of data and limits")
+    seed: int = Field(description="seed of the search")
+    ideator: str = Field(description="source of proposals")
     pins: dict[str, Any] = Field(default={}, description="dotted DSL key -> value that every proposal of the run holds")
     code_sha256: str = Field(pattern=SHA256, description="code that can change a result; the whole package before")
     package_sha256: str | None = Field(
         default=None, pattern=SHA256, description="all code of the package; null in runs of earlier versions"
     )
     secret_sha256: str = Field(pattern=SHA256, description="commitment to the judge's secret")
-    versions: dict[str, str]
-    command_line: tuple[str, ...]
+    versions: dict[str, str] = Field(description="package -> version")
+    command_line: tuple[str, ...] = Field(description="arguments of the process that started the run")
     settings: RunSettings | None = Field(
         default=None, description="inherited by `--resume`; null in runs of earlier versions"
     )
@@ -45,45 +45,45 @@ class RunInfo(Contract):
 class Begun(Contract):
     """Before any paid call."""
 
-    kind: Literal["begun"] = "begun"
-    round_attempt_id: str
-    round: int = Field(ge=1)
+    kind: Literal["begun"] = Field(default="begun", description="selects this line")
+    round_attempt_id: str = Field(description="identifier of the attempt")
+    round: int = Field(ge=1, description="number of the round")
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 class Planned(Contract):
     """Before any git call: everything the round was meant to be."""
 
-    kind: Literal["planned"] = "planned"
-    round_attempt_id: str
-    round: int = Field(ge=1)
-    branch: str
-    base_sha: str = Field(pattern=SHA1)
-    fork_from: ForkFrom
-    compose_mode: ComposeMode | None
-    ideator: IdeatorResponse
-    dsl_config: dict[str, Any]
+    kind: Literal["planned"] = Field(default="planned", description="selects this line")
+    round_attempt_id: str = Field(description="identifier of the attempt")
+    round: int = Field(ge=1, description="number of the round")
+    branch: str = Field(description="branch that will be created")
+    base_sha: str = Field(pattern=SHA1, description="commit that the branch starts at")
+    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
+    compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
+    ideator: IdeatorResponse = Field(description="the Ideator's response")
+    dsl_config: dict[str, Any] = Field(description="config of the predecoder")
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 class Nominated(Contract):
     """After the Runner, before the judge."""
 
-    kind: Literal["nominated"] = "nominated"
-    round_attempt_id: str
-    round: int = Field(ge=1)
-    analyst: AnalystResponse
+    kind: Literal["nominated"] = Field(default="nominated", description="selects this line")
+    round_attempt_id: str = Field(description="identifier of the attempt")
+    round: int = Field(ge=1, description="number of the round")
+    analyst: AnalystResponse = Field(description="the Analyst's response")
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
 class AlphaSpent(Contract):
     """Before the judge draws its first shot: the attempt counts, whatever becomes of it."""
 
-    kind: Literal["charged"] = "charged"
-    round_attempt_id: str
-    round: int = Field(ge=1)
-    artifact_sha256: str = Field(pattern=SHA256)
-    attempt_index: int = Field(ge=1)
+    kind: Literal["charged"] = Field(default="charged", description="selects this line")
+    round_attempt_id: str = Field(description="identifier of the attempt")
+    round: int = Field(ge=1, description="number of the round")
+    artifact_sha256: str = Field(pattern=SHA256, description="hash of the artifact under test")
+    attempt_index: int = Field(ge=1, description="position of the test in the run's stream (e-LOND)")
     at: UtcTime | None = Field(default=None, description="when the line was written; null in earlier versions")
 
 
@@ -99,46 +99,68 @@ class HistoryRow(RoundMetrics):
     `refers_to_attempt` marks a follow-up row to an earlier one.
     """
 
-    round: int = Field(ge=1)
-    hypothesis: str
-    verdict: Literal["candidate", "ignore"]
-    round_attempt_id: str | None = None
-    reconcile_id: str | None = None
-    refers_to_attempt: str | None = None
-    branch: str | None = None
-    commit_sha: str | None = Field(default=None, pattern=SHA1)
-    fork_from: ForkFrom = "baseline"
-    fork_from_canonical: str = "baseline"
-    fork_from_ordered: tuple[str, ...] | None = None
-    compose_mode: ComposeMode | None = None
-    dsl_config: dict[str, Any] | None = None
-    dsl_config_sha256: str | None = None
-    ideator_source: str = ""
-    summary_1line: str = ""
-    analysis: str = ""
-    next_hypothesis_seed: str = ""
-    verify_verdict: Verdict | None = None
-    verify_reasons: tuple[str, ...] = ()
-    delta_vs_baseline_holdout: float | None = None
-    delta_holdout_low: float | None = None
-    delta_holdout_high: float | None = None
-    relative_holdout: float | None = None
-    relative_holdout_low: float | None = None
-    relative_holdout_high: float | None = None
-    holdout_shots: int | None = None
-    paired_eval_bundle_id: str | None = None
-    beats_panel: dict[str, bool] | None = None
-    composition_verdict: CompositionVerdict | None = None
-    composition_bundle_id: str | None = None
-    judge_flops_per_syndrome: int | None = None
-    judge_n_params: int | None = None
-    sandbox: str | None = None
-    conflicting_files: tuple[str, ...] | None = None
+    round: int = Field(ge=1, description="number of the round")
+    hypothesis: str = Field(description="what the Ideator expected to help")
+    verdict: Literal["candidate", "ignore"] = Field(description="the Analyst's nomination")
+    round_attempt_id: str | None = Field(default=None, description="identifier of a real attempt")
+    reconcile_id: str | None = Field(default=None, description="identifier of a row written by recovery")
+    refers_to_attempt: str | None = Field(default=None, description="earlier attempt that this follow-up row is about")
+    branch: str | None = Field(default=None, description="branch of the round; null if there is none")
+    commit_sha: str | None = Field(default=None, pattern=SHA1, description="commit of the code that was measured")
+    fork_from: ForkFrom = Field(
+        default="baseline", description="`baseline`, a branch, or the branches of a composition"
+    )
+    fork_from_canonical: str = Field(default="baseline", description="`fork_from`, sorted and joined by `|`")
+    fork_from_ordered: tuple[str, ...] | None = Field(
+        default=None, description="parents of a composition in merge order; else null"
+    )
+    compose_mode: ComposeMode | None = Field(
+        default=None, description="of a composition: merge only, or merge and edit"
+    )
+    dsl_config: dict[str, Any] | None = Field(default=None, description="config of the predecoder")
+    dsl_config_sha256: str | None = Field(default=None, description="hash of the config")
+    ideator_source: str = Field(default="", description="which ideator proposed the round, and from which state")
+    summary_1line: str = Field(default="", description="the Analyst's summary")
+    analysis: str = Field(default="", description="the Analyst's analysis")
+    next_hypothesis_seed: str = Field(default="", description="the Analyst's advice for the next rounds")
+    verify_verdict: Verdict | None = Field(
+        default=None, description="the verifier's verdict; null if the round was not verified"
+    )
+    verify_reasons: tuple[str, ...] = Field(default=(), description="reasons of the verdict")
+    delta_vs_baseline_holdout: float | None = Field(
+        default=None, description="gain over the inner decoder alone on the verifier's shots, per shot"
+    )
+    delta_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
+    delta_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
+    relative_holdout: float | None = Field(
+        default=None, description="the gain as a share of the inner decoder's logical error rate"
+    )
+    relative_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
+    relative_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
+    holdout_shots: int | None = Field(default=None, description="shots of the verifier's second draw")
+    paired_eval_bundle_id: str | None = Field(default=None, description="identifier of the verifier's shots")
+    beats_panel: dict[str, bool] | None = Field(
+        default=None, description="baseline -> whether the candidate is better with 95% confidence"
+    )
+    composition_verdict: CompositionVerdict | None = Field(
+        default=None, description="of a verified composition: gain compared with its parents'"
+    )
+    composition_bundle_id: str | None = Field(default=None, description="identifier of the shots of that comparison")
+    judge_flops_per_syndrome: int | None = Field(
+        default=None, description="floating-point operations per shot, counted by the verifier"
+    )
+    judge_n_params: int | None = Field(default=None, description="parameters, counted by the verifier")
+    sandbox: str | None = Field(default=None, description="sandbox backend of the candidate process")
+    conflicting_files: tuple[str, ...] | None = Field(
+        default=None, description="of a compose conflict: paths that could not be merged"
+    )
     started_at: UtcTime | None = Field(default=None, description="when the attempt began (UTC)")
     finished_at: UtcTime | None = Field(default=None, description="when its last step ended (UTC)")
-    proposal_wallclock_s: float | None = None
+    proposal_wallclock_s: float | None = Field(
+        default=None, description="duration until Ideator and Coder had answered, in seconds"
+    )
     setup_wallclock_s: float | None = Field(default=None, description="branch, and waiting for a free slot")
-    verify_wallclock_s: float | None = None
+    verify_wallclock_s: float | None = Field(default=None, description="duration of the verification, in seconds")
 
     @model_validator(mode="after")
     def _identity(self) -> HistoryRow:

@@ -19,9 +19,13 @@ class IdeatorResponse(Contract):
     """What to try next, and from where."""
 
     hypothesis: Line = Field(description="one sentence: what is expected to help, and why")
-    slug: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)
-    fork_from: ForkFrom = "baseline"
-    compose_mode: ComposeMode | None = None
+    slug: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40, description="short name for the branch")
+    fork_from: ForkFrom = Field(
+        default="baseline", description="`baseline`, a branch, or the branches of a composition"
+    )
+    compose_mode: ComposeMode | None = Field(
+        default=None, description="of a composition: merge only, or merge and edit"
+    )
     proposal: dict[str, Any] = Field(description="the predecoder config that embodies the hypothesis")
     source: str = Field(default="", max_length=200, description="which ideator spoke, and from which state")
 
@@ -35,25 +39,25 @@ class IdeatorResponse(Contract):
 class FileEdit(Contract):
     """One whole file of the search surface, by its name inside it."""
 
-    path: str = Field(max_length=120)
-    text: str = Field(max_length=200_000)
+    path: str = Field(max_length=120, description="name inside the directory of editable modules")
+    text: str = Field(max_length=200_000, description="new content of the whole file")
 
 
 class CoderResponse(Contract):
     """The hypothesis as an edit of the search surface."""
 
-    dsl_config: dict[str, Any]
-    edits: tuple[FileEdit, ...] = Field(default=(), max_length=8)
-    commit_message: Line
+    dsl_config: dict[str, Any] = Field(description="config of the predecoder (PredecoderDSL)")
+    edits: tuple[FileEdit, ...] = Field(default=(), max_length=8, description="files to replace or add")
+    commit_message: Line = Field(description="subject of the commit")
 
 
 class AnalystResponse(Contract):
     """A nomination, never a verdict."""
 
-    verdict: Literal["candidate", "ignore"]
-    summary_1line: Line
-    analysis: Paragraph
-    next_hypothesis_seed: Line
+    verdict: Literal["candidate", "ignore"] = Field(description="candidate: propose the round for verification")
+    summary_1line: Line = Field(description="one sentence for logs and tables")
+    analysis: Paragraph = Field(description="what the measured figures say")
+    next_hypothesis_seed: Line = Field(description="advice for the next rounds")
 
 
 Reply = TypeVar("Reply", bound=Contract)

@@ -18,17 +18,19 @@ PREVIEW_SIZE = 5
 class ParetoEntry(Contract):
     """One verified, committed round."""
 
-    round_attempt_id: str
-    commit_sha: str = Field(pattern=SHA1)
-    branch: str
-    delta_vs_baseline_holdout: float
-    paired_eval_bundle_id: str
-    flops_per_syndrome: int
-    n_params: int
-    verdict: Literal["VERIFIED"]
-    fork_from: ForkFrom
-    fork_from_canonical: str
-    compose_mode: ComposeMode | None
+    round_attempt_id: str = Field(description="identifier of the attempt")
+    commit_sha: str = Field(pattern=SHA1, description="commit of the code that was measured")
+    branch: str = Field(description="branch of the round")
+    delta_vs_baseline_holdout: float = Field(
+        description="gain over the inner decoder alone on the verifier's shots, per shot"
+    )
+    paired_eval_bundle_id: str = Field(description="identifier of the verifier's shots")
+    flops_per_syndrome: int = Field(description="floating-point operations per shot, counted by the verifier")
+    n_params: int = Field(description="parameters, counted by the verifier")
+    verdict: Literal["VERIFIED"] = Field(description="only verified rounds are listed")
+    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
+    fork_from_canonical: str = Field(description="`fork_from`, sorted and joined by `|`")
+    compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
 
 
 Objectives = tuple[float, float, float]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from autoqec.contracts.base import Contract
 
 ProfileName = Literal["smoke", "dev", "prod"]
@@ -12,18 +14,18 @@ ProfileName = Literal["smoke", "dev", "prod"]
 class Profile(Contract):
     """Budgets count shots and floating-point operations, so that they repeat exactly; seconds only kill."""
 
-    name: ProfileName
-    train_shots: int  # labelled shots for training on edge labels
-    finetune_shots: int  # shots near failure for fine-tuning through the matching
-    train_gflops: int  # cap on forward+backward work; large nets take fewer steps
-    val_shots: int  # per round, same shots for every round of an env and profile
-    judge_test_shots: int  # at most, for the sequential test
-    judge_effect_shots: int  # second draw at the target p: the published effect
-    judge_point_shots: int  # per other p of the env
-    round_wallclock_s: int  # kills the Runner child
-    judge_wallclock_s: int  # kills the candidate process
-    memory_gb: float  # kills the Runner child
-    disk_mb: int  # artifacts of one round
+    name: ProfileName = Field(description="name of the profile")
+    train_shots: int = Field(description="labelled shots for training on edge labels")
+    finetune_shots: int = Field(description="shots near failure for fine-tuning through the matching")
+    train_gflops: int = Field(description="cap on forward and backward work; large nets take fewer steps")
+    val_shots: int = Field(description="validation shots per round, the same for every round of an env and profile")
+    judge_test_shots: int = Field(description="at most, for the sequential test")
+    judge_effect_shots: int = Field(description="second draw at the target p, for the published effect")
+    judge_point_shots: int = Field(description="per other p of the env")
+    round_wallclock_s: int = Field(description="limit at which the Runner's child process is killed")
+    judge_wallclock_s: int = Field(description="limit at which the candidate process is killed")
+    memory_gb: float = Field(description="limit at which the Runner's child process is killed")
+    disk_mb: int = Field(description="artifacts of one round")
 
     def scaled(self, share: float) -> Profile:
         """This profile with that share of the shots that are decoded to measure; training and limits stay."""

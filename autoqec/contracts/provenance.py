@@ -15,23 +15,23 @@ SHA256 = r"^[0-9a-f]{64}$"
 
 
 class PointerProvenance(Contract):
-    env_yaml_sha256: str = Field(pattern=SHA256)
-    dsl_config_sha256: str = Field(pattern=SHA256)
-    requirements_fingerprint: str = Field(min_length=8)
-    repo_root_resolved: str
+    env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
+    dsl_config_sha256: str = Field(pattern=SHA256, description="hash of the predecoder config")
+    requirements_fingerprint: str = Field(min_length=8, description="hash of the installed packages and their versions")
+    repo_root_resolved: str = Field(description="absolute path of the repository when the round ran")
 
 
 class PointerSummary(Contract):
-    delta_vs_parent: float | None
-    flops_per_syndrome: int | None
-    n_params: int | None
-    status: RoundStatus
+    delta_vs_parent: float | None = Field(description="as in metrics.json")
+    flops_per_syndrome: int | None = Field(description="as in metrics.json")
+    n_params: int | None = Field(description="as in metrics.json")
+    status: RoundStatus = Field(description="as in metrics.json")
 
 
 class PointerPaths(Contract):
-    checkpoint: str | None
-    metrics: str
-    train_log: str | None
+    checkpoint: str | None = Field(description="as in metrics.json")
+    metrics: str = Field(description="absolute path of metrics.json when the round ran")
+    train_log: str | None = Field(description="as in metrics.json")
 
 
 class Pointer(Contract):
@@ -40,17 +40,17 @@ class Pointer(Contract):
     `commit_sha` is the code commit; the pointer's own commit is the branch tip above it.
     """
 
-    run_id: str
-    round_idx: int = Field(ge=1)
-    round_attempt_id: str = Field(min_length=1)
-    branch: str
-    commit_sha: str = Field(pattern=SHA1)
-    fork_from: ForkFrom
-    fork_from_canonical: str
-    fork_from_ordered: tuple[str, ...] | None
-    provenance: PointerProvenance
-    metrics_summary: PointerSummary
-    artifact_paths: PointerPaths
+    run_id: str = Field(description="run of the round")
+    round_idx: int = Field(ge=1, description="number of the round")
+    round_attempt_id: str = Field(min_length=1, description="identifier of the attempt")
+    branch: str = Field(description="branch that holds this file")
+    commit_sha: str = Field(pattern=SHA1, description="commit of the code that was measured")
+    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
+    fork_from_canonical: str = Field(description="`fork_from`, sorted and joined by `|`")
+    fork_from_ordered: tuple[str, ...] | None = Field(description="parents of a composition in merge order; else null")
+    provenance: PointerProvenance = Field(description="hashes of what the round depends on")
+    metrics_summary: PointerSummary = Field(description="excerpt of metrics.json")
+    artifact_paths: PointerPaths = Field(description="where the round's files are")
 
     @model_validator(mode="after")
     def _check_fork_spelling(self) -> Pointer:
@@ -62,44 +62,44 @@ class Pointer(Contract):
 
 
 class ManifestRepo(Contract):
-    commit_sha: str | None
-    branch: str | None
-    dirty: bool | None
+    commit_sha: str | None = Field(description="commit of the code that was measured; null outside a run")
+    branch: str | None = Field(description="branch of the round; null outside a run")
+    dirty: bool | None = Field(description="whether the worktree had uncommitted changes; null outside a run")
     code_sha256: str = Field(pattern=SHA256, description="trusted code that can change a result")
     surface_sha256: str = Field(pattern=SHA256, description="the search surface that was run")
 
 
 class ManifestEnvironment(Contract):
-    env_yaml_sha256: str = Field(pattern=SHA256)
-    circuit_sha256: str = Field(pattern=SHA256)
-    requirements_fingerprint: str
+    env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
+    circuit_sha256: str = Field(pattern=SHA256, description="hash of the circuit or model at the target p")
+    requirements_fingerprint: str = Field(description="hash of the installed packages and their versions")
 
 
 class ManifestRound(Contract):
-    run_id: str
-    round_idx: int
-    round_attempt_id: str | None
-    fork_from: ForkFrom
-    compose_mode: ComposeMode | None
-    dsl_config_sha256: str = Field(pattern=SHA256)
-    profile: str
-    seed: int
-    command_line: tuple[str, ...]
+    run_id: str = Field(description="run of the round")
+    round_idx: int = Field(description="number of the round")
+    round_attempt_id: str | None = Field(description="identifier of the attempt; null outside a run")
+    fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
+    compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
+    dsl_config_sha256: str = Field(pattern=SHA256, description="hash of the predecoder config")
+    profile: str = Field(description="profile of the run")
+    seed: int = Field(description="seed of training")
+    command_line: tuple[str, ...] = Field(description="arguments of the process that trained")
 
 
 class ManifestArtifact(Contract):
-    name: Annotated[str, AfterValidator(plain_path)]
-    bytes: int
-    sha256: str = Field(pattern=SHA256)
+    name: Annotated[str, AfterValidator(plain_path)] = Field(description="path relative to the round's directory")
+    bytes: int = Field(description="size")
+    sha256: str = Field(pattern=SHA256, description="hash of the content")
 
 
 class Manifest(Contract):
     """`artifact_manifest.json`: what was run, with which versions, and the hash of everything it left."""
 
-    schema_version: Literal[1] = 1
-    repo: ManifestRepo
-    packages: dict[str, str]
-    environment: ManifestEnvironment
-    round: ManifestRound
-    sandbox: dict[str, Any]
-    artifacts: tuple[ManifestArtifact, ...]
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    repo: ManifestRepo = Field(description="code that was measured")
+    packages: dict[str, str] = Field(description="package -> version")
+    environment: ManifestEnvironment = Field(description="what was decoded, with which packages")
+    round: ManifestRound = Field(description="identity of the round")
+    sandbox: dict[str, Any] = Field(description="backend and settings of the sandbox around training")
+    artifacts: tuple[ManifestArtifact, ...] = Field(description="every file the round left")

@@ -41,24 +41,30 @@ class RunnerConfig(Contract):
     """Everything one round depends on. The env travels by content, never by name."""
 
     env_yaml: str = Field(description="the frozen env file's text")
-    predecoder_config: dict[str, Any]
-    profile: ProfileName = "dev"
-    seed: int = Field(default=0, ge=0, lt=2**31)
-    round_dir: str
-    run_id: str = "local"
-    round_idx: int = Field(default=1, ge=1)
+    predecoder_config: dict[str, Any] = Field(description="config of the predecoder (PredecoderDSL)")
+    profile: ProfileName = Field(default="dev", description="amounts of data and limits")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="of training")
+    round_dir: str = Field(description="directory for the round's files")
+    run_id: str = Field(default="local", description="run that the round belongs to")
+    round_idx: int = Field(default=1, ge=1, description="number of the round in its run")
     modules_dir: str | None = Field(default=None, description="the search surface to overlay; null: the package's own")
-    code_cwd: str | None = None
-    branch: str | None = None
-    commit_sha: str | None = None
-    fork_from: ForkFrom = "baseline"
-    compose_mode: ComposeMode | None = None
-    round_attempt_id: str | None = None
+    code_cwd: str | None = Field(default=None, description="worktree of the round's branch")
+    branch: str | None = Field(default=None, description="branch of the round; null outside a run")
+    commit_sha: str | None = Field(default=None, description="commit of the code that is measured")
+    fork_from: ForkFrom = Field(
+        default="baseline", description="`baseline`, a branch, or the branches of a composition"
+    )
+    compose_mode: ComposeMode | None = Field(
+        default=None, description="of a composition: merge only, or merge and edit"
+    )
+    round_attempt_id: str | None = Field(default=None, description="identifier of the attempt")
     parent_delta_ler: float | None = Field(
         default=None, description="delta_ler of the fork parent on the same val shots; null: forked from baseline"
     )
-    parent_checkpoint: str | None = None
-    threads: int = Field(default=1, ge=1)
+    parent_checkpoint: str | None = Field(
+        default=None, description="weights to start from with `training.init: parent`"
+    )
+    threads: int = Field(default=1, ge=1, description="CPU threads")
 
     @model_validator(mode="after")
     def _branch_has_identity(self) -> RunnerConfig:
@@ -76,31 +82,37 @@ class RoundMetrics(Contract):
     delta_ler = ler_plain_classical - ler_predecoder, positive is better.
     """
 
-    status: RoundStatus
-    status_reason: str | None = None
-    delta_ler: float | None = None
-    ler_plain_classical: float | None = None
-    ler_predecoder: float | None = None
-    delta_vs_parent: float | None = None
-    val_shots: int | None = None
-    val_errors_plain: int | None = None
-    val_errors_predecoder: int | None = None
+    status: RoundStatus = Field(description="how the round ended")
+    status_reason: str | None = Field(default=None, description="why, if the status is not `ok`")
+    delta_ler: float | None = Field(
+        default=None, description="ler_plain_classical - ler_predecoder, positive is better"
+    )
+    ler_plain_classical: float | None = Field(
+        default=None, description="logical error rate of the inner decoder alone, per shot"
+    )
+    ler_predecoder: float | None = Field(default=None, description="logical error rate with the predecoder, per shot")
+    delta_vs_parent: float | None = Field(default=None, description="delta_ler minus that of the fork parent")
+    val_shots: int | None = Field(default=None, description="validation shots decoded")
+    val_errors_plain: int | None = Field(default=None, description="logical errors of the inner decoder alone")
+    val_errors_predecoder: int | None = Field(default=None, description="logical errors with the predecoder")
     val_fixed: int | None = Field(default=None, description="plain wrong, predecoder right")
     val_broken: int | None = Field(default=None, description="plain right, predecoder wrong")
-    flops_per_syndrome: int | None = None
-    n_params: int | None = None
-    train_seed: int | None = None
-    train_steps: int | None = None
-    train_shots: int | None = None
-    final_loss: float | None = None
-    train_wallclock_s: float | None = None
-    eval_wallclock_s: float | None = None
-    vram_peak_gb: float | None = None
-    rss_peak_gb: float | None = None
+    flops_per_syndrome: int | None = Field(
+        default=None, description="floating-point operations of the net per shot, counted by the compiler"
+    )
+    n_params: int | None = Field(default=None, description="trainable parameters")
+    train_seed: int | None = Field(default=None, description="seed of training")
+    train_steps: int | None = Field(default=None, description="optimizer steps")
+    train_shots: int | None = Field(default=None, description="shots trained on")
+    final_loss: float | None = Field(default=None, description="loss at the end of training")
+    train_wallclock_s: float | None = Field(default=None, description="duration of training, in seconds")
+    eval_wallclock_s: float | None = Field(default=None, description="duration of the validation, in seconds")
+    vram_peak_gb: float | None = Field(default=None, description="peak GPU memory; null without a GPU")
+    rss_peak_gb: float | None = Field(default=None, description="peak resident memory of the child process")
     checkpoint_path: str | None = Field(
         default=None, description="absolute in metrics.json, relative to the run directory in rows"
     )
-    training_log_path: str | None = None
+    training_log_path: str | None = Field(default=None, description="as checkpoint_path, for train.log")
     measurement_started_at: UtcTime | None = Field(default=None, description="when the Runner began (UTC)")
     measurement_finished_at: UtcTime | None = Field(default=None, description="when the Runner ended (UTC)")
 

@@ -13,10 +13,10 @@ from autoqec.contracts.timing import UtcTime
 class ModelSettings(Contract):
     """The language model of one role, with everything that the environment or a default decided resolved."""
 
-    backend: str
+    backend: str = Field(description="client that asks the model: anthropic, claude, codex, scripted")
     model: str | None = Field(default=None, description="null: the default model of a command-line client")
-    base_url: str | None = None
-    effort: str | None = None
+    base_url: str | None = Field(default=None, description="endpoint of the Messages API; null: the provider's")
+    effort: str | None = Field(default=None, description="reasoning effort; null: the model's default")
 
 
 class RunSettings(Contract):
@@ -34,7 +34,7 @@ class RunSettings(Contract):
     ideator_memory: str | None = Field(default=None, description="checkpoint of the agent that proposes")
     analyst_memory: str | None = Field(default=None, description="checkpoint of the agent that nominates")
     memory: str | None = Field(default=None, description="memory file shared by runs")
-    executor: Literal["local", "slurm"] = "local"
+    executor: Literal["local", "slurm"] = Field(default="local", description="where rounds are measured")
     slurm: tuple[str, ...] = Field(default=(), description="job options, each `KEY=VALUE`")
     parallel: int = Field(default=1, ge=1, description="rounds measured at once")
     threads: int = Field(default=1, ge=1, description="threads shared by the rounds measured at once")
@@ -43,5 +43,5 @@ class RunSettings(Contract):
 class SettingsChange(Contract):
     """Settings that a later start of the run replaced, with their new values."""
 
-    at: UtcTime
-    changed: dict[str, Any]
+    at: UtcTime = Field(description="when the run was resumed with other settings")
+    changed: dict[str, Any] = Field(description="setting -> new value")

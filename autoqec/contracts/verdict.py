@@ -17,76 +17,82 @@ StoppedBy = Literal["evidence", "futility", "budget", "harm", "guard"]
 class PairedCounts(Contract):
     """Two decoders on the same shots. fixed: reference wrong, candidate right; broken: the reverse."""
 
-    shots: int
-    errors_reference: int
-    errors_candidate: int
-    fixed: int
-    broken: int
+    shots: int = Field(description="shots that both decoders decoded")
+    errors_reference: int = Field(description="logical errors of the reference")
+    errors_candidate: int = Field(description="logical errors of the candidate")
+    fixed: int = Field(description="reference wrong, candidate right")
+    broken: int = Field(description="reference right, candidate wrong")
 
 
 class PairedEffect(Contract):
     """delta = (fixed - broken) / shots, per shot; relative = delta / LER(reference). 95% intervals, paired."""
 
-    reference: str
-    p: float | None
-    counts: PairedCounts
-    delta: float
-    delta_low: float
-    delta_high: float
-    relative: float | None
-    relative_low: float | None
-    relative_high: float | None
+    reference: str = Field(description="decoder that the candidate is compared with")
+    p: float | None = Field(description="physical error rate; null if the noise comes with the file")
+    counts: PairedCounts = Field(description="paired outcomes")
+    delta: float = Field(description="(fixed - broken) / shots")
+    delta_low: float = Field(description="lower end of its 95% interval")
+    delta_high: float = Field(description="upper end of its 95% interval")
+    relative: float | None = Field(
+        description="delta divided by the reference's logical error rate; null if it made no error"
+    )
+    relative_low: float | None = Field(description="lower end of its 95% interval")
+    relative_high: float | None = Field(description="upper end of its 95% interval")
 
 
 class SequentialTest(Contract):
     """One-sided test of P(fixed | discordant) <= 1/2 by a Beta-mixture e-process."""
 
-    counts: PairedCounts
-    e_value: float
-    e_value_harm: float
+    counts: PairedCounts = Field(description="paired outcomes of the test")
+    e_value: float = Field(description="evidence that the candidate is better")
+    e_value_harm: float = Field(description="evidence that the candidate is worse")
     threshold: float = Field(description="1 / alpha_t; reaching it rejects the null")
-    alpha_t: float
+    alpha_t: float = Field(description="level of this test")
     attempt_index: int = Field(ge=1, description="position in the run's stream of attempts (e-LOND)")
-    discoveries_before: int
-    stopped_by: StoppedBy
+    discoveries_before: int = Field(description="rejections earlier in the stream")
+    stopped_by: StoppedBy = Field(description="why the test ended")
 
 
 class Rate(Contract):
     """errors out of shots with a 95% Clopper-Pearson interval, per shot; and the point estimate per round."""
 
-    shots: int
-    errors: int
-    rate: float
-    low: float
-    high: float
-    per_round: float
+    shots: int = Field(description="shots decoded")
+    errors: int = Field(description="logical errors")
+    rate: float = Field(description="errors / shots")
+    low: float = Field(description="lower end of the 95% interval")
+    high: float = Field(description="upper end of the 95% interval")
+    per_round: float = Field(description="rate per round of syndrome measurement")
 
 
 class BaselineResult(Contract):
-    name: str
-    rate: Rate
+    name: str = Field(description="name of the baseline")
+    rate: Rate = Field(description="its logical error rate on the same shots")
     against: PairedEffect = Field(description="the candidate against this member on the same shots")
     beats: bool = Field(description="lower bound of delta above 0")
 
 
 class Guard(Contract):
-    name: str
-    passed: bool
-    evidence: str
+    name: str = Field(description="name of the guard")
+    passed: bool = Field(description="whether it passed")
+    evidence: str = Field(description="figures that it decided on")
 
 
 class Cost(Contract):
-    n_params: int
-    flops_per_syndrome: int
-    claimed_n_params: int | None
-    claimed_flops_per_syndrome: int | None
-    counted_by: Literal["baseline compiler", "candidate sandbox"]
-    candidate_us_per_shot: float
+    n_params: int = Field(description="parameters, counted by the verifier")
+    flops_per_syndrome: int = Field(description="floating-point operations per shot, counted by the verifier")
+    claimed_n_params: int | None = Field(description="parameters according to the Runner")
+    claimed_flops_per_syndrome: int | None = Field(
+        description="floating-point operations per shot according to the Runner"
+    )
+    counted_by: Literal["baseline compiler", "candidate sandbox"] = Field(
+        description="code that counted: the trusted compiler, or the sandboxed candidate process"
+    )
+    candidate_us_per_shot: float = Field(description="CPU time of the candidate process per shot, in microseconds")
 
 
 class CompositionParent(Contract):
-    round: int
-    artifact_sha256: str
+    round: int = Field(description="number of the parent's round")
+    artifact_sha256: str = Field(description="hash of the parent's artifact")
     effect: PairedEffect = Field(description="this parent against the plain backend")
     against: PairedEffect = Field(description="the child against this parent, on the same shots")
     beaten: bool = Field(description="lower bound of `against.delta` above 0")
@@ -96,44 +102,46 @@ class Composition(Contract):
     """Child, parents and plain backend on one bundle of shots. interaction: the child's gain less the sum of its
     parents' gains, per shot, with a 95% interval."""
 
-    verdict: CompositionVerdict
-    evidence: str
-    bundle_id: str
-    chunk_digests: tuple[str, ...]
+    verdict: CompositionVerdict = Field(description="sign of the interaction's interval")
+    evidence: str = Field(description="figures behind the verdict")
+    bundle_id: str = Field(description="identifier of the shots")
+    chunk_digests: tuple[str, ...] = Field(description="hash of each chunk of shots")
     effect: PairedEffect = Field(description="the child against the plain backend")
-    parents: tuple[CompositionParent, ...]
-    interaction: float
-    interaction_low: float
-    interaction_high: float
+    parents: tuple[CompositionParent, ...] = Field(description="the parents on the same shots")
+    interaction: float = Field(description="the child's gain minus the sum of its parents' gains, per shot")
+    interaction_low: float = Field(description="lower end of its 95% interval")
+    interaction_high: float = Field(description="upper end of its 95% interval")
 
 
 class VerifyReport(Contract):
-    schema_version: Literal[1] = 1
-    run_id: str
-    round: int
-    round_attempt_id: str | None
-    branch: str | None
-    commit_sha: str | None
-    env_name: str
-    env_yaml_sha256: str
-    artifact_sha256: str
-    verdict: Verdict
-    reasons: tuple[str, ...]
-    claim: str
-    backend: str
-    decoder_rate: Rate | None
+    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    run_id: str = Field(description="run of the round")
+    round: int = Field(description="number of the round")
+    round_attempt_id: str | None = Field(description="identifier of the attempt")
+    branch: str | None = Field(description="branch of the round")
+    commit_sha: str | None = Field(description="commit of the code that was measured")
+    env_name: str = Field(description="`name` of the env")
+    env_yaml_sha256: str = Field(description="hash of the frozen env file")
+    artifact_sha256: str = Field(description="hash of the artifact under test")
+    verdict: Verdict = Field(description="result of the verification")
+    reasons: tuple[str, ...] = Field(description="why, in sentences")
+    claim: str = Field(description="what may be claimed, in one sentence")
+    backend: str = Field(description="inner decoder")
+    decoder_rate: Rate | None = Field(
+        description="logical error rate of inner decoder and predecoder; null if not measured"
+    )
     effect: PairedEffect | None = Field(description="second draw, against the plain backend, at the target p")
-    panel: tuple[BaselineResult, ...] = ()
+    panel: tuple[BaselineResult, ...] = Field(default=(), description="comparison with each baseline")
     points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each panel member")
-    test: SequentialTest | None
-    guards: tuple[Guard, ...]
-    cost: Cost | None
+    test: SequentialTest | None = Field(description="the sequential test; null if it was not reached")
+    guards: tuple[Guard, ...] = Field(description="checks that every candidate must pass")
+    cost: Cost | None = Field(description="null if the candidate could not be built")
     composition: Composition | None = Field(default=None, description="only of a composition of verified parents")
-    bundle_id: str | None
+    bundle_id: str | None = Field(description="identifier of the shots")
     seeds_commitment: str = Field(description="SHA-256 of the run's secret")
-    chunk_digests: tuple[str, ...] = ()
-    sandbox: str
-    versions: dict[str, str]
-    not_tested: tuple[str, ...]
-    judge_wallclock_s: float
+    chunk_digests: tuple[str, ...] = Field(default=(), description="hash of each chunk of shots")
+    sandbox: str = Field(description="sandbox backend of the candidate process")
+    versions: dict[str, str] = Field(description="package -> version")
+    not_tested: tuple[str, ...] = Field(description="what this report says nothing about")
+    judge_wallclock_s: float = Field(description="duration of the verification, in seconds")
     finished_at: UtcTime | None = Field(default=None, description="when the verification ended (UTC)")

@@ -320,7 +320,7 @@ def test_the_prompt_stays_small_at_ten_thousand_rounds() -> None:
     state = {"machine": {"cpu": {"cores": 128}, "memory": {"available_gb": 511.5}, "gpu": {"name": "g" * 900}}, **took}
     asked = LlmIdeator(ScriptedLM([]), machine=lambda: state).request(seen)
     assert "128 cores" in asked.text() and "31.2 s (median)" in asked.text() and "1234567: 31.2 s" in asked.text()
-    assert estimate_tokens(asked.text()) <= 5_000  # an estimate from above, schema and tools included
+    assert estimate_tokens(asked.text()) <= 6_000  # an estimate from above; the schema describes every field
     turn = str(asked.messages[0].content)
     assert "failures and rejections" in turn and "train_error" in turn and "VERIFIED" in turn and "r10000" in turn
 
