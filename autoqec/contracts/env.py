@@ -153,7 +153,7 @@ class SeedPolicy(Contract):
     train: Band = Field(description="seeds of training shots")
     val: Band = Field(description="seeds of validation shots")
     holdout: Band = Field(
-        description="named in the derivation of the verifier's seeds, which come from the run's secret and lie above every band"
+        description="salts the verifier's seeds, which are derived from the run's secret above all bands"
     )
 
     @model_validator(mode="after")
