@@ -285,7 +285,11 @@ class _LlmRoles:
     def coder(self) -> Callable[[View], Any]:
         from autoqec.ideators.llm_roles import LlmCoder
 
-        return self._with_ledger(LlmCoder(self._clients["coder"], on_event=self._on_event))
+        cost = partial(predict_cost, self._run.env_text)
+        limits = self._run.env.constraints.dump()
+        return self._with_ledger(
+            LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
+        )
 
     def analyst(self) -> Callable[[View], Any]:
         from autoqec.ideators.llm_roles import LlmAnalyst

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts import (
+    answers,
     archive,
     dsl,
     env,
@@ -29,7 +30,7 @@ from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
-MODULES = (env, dsl, profiles, round, job, provenance, history, settings, messages, verdict, pareto, archive)
+MODULES = (env, dsl, profiles, round, job, provenance, history, settings, messages, answers, verdict, pareto, archive)
 MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES

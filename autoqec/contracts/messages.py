@@ -12,6 +12,7 @@ from autoqec.contracts.round import ComposeMode, ForkFrom
 from autoqec.errors import ContractError
 
 Line = Annotated[str, Field(min_length=1, max_length=400)]
+Slug = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)]
 Paragraph = Annotated[str, Field(min_length=1, max_length=4000)]
 
 
@@ -19,7 +20,7 @@ class IdeatorResponse(Contract):
     """What to try next, and from where."""
 
     hypothesis: Line = Field(description="one sentence: what is expected to help, and why")
-    slug: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40, description="short name for the branch")
+    slug: Slug = Field(description="short name for the branch")
     fork_from: ForkFrom = Field(
         default="baseline", description="`baseline`, a branch, or the branches of a composition"
     )

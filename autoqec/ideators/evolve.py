@@ -102,7 +102,9 @@ def _move(parent: dict[str, Any], params: Params, child: Params, config: space.C
     keys = [
         key for key in child if params.get(key) != child[key] and (key in params or params["type"] == child["type"])
     ]
-    changes = ", ".join(f"{key} {_format_value(params.get(key))} -> {_format_value(child[key])}" for key in keys)
+    changes = ", ".join(
+        f"{key} {space.format_value(params.get(key))} -> {space.format_value(child[key])}" for key in keys
+    )
     rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in keys)
     return Move(
         slug="-".join([f"r{parent['round']}", *(key.split(".")[-1] for key in keys)]),
@@ -110,7 +112,3 @@ def _move(parent: dict[str, Any], params: Params, child: Params, config: space.C
         config=config,
         fork_from=parent["branch"] if parent["forkable"] else "baseline",
     )
-
-
-def _format_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

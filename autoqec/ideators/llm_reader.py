@@ -1,6 +1,6 @@
-"""A language model on top of mechanical findings: what matters in them, and the one thing to change.
+"""A language model that comments on mechanical findings: what matters in them, and what to change.
 
-Nothing is measured anew: what it says is an opinion about figures that stand above it.
+It measures nothing: its comments are an opinion about figures that are shown above them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from autoqec.contracts.base import Contract
 from autoqec.contracts.messages import Line
 from autoqec.errors import ContractError
 from autoqec.ideators import prompts
-from autoqec.ideators.llm_roles import Role
+from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.llm_role import Role
 from autoqec.llm.base import Message, Request
 
 FindingsTopic = Literal["how a run searched", "why rounds ended as they did"]
@@ -23,7 +24,7 @@ MAX_FINDINGS_CHARS = 12_000
 
 
 class Point(Contract):
-    """One thing worth doing. rounds: the numbers it rests on."""
+    """One recommendation, with the rounds that it rests on."""
 
     what: Line
     rounds: tuple[int, ...] = ()
@@ -31,44 +32,46 @@ class Point(Contract):
 
 
 class ReaderAnswer(Contract):
+    """The recommendations, most important first."""
+
     points: tuple[Point, ...] = Field(max_length=5)
 
 
 class LlmReader(Role):
-    """Findings, as plain values with their `rounds` or `round`, -> at most five points, or None."""
+    """Comments on findings, given as plain values with their `rounds` or `round`; None without a usable answer."""
 
     name = "reader"
 
     def __call__(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> ReaderAnswer | None:
+        """Comment on findings about a topic."""
         known = {number for finding in findings for number in finding.get("rounds") or [finding.get("round")]}
         return self._request_with_retry(self.request(findings, topic), lambda answer: _checked_points(answer, known))
 
     def request(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> Request:
-        shown = (prompts.sanitize(json.dumps(_without_paths(finding), sort_keys=True), 900) for finding in findings)
-        turn = prompts.data_block(f"findings: {topic}", prompts.fit_lines(shown, MAX_FINDINGS_CHARS))
+        """The prompt for findings about a topic."""
+        shown = (sanitize(json.dumps(_without_paths(finding), sort_keys=True), 900) for finding in findings)
+        turn = data_block(f"findings: {topic}", fit_lines(shown, MAX_FINDINGS_CHARS))
         return Request(
             role=self.name,
-            system=(prompts.READER,),
+            system=(prompts.READER_PROMPT,),
             messages=(Message(role="user", content=f"{turn}\nWhat matters, and what to change?"),),
             output=ReaderAnswer,
         )
 
 
 def _without_paths(finding: dict[str, Any]) -> dict[str, Any]:
-    """Without places of this machine and whole configs."""
+    """The finding without paths of this machine and whole configs."""
     return {name: value for name, value in finding.items() if value and name not in ("see", "config")}
 
 
 def _checked_points(answer: ReaderAnswer, known: set[Any]) -> ReaderAnswer:
-    """The answer with its words made harmless. ContractError: a round that no finding names."""
+    """The answer with its text sanitized. ContractError for a round that no finding names."""
     for point in answer.points:
         unknown = sorted(set(point.rounds) - known)
         if unknown:
             raise ContractError(f"no finding names round {unknown[0]}", location="points.rounds")
-    sanitize = [
-        point.model_copy(
-            update={"what": prompts.sanitize(point.what, 400), "change": prompts.sanitize(point.change, 400)}
-        )
+    points = [
+        point.model_copy(update={"what": sanitize(point.what, 400), "change": sanitize(point.change, 400)})
         for point in answer.points
     ]
-    return answer.model_copy(update={"points": tuple(sanitize)})
+    return answer.model_copy(update={"points": tuple(points)})

@@ -1,8 +1,7 @@
 """Ideator, Coder and Analyst through a language model.
 
-Each role is a callable from its view to its reply, as the roles without a model are, or None where the model gave
-no usable answer after one retry with the error: then the role without a model takes the round. BudgetExceededError and
-CassetteMissError are raised: the caller decides.
+A role is a callable from its view to its response. It returns None if the model gave no usable answer after one retry;
+the rule-based role then takes the round.
 """
 
 from __future__ import annotations
@@ -10,120 +9,52 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
+from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
-from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse, Line
+from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import ContractError
 from autoqec.ideators import analyst, coder, prompts
-from autoqec.ideators.llm_schemas import ModelOutput
-from autoqec.ideators.llm_tools import TOOLS, PredictCost, ViewTools, find_duplicate_round
-from autoqec.llm.base import LanguageModel, Message, Request, Response, tool_results
-from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAnswerError, LlmError, LlmTruncatedError
-from autoqec.store.layout import RunLayout
+from autoqec.ideators.data_blocks import data_block, sanitize
+from autoqec.ideators.llm_role import OnEvent, Role
+from autoqec.ideators.llm_tools import TOOLS, ViewTools
+from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round
+from autoqec.ideators.view_text import format_ideator_view, format_loss_curves, machine_block
+from autoqec.llm.base import LanguageModel, Message, Request
+from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.progress import read_loss_curves
 
-OnEvent = Callable[[str, dict[str, Any]], None]
-T = TypeVar("T")
-A = TypeVar("A", bound=BaseModel)
-
-MAX_TOOL_TURNS = 6
-MAX_SOURCE_CHARS = 60_000  # source shown to the Coder
-_LOG_BYTES = 8 * 2**20
-_MACHINE_DEPENDENT_FIELDS = ("train_wallclock_s", "eval_wallclock_s", "vram_peak_gb", "rss_peak_gb", "checkpoint_path",
-                    "training_log_path", "measurement_started_at", "measurement_finished_at")  # fmt: skip
-
-
-class IdeatorAnswer(ModelOutput):
-    """What the model answers: rounds by number, the config typed, so that the provider can hold it to the schema."""
-
-    hypothesis: Line
-    slug: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$", max_length=40)
-    fork_from: tuple[int, ...] = Field(default=(), max_length=4, description="round numbers; [] is the baseline")
-    compose_mode: Literal["pure", "with_edit"] | None = None
-    proposal: PredecoderDSL
-
-
-class CoderAnswer(ModelOutput):
-    dsl_config: PredecoderDSL
-    edits: tuple[FileEdit, ...] = Field(default=(), max_length=7)
-    commit_message: Line
-
-
-class Role:
-    """One role's model, its retry and its events: lm_call, lm_tool, lm_retry, lm_given_up."""
-
-    name = "agent"
-
-    def __init__(self, lm: LanguageModel, *, on_event: OnEvent | None = None) -> None:
-        self.lm = lm
-        self._on_event = on_event if on_event is not None else lambda kind, data: None
-
-    def _request_with_retry(
-        self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None
-    ) -> T | None:
-        """What `check` makes of the parsed answer; one retry that is told the error; then None."""
-        for is_retry in (False, True):
-            try:
-                return check(self._run_tool_loop(request, tools).parsed)
-            except (BudgetExceededError, CassetteMissError):
-                raise
-            except (LlmBadAnswerError, LlmTruncatedError, ContractError) as error:
-                fault = str(error)
-                self._on_event("lm_given_up" if is_retry else "lm_retry", self._error_event(error))
-                room = (
-                    min(2 * request.max_tokens, 64_000) if isinstance(error, LlmTruncatedError) else request.max_tokens
-                )
-                request = _with_error(request, fault).model_copy(update={"max_tokens": room})
-            except LlmError as error:
-                self._on_event("lm_given_up", self._error_event(error))
-                return None
-        return None
-
-    def _run_tool_loop(self, request: Request, tools: ViewTools | None) -> Response:
-        """Calls and tool results until there is an answer."""
-        for turn in range(MAX_TOOL_TURNS + 1):
-            response = self._call(request)
-            if not response.tool_calls:
-                return response
-            if tools is None or turn == MAX_TOOL_TURNS:
-                break
-            results, failed = {}, []
-            for call in response.tool_calls:
-                results[call.id], succeeded = tools.run(call)
-                self._on_event(
-                    "lm_tool", {"role": self.name, "tool": prompts.sanitize(call.name, 64), "good": succeeded}
-                )
-                failed += [] if succeeded else [call.id]
-            turns = (*request.messages, response.turn(), tool_results(results, failed=tuple(failed)))
-            request = request.model_copy(update={"messages": turns})
-        raise LlmBadAnswerError(f"no answer after {MAX_TOOL_TURNS} turns of tools")
-
-    def _call(self, request: Request) -> Response:
-        response = self.lm.complete(request)
-        usage_event = {
-            "usage": response.usage.dump(),
-            "cost_usd": response.cost_usd,
-            "duration_ms": response.duration_ms,
-        }
-        self._on_event("lm_call", {"role": self.name, "model": response.model, **usage_event})
-        return response
-
-    def _error_event(self, error: Exception) -> dict[str, Any]:
-        return {"role": self.name, "error": type(error).__name__, "what": prompts.sanitize(error, 400)}
+MAX_SOURCE_CHARS = 60_000  # of source code shown to the Coder
+_MACHINE_DEPENDENT_FIELDS = (
+    "train_wallclock_s",
+    "eval_wallclock_s",
+    "vram_peak_gb",
+    "rss_peak_gb",
+    "checkpoint_path",
+    "training_log_path",
+    "measurement_started_at",
+    "measurement_finished_at",
+)
+R = TypeVar("R", bound=BaseModel)
 
 
 class LlmIdeator(Role):
-    """View (`RunMemory.l2_for_ideator`, with `sampler` or `notes` where there are any) -> IdeatorResponse or None.
+    """Proposes the next round from a view (`RunMemory.l2_for_ideator`, with `sampler` and `notes` if present).
 
-    predict_cost: what a config would cost, for the tool `check_proposal`. use_tools: False leaves the tools out.
-    machine: what `machine_state` says now.
+    Args:
+        lm: the language model.
+        on_event: receives (kind, payload) of every event.
+        predict_cost: cost of a config; a proposal beyond the env's limits is then rejected before a round is spent.
+        use_tools: whether to offer the tools to a model that supports them.
+        machine: returns the current state of the machine.
     """
 
     name = "ideator"
@@ -142,115 +73,155 @@ class LlmIdeator(Role):
         self._machine = machine
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
+        """Propose the next round; None without a usable answer."""
         tools = ViewTools(view, self._predict_cost) if self._use_tools else None
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
     def request(self, view: dict[str, Any]) -> Request:
-        """The prompt: at most 5k tokens whatever the run's length."""
-        turn = prompts.format_ideator_view(view) + "\nPropose the next round."
+        """The prompt for a view: at most 5k tokens for a run of any length."""
+        turn = format_ideator_view(view) + "\nPropose the next round."
         return Request(
             role=self.name,
-            system=(prompts.IDEATOR_PROMPT, prompts.KNOWLEDGE),
+            system=prompts.ideator_prompt(view),
             messages=(Message(role="user", content=turn),),
-            aside=prompts.machine_block(self._machine()) if self._machine is not None else "",
+            aside=machine_block(self._machine()) if self._machine is not None else "",
             output=IdeatorAnswer,
             tools=TOOLS if self._use_tools else (),
         )
 
     def _response(self, view: dict[str, Any], answer: IdeatorAnswer) -> IdeatorResponse:
-        """The answer as the contract's message. ContractError: a parent that cannot be, a config measured before."""
-        branches = {row["round"]: row["branch"] for row in view["history"] if row.get("forkable")}
-        for number in answer.fork_from:
-            if number not in branches:
-                forkable = ", ".join(map(str, sorted(branches))) or "none"
-                raise ContractError(f"round {number} is not forkable; forkable: {forkable}", location="fork_from")
-        if len(set(answer.fork_from)) != len(answer.fork_from):
-            raise ContractError("a round stands twice", location="fork_from")
+        """The answer as the contract's message. ContractError for parents, config or cost that are not possible."""
+        parents = _parent_branches(view, answer.fork_from)
         proposal = apply_pins(answer.proposal.config(), view.get("pins") or {})
-        duplicate_round = find_duplicate_round(view, parse_dsl(proposal))
+        dsl = parse_dsl(proposal)
+        duplicate_round = find_duplicate_round(view, dsl)
         if duplicate_round is not None:
-            raise ContractError(
-                f"this computes and learns what round {duplicate_round} did; change a key that has an effect",
-                location="proposal",
-            )
-        chosen = tuple(branches[number] for number in answer.fork_from)
+            what = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
+            raise ContractError(what, location="proposal")
+        if self._predict_cost is not None:
+            check_cost(dsl, self._predict_cost, (view.get("env") or {}).get("constraints") or {})
         return _validated(
             IdeatorResponse,
-            hypothesis=prompts.sanitize(answer.hypothesis, 400),
+            hypothesis=sanitize(answer.hypothesis, 400),
             slug=answer.slug,
-            fork_from="baseline" if not chosen else chosen[0] if len(chosen) == 1 else chosen,
+            fork_from="baseline" if not parents else parents[0] if len(parents) == 1 else parents,
             compose_mode=answer.compose_mode,
             proposal=proposal,
             source=f"llm {self.lm.model}"[:200],
         )
 
 
+def _parent_branches(view: Mapping[str, Any], fork_from: tuple[int | str, ...]) -> tuple[str, ...]:
+    """Branches of the parents, each named by round number or by branch; () for the baseline."""
+    if fork_from in ((), ("baseline",)):
+        return ()
+    branches = {row["round"]: row["branch"] for row in view["history"] if row.get("forkable")}
+    chosen = []
+    for parent in fork_from:
+        branch = parent if parent in branches.values() else branches.get(parent)
+        if branch is None:
+            forkable = ", ".join(map(str, sorted(branches))) or "none"
+            named = f"round {parent}" if isinstance(parent, int) else repr(parent)
+            raise ContractError(f"{named} is not forkable; forkable rounds: {forkable}", location="fork_from")
+        chosen.append(str(branch))
+    if len(set(chosen)) != len(chosen):
+        raise ContractError("a parent is named twice", location="fork_from")
+    return tuple(chosen)
+
+
 class LlmCoder(Role):
-    """View {proposal, hypothesis, slug, compose_mode}, with `surface` {file: text} where the model may edit code."""
+    """Turns a proposal into config and edits. View: {proposal, hypothesis, slug, compose_mode}.
+
+    The view has `surface` {file: text} if the model may edit code.
+
+    Args:
+        lm: the language model.
+        on_event: receives (kind, payload) of every event.
+        predict_cost: cost of a config; checked if the answer leaves the code as it is.
+        constraints: the env's limits that the cost must keep.
+    """
 
     name = "coder"
 
+    def __init__(
+        self,
+        lm: LanguageModel,
+        *,
+        on_event: OnEvent | None = None,
+        predict_cost: PredictCost | None = None,
+        constraints: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(lm, on_event=on_event)
+        self._predict_cost, self._constraints = predict_cost, constraints or {}
+
     def __call__(self, view: dict[str, Any]) -> CoderResponse | None:
+        """Write config and edits; None without a usable answer."""
         if view["compose_mode"] == "pure":
-            return coder.code(view)  # git's merge alone: there is nothing to write
+            return coder.code(view)  # git merges the branches: there is nothing to write
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
 
     def request(self, view: dict[str, Any]) -> Request:
-        task = {"hypothesis": prompts.sanitize(view["hypothesis"], 400), "proposal": view["proposal"]}
-        blocks = [prompts.data_block("task", json.dumps(task, indent=1, sort_keys=True))]
-        room = MAX_SOURCE_CHARS
+        """The prompt for a view, with as much of the editable code as fits."""
+        task = {"hypothesis": sanitize(view["hypothesis"], 400), "proposal": view["proposal"]}
+        blocks = [data_block("task", json.dumps(task, indent=1, sort_keys=True))]
+        remaining = MAX_SOURCE_CHARS
         for name, text in sorted((view.get("surface") or {}).items()):
-            if name.endswith(".py") and len(text) <= room:
-                blocks.append(prompts.data_block(prompts.sanitize(name, 120), text))
-                room -= len(text)
+            if name.endswith(".py") and len(text) <= remaining:
+                blocks.append(data_block(sanitize(name, 120), text))
+                remaining -= len(text)
         turn = "\n".join([*blocks, "Write the config, and the edits if it needs any."])
         return Request(
             role=self.name,
-            system=(prompts.CODER,),
+            system=(prompts.CODER_PROMPT,),
             messages=(Message(role="user", content=turn),),
             output=CoderAnswer,
             max_tokens=32_000 if view.get("surface") else 8192,
         )
 
     def _response(self, view: dict[str, Any], answer: CoderAnswer) -> CoderResponse:
-        """The config's file is ours to write; the model's edits are single Python files that parse."""
+        """The answer with the config file written from its config; its edits are Python files that parse."""
         default_response = coder.code({**view, "proposal": answer.dsl_config.config()})
         if answer.edits and not view.get("surface"):
-            raise ContractError("edits of the surface are not open in this round", location="edits")
+            raise ContractError("this run does not allow edits of code", location="edits")
         for edit in answer.edits:
             _check_edit(edit)
         paths = [edit.path for edit in answer.edits]
         if len(set(paths)) != len(paths):
-            raise ContractError("a file stands twice", location="edits")
+            raise ContractError("a file is edited twice", location="edits")
+        if self._predict_cost is not None and not view.get("surface"):
+            check_cost(PredecoderDSL.model_validate(default_response.dsl_config), self._predict_cost, self._constraints)
         return _validated(
             CoderResponse,
             dsl_config=default_response.dsl_config,
             edits=(*default_response.edits, *answer.edits),
-            commit_message=prompts.sanitize(answer.commit_message, 400),
+            commit_message=sanitize(answer.commit_message, 400),
         )
 
 
 class LlmAnalyst(Role):
-    """View {metrics_path, hypothesis, round_dir} (`RunMemory.l3_for_analyst`) -> AnalystResponse or None."""
+    """Nominates a round. View: {metrics_path, hypothesis, round_dir} (`RunMemory.l3_for_analyst`)."""
 
     name = "analyst"
 
     def __call__(self, view: dict[str, Any]) -> AnalystResponse | None:
+        """Nominate a round or not; None without a usable answer."""
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
 
     def request(self, view: dict[str, Any]) -> Request:
-        metrics = _metrics(Path(view["metrics_path"]))
+        """The prompt for a view: figures of the round, its loss by phase, and the round before."""
+        metrics, layout = _metrics(Path(view["metrics_path"])), _round_layout(view)
         rule_based = analyst.analyse(view)
+        curves = {} if layout is None else read_loss_curves(layout.progress)
         blocks = [
-            prompts.data_block("hypothesis", prompts.sanitize(view["hypothesis"], 400)),
-            prompts.data_block("metrics", _metrics_json(metrics)),
-            prompts.data_block("paired figures", prompts.sanitize(rule_based.analysis, 2000)),
-            prompts.data_block("loss curve", _loss_curve(metrics)),
+            data_block("hypothesis", sanitize(view["hypothesis"], 400)),
+            data_block("metrics", _metrics_json(metrics)),
+            data_block("paired figures", sanitize(rule_based.analysis, 2000)),
+            data_block("loss by training phase; phases have different losses", format_loss_curves(curves)),
         ]
-        previous = _previous_metrics(view)
+        previous = _previous_metrics(layout)
         if previous is not None:
-            blocks.append(prompts.data_block("previous round", _metrics_json(previous)))
-        turn = "\n".join([*blocks, "What did the round teach, and what next?"])
+            blocks.append(data_block("previous round", _metrics_json(previous)))
+        turn = "\n".join([*blocks, "What did the round show, and what should be tried next?"])
         return Request(
             role=self.name,
             system=(prompts.ANALYST_PROMPT,),
@@ -261,25 +232,17 @@ class LlmAnalyst(Role):
     def _response(self, view: dict[str, Any], answer: AnalystResponse) -> AnalystResponse:
         status = _metrics(Path(view["metrics_path"])).status
         if answer.verdict == "candidate" and status != "ok":
-            raise ContractError(f"a round that ended as {status} left nothing to judge", location="verdict")
+            raise ContractError(f"a round that ended as {status} cannot be nominated", location="verdict")
         return _validated(
             AnalystResponse,
             verdict=answer.verdict,
-            summary_1line=prompts.sanitize(answer.summary_1line, 400),
-            analysis="\n".join(prompts.sanitize(line, 4000) for line in answer.analysis.splitlines())[:4000],
-            next_hypothesis_seed=prompts.sanitize(answer.next_hypothesis_seed, 400),
+            summary_1line=sanitize(answer.summary_1line, 400),
+            analysis="\n".join(sanitize(line, 4000) for line in answer.analysis.splitlines())[:4000],
+            next_hypothesis_seed=sanitize(answer.next_hypothesis_seed, 400),
         )
 
 
-def _with_error(request: Request, fault: str) -> Request:
-    """The same request, with what was wrong with the last answer at its end."""
-    *before, last = request.messages
-    note = prompts.data_block("why your last answer was refused", prompts.sanitize(fault, 600))
-    turn = Message(role="user", content=f"{last.content}\n{note}\nAnswer again, without that fault.")
-    return request.model_copy(update={"messages": (*before, turn)})
-
-
-def _validated(kind: type[A], **fields: Any) -> A:
+def _validated(kind: type[R], **fields: Any) -> R:
     try:
         return kind(**fields)
     except ValidationError as error:
@@ -288,7 +251,7 @@ def _validated(kind: type[A], **fields: Any) -> A:
 
 def _check_edit(edit: FileEdit) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}\.py", edit.path):
-        raise ContractError(f"{edit.path!r} is no plain Python file of the surface", location="edits.path")
+        raise ContractError(f"{edit.path!r} is not a Python file of the editable modules", location="edits.path")
     try:
         ast.parse(edit.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -300,34 +263,29 @@ def _metrics(path: Path) -> RoundMetrics:
 
 
 def _metrics_json(metrics: RoundMetrics) -> str:
-    """Figures only: no times, no paths, which differ from machine to machine."""
+    """Figures without times and paths, which differ between machines."""
     kept = {
         name: value
         for name, value in metrics.dump().items()
         if value is not None and name not in _MACHINE_DEPENDENT_FIELDS
     }
     if metrics.status_reason:
-        kept["status_reason"] = prompts.sanitize(metrics.status_reason, 400)
+        kept["status_reason"] = sanitize(metrics.status_reason, 400)
     return json.dumps(kept, sort_keys=True, indent=1)
 
 
-def _loss_curve(metrics: RoundMetrics) -> str:
-    if not metrics.training_log_path:
-        return "no loss was logged"
-    try:
-        with open(metrics.training_log_path, "rb") as stream:
-            return prompts.loss_curve(stream.read(_LOG_BYTES))
-    except OSError:
-        return "the loss curve cannot be read"
-
-
-def _previous_metrics(view: dict[str, Any]) -> RoundMetrics | None:
+def _round_layout(view: Mapping[str, Any]) -> RoundLayout | None:
+    """The round's directory; None where the view names a directory that is not a round's."""
     directory = Path(view.get("round_dir") or Path(view["metrics_path"]).parent)
     number = directory.name.removeprefix("round_")
-    if not number.isdigit() or int(number) < 2:
+    return RunLayout(directory.parents[2], directory.parent.name).round(int(number)) if number.isdigit() else None
+
+
+def _previous_metrics(layout: RoundLayout | None) -> RoundMetrics | None:
+    if layout is None or layout.round < 2:
         return None
-    run = RunLayout(directory.parents[2], directory.parent.name)
+    previous = RoundLayout(layout.dir.with_name(f"round_{layout.round - 1}"), layout.round - 1)
     try:
-        return _metrics(run.round(int(number) - 1).metrics)
+        return _metrics(previous.metrics)
     except (OSError, ValueError, ContractError):
         return None

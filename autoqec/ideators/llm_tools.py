@@ -1,14 +1,16 @@
-"""Read-only tools of the Ideator: they look at the view and nothing else, and their answers are bounded."""
+"""Read-only tools of the Ideator. They read the view and the cost prediction alone, and their answers are bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.pins import apply_pins
+from autoqec.contracts.verdict import Verdict
 from autoqec.errors import AutoqecError, ContractError
-from autoqec.ideators import prompts
+from autoqec.ideators import space, view_text
+from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.proposal_checks import PredictCost, exceeded_limits, find_duplicate_round
 from autoqec.llm.base import Tool, ToolCall
 
 MAX_RESULT_CHARS = 3000
@@ -18,13 +20,13 @@ _INTEGER = {"type": "integer"}
 TOOLS = (
     Tool(
         name="query_history",
-        description=f"Rounds of this run, newest first, at most {MAX_ROWS}. Every filter may be left out.",
+        description=f"Rounds of this run, newest first, at most {MAX_ROWS}. Every filter is optional.",
         input_schema={
             "type": "object",
             "properties": {
                 "rounds": {"type": "array", "items": _INTEGER},
                 "status": {"type": "string", "description": "ok, compile_error, train_error, killed_by_safety …"},
-                "verdict": {"type": "string", "enum": ["VERIFIED", "SUSPICIOUS", "FAILED"]},
+                "verdict": {"type": "string", "enum": list(get_args(Verdict))},
                 "family": {"type": "string"},
             },
             "additionalProperties": False,
@@ -52,25 +54,32 @@ TOOLS = (
     ),
 )
 
-PredictCost = Callable[[PredecoderDSL], dict[str, Any]]
-
 
 class ViewTools:
-    """The tools over one view. predict_cost: {n_params, flops_per_syndrome} of a config; None leaves costs out."""
+    """The tools over one view of a run.
+
+    Args:
+        view: view of the Ideator.
+        predict_cost: cost of a config; None leaves costs out of the answers.
+    """
 
     def __init__(self, view: dict[str, Any], predict_cost: PredictCost | None = None) -> None:
         self._view, self._predict_cost = view, predict_cost
-        self._names = prompts.round_numbers(view)
+        self._names = view_text.round_numbers(view)
 
     def run(self, call: ToolCall) -> tuple[str, bool]:
-        """The answer, and whether the call was a good one. A wrong call is told why; nothing is raised."""
+        """Answer a call. A faulty call is answered with the reason; nothing is raised.
+
+        Returns:
+            The text for the model, and whether the call succeeded.
+        """
         known = {"query_history": self._history, "diff": self._diff, "check_proposal": self._check}
         if call.name not in known:
-            return f"there is no tool {prompts.sanitize(call.name, 64)!r}; there are: {', '.join(known)}", False
+            return f"unknown tool {sanitize(call.name, 64)!r}; known tools: {', '.join(known)}", False
         try:
-            return prompts.data_block(call.name, known[call.name](call.input)), True
+            return data_block(call.name, known[call.name](call.input)), True
         except (AutoqecError, KeyError, TypeError, ValueError) as error:
-            return prompts.sanitize(f"{call.name}: {error}", 400), False
+            return sanitize(f"{call.name}: {error}", 400), False
 
     def _history(self, arguments: dict[str, Any]) -> str:
         rounds = set(arguments.get("rounds") or ())
@@ -82,55 +91,30 @@ class ViewTools:
             and arguments.get("verdict") in (None, row.get("verify_verdict"))
             and arguments.get("family") in (None, (row.get("dsl_config") or {}).get("type"))
         ]
-        lines = [prompts.round_line(row, self._names) for row in matching[:MAX_ROWS]]
-        return prompts.fit_lines([f"{len(matching)} rounds match", *lines], MAX_RESULT_CHARS)
+        lines = [view_text.round_line(row, self._names) for row in matching[:MAX_ROWS]]
+        return fit_lines([f"{len(matching)} rounds match", *lines], MAX_RESULT_CHARS)
 
     def _diff(self, arguments: dict[str, Any]) -> str:
-        one, other = (prompts.flatten(self._config(int(arguments[name]))) for name in ("one", "other"))
+        one, other = (space.flatten(self._config(int(arguments[name]))) for name in ("one", "other"))
         keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-        return prompts.fit_lines(
-            [f"{key}: {one.get(key)} -> {other.get(key)}" for key in keys] or ["same"], MAX_RESULT_CHARS
-        )
+        return fit_lines([f"{key}: {one.get(key)} -> {other.get(key)}" for key in keys] or ["same"], MAX_RESULT_CHARS)
 
     def _config(self, number: int) -> dict[str, Any]:
         if number == 0:
-            return dict(self._view["baseline_config"])
-        row = next((row for row in self._view["history"] if row["round"] == number), None)
-        if row is None or not row.get("dsl_config"):
-            raise ValueError(f"round {number} has no config")
-        return dict(row["dsl_config"])
+            config: dict[str, Any] = self._view["baseline_config"]
+            return config
+        for row in self._view["history"]:
+            if row["round"] == number and row.get("dsl_config"):
+                return dict(row["dsl_config"])
+        raise ContractError(f"round {number} has no config", location="diff")
 
     def _check(self, arguments: dict[str, Any]) -> str:
-        proposal = apply_pins(arguments["proposal"], self._view.get("pins") or {})
-        dsl = parse_dsl(proposal, location="proposal")
-        find_equivalent = find_duplicate_round(self._view, dsl)
-        novelty = (
-            "new"
-            if find_equivalent is None
-            else f"computes and learns what round {find_equivalent} does: it would be turned down"
-        )
-        lines = ["valid", novelty]
+        dsl = parse_dsl(apply_pins(arguments["proposal"], self._view.get("pins") or {}), location="proposal")
+        duplicate = find_duplicate_round(self._view, dsl)
+        lines = ["valid", "new" if duplicate is None else f"equivalent to round {duplicate}: it would be rejected"]
         if self._predict_cost is not None:
-            cost, bounds = self._predict_cost(dsl), (self._view.get("env") or {}).get("constraints") or {}
+            cost = self._predict_cost(dsl)
             lines += [f"{name}: {value}" for name, value in cost.items()]
-            for name, bound in (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome")):
-                if bound in bounds and cost.get(name, 0) > bounds[bound]:
-                    lines.append(f"over the bound {bound} = {bounds[bound]}: it would be refused")
+            exceeded = exceeded_limits(cost, (self._view.get("env") or {}).get("constraints") or {})
+            lines += [f"{sentence}: it would be rejected" for sentence in exceeded]
         return "\n".join(lines)
-
-
-def find_duplicate_round(view: dict[str, Any], dsl: PredecoderDSL) -> int | None:
-    """The round, measured or running, whose config computes and learns what this one does; None for a new one."""
-    from autoqec.decoders.equivalence import find_equivalent
-
-    finetunes = (view.get("env") or {}).get("backend", "mwpm") == "mwpm"
-    for row in [*view["history"], *view["pending"]]:
-        if row.get("status") in prompts.ABORTED_STATUSES or not row.get("dsl_config"):
-            continue
-        try:
-            other = parse_dsl(row["dsl_config"])
-        except ContractError:
-            continue
-        if find_equivalent(dsl, [other], finetunes=finetunes) is not None:
-            return int(row["round"])
-    return None

@@ -222,7 +222,7 @@ def extend(state: SearchState) -> Move | None:
         config = space.normalise(space.unflatten(flat | init | state.pins))
         if state.is_new(config):
             changes = ", ".join(
-                f"{key} {_format_value(space.get(parent['dsl_config'], key))} -> {_format_value(steps[key])}"
+                f"{key} {space.format_value(space.get(parent['dsl_config'], key))} -> {space.format_value(steps[key])}"
                 for key in steps
             )
             rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in steps)
@@ -290,11 +290,7 @@ def _hypothesis(config: Config) -> str:
     size = f"width {width}, {depth} layers" if width else f"{depth} iterations"
     return (
         f"A {config['type']} of {size}, head {config['head']}, trained by {training['loss']} at rate "
-        f"{_format_value(training['learning_rate'])} in batches of {training['batch_size']}, may reach "
+        f"{space.format_value(training['learning_rate'])} in batches of {training['batch_size']}, may reach "
         "a better trade of errors "
         "against cost than what was tried"
     )
-
-
-def _format_value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

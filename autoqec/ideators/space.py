@@ -122,6 +122,11 @@ TEMPLATES: tuple[Template, ...] = (
 )
 
 
+def format_value(value: Any) -> str:
+    """A value as text, real numbers in short form."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def get(config: Config, key: str) -> Any:
     """Value at a dotted key; KeyError where a part is missing."""
     for part in key.split("."):

@@ -10,7 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from autoqec.llm import prices
 from autoqec.llm.anthropic_transport import CallAttempts, count_lost_attempt, current_attempts, track_attempts
@@ -91,8 +91,6 @@ class AnthropicLM(BaseLanguageModel):
 
         body = self._body(request)
         body.pop("max_tokens"), body.pop("extra_body", None)
-        if request.output is not None:
-            body["output_format"] = request.output
         try:
             return int(self._client.messages.count_tokens(**body).input_tokens)
         except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
@@ -104,6 +102,8 @@ class AnthropicLM(BaseLanguageModel):
         return prices.max_cost_usd(self.model, prompt_tokens, request, cache_hour=self._cache_ttl == "1h")
 
     def _body(self, request: Request) -> dict[str, Any]:
+        import anthropic
+
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
@@ -116,8 +116,15 @@ class AnthropicLM(BaseLanguageModel):
             body["system"] = self._system(request.system)
         if request.tools:
             body["tools"] = [tool.dump() for tool in request.tools]
+        output_config: dict[str, Any] = {}
         if effort := request.effort or self._effort:
-            body["output_config"] = {"effort": effort}
+            output_config["effort"] = effort
+        if request.output is not None:
+            # The schema of the fingerprint and of the token estimate, which leaves out what a model may not choose.
+            schema = anthropic.transform_schema(request.output.model_json_schema())
+            output_config["format"] = {"type": "json_schema", "schema": schema}
+        if output_config:
+            body["output_config"] = output_config
         if self._extra_body:
             body["extra_body"] = self._extra_body
         return body
@@ -129,16 +136,13 @@ class AnthropicLM(BaseLanguageModel):
         return system
 
     def _create_message(self, request: Request, attempts: CallAttempts) -> Any:
-        """One answer in one piece, as `messages.parse` gives it; retries are the package's."""
+        """One answer in one piece; retries are the package's."""
         import anthropic
 
-        body = self._body(request)
-        if request.output is not None:
-            body["output_format"] = request.output
         try:
-            return self._client.messages.parse(**body)
+            return self._client.messages.create(**self._body(request))
         except ValidationError:
-            # A refusal, a cut answer, or one that breaks a bound: what came is still there, with its usage.
+            # The message does not have the form of the API; what came is still there, with its usage.
             if attempts.body is None:
                 raise
             return anthropic.types.Message.construct(**_as_message(attempts.body))
@@ -151,9 +155,6 @@ class AnthropicLM(BaseLanguageModel):
         import httpx2
 
         body = self._body(request)
-        if request.output is not None:
-            schema = {"type": "json_schema", "schema": anthropic.transform_schema(request.output)}
-            body["output_config"] = {**body.get("output_config", {}), "format": schema}
         for tries in range(self._max_retries + 1):
             if tries:
                 time.sleep(min(0.5 * 2.0 ** (tries - 1), 8.0))
@@ -183,7 +184,7 @@ class AnthropicLM(BaseLanguageModel):
         )
         try:
             _check_stop_reason(message, text, self.model)
-            parsed = None if request.output is None or calls else _parse(request.output, message, text)
+            parsed = None if request.output is None or calls else parse_output(request.output, text)
         except LlmError as error:
             error.usage, error.cost_usd = usage, cost
             raise
@@ -257,11 +258,6 @@ def _check_stop_reason(message: Any, text: str, model: str) -> None:
         )
 
 
-def _parse(output: type[BaseModel], message: Any, text: str) -> BaseModel:
-    done = getattr(message, "parsed_output", None)
-    return done if isinstance(done, output) else parse_output(output, text)
-
-
 def _tool_input(value: Any) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
@@ -269,7 +265,6 @@ def _tool_input(value: Any) -> dict[str, Any]:
 def _block_dict(block: Any) -> dict[str, Any]:
     """A content block as it may be sent back."""
     plain: dict[str, Any] = block.to_dict() if hasattr(block, "to_dict") else dict(block)
-    plain.pop("parsed_output", None)
     return plain
 
 

@@ -15,7 +15,8 @@ from autoqec.continual.memory.retrieval import RetrievalService
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import UsageError
-from autoqec.ideators import prompts
+from autoqec.ideators.data_blocks import sanitize
+from autoqec.ideators.view_text import describe_config
 from autoqec.store.run_state import fold
 
 EXPERIENCE_MEMORY_TYPES = ("hybrid", "experience_db", "history_list")  # memories that store experiences
@@ -119,8 +120,8 @@ def _feedback(row: HistoryRow) -> dict[str, Any]:
         gain = row.delta_ler / plain if plain and row.delta_ler is not None else None
         outcome = "not nominated" + ("" if gain is None else f", {100 * gain:+.1f}% on val shots")
     if row.next_hypothesis_seed:
-        outcome += f"; advice: {prompts.sanitize(row.next_hypothesis_seed, 120)}"
-    feedback = {"correct": row.verify_verdict == "VERIFIED", "target": "", "message": prompts.sanitize(outcome, 300)}
+        outcome += f"; advice: {sanitize(row.next_hypothesis_seed, 120)}"
+    feedback = {"correct": row.verify_verdict == "VERIFIED", "target": "", "message": sanitize(outcome, 300)}
     return feedback if gain is None else feedback | {"extra": {"relative": gain}}
 
 
@@ -133,8 +134,8 @@ def _format_note(entry: Entry) -> str:
     if not isinstance(entry, ExperienceEntry):
         return entry.line()
     try:
-        words = prompts.describe_config(json.loads(entry.action))
+        words = describe_config(json.loads(entry.action))
     except ValueError:
-        words = prompts.sanitize(entry.action, 120)
-    place = entry.metadata.get("env") or prompts.sanitize(entry.obs, 80)
+        words = sanitize(entry.action, 120)
+    place = entry.metadata.get("env") or sanitize(entry.obs, 80)
     return f"{place}: {words}: {entry.feedback.get('message', '')}"

@@ -13,7 +13,7 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.errors import UsageError
-from autoqec.ideators import prompts
+from autoqec.ideators.view_text import format_ideator_view
 from autoqec.orchestrator.rounds import start_round
 from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store import files
@@ -77,7 +77,7 @@ def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspac
         if name == "llm":
             code = place / Path(EDITABLE_CONFIG).parent / "more.py"
             assert code.read_text(encoding="utf-8") == EDIT, "the Coder's code stays"
-            told = prompts.format_ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
+            told = format_ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
             assert "training.replay.ratio: 0.5" in told, "the model is told what is held"
         run.memory.rebuild_views()
         assert "Held in every proposal: type=mlp, mlp.depth=3, " in run.layout.log.read_text(encoding="utf-8")

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
+from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.base import Contract
-from autoqec.ideators.llm_roles import CoderAnswer, IdeatorAnswer
 
 
 @pytest.mark.parametrize("kind", [IdeatorAnswer, CoderAnswer])
 def test_a_model_chooses_what_is_learnt_but_not_how_many_processes_learn_it(kind: type[Contract]) -> None:
     schema = kind.model_json_schema()
-    training = schema["$defs"]["TrainingConfig"]
+    training = schema["$defs"]["SingleProcessTraining"]
     assert {"sync", "replay"}.isdisjoint(training["properties"]) and "policy_gradient" in training["properties"]
     assert training["properties"]["loop"]["enum"] == ["minibatch", "minibatch_eval"]
     text = json.dumps(schema)

@@ -1,0 +1,86 @@
+"""Answers that a language model gives for a role: the forms that are sent as schemas, parsed and documented."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from autoqec.contracts.base import Contract
+from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
+from autoqec.contracts.messages import FileEdit, Line, Slug
+from autoqec.contracts.round import ComposeMode
+
+# How many processes train is decided by whoever owns the machine (`--pin`), not by a model.
+_MACHINE_BLOCKS = ("sync", "replay")
+_SINGLE_PROCESS_LOOPS = ("minibatch", "minibatch_eval")
+
+
+class ModelOutput(Contract):
+    """A form with a short JSON schema: providers count it as part of the prompt."""
+
+    @classmethod
+    def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The schema without titles."""
+        schema: dict[str, Any] = _without_titles(super().model_json_schema(*args, **kwargs))
+        return schema
+
+
+class SingleProcessTraining(TrainingConfig):
+    """How the weights are found. Amounts of data are the profile's."""
+
+    loop: Literal["minibatch", "minibatch_eval"] = "minibatch"
+    sync: SkipJsonSchema[None] = None
+    replay: SkipJsonSchema[None] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_processes(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            blocks = [name for name in _MACHINE_BLOCKS if data.get(name) is not None]
+            loop = data.get("loop", "minibatch")
+            if blocks or loop not in _SINGLE_PROCESS_LOOPS:
+                what = f"the block `{blocks[0]}`" if blocks else f"the loop {loop!r}"
+                raise ValueError(f"{what} is not for a proposal to choose: use {' or '.join(_SINGLE_PROCESS_LOOPS)}")
+        return data
+
+
+class ModelConfig(PredecoderDSL):
+    """One predecoder config. Exactly the block named by `type` is present."""
+
+    training: SingleProcessTraining = SingleProcessTraining()
+
+
+def _as_list(value: Any) -> Any:
+    """`"baseline"`, one branch and one round number are lists of one parent."""
+    return [value] if isinstance(value, str | int) else value
+
+
+class IdeatorAnswer(ModelOutput):
+    """The next round as a model proposes it: an IdeatorResponse with parents by round number and a typed config."""
+
+    hypothesis: Line = Field(description="one sentence: what is expected to help, and why")
+    slug: Slug
+    fork_from: Annotated[tuple[int | str, ...], BeforeValidator(_as_list)] = Field(
+        default=(), max_length=4, description='round numbers; [] or "baseline" starts from the baseline'
+    )
+    compose_mode: ComposeMode | None = None
+    proposal: ModelConfig
+    source: SkipJsonSchema[str] = Field(default="", description="accepted and ignored: the model's name is recorded")
+
+
+class CoderAnswer(ModelOutput):
+    """The config of a round, with edits of code where they are allowed."""
+
+    dsl_config: ModelConfig
+    edits: tuple[FileEdit, ...] = Field(default=(), max_length=7)
+    commit_message: Line
+
+
+def _without_titles(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {
+            key: _without_titles(value) for key, value in part.items() if key != "title" or not isinstance(value, str)
+        }
+    return [_without_titles(value) for value in part] if isinstance(part, list) else part

@@ -1,0 +1,95 @@
+"""Base class of the roles that a language model takes: tool loop, one retry that shows the error, events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from autoqec.errors import ContractError
+from autoqec.ideators.data_blocks import data_block, sanitize
+from autoqec.ideators.llm_tools import ViewTools
+from autoqec.llm.base import LanguageModel, Message, Request, Response, tool_results
+from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAnswerError, LlmError, LlmTruncatedError
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+T = TypeVar("T")
+
+MAX_TOOL_TURNS = 6
+MAX_OUTPUT_TOKENS = 64_000  # of a retry after an answer that was cut off
+
+
+class Role:
+    """A role through a language model. Emits the events lm_call, lm_tool, lm_retry and lm_given_up.
+
+    Args:
+        lm: the language model.
+        on_event: receives (kind, payload) of every event.
+    """
+
+    name = "agent"
+
+    def __init__(self, lm: LanguageModel, *, on_event: OnEvent | None = None) -> None:
+        self.lm = lm
+        self._on_event = on_event if on_event is not None else lambda kind, data: None
+
+    def _request_with_retry(
+        self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None
+    ) -> T | None:
+        """Return `check(parsed answer)`, after one retry that shows the error to the model; None if that fails too.
+
+        BudgetExceededError and CassetteMissError are raised: the caller decides what they mean for the run.
+        """
+        for is_retry in (False, True):
+            try:
+                return check(self._run_tool_loop(request, tools).parsed)
+            except (BudgetExceededError, CassetteMissError):
+                raise
+            except (LlmBadAnswerError, LlmTruncatedError, ContractError) as error:
+                self._on_event("lm_given_up" if is_retry else "lm_retry", self._error_event(error))
+                request = _retry_request(request, error)
+            except LlmError as error:
+                self._on_event("lm_given_up", self._error_event(error))
+                return None
+        return None
+
+    def _run_tool_loop(self, request: Request, tools: ViewTools | None) -> Response:
+        """Call the model and answer its tool calls until it gives an answer."""
+        for turn in range(MAX_TOOL_TURNS + 1):
+            response = self._call(request)
+            if not response.tool_calls:
+                return response
+            if tools is None or turn == MAX_TOOL_TURNS:
+                break
+            results, failed = {}, []
+            for call in response.tool_calls:
+                results[call.id], succeeded = tools.run(call)
+                self._on_event("lm_tool", {"role": self.name, "tool": sanitize(call.name, 64), "good": succeeded})
+                failed += [] if succeeded else [call.id]
+            turns = (*request.messages, response.turn(), tool_results(results, failed=tuple(failed)))
+            request = request.model_copy(update={"messages": turns})
+        raise LlmBadAnswerError(f"no answer after {MAX_TOOL_TURNS} turns of tool calls")
+
+    def _call(self, request: Request) -> Response:
+        response = self.lm.complete(request)
+        payload = {
+            "role": self.name,
+            "model": response.model,
+            "usage": response.usage.dump(),
+            "cost_usd": response.cost_usd,
+            "duration_ms": response.duration_ms,
+        }
+        self._on_event("lm_call", payload)
+        return response
+
+    def _error_event(self, error: Exception) -> dict[str, Any]:
+        return {"role": self.name, "error": type(error).__name__, "what": sanitize(error, 400)}
+
+
+def _retry_request(request: Request, error: Exception) -> Request:
+    """The same request with the error at its end, and with more output tokens after an answer that was cut off."""
+    *before, last = request.messages
+    note = data_block("why your last answer was rejected", sanitize(error, 600))
+    turn = Message(role="user", content=f"{last.content}\n{note}\nAnswer again, without this error.")
+    truncated = isinstance(error, LlmTruncatedError)
+    max_tokens = min(2 * request.max_tokens, MAX_OUTPUT_TOKENS) if truncated else request.max_tokens
+    return request.model_copy(update={"messages": (*before, turn), "max_tokens": max_tokens})

@@ -1,0 +1,54 @@
+"""Checks of a proposed config before a round is spent on it: novelty and the env's limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.errors import ContractError
+from autoqec.ideators.moves import ABORTED_STATUSES
+
+PredictCost = Callable[[PredecoderDSL], Mapping[str, int]]
+_LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
+
+
+def find_duplicate_round(view: dict[str, Any], dsl: PredecoderDSL) -> int | None:
+    """The round, measured or running, whose config is equivalent to `dsl`; None for a new config."""
+    from autoqec.decoders.equivalence import find_equivalent
+
+    finetunes = (view.get("env") or {}).get("backend", "mwpm") == "mwpm"
+    for row in [*view["history"], *view["pending"]]:
+        if row.get("status") in ABORTED_STATUSES or not row.get("dsl_config"):
+            continue
+        try:
+            other = parse_dsl(row["dsl_config"])
+        except ContractError:
+            continue
+        if find_equivalent(dsl, [other], finetunes=finetunes) is not None:
+            return int(row["round"])
+    return None
+
+
+def exceeded_limits(cost: Mapping[str, int], constraints: Mapping[str, int]) -> list[str]:
+    """Limits of the env that a predicted cost exceeds, one sentence each.
+
+    Args:
+        cost: `n_params` and `flops_per_syndrome` of a config.
+        constraints: the env's `max_params` and `max_flops_per_syndrome`; a missing limit is not checked.
+    """
+    return [
+        f"{name} = {cost[name]} exceeds the limit {limit} = {constraints[limit]} of the env"
+        for name, limit in _LIMITS
+        if limit in constraints and cost.get(name, 0) > constraints[limit]
+    ]
+
+
+def check_cost(dsl: PredecoderDSL, predict_cost: PredictCost, constraints: Mapping[str, int]) -> None:
+    """Raise ContractError for a config that cannot be built for the env's code or exceeds its limits."""
+    try:
+        exceeded = exceeded_limits(predict_cost(dsl), constraints)
+    except (ContractError, ValueError) as error:
+        raise ContractError(f"the config cannot be built: {error}", location="proposal") from error
+    if exceeded:
+        raise ContractError("; ".join(exceeded), location="proposal", hint="propose a smaller network")

@@ -1,0 +1,211 @@
+"""The view of a run as text for a prompt, bounded in length for runs of any size.
+
+Every function depends on its arguments alone: no run id, path, time or host, so that a recorded run replays elsewhere.
+Rounds are named by number.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
+from autoqec.errors import ContractError
+from autoqec.ideators import prompts, space
+from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
+from autoqec.ideators.moves import ABORTED_STATUSES
+from autoqec.store.progress import LossCurve
+
+MAX_VIEW_CHARS = 4600  # keeps the prompt of the Ideator, with knowledge and schema, below 5k tokens
+
+
+def describe_config(config: dict[str, Any] | None) -> str:
+    """A config as its family and the keys that differ from the family's defaults."""
+    if not config or config.get("type") not in FAMILIES:
+        return "no config"
+    family = config["type"]
+    try:
+        mine = space.flatten(parse_dsl(config).config())
+    except ContractError:
+        return f"{family} (no longer valid)"
+    defaults = space.flatten(PredecoderDSL.model_validate({"type": family, family: {}}).config())
+    changed = [
+        f"{key.removeprefix(family + '.')}={space.format_value(mine[key])}"
+        for key in mine
+        if mine[key] != defaults.get(key)
+    ]
+    return f"{family}({', '.join(changed)})"
+
+
+def round_line(row: dict[str, Any], names: dict[str, int]) -> str:
+    """One measured round in one line."""
+    parts = [
+        f"r{row['round']}",
+        describe_config(row.get("dsl_config")),
+        f"from {format_parents(row.get('fork_from'), names)}",
+    ]
+    if row.get("status") not in (None, "ok"):
+        return sanitize(" ".join(parts) + f": {row['status']}: {sanitize(row.get('status_reason'), 90)}", 300)
+    parts.append(f"validation {_delta(row.get('delta_ler'))}")
+    if row.get("verify_verdict"):
+        parts.append(f"verdict {row['verify_verdict']} {_interval(row)}")
+    parts.append(f"{row.get('n_params')} params, {row.get('flops_per_syndrome')} FLOPs")
+    if row.get("forkable"):
+        parts.append("forkable")
+    return sanitize("; ".join(parts), 300)
+
+
+def format_parents(fork_from: Any, names: dict[str, int]) -> str:
+    """`baseline`, or round numbers joined by +, for a branch or a list of branches."""
+    branches = [fork_from] if isinstance(fork_from, str) else list(fork_from or [])
+    return "+".join(f"r{names[branch]}" if branch in names else "baseline" for branch in branches) or "baseline"
+
+
+def round_numbers(view: dict[str, Any]) -> dict[str, int]:
+    """Branch -> round, for the rounds of the view."""
+    return {row["branch"]: row["round"] for row in [*view["history"], *view["pending"]] if row.get("branch")}
+
+
+def format_ideator_view(view: dict[str, Any], *, limit: int = MAX_VIEW_CHARS) -> str:
+    """The view of the run in at most `limit` characters, most informative parts first.
+
+    Runs of any length keep: the env, the verified front, failures by frequency, the last rounds and the last advice.
+    """
+    names = round_numbers(view)
+    rows = [row for row in view["history"] if row.get("status") not in ABORTED_STATUSES]
+    verified = [row for row in rows if row.get("verify_verdict") == "VERIFIED"]
+    verified.sort(key=lambda row: (-(row.get("delta_vs_baseline_holdout") or 0.0), row["round"]))
+    pending = [f"r{row['round']}: {describe_config(row.get('dsl_config'))}" for row in view["pending"]]
+    sections = [
+        ("env", _env(view), 700),
+        ("pinned: these keys keep these values, whatever is proposed", _lines(view.get("pins")), 400),
+        ("so far", _summary_lines(rows), 400),
+        ("verified, best first", (round_line(row, names) for row in verified), 1300),
+        ("failures and rejections, most frequent first", _failures(rows), 900),
+        ("last rounds, newest first", (round_line(row, names) for row in rows[::-1]), 1300),
+        ("running now", pending, 300),
+        (
+            "last advice of the Analyst",
+            [sanitize(row.get("next_hypothesis_seed"), 250) for row in rows[-2:][::-1]],
+            500,
+        ),
+        ("state of the search", _lines(view.get("sampler")), 500),
+        ("notes from earlier runs", _lines(view.get("notes")), 900),
+    ]
+    blocks: list[str] = []
+    for name, lines, share in sections:
+        remaining = min(share, limit - sum(len(block) + 1 for block in blocks) - len(name) - 60)
+        text = fit_lines(lines, remaining) if remaining > 40 else ""
+        if text:
+            blocks.append(data_block(name, text))
+    return "\n".join(blocks)
+
+
+def machine_block(state: dict[str, Any]) -> str:
+    """Cores, memory, GPU and the duration of past rounds as a data block of at most 500 characters.
+
+    Args:
+        state: what `autoqec machine-state` reports.
+    """
+    machine, median = state.get("machine") or {}, state.get("predicted_round_s")
+    memory = (machine.get("memory") or {}).get("available_gb")
+    gpu = (machine.get("gpu") or {}).get("name")
+    hardware = f"{(machine.get('cpu') or {}).get('cores')} cores, {memory} GB of memory free, {gpu or 'no GPU'}"
+    lines = [sanitize(hardware, 160)]
+    if median is not None:
+        lines.append(f"training and measuring a round takes {median:.3g} s (median)")
+    if state.get("killed_by_safety"):
+        lines.append(f"{state['killed_by_safety']} rounds were stopped by a resource limit")
+    timed = [f"{params}: {seconds:.3g} s" for params, seconds in (state.get("params_vs_time") or [])[:-9:-1]]
+    return data_block("machine, and number of parameters: seconds of the last rounds", fit_lines([*lines, *timed], 500))
+
+
+def format_loss_curves(curves: Mapping[str, LossCurve], points: int = 16) -> str:
+    """One line of `updates:loss` per training phase, thinned to about `points` values each."""
+    lines = []
+    for phase, curve in curves.items():
+        step = max(1, (len(curve) - 1) // (points - 1))
+        thin = curve[::step]
+        thin = thin if thin[-1] == curve[-1] else [*thin, curve[-1]]
+        lines.append(f"{sanitize(phase, 40)}: " + " ".join(f"{updates}:{loss:.4g}" for updates, loss in thin))
+    return "\n".join(lines) or "no loss was recorded"
+
+
+def _env(view: dict[str, Any]) -> list[str]:
+    env, profile = view.get("env") or {}, view.get("profile") or {}
+    code = {key: value for key, value in (env.get("code") or {}).items() if key not in ("text", "path")}
+    shots = {
+        key: profile[key] for key in ("name", "train_shots", "finetune_shots", "train_gflops", "val_shots") if profile
+    }
+    parts = {"code": code, "noise": env.get("noise"), "limits": env.get("constraints"), "profile": shots}
+    lines = [f"{name}: {_compact(value)}" for name, value in parts.items() if value]
+    lines.append(
+        f"inner decoder: {env.get('backend') or 'mwpm'}; baselines: {prompts.describe_baselines(env) or 'none'}"
+    )
+    lines.append(f"inputs of a network: {view.get('inputs') or 'other_sector'}")
+    return [*lines, f"baseline config: {describe_config(view.get('baseline_config'))}"]
+
+
+def _summary_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    ends = Counter(row["status"] for row in rows if row.get("status") not in (None, "ok"))
+    ends.update(f"verdict {row['verify_verdict']}" for row in rows if row.get("verify_verdict"))
+    lines = [f"rounds: {len(rows)}", ", ".join(f"{how}: {count}" for how, count in ends.most_common())]
+    for family in FAMILIES:
+        mine = [row for row in rows if (row.get("dsl_config") or {}).get("type") == family]
+        measured = [row["delta_ler"] for row in mine if row.get("delta_ler") is not None]
+        verified = sum(row.get("verify_verdict") == "VERIFIED" for row in mine)
+        best = f"best validation {_delta(max(measured))}" if measured else "nothing measured"
+        lines.append(f"{family}: {len(mine)} tried, {len(measured)} measured, {verified} verified, {best}")
+    return lines
+
+
+def _failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Kinds of failure, most frequent first: how often, in which round last, with which config."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row.get("status") not in (None, "ok"):
+            key = (row["status"], _without_numbers(row.get("status_reason")))
+        elif row.get("verify_verdict") not in (None, "VERIFIED"):
+            reasons = row.get("verify_reasons") or ("",)
+            key = (f"verdict {row['verify_verdict']}", _without_numbers(reasons[0]))
+        else:
+            continue
+        groups.setdefault(key, []).append(row)
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), -item[1][-1]["round"]))
+    return [
+        f"{len(hits)}x {status}: {reason} (last r{hits[-1]['round']}, "
+        f"{describe_config(hits[-1].get('dsl_config'))[:110]})"
+        for (status, reason), hits in ordered
+    ]
+
+
+def _without_numbers(reason: Any) -> str:
+    """A reason with numbers replaced, before it is cut: the same failure must not count as several."""
+    return sanitize(re.sub(r"\d+", "#", sanitize(reason, 400)), 70)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    low, high = row.get("delta_holdout_low"), row.get("delta_holdout_high")
+    span = f" [{low:+.2e}, {high:+.2e}]" if low is not None and high is not None else ""
+    return _delta(row.get("delta_vs_baseline_holdout")) + span
+
+
+def _delta(value: float | None) -> str:
+    return "not measured" if value is None else f"delta {value:+.2e}"
+
+
+def _compact(value: Any) -> str:
+    return sanitize(json.dumps(value, separators=(",", ":"), sort_keys=True), 300)
+
+
+def _lines(value: Any) -> list[str]:
+    if not value:
+        return []
+    if isinstance(value, str):
+        return [sanitize(line, 300) for line in value.splitlines()]
+    if isinstance(value, dict):
+        return [f"{key}: {_compact(item)}" for key, item in value.items()]
+    return [sanitize(item, 300) for item in value]
