@@ -1,7 +1,7 @@
-"""Predecoders as sinter decoders: `sinter collect --custom_decoders_module_function 'autoqec.sinter:decoders' ...`
+"""Sinter decoders: `sinter collect --custom_decoders_module_function 'autoqec.sinter:decoders' ...`.
 
-Every VERIFIED round of the runs below the current directory is `autoqec:<run_id>:<round>`.
-https://github.com/quantumlib/Stim/tree/main/glue/sample
+Every VERIFIED round of the runs in the current directory is the decoder `autoqec:<run_id>:<round>`
+(https://github.com/quantumlib/Stim/tree/main/glue/sample).
 """
 
 from __future__ import annotations
@@ -28,12 +28,16 @@ CHECKPOINTS_ENV_VAR = "AUTOQEC_CHECKPOINTS"
 
 
 def decoders() -> dict[str, sinter.Decoder]:
-    """Decoders by name: what sinter asks for.
+    """Return the available decoders by name.
 
-    `autoqec:<run_id>:<round>` for VERIFIED rounds below `runs/`; from AUTOQEC_CHECKPOINTS, a comma-separated list
-    of `name=ENV.yaml=CHECKPOINT.pt`, the named ones; and `mwpm_correlated`, which sinter has no name for.
+    These are `autoqec:<run_id>:<round>` for VERIFIED rounds in `runs/`; those of the environment variable
+    AUTOQEC_CHECKPOINTS, a comma-separated list of `name=ENV.yaml=CHECKPOINT.pt`; and `mwpm_correlated`, PyMatching's
+    correlated matching.
+
+    Raises:
+        UsageError: An entry of AUTOQEC_CHECKPOINTS is malformed.
     """
-    found: dict[str, sinter.Decoder] = {"mwpm_correlated": CorrelatedMatchingDecoder()}
+    by_name: dict[str, sinter.Decoder] = {"mwpm_correlated": CorrelatedMatchingDecoder()}
     for run in sorted(runs_dir(Path.cwd()).glob("*/run.json")):
         layout = RunLayout(Path.cwd(), run.parent.name)
         for row in History(layout).rows():
@@ -42,7 +46,7 @@ def decoders() -> dict[str, sinter.Decoder]:
                 decoder = PredecoderDecoder(
                     str(layout.env), str(path), (str(layout.repo_root), layout.run_id, row.round)
                 )
-                found[f"autoqec:{layout.run_id}:{row.round}"] = decoder
+                by_name[f"autoqec:{layout.run_id}:{row.round}"] = decoder
     for entry in filter(None, os.environ.get(CHECKPOINTS_ENV_VAR, "").split(",")):
         name, _, files = entry.partition("=")
         env, _, path_text = files.partition("=")
@@ -50,16 +54,18 @@ def decoders() -> dict[str, sinter.Decoder]:
             raise UsageError(
                 f"{entry!r} is not name=ENV.yaml=CHECKPOINT.pt", location=f"environment variable {CHECKPOINTS_ENV_VAR}"
             )
-        found[name] = PredecoderDecoder(env, path_text)
-    return found
+        by_name[name] = PredecoderDecoder(env, path_text)
+    return by_name
 
 
 @dataclass(frozen=True)
 class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
-    """A checkpoint and the env it was made for; paths, so that workers load their own copy.
+    """A checkpoint and its env, by path, so that every worker of sinter loads its own copy.
 
-    of_round: repository, run and round, where it was made in a run. UsageError where the round's branch has code of
-    its own: only a person may let that run.
+    Attributes:
+        env_path: The env's file.
+        checkpoint_path: The checkpoint.
+        round_ref: Repository, run and round of the checkpoint, if it belongs to a run.
     """
 
     env_path: str
@@ -67,14 +73,20 @@ class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
     round_ref: tuple[str, str, int] | None = None
 
     def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
+        """Load the checkpoint for a detector error model.
+
+        Raises:
+            UsageError: The round's branch has custom code, which sinter's workers would run outside the sandbox.
+            ContractError: The model is not one of the checkpoint's circuit.
+        """
         if self.round_ref is not None:
             root, run_id, number = self.round_ref
-            with checked_out_modules(RunLayout(Path(root), run_id), number) as surface:
-                if surface is not None:
+            with checked_out_modules(RunLayout(Path(root), run_id), number) as modules_dir:
+                if modules_dir is not None:
                     raise UsageError(
-                        f"round {number}'s branch has code of its own, which sinter's workers do not run",
+                        f"round {number}'s branch has custom code, which sinter's workers do not run",
                         location=f"run {run_id}",
-                        hint=f"read it, then autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
+                        hint=f"review it, then run autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
                     )
         env, _ = load_env(Path(self.env_path))
         return CompiledPredecoder.of(env, Path(self.checkpoint_path), dem)
@@ -84,6 +96,7 @@ class CorrelatedMatchingDecoder(sinter.Decoder):  # type: ignore[misc]
     """PyMatching's correlated matching."""
 
     def compile_decoder_for_dem(self, *, dem: stim.DetectorErrorModel) -> sinter.CompiledDecoder:
+        """Build PyMatching's graph with correlations."""
         import pymatching
 
         return _CompiledCorrelated(pymatching.Matching.from_detector_error_model(dem, enable_correlations=True))
@@ -102,15 +115,20 @@ class _CompiledCorrelated(sinter.CompiledDecoder):  # type: ignore[misc]
 
 
 class CompiledPredecoder(sinter.CompiledDecoder):  # type: ignore[misc]
-    """Predecoder and backend on one detector error model: another p moves the priors, another circuit is refused."""
+    """Predecoder and inner decoder on one detector error model.
+
+    Another error rate shifts the priors; another circuit is refused.
+    """
 
     def __init__(self, decoding: CheckpointDecoder) -> None:
         self.decoding = decoding
 
     @classmethod
     def of(cls, env: EnvSpec, path: Path, dem: stim.DetectorErrorModel) -> CompiledPredecoder:
-        torch.set_num_threads(1)  # sinter runs one worker a core
+        """Load a checkpoint for `dem`; sets torch to one thread, because sinter runs one worker per core."""
+        torch.set_num_threads(1)
         return cls(CheckpointDecoder.of(env, path, dem))
 
     def decode_shots_bit_packed(self, *, bit_packed_detection_event_data: np.ndarray) -> np.ndarray:
+        """Decode uint8 [n, ceil(n_detectors / 8)] to uint8 [n, ceil(n_observables / 8)], both bit-packed."""
         return pack(self.decoding.decode(bit_packed_detection_event_data))

@@ -89,8 +89,8 @@ def minimum_weight_row(problem: Problem, shots: sampling.Shots, log_odds: np.nda
     """Weights of the edge sets found, against those of a Matching built for the shot."""
     graph = problem.matching_graph
     events = sampling.unpack(shots.detection_events, problem.n_detectors)[:, graph.in_sector]
-    ours = weighted_mwpm.WeightedMatcher(graph.check_matrix).solve(events, log_odds)
     weights = -log_odds.astype(float)
+    ours = weighted_mwpm.WeightedMatching(graph.check_matrix).decode_batch(events, weights)
     theirs = np.stack(
         [
             pymatching.Matching.from_check_matrix(graph.check_matrix, weights=row).decode(shot)
@@ -107,7 +107,7 @@ def minimum_weight_row(problem: Problem, shots: sampling.Shots, log_odds: np.nda
 
 
 def match_c_status() -> str:
-    return "match.c" if weighted_mwpm.compiled_matcher() is not None else "without match.c: no C compiler at install"
+    return "in C" if weighted_mwpm.compiled_matcher() is not None else "without C: no compiler at install"
 
 
 def plain_rows() -> list[Row]:

@@ -1,4 +1,4 @@
-"""What every predecoder is, and the view of the problem that its code may see."""
+"""Base class of predecoders, and the view of the problem that their code receives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,25 @@ from autoqec.qec.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class ProblemView:
-    """Public structure of a problem as tensors: no circuit, no seeds, no labels.
+    """Public structure of a decoding problem as tensors, without circuit, seeds or labels.
 
-    log_odds: float32 [n_edges], the priors; an edge is a variable of the backend (see qec.graph).
-    own, other: int64 detector ids of the observable's sector and of the rest.
-    links: int64 [2, n_links], (detector, edge) pairs that some mechanism touches together;
-    link_strength: float32 [n_links], log-odds of that pair's total probability.
-    fault_detectors, fault_edges: int64 [2, n], (mechanism, detector) and (mechanism, edge) pairs;
-    fault_log_odds: float32 [n_faults]. coordinates: float32 [n_detectors, k]. circuit_sha256: 32 bytes as uint8.
+    Branches read these fields, so their names are part of the interface of editable modules.
+
+    Attributes:
+        n_detectors: Number of detectors.
+        n_edges: Number of variables of the inner decoder (see `qec.graph`).
+        n_observables: Number of logical observables.
+        edge_observables: float32 [n_edges, n_observables] of 0 and 1.
+        log_odds: float32 [n_edges], the priors.
+        in_sector: int64, ids of the detectors that the inner decoder uses (the observable's sector).
+        out_of_sector: int64, ids of the other detectors.
+        links: int64 [2, n_links], (detector, edge) pairs that some error mechanism flips together.
+        link_strength: float32 [n_links], log-odds of the total probability of these error mechanisms.
+        fault_detectors: int64 [2, n], (error mechanism, detector) pairs.
+        fault_edges: int64 [2, n], (error mechanism, edge) pairs.
+        fault_log_odds: float32 [n_mechanisms], priors of the error mechanisms.
+        coordinates: float32 [n_detectors, k], detector coordinates; missing ones are 0.
+        circuit_sha256: uint8 [32].
     """
 
     n_detectors: int
@@ -43,6 +54,7 @@ class ProblemView:
 
     @classmethod
     def of(cls, problem: Problem, output_mode: OutputMode = "soft_priors") -> ProblemView:
+        """Build the view of a problem for predecoders of one output mode."""
         graph = problem.variables(output_mode)
         links, strength = detector_edge_links(problem, graph)
         return cls(
@@ -64,8 +76,22 @@ class ProblemView:
             circuit_sha256=torch.tensor(list(bytes.fromhex(problem.circuit_sha256)), dtype=torch.uint8),
         )
 
+    @property
+    def own(self) -> Tensor:
+        """Return `in_sector`; the name that branches of version 1 use."""
+        return self.in_sector
+
+    @property
+    def other(self) -> Tensor:
+        """Return `out_of_sector`; the name that branches of version 1 use."""
+        return self.out_of_sector
+
     def inputs(self, which: str) -> Tensor:
-        """Detector ids a predecoder reads: `other_sector` or `all`."""
+        """Return the ids of the detectors that a predecoder reads, for `other_sector` or `all`.
+
+        Raises:
+            ValueError: `other_sector`, but the inner decoder uses every detector.
+        """
         if which == "all":
             return torch.arange(self.n_detectors)
         if len(self.out_of_sector) == 0:
@@ -74,27 +100,34 @@ class ProblemView:
 
 
 def pairs(matrix: sp.spmatrix) -> Tensor:
-    """int64 [2, n]: rows and columns of the entries that are not zero, by row."""
+    """Return int64 [2, n], rows and columns of the nonzero entries, ordered by row."""
     table = sp.csr_matrix(matrix).tocoo()
     return torch.from_numpy(np.stack([table.row, table.col]).astype(np.int64))
 
 
 def detector_edge_links(problem: Problem, graph: DecodingGraph) -> tuple[np.ndarray, np.ndarray]:
-    """(detector, edge) pairs touched by a common mechanism, and log-odds of their total probability."""
-    touched = sp.csr_matrix(problem.H.astype(np.float64).multiply(problem.mechanism_probs[None, :]))
-    together = sp.coo_matrix(touched @ graph.mechanism_to_edge.astype(np.float64))
+    """Return (detector, edge) pairs that some error mechanism flips together, and log-odds of their probability.
+
+    Returns:
+        int64 [2, n_links] and float32 [n_links].
+    """
+    weighted = sp.csr_matrix(problem.H.astype(np.float64).multiply(problem.mechanism_probs[None, :]))
+    together = sp.coo_matrix(weighted @ graph.mechanism_to_edge.astype(np.float64))
     probability = np.clip(together.data, 1e-12, 0.5)
     ends = np.stack([together.row, together.col]).astype(np.int64)
     return ends, np.log(probability / (1 - probability)).astype(np.float32)
 
 
 class Predecoder(nn.Module):
-    """float32 detection events [batch, n_detectors] -> log-odds [batch, n_edges] under the env's target p.
+    """A network that maps detection events to log-odds for the inner decoder.
 
-    What an edge is, `output_mode` says: a variable of the backend, or a mechanism to flip.
+    The untrained output is the prior exactly, so an untrained predecoder decodes like its inner decoder. The hash of
+    the circuit is stored with the weights, so that a checkpoint is not used with another circuit.
 
-    The output starts at the priors exactly, so an untrained predecoder decodes as its backend does.
-    The circuit it was made for travels in its weights, so that it can't be mistaken for another's.
+    Args:
+        body: Maps float32 [batch, n_detectors] to a shift of the log-odds, [batch, n_edges].
+        view: The problem's structure.
+        output_mode: Whether an edge is a variable of the inner decoder or (hard_flip) an error mechanism.
     """
 
     prior: Tensor
@@ -108,6 +141,7 @@ class Predecoder(nn.Module):
         self.register_buffer("circuit_sha256", view.circuit_sha256.clone())
 
     def forward(self, detections: Tensor) -> Tensor:
+        """Map float32 detection events, [batch, n_detectors], to log-odds at the env's target p, [batch, n_edges]."""
         shift: Tensor = self.body(detections)
         if shift.shape != (len(detections), len(self.prior)):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""checkpoint.pt: {class_name, state_dict, output_mode, dsl_config}, tensors and plain values only."""
+"""Reading and writing `checkpoint.pt`: {class_name, state_dict, output_mode, dsl_config}, tensors and plain values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,14 @@ MAX_BYTES = 2**31
 
 
 def save(path: Path, model: Predecoder, dsl: PredecoderDSL, config: dict[str, Any] | None = None) -> None:
-    """Write the checkpoint; `config` is the literal config it was compiled from (default: the full one)."""
+    """Write a checkpoint.
+
+    Args:
+        path: The file.
+        model: The predecoder.
+        dsl: Its config.
+        config: The literal config that `dsl` was parsed from; by default the config with every default written out.
+    """
     payload = {
         "class_name": type(model.body).__name__,
         "state_dict": {name: value.detach().cpu() for name, value in model.state_dict().items()},
@@ -30,7 +37,11 @@ def save(path: Path, model: Predecoder, dsl: PredecoderDSL, config: dict[str, An
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The checkpoint's content, loaded without running any code of its own. ContractError on anything odd."""
+    """Read a checkpoint without running code from it.
+
+    Raises:
+        ContractError: The file is missing, malformed or too large, or holds tensors that are not dense and finite.
+    """
     location = str(path)
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -40,26 +51,30 @@ def read(path: Path) -> dict[str, Any]:
         raise ContractError("checkpoint is missing", location=location, hint="run the round again") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise ContractError(f"checkpoint can't be read safely ({reason})", location=location) from error
+        raise ContractError(f"checkpoint cannot be read safely ({reason})", location=location) from error
     if not isinstance(payload, dict) or set(payload) != CHECKPOINT_KEYS:
-        raise ContractError(f"checkpoint must hold exactly {', '.join(sorted(CHECKPOINT_KEYS))}", location=location)
+        raise ContractError(f"checkpoint must contain exactly {', '.join(sorted(CHECKPOINT_KEYS))}", location=location)
     for name, value in payload["state_dict"].items():
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided or not value.is_contiguous():
-            raise ContractError(f"`{name}` is no plain dense tensor", location=location)
+            raise ContractError(f"`{name}` is not a plain dense tensor", location=location)
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise ContractError(f"`{name}` holds values that are not finite", location=location)
     return payload
 
 
 def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
-    """The predecoder in eval mode, rebuilt for `problem`. ContractError names both sides of any mismatch."""
+    """Load a checkpoint for `problem` and return the predecoder, in eval mode, with its config.
+
+    Raises:
+        ContractError: The checkpoint is malformed, or was made for another circuit or architecture.
+    """
     payload = read(path)
     dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
     circuit_hash = payload["state_dict"].get("circuit_sha256")
     if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
-        found = "nothing" if circuit_hash is None else bytes(circuit_hash.tolist()).hex()[:12]
+        actual = "(none)" if circuit_hash is None else bytes(circuit_hash.tolist()).hex()[:12]
         raise ContractError(
-            f"checkpoint was made for circuit {found}, this env's circuit is {problem.circuit_sha256[:12]}",
+            f"checkpoint was made for circuit {actual}, this env's circuit is {problem.circuit_sha256[:12]}",
             location=str(path),
             hint="use the env the checkpoint was trained on",
         )
@@ -69,7 +84,7 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
 
 
 def restore(model: Predecoder, state: dict[str, torch.Tensor], *, location: str) -> None:
-    """Load weights of the very same shape; ContractError names the first that differs."""
+    """Load weights into a model; ContractError if a name or a shape differs."""
     config_state = model.state_dict()
     for name in [*config_state, *state]:
         config_value, checkpoint_value = config_state.get(name), state.get(name)
@@ -77,6 +92,6 @@ def restore(model: Predecoder, state: dict[str, torch.Tensor], *, location: str)
             left = "absent" if checkpoint_value is None else str(tuple(checkpoint_value.shape))
             right = "absent" if config_value is None else str(tuple(config_value.shape))
             raise ContractError(
-                f"`{name}` is {left} in the checkpoint and {right} in the config's net", location=location
+                f"`{name}` is {left} in the checkpoint and {right} in the config's network", location=location
             )
     model.load_state_dict(state)

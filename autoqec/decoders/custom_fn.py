@@ -1,6 +1,6 @@
-"""Architecture parts that a branch writes itself: `modules/custom_fn.py` of its search surface.
+"""Custom parts of an architecture, which a branch defines in `custom_fn.py` of its editable modules.
 
-The file defines any of three classes, each an nn.Module, which a config selects by `custom`:
+The file defines any of three nn.Module classes, which a config selects with `custom`:
 
     MessageFn(hidden).forward(source, target, strength)  -> [batch, n_links, hidden]
         source, target: [batch, n_links, hidden]; strength: [n_links, 1]
@@ -8,7 +8,7 @@ The file defines any of three classes, each an nn.Module, which a config selects
         message: [batch, n_links, hidden]; dst: int64 [n_links], the target of each link
     Head(hidden, n_outputs).forward(h)                   -> [..., n_outputs], from h [..., hidden]
 
-The lint is advice with a good message, not a wall: the wall is the sandbox the code runs in.
+The lint gives early, clear errors; it is not a security boundary. Custom code runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -31,23 +31,27 @@ FORBIDDEN_NAMES = {
     "input", "breakpoint", "print", "exit", "quit",
 }  # fmt: skip
 FORBIDDEN_ATTRIBUTES = {
-    "os": "nothing of the system is needed",
-    "sys": "nothing of the interpreter is needed",
-    "save": "artifacts are the Runner's",
-    "load": "artifacts are the Runner's",
-    "manual_seed": "the seed is the round's",
-    "set_num_threads": "threads are the round's",
+    "os": "custom code needs no system access",
+    "sys": "custom code needs no access to the interpreter",
+    "save": "the Runner reads and writes artifacts",
+    "load": "the Runner reads and writes artifacts",
+    "manual_seed": "the round sets the seed",
+    "set_num_threads": "the round sets the number of threads",
     "numpy": "stay in torch, so that gradients flow",
     "item": "stay in tensors, so that gradients flow",
-    "hub": "nothing is fetched",
-    "distributed": "one process trains",
+    "hub": "downloads are not available",
+    "distributed": "the training loop handles processes",
     "utils": "write it with torch.nn",
 }
 CUSTOM_CLASSES = ("MessageFn", "Aggregation", "Head")
 
 
 def lint(source: str, location: str = FILE) -> None:
-    """ContractError naming the line and what to write instead; nothing where the file is as it should be."""
+    """Check the source of a custom_fn.py.
+
+    Raises:
+        ContractError: Names the line that is not allowed, and what to write instead.
+    """
     if len(source.encode()) > MAX_BYTES:
         raise ContractError(f"is larger than {MAX_BYTES} bytes", location=location, hint="write less code")
     try:
@@ -105,15 +109,16 @@ def _lint_error(node: ast.AST, location: str, what: str, instead: str) -> Contra
 
 
 def custom(kind: str, *sizes: int) -> nn.Module:
-    """The class `kind` of the surface's custom_fn.py, built with `sizes`, linted, and run once on a small batch.
+    """Build the class `kind` of the branch's custom_fn.py with `sizes`, after the lint and a smoke test.
 
-    Raises ContractError where the file or class is missing, the lint refuses, or a run gives a wrong shape.
+    Raises:
+        ContractError: The file or class is missing, the lint fails, or a run on a small batch fails.
     """
     package = importlib.import_module(PACKAGE)
     path = Path(package.__path__[0]) / FILE
     if not path.is_file():
         raise ContractError(
-            f"the config asks for a custom {kind}, and the search surface has no {FILE}",
+            f"the config selects a custom {kind}, but the editable modules have no {FILE}",
             location=str(path),
             hint=f"write class {kind}(nn.Module) into {FILE}",
         )
@@ -129,9 +134,9 @@ def custom(kind: str, *sizes: int) -> nn.Module:
 
 
 def _smoke_test(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
-    """One forward and backward pass; ContractError names both shapes."""
+    """Run one forward pass on a small batch; ContractError if it fails, or the shape or gradient is wrong."""
     hidden, links, batch, n = sizes[0], 5, 2, 3
-    dst = torch.tensor([0, 0, 1, 1, 1])  # target 2 hears nobody
+    dst = torch.tensor([0, 0, 1, 1, 1])  # target 2 has no links
     args: tuple[Tensor | int, ...]
     if kind == "MessageFn":
         ends = torch.randn(2, batch, links, hidden, requires_grad=True)
@@ -152,4 +157,6 @@ def _smoke_test(kind: str, module: nn.Module, sizes: tuple[int, ...]) -> None:
     if not torch.isfinite(out).all():
         raise ContractError(f"{kind} returned values that are not finite", location=FILE)
     if not out.requires_grad:
-        raise ContractError(f"{kind} lets no gradient through", location=FILE, hint="stay in differentiable tensors")
+        raise ContractError(
+            f"{kind} does not propagate gradients", location=FILE, hint="stay in differentiable tensors"
+        )

@@ -1,4 +1,4 @@
-"""A checkpoint put to use: predecoder and backend on one detector error model."""
+"""Decoding with a checkpoint: predecoder and inner decoder on one detector error model."""
 
 from __future__ import annotations
 
@@ -20,54 +20,70 @@ from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
-CHUNK = 2048  # shots unpacked, run and decoded at once: bounds memory
+CHUNK = 2048  # shots decoded at once; bounds memory
 OTHER_CHECKPOINT_HINT = "use another round's checkpoint"
 
 
 class CheckpointDecoder:
-    """Detection events in, predicted observables out. `problem`: what is decoded. `unknown`: its edges that the net
-    does not know, which keep their own priors."""
+    """Decodes detection events with a predecoder and the env's inner decoder.
+
+    Attributes:
+        problem: The problem that is decoded.
+        shift: float32 [n_edges], difference of the priors from those of the training problem.
+        n_unknown_edges: Edges that the training problem lacks; they keep their own priors.
+    """
 
     def __init__(
         self, problem: Problem, training_problem: Problem, model: Predecoder, columns: np.ndarray, path: Path
     ) -> None:
         self.problem, self._model, self._path = problem, model, path
-        here, there = (one.variables(model.output_mode).log_odds for one in (problem, training_problem))
+        decoded, trained = (each.variables(model.output_mode).log_odds for each in (problem, training_problem))
         self._known_edges = columns >= 0
         self._columns = columns[self._known_edges]
         self.n_unknown_edges = int((~self._known_edges).sum())
-        self._prior = here.astype(np.float32)
-        self.shift = np.where(self._known_edges, here - there[columns], 0).astype(np.float32)
+        self._prior = decoded.astype(np.float32)
+        self.shift = np.where(self._known_edges, decoded - trained[columns], 0).astype(np.float32)
         self._backend = make_soft_backend(problem, model.output_mode)
 
     @classmethod
     def of(
         cls, env: EnvSpec, path: Path, dem: stim.DetectorErrorModel | None = None, *, allow_other_dem: bool = False
     ) -> CheckpointDecoder:
-        """The checkpoint on `dem`, or on the env's own model at its target p.
+        """Load a checkpoint for a detector error model.
 
-        On another model with the same edges, as another p gives, the net's log-odds move by the difference of the
-        priors. `other`: a model of the same detectors and observables may have other edges, as hardware's has; those
-        that both have are the net's, the rest keep the model's priors. ContractError names both sides of a mismatch.
+        On another model with the same edges (another error rate), the network's log-odds are shifted by the difference
+        of the priors.
+
+        Args:
+            env: The env that the checkpoint was trained on.
+            path: The checkpoint.
+            dem: The model to decode; by default the env's, at its target p.
+            allow_other_dem: Accept a model of the same detectors and observables with other edges (of a device, say).
+                Edges of both models get the network's log-odds, the others keep the model's priors.
+
+        Raises:
+            ContractError: The checkpoint or the model does not match the env.
         """
         training_problem = Problem.from_env(env)
         with _checkpoint_errors(path):
             model, dsl = checkpoint.load(path, training_problem)
-        here = training_problem if dem is None else _with_dem(training_problem, dem)
-        mine, theirs = (one.variables(dsl.output_mode) for one in (training_problem, here))
-        columns = match_edges(theirs, mine)
-        sizes = [(one.n_detectors, one.n_observables) for one in (training_problem, here)]
-        same = not (columns < 0).any() and mine.n_edges == theirs.n_edges
+        problem = training_problem if dem is None else _with_dem(training_problem, dem)
+        trained, decoded = (each.variables(dsl.output_mode) for each in (training_problem, problem))
+        columns = match_edges(decoded, trained)
+        sizes = [(each.n_detectors, each.n_observables) for each in (training_problem, problem)]
+        same = not (columns < 0).any() and trained.n_edges == decoded.n_edges
         if sizes[0] != sizes[1] or not (columns >= 0).any() or not (same or allow_other_dem):
             raise _model_mismatch_error(
-                env, path, training_problem, here, int((columns < 0).sum()), fits=sizes[0] == sizes[1]
+                env, path, training_problem, problem, int((columns < 0).sum()), same_size=sizes[0] == sizes[1]
             )
-        return cls(here, training_problem, model, columns, path)
+        return cls(problem, training_problem, model, columns, path)
 
     def decode(self, detectors: np.ndarray) -> np.ndarray:
-        """uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables].
+        """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables].
 
-        ContractError where the net fails on a shot; UsageError where no error of the model explains one.
+        Raises:
+            ContractError: The network fails, or its outputs are not finite.
+            UsageError: No combination of the model's errors explains a shot.
         """
         predictions = np.zeros((len(detectors), self.problem.n_observables), bool)
         for start in range(0, len(detectors), CHUNK):
@@ -77,7 +93,7 @@ class CheckpointDecoder:
                 output = self._model(events).numpy()
             if not np.isfinite(output).all():
                 raise ContractError(
-                    "the net's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
+                    "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
                 )
             log_odds = np.tile(self._prior, (len(part), 1))
             log_odds[:, self._known_edges] = output[:, self._columns] + self.shift[self._known_edges]
@@ -85,7 +101,7 @@ class CheckpointDecoder:
                 predictions[start : start + CHUNK] = self._backend.decode_soft(part, log_odds)
             except ValueError as error:  # the log-odds are finite and of the right shape
                 raise UsageError(
-                    f"no errors of the model explain one of them ({error})",
+                    f"no errors of the model explain a shot ({error})",
                     location="detection events",
                     hint="decode shots of the circuit that the model describes",
                 ) from error
@@ -94,33 +110,39 @@ class CheckpointDecoder:
 
 @contextmanager
 def _checkpoint_errors(path: Path) -> Iterator[None]:
-    """Whatever a net's code raises is the checkpoint's fault, not autoqec's."""
+    """Report any exception of a network's code as a ContractError of its checkpoint."""
     try:
         yield
     except AutoqecError:
         raise
     except Exception as error:
-        what = f"the net fails ({type(error).__name__}: {str(error)[:200]})"
+        what = f"the network fails ({type(error).__name__}: {str(error)[:200]})"
         raise ContractError(what, location=str(path), hint=OTHER_CHECKPOINT_HINT) from error
 
 
 def _with_dem(problem: Problem, dem: stim.DetectorErrorModel) -> Problem:
-    """The problem under a model that a person brought: it is the model that must be mended, not the env."""
+    """Replace the model; errors name the given model instead of the env."""
     try:
         return problem.with_dem(dem)
     except UsageError as error:
-        hint = "write the model with `stim analyze_errors --decompose_errors`, every probability above 0 and below 1"
+        hint = (
+            "create it with `stim analyze_errors --decompose_errors`; probabilities must lie strictly between 0 and 1"
+        )
         raise UsageError(error.message, location="detector error model", hint=hint) from error
 
 
-def match_edges(here: DecodingGraph, there: DecodingGraph) -> np.ndarray:
-    """int [here.n_edges]: where each edge stands in `there`, by the detectors and observables it flips; -1: nowhere."""
-    place = {key: column for column, key in enumerate(_edge_keys(there))}
-    return np.array([place.get(key, -1) for key in _edge_keys(here)], int)
+def match_edges(graph: DecodingGraph, reference: DecodingGraph) -> np.ndarray:
+    """Find the edges of a graph in another one, by the detectors and observables that they flip.
+
+    Returns:
+        int [graph.n_edges], indices of edges in `reference`; -1 for edges that it lacks.
+    """
+    index = {key: column for column, key in enumerate(_edge_keys(reference))}
+    return np.array([index.get(key, -1) for key in _edge_keys(graph)], int)
 
 
 def _edge_keys(graph: DecodingGraph) -> list[tuple[tuple[int, ...], bytes, int]]:
-    """Detectors and observables of each edge, and which of its equals it is: a model may say one thing twice."""
+    """Return detectors and observables of each edge, and its number among equal ones: a model may repeat an error."""
     if isinstance(graph, MatchingGraph):
         detectors = [tuple(sorted(int(end) for end in ends)) for ends in graph.endpoints]
     else:
@@ -137,24 +159,28 @@ def _edge_keys(graph: DecodingGraph) -> list[tuple[tuple[int, ...], bytes, int]]
 
 
 def _model_mismatch_error(
-    env: EnvSpec, path: Path, training_problem: Problem, here: Problem, n_unknown_edges: int, *, fits: bool
+    env: EnvSpec, path: Path, training_problem: Problem, problem: Problem, n_unknown_edges: int, *, same_size: bool
 ) -> ContractError:
-    def describe(one: Problem) -> str:
-        return f"{one.n_detectors} detectors, {one.n_observables} observables, {one.n_mechanisms} mechanisms"
+    def describe(each: Problem) -> str:
+        return f"{each.n_detectors} detectors, {each.n_observables} observables, {each.n_mechanisms} error mechanisms"
 
-    known = f"; {n_unknown_edges} of its edges are unknown to the net" if fits else ""
+    unknown = f"; {n_unknown_edges} of its edges are unknown to the network" if same_size else ""
     return ContractError(
-        f"this detector error model ({describe(here)}) is not that of env `{env.name}` "
-        f"({describe(training_problem)}){known}",
+        f"the detector error model ({describe(problem)}) is not that of env `{env.name}` "
+        f"({describe(training_problem)}){unknown}",
         location=str(path),
-        hint="`autoqec decode --allow-other-dem` lets a model of the same detectors stand"
-        if fits
+        hint="accept a model of the same detectors with `autoqec decode --allow-other-dem`"
+        if same_size
         else "decode shots of the circuit that the env describes",
     )
 
 
 def read_model(path: Path, env: EnvSpec) -> stim.DetectorErrorModel:
-    """A `.dem` file, or the model of a `.stim` circuit as the env's backend takes it. UsageError on anything else."""
+    """Read a detector error model from a `.dem` file, or compute it from a `.stim` circuit for the env's inner decoder.
+
+    Raises:
+        UsageError: The file cannot be read, or its model does not suit the inner decoder.
+    """
     from autoqec.qec.problem import error_model
     from autoqec.store.files import read_text
 
@@ -163,8 +189,8 @@ def read_model(path: Path, env: EnvSpec) -> stim.DetectorErrorModel:
         model = stim.Circuit(text) if path.suffix == ".stim" else stim.DetectorErrorModel(text)
     except (ValueError, IndexError) as error:
         raise UsageError(
-            f"stim can't read it ({str(error).strip().splitlines()[0]})",
+            f"stim cannot read it ({str(error).strip().splitlines()[0]})",
             location=str(path),
-            hint="stim analyze_errors --in CIRCUIT --out MODEL.dem",
+            hint="create a model with `stim analyze_errors --in CIRCUIT --out MODEL.dem`",
         ) from error
     return error_model(model, env)

@@ -1,4 +1,4 @@
-"""PredecoderDSL -> torch."""
+"""Compilation of a predecoder config to a torch module."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from autoqec.qec.problem import Problem
 
 
 def compile_predecoder(dsl: PredecoderDSL, problem: Problem, *, seed: int) -> Predecoder:
-    """The predecoder of `dsl` on `problem`, its weights drawn from `seed` alone.
+    """Build the predecoder of `dsl` for `problem`, with weights drawn from `seed`.
 
-    The caller's random state is left as it was. Whatever the architecture's module raises comes through.
+    torch's random state is preserved. Exceptions of the architecture's module propagate.
     """
     view = ProblemView.of(problem, dsl.output_mode)
     with torch.random.fork_rng(devices=[]):

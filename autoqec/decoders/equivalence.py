@@ -1,7 +1,7 @@
-"""Whether two configs name one function: asked of the compiled nets, on fixed shots and fixed weights.
+"""Detection of equivalent configs, by comparing the compiled networks on fixed shots and weights.
 
-A knob can be without effect beside others (a residual path past no layer, fine-tuning that is left out). Rules for
-every such pair would be forgotten with the next option; what a net does with its inputs is not.
+A setting can be without effect in combination with others (a residual path around no layer, say). Rules for every such
+pair would need an update with each new option; comparing what the networks compute does not.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
     from autoqec.qec.problem import Problem
 
 PROBE_SHOTS, PROBE_WEIGHT_SCALE, SIGNIFICANT_DIGITS = 16, 0.3, 6
-MAX_PROBE_SIZE = 4_000_000  # width^2 x depth; nets beyond are told apart by their configs alone
+MAX_PROBE_SIZE = 4_000_000  # width^2 x depth; larger networks are compared by config only
 
 
 def find_equivalent(
     dsl: PredecoderDSL, others: Iterable[PredecoderDSL], *, finetunes: bool = True
 ) -> PredecoderDSL | None:
-    """The first of `others` that is the same config, or computes and learns the same; None where none does.
+    """Return the first of `others` that equals `dsl`, or computes and trains the same; None if there is none.
 
-    finetunes: whether the env's backend can be fine-tuned through. Nets are compiled only for configs of one recipe.
+    Args:
+        dsl: The config to look for.
+        others: Known configs. Networks are compiled only for those with the same training settings.
+        finetunes: Whether the env's inner decoder supports fine-tuning.
     """
     training_signature = dsl.training_signature(finetunes=finetunes)
     for other in others:
@@ -44,9 +47,9 @@ def find_equivalent(
 
 
 def fingerprint(dsl: PredecoderDSL) -> str | None:
-    """A hash over what the net of `dsl` computes and how it answers to its weights; training plays no part.
+    """Return a hash of what the network of `dsl` computes and of its gradients, independent of training settings.
 
-    None where it can't be asked: code of a branch's own, or a net too large to be tried in passing.
+    None if it is not available: the network uses code of a branch, or is too large to be run here.
     """
     config = {key: value for key, value in dsl.config().items() if key != "training"}
     return _fingerprint(canonical_json(config))
@@ -67,9 +70,9 @@ def _fingerprint(config: str) -> str | None:
 
 
 def _compute_fingerprint(dsl: PredecoderDSL) -> str:
-    """Outputs in training and in use, and the gradient of each weight that has one.
+    """Hash the outputs in training and eval mode, and the gradient of each weight that has one.
 
-    Weights are drawn by name and shape: those that nothing reads must not shift the stream that fills the others.
+    Weights are drawn by name and shape, so that unused weights do not change the values of the others.
     """
     import torch
 
@@ -105,7 +108,7 @@ def _rounded(values: Tensor) -> str:
 
 @lru_cache(maxsize=1)
 def _probe_problem() -> Problem:
-    """A small surface code: both sectors, coordinates, everything that any family reads."""
+    """Build a small surface code with both sectors and coordinates, so that every architecture can be compiled."""
     from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
     from autoqec.qec.problem import Problem
 

@@ -1,4 +1,4 @@
-"""What one shot costs: parameters and floating-point operations, counted while the net runs."""
+"""Counting parameters and floating-point operations of a predecoder by running it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoqec.decoders.base import Predecoder
 
-ZERO_COST_OPS = {  # moves and makes numbers, computes none
+ZERO_COST_OPS = {  # move or create numbers without arithmetic
     "aten.view", "aten.t", "aten.transpose", "aten.permute", "aten.expand", "aten.slice", "aten.select",
     "aten.unsqueeze", "aten.squeeze", "aten.detach", "aten.clone", "aten.copy_", "aten.cat", "aten.stack",
     "aten.index", "aten.index_select", "aten.gather", "aten.new_zeros", "aten.zeros", "aten.zeros_like",
@@ -29,15 +29,19 @@ ZERO_COST_OPS = {  # moves and makes numbers, computes none
 
 @dataclass(frozen=True)
 class ModelCost:
-    """n_params: every stored element, buffers too. flops_per_syndrome: 2 x MAC + elementwise of a shot, no backend."""
+    """Cost of a predecoder without its inner decoder.
+
+    Attributes:
+        n_params: Stored elements, including buffers.
+        flops_per_syndrome: Two per multiply-add plus one per element of elementwise operations, for one shot.
+    """
 
     n_params: int
     flops_per_syndrome: int
 
 
 class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Matrix work by torch's own formulas; of any other operation, one for every element that it reads or writes,
-    whichever is more."""
+    """Counts matrix operations by torch's formulas, and others by the elements that they read or write."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -47,7 +51,7 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled here, and to keep its compiler away torch would import it, a second and more."""
+        """Return False: nothing is compiled here, and skipping the compiler would import it, which takes seconds."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -55,7 +59,7 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         formula = self._formulas.get(func.overloadpacket)
         if formula is None:
             with self:
-                out = func.decompose(*args, **kwargs)  # in inference mode a linear layer comes here whole
+                out = func.decompose(*args, **kwargs)  # in inference mode a linear layer is one operation
             if out is not NotImplemented:
                 return out
         out = func(*args, **kwargs)
@@ -69,7 +73,7 @@ class _FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _attention(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], *more: Any, **named: Any) -> int:
-    """Shapes [..., tokens, width]: queries with keys, weights with values."""
+    """Count query-key and weight-value products; shapes are [..., tokens, width]."""
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
@@ -82,12 +86,17 @@ def _elements(value: Any) -> int:
 
 
 def count(model: Predecoder, n_detectors: int) -> ModelCost:
-    """Count the dearest of a quiet, a busy and a full shot: a net may do more where more was detected."""
+    """Count the cost of one shot: the maximum over an empty, a dense and a full shot, since cost may depend on events.
+
+    Args:
+        model: The predecoder.
+        n_detectors: Number of detectors.
+    """
     was_training = model.training
     model.eval()
-    busy = (torch.arange(n_detectors) % 3 == 0).float()
+    dense = (torch.arange(n_detectors) % 3 == 0).float()
     try:
-        flops = [_shot_flops(model, shot[None]) for shot in (torch.zeros(n_detectors), busy, torch.ones(n_detectors))]
+        flops = [_shot_flops(model, shot[None]) for shot in (torch.zeros(n_detectors), dense, torch.ones(n_detectors))]
     finally:
         model.train(was_training)
     stored = sum(value.numel() for value in model.state_dict().values())
@@ -103,13 +112,12 @@ def _shot_flops(model: Predecoder, shot: Tensor) -> int:
 
 @contextmanager
 def _decomposed_attention() -> Iterator[None]:
-    """Attention, whole transformer layers and LSTMs as the matrix products they are made of: no formula knows the
-    single operations that torch has for them on a CPU."""
+    """Run attention, transformer layers and LSTMs as separate matrix products: fused operations have no formula."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-            warnings.filterwarnings("ignore", message="TF32", category=UserWarning)  # of a GPU that is not asked for
+            warnings.filterwarnings("ignore", message="TF32", category=UserWarning)  # about a GPU that is not used
             with torch.backends.mkldnn.flags(enabled=False):
                 yield
     finally:

@@ -1,4 +1,4 @@
-"""Which tree `autoqec.decoders.modules` is: the package's own, or a branch's, overlaid once a process."""
+"""Overlay of a branch's editable modules over the package `autoqec.decoders.modules`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ PACKAGE = "autoqec.decoders.modules"
 
 
 def use_modules_dir(modules_dir: Path | str | None) -> None:
-    """Make `modules_dir` the search surface of this process; None keeps the package's own.
+    """Import `autoqec.decoders.modules` from `modules_dir` in this process; None keeps the package's own.
 
-    Call it once, before anything is built: a module that was already imported could not be replaced safely.
+    Call it once, before any predecoder is built: a module that is already imported cannot be replaced safely.
+
+    Raises:
+        RuntimeError: Modules of another directory are already imported.
+        ContractError: The directory has no __init__.py.
     """
     if modules_dir is None:
         return
@@ -31,7 +35,7 @@ def use_modules_dir(modules_dir: Path | str | None) -> None:
     )
     if spec is None or spec.loader is None or not (directory / "__init__.py").is_file():
         raise ContractError(
-            "the search surface has no __init__.py", location=str(directory), hint="check out the branch"
+            "the editable modules have no __init__.py", location=str(directory), hint="check out the branch"
         )
     package = importlib.util.module_from_spec(spec)
     sys.modules[PACKAGE] = package
@@ -39,11 +43,11 @@ def use_modules_dir(modules_dir: Path | str | None) -> None:
 
 
 def current_modules_dir() -> Path | None:
-    """The tree that this process builds from; None before the first build."""
+    """Return the directory that this process builds from; None before the first build."""
     loaded = sys.modules.get(PACKAGE)
     return None if loaded is None else Path(loaded.__path__[0])
 
 
 def architecture_module(family: str) -> ModuleType:
-    """The module that builds `family`; ImportError where the surface has none."""
+    """Return the module that builds `family`; ImportError if there is none."""
     return importlib.import_module(f"{PACKAGE}.{family}")

@@ -1,4 +1,7 @@
-"""Classical decoders behind one protocol. Built once; reweighted, never rebuilt from a DEM per shot."""
+"""Inner decoders by name, behind one protocol: matching, correlated matching, belief propagation, external decoders.
+
+An inner decoder is built once per problem; per-shot priors reweight it without rebuilding it.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +19,42 @@ from autoqec.qec.decoder_trust import external_decoder
 from autoqec.qec.external_decoders import ExternalDecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack, unpack
-from autoqec.qec.weighted_mwpm import WeightedMatcher
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching
 
 
 class Backend(Protocol):
-    """decode: packed detection events uint8 [n, ceil(n_detectors / 8)] -> bool [n, n_observables]."""
+    """A decoder with fixed priors."""
 
     name: str
 
-    def decode(self, detection_events: np.ndarray) -> np.ndarray: ...
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables]."""
+        ...
 
 
 class SoftBackend(Backend, Protocol):
-    """decode_soft: also log-odds float32 [n, n_edges], each shot decoded exactly under its own."""
+    """A decoder that also takes priors of its own for every shot."""
 
-    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray: ...
+    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """Decode each shot under its own priors.
+
+        Args:
+            detection_events: uint8 [n, ceil(n_detectors / 8)], bit-packed.
+            log_odds: float32 [n, n_edges], log(p / (1 - p)) of each variable.
+
+        Returns:
+            bool [n, n_observables].
+
+        Raises:
+            ValueError: Wrong shape, a value that is not finite, or a syndrome that no errors explain.
+        """
+        ...
 
 
 class Mwpm:
-    """Minimum-weight perfect matching on the components that hold an observable (PyMatching).
+    """Minimum-weight perfect matching on the components in which an edge flips an observable.
 
-    https://github.com/oscarhiggott/PyMatching
+    PyMatching (https://github.com/oscarhiggott/PyMatching) under the priors, `WeightedMatching` under per-shot weights.
     """
 
     name = "mwpm"
@@ -48,11 +66,11 @@ class Mwpm:
         inside = np.zeros((1, problem.n_detectors), np.uint8)
         inside[0, graph.in_sector] = 1
         self._in_sector_mask = np.packbits(inside, axis=1, bitorder="little")
-        self._matcher = WeightedMatcher(graph.check_matrix)
+        self._weighted = WeightedMatching(graph.check_matrix, max_weight=MAX_LOG_ODDS)
         self._packed_matching = self._build_packed_matching(problem)
 
     def _build_packed_matching(self, problem: Problem) -> pymatching.Matching:
-        """The same graph over all detector ids, so that packed shots need no repacking."""
+        """Return the same graph over all detector ids, so that bit-packed shots need no repacking."""
         matching = pymatching.Matching()
         for (u, v), weight, flips in zip(
             self._graph.endpoints, -self._graph.log_odds, self._graph.observables, strict=True
@@ -66,22 +84,20 @@ class Mwpm:
         return matching
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        """See `Backend.decode`."""
         in_sector = detection_events & self._in_sector_mask
-        columns = -(-self._packed_matching.num_detectors // 8)  # detectors beyond the last edge have no bit to give
+        columns = -(-self._packed_matching.num_detectors // 8)  # without detectors beyond the last edge
         return self._packed_matching.decode_batch(
             np.ascontiguousarray(in_sector[:, :columns]), bit_packed_shots=True
         ).astype(bool)
 
     def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """Each shot exactly, under weights -log_odds clipped to +-MAX_LOG_ODDS nats.
-
-        Raises ValueError on a wrong shape or a value that is not finite.
-        """
+        """See `SoftBackend.decode_soft`; weights are -log_odds, clipped to +-MAX_LOG_ODDS nats."""
         graph = self._graph
         if log_odds.shape != (len(detection_events), graph.n_edges):
             raise ValueError(f"log-odds have shape {log_odds.shape}, expected {(len(detection_events), graph.n_edges)}")
-        selected = self._matcher.solve(unpack(detection_events, self._n_detectors)[:, graph.in_sector], log_odds)
-        return (selected @ graph.observables & 1).astype(bool)
+        edges = self._weighted.decode_batch(unpack(detection_events, self._n_detectors)[:, graph.in_sector], -log_odds)
+        return (edges @ graph.observables & 1).astype(bool)
 
 
 class CorrelatedMwpm:
@@ -93,6 +109,7 @@ class CorrelatedMwpm:
         self._matching = pymatching.Matching.from_detector_error_model(problem.dem, enable_correlations=True)
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        """See `Backend.decode`."""
         predictions = self._matching.decode_batch(detection_events, bit_packed_shots=True, enable_correlations=True)
         return predictions.astype(bool)
 
@@ -100,7 +117,7 @@ class CorrelatedMwpm:
 def _bp_factory(
     post_processing: PostProcessing, name: str, order: int | None = None, joint: bool = False
 ) -> Callable[[Problem], Backend]:
-    """The env's own BP settings, but for a fixed order where the name gives one."""
+    """Return a factory with the env's BP settings; `order` replaces theirs if given."""
 
     def build(problem: Problem) -> Backend:
         settings = problem.env.bp if order is None else problem.env.bp.model_copy(update={"order": order})
@@ -121,21 +138,25 @@ BACKENDS: dict[str, Callable[[Problem], Backend]] = {
 
 
 def make_backend(name: str, problem: Problem) -> Backend:
-    """A backend by its name in an env; UsageError lists the known ones."""
+    """Build a decoder by its name in an env (`backend` or `baselines`).
+
+    Raises:
+        UsageError: The name is unknown, or the decoder does not take this problem.
+    """
     if (spec := external_decoder(name)) is not None:
         return ExternalDecoder(problem, name, spec)
     if name not in BACKENDS:
         raise UsageError(
-            f"unknown backend {name!r}", location="env field `backend`", hint=f"choose one of {', '.join(BACKENDS)}"
+            f"unknown decoder {name!r}", location="env field `backend`", hint=f"choose one of {', '.join(BACKENDS)}"
         )
     return BACKENDS[name](problem)
 
 
 class HardFlipBackend:
-    """A backend behind applied corrections: mechanisms with log-odds above 0 are taken as having happened.
+    """An inner decoder applied after a correction: error mechanisms with log-odds above 0 are assumed to have occurred.
 
-    Their detectors are cleaned from the syndrome and their observables added to the backend's answer: the
-    correction moves the logical frame, and to clean without tracking that would be wrong.
+    Their detectors are toggled in the syndrome, and their observables are added to the prediction of the inner decoder,
+    because the correction changes the logical frame.
     """
 
     def __init__(self, problem: Problem, backend: Backend) -> None:
@@ -146,10 +167,11 @@ class HardFlipBackend:
         self._mechanism_to_observables = problem.L.T.astype(np.int32).tocsr()
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        """See `Backend.decode`; no correction is applied."""
         return self._backend.decode(detection_events)
 
     def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """log_odds: [n, n_faults]. Raises ValueError on a wrong shape or a value that is not finite."""
+        """See `SoftBackend.decode_soft`; log_odds: [n, n_mechanisms]."""
         expected = (len(detection_events), self._mechanism_to_detectors.shape[0])
         if log_odds.shape != expected:
             raise ValueError(f"log-odds have shape {log_odds.shape}, expected {expected}")
@@ -159,7 +181,15 @@ class HardFlipBackend:
         return self._backend.decode(cleaned) ^ frame
 
     def apply(self, detection_events: np.ndarray, flips: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cleaned syndrome (packed) and the observables' frame, bool [n, n_observables]; flips: bool [n, n_faults]."""
+        """Apply corrections to syndromes.
+
+        Args:
+            detection_events: uint8 [n, ceil(n_detectors / 8)], bit-packed.
+            flips: bool [n, n_mechanisms], the error mechanisms that are assumed to have occurred.
+
+        Returns:
+            The corrected syndromes, bit-packed, and the logical frame, bool [n, n_observables].
+        """
         selected = sp.csr_matrix(flips.astype(np.int32))
         events = ((selected @ self._mechanism_to_detectors).toarray() & 1).astype(np.uint8)
         frame = ((selected @ self._mechanism_to_observables).toarray() & 1).astype(bool)
@@ -167,6 +197,6 @@ class HardFlipBackend:
 
 
 def make_soft_backend(problem: Problem, output_mode: OutputMode = "soft_priors") -> SoftBackend:
-    """The env's backend as a predecoder of this output mode drives it; its outputs go to `decode_soft`."""
+    """Build the env's inner decoder for a predecoder of this output mode; its outputs go to `decode_soft`."""
     backend = make_backend(problem.env.backend, problem)
     return HardFlipBackend(problem, backend) if output_mode == "hard_flip" else cast(SoftBackend, backend)

@@ -1,7 +1,7 @@
-"""Bivariate bicycle codes: checks, logicals, and a circuit-level memory experiment of our own.
+"""Bivariate bicycle codes: check matrices, logical operators, and a circuit-level memory experiment.
 
 Codes and the order of CNOTs: Bravyi, Cross, Gambetta, Maslov, Rall, Yoder, Nature 627, 778 (2024).
-Qubits: left data, right data, X ancillas, Z ancillas, width*height of each.
+Qubits: left data, right data, X ancillas, Z ancillas; width * height of each.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from functools import lru_cache
 import numpy as np
 import stim
 
-Term = tuple[int, int]  # x^i y^j
+Term = tuple[int, int]  # (i, j) of x^i y^j
 
-# The neighbour each check meets in each of the seven CNOT layers: 0-2 on the left block, 3-5 on the right.
+# The neighbour of each check in each of the seven CNOT layers: 0-2 in the left block, 3-5 in the right.
 X_ORDER: tuple[int | None, ...] = (None, 1, 4, 3, 5, 0, 2)
 Z_ORDER: tuple[int | None, ...] = (3, 5, 0, 1, 2, 4, None)
 
 
 def shift(width: int, height: int, term: Term) -> np.ndarray:
-    """The permutation matrix of x^i y^j, uint8 [width*height, width*height]."""
+    """Return the permutation matrix of x^i y^j, uint8 [width * height, width * height]."""
     x = np.roll(np.eye(width, dtype=np.uint8), term[0], axis=1)
     y = np.roll(np.eye(height, dtype=np.uint8), term[1], axis=1)
     return np.kron(x, y)
@@ -28,33 +28,33 @@ def shift(width: int, height: int, term: Term) -> np.ndarray:
 
 @lru_cache(maxsize=4)
 def checks(width: int, height: int, a: tuple[Term, ...], b: tuple[Term, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Hx = [A | B] and Hz = [B^T | A^T], uint8 [width*height, 2*width*height]."""
+    """Return Hx = [A | B] and Hz = [B^T | A^T], uint8 [width * height, 2 * width * height]."""
     A = np.bitwise_xor.reduce([shift(width, height, term) for term in a])
     B = np.bitwise_xor.reduce([shift(width, height, term) for term in b])
     return np.hstack([A, B]), np.hstack([B.T, A.T])
 
 
 def row_reduce(matrix: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Reduced row echelon form over GF(2), zero rows dropped, and the pivot columns."""
+    """Return the reduced row echelon form over GF(2), without zero rows, and the pivot columns."""
     work = matrix.astype(np.uint8) & 1
     pivots: list[int] = []
     row = 0
     for column in range(work.shape[1]):
         if row == len(work):
             break
-        found = np.nonzero(work[row:, column])[0]
-        if len(found) == 0:
+        candidates = np.nonzero(work[row:, column])[0]
+        if len(candidates) == 0:
             continue
-        work[[row, row + found[0]]] = work[[row + found[0], row]]
-        out_of_sector_checks = np.nonzero(work[:, column])[0]
-        work[out_of_sector_checks[out_of_sector_checks != row]] ^= work[row]
+        work[[row, row + candidates[0]]] = work[[row + candidates[0], row]]
+        rows = np.nonzero(work[:, column])[0]
+        work[rows[rows != row]] ^= work[row]
         pivots.append(column)
         row += 1
     return work[:row], pivots
 
 
 def kernel(matrix: np.ndarray) -> np.ndarray:
-    """A basis of {v : matrix v = 0} over GF(2), one vector a row."""
+    """Return a basis of {v : matrix v = 0} over GF(2), one vector per row."""
     reduced, pivots = row_reduce(matrix)
     free = [column for column in range(matrix.shape[1]) if column not in set(pivots)]
     basis = np.zeros((len(free), matrix.shape[1]), np.uint8)
@@ -65,7 +65,7 @@ def kernel(matrix: np.ndarray) -> np.ndarray:
 
 
 def logicals(commuting: np.ndarray, stabilizers: np.ndarray) -> np.ndarray:
-    """Vectors of ker(commuting) independent of the rows of `stabilizers`: one a logical qubit."""
+    """Return vectors of ker(commuting) independent of the rows of `stabilizers`, one per logical qubit."""
     chosen: list[np.ndarray] = []
     base, _ = row_reduce(stabilizers)
     rank = len(base)
@@ -80,71 +80,82 @@ def logicals(commuting: np.ndarray, stabilizers: np.ndarray) -> np.ndarray:
 def memory_circuit(
     width: int, height: int, a: Sequence[Term], b: Sequence[Term], rounds: int, p: float, basis: str = "z"
 ) -> stim.Circuit:
-    """`rounds` rounds of syndrome extraction in the Z (or X) basis, then all data measured.
+    """Build a memory experiment: `rounds` rounds of syndrome extraction, then a measurement of all data qubits.
 
-    Noise p: two-qubit depolarizing after every CNOT, depolarizing on idling qubits in every layer,
-    a flip after every preparation and before every measurement. Detectors of both sectors; one observable
-    a logical qubit.
+    Noise of strength p: two-qubit depolarizing noise after every CNOT, depolarizing noise on idle qubits in every
+    layer, a flip after every preparation and before every measurement.
+
+    Args:
+        width: Order of x.
+        height: Order of y.
+        a: Terms of the polynomial A.
+        b: Terms of the polynomial B.
+        rounds: Rounds of syndrome extraction.
+        p: Physical error rate.
+        basis: `z` or `x`, of preparation and final measurement.
+
+    Returns:
+        A circuit with the detectors of both sectors, and one observable per logical qubit.
     """
     n = width * height
-    left, right = range(n), range(n, 2 * n)
-    x_anc, z_anc = range(2 * n, 3 * n), range(3 * n, 4 * n)
-    data = [*left, *right]
+    data = range(2 * n)
     hx, hz = checks(width, height, tuple(a), tuple(b))
-    steps = cnot_layers(width, height, a, b)
-
-    def layer(circuit: stim.Circuit, pairs: list[int]) -> None:
-        circuit.append("CX", pairs)
-        circuit.append("DEPOLARIZE2", pairs, p)
-        busy = set(pairs)
-        idle = [q for q in [*data, *x_anc, *z_anc] if q not in busy]
-        if idle:
-            circuit.append("DEPOLARIZE1", idle, p)
-        circuit.append("TICK")
-
-    def extraction(first: bool) -> stim.Circuit:
-        circuit = stim.Circuit()
-        circuit.append("R", [*x_anc, *z_anc])
-        circuit.append("X_ERROR", [*x_anc, *z_anc], p)
-        circuit.append("H", x_anc)
-        circuit.append("TICK")
-        for pairs in steps:
-            layer(circuit, pairs)
-        circuit.append("H", x_anc)
-        circuit.append("X_ERROR", [*x_anc, *z_anc], p)
-        circuit.append("M", [*x_anc, *z_anc])
-        circuit.append("DEPOLARIZE1", data, p)
-        circuit.append("SHIFT_COORDS", [], (0, 0, 1))
-        for kind in range(2):  # X checks, then Z checks
-            if first and kind == (0 if basis == "z" else 1):
-                continue  # random in the first round
-            for check in range(n):
-                now = -2 * n + kind * n + check
-                records = [stim.target_rec(now)] + ([] if first else [stim.target_rec(now - 2 * n)])
-                circuit.append("DETECTOR", records, (check // height, check % height, 0, kind))
-        circuit.append("TICK")
-        return circuit
-
+    layers = cnot_layers(width, height, a, b)
     circuit = stim.Circuit()
     circuit.append("R" if basis == "z" else "RX", data)
     circuit.append("X_ERROR" if basis == "z" else "Z_ERROR", data, p)
-    circuit += extraction(first=True)
+    circuit += _extraction(layers, height, n, p, basis, first=True)
     if rounds > 1:
-        circuit += extraction(first=False) * (rounds - 1)
+        circuit += _extraction(layers, height, n, p, basis, first=False) * (rounds - 1)
     circuit.append("X_ERROR" if basis == "z" else "Z_ERROR", data, p)
     circuit.append("M" if basis == "z" else "MX", data)
-    in_sector_checks, out_of_sector_checks, kind = (hz, hx, 1) if basis == "z" else (hx, hz, 0)
+    basis_checks, other_checks, kind = (hz, hx, 1) if basis == "z" else (hx, hz, 0)
     for check in range(n):
-        records = [stim.target_rec(int(q) - 2 * n) for q in np.nonzero(in_sector_checks[check])[0]]
+        records = [stim.target_rec(int(q) - 2 * n) for q in np.nonzero(basis_checks[check])[0]]
         records.append(stim.target_rec(-4 * n + kind * n + check))
         circuit.append("DETECTOR", records, (check // height, check % height, 1, kind))
-    for index, logical in enumerate(logicals(out_of_sector_checks, in_sector_checks)):
+    for index, logical in enumerate(logicals(other_checks, basis_checks)):
         circuit.append("OBSERVABLE_INCLUDE", [stim.target_rec(int(q) - 2 * n) for q in np.nonzero(logical)[0]], index)
     return circuit
 
 
+def _extraction(layers: list[list[int]], height: int, n: int, p: float, basis: str, *, first: bool) -> stim.Circuit:
+    """Build one round of syndrome extraction with its detectors; in the first round, those of `basis` alone."""
+    data, x_ancillas, ancillas = range(2 * n), range(2 * n, 3 * n), range(2 * n, 4 * n)
+    circuit = stim.Circuit()
+    circuit.append("R", ancillas)
+    circuit.append("X_ERROR", ancillas, p)
+    circuit.append("H", x_ancillas)
+    circuit.append("TICK")
+    for pairs in layers:
+        circuit.append("CX", pairs)
+        circuit.append("DEPOLARIZE2", pairs, p)
+        busy = set(pairs)
+        idle = [qubit for qubit in range(4 * n) if qubit not in busy]
+        if idle:
+            circuit.append("DEPOLARIZE1", idle, p)
+        circuit.append("TICK")
+    circuit.append("H", x_ancillas)
+    circuit.append("X_ERROR", ancillas, p)
+    circuit.append("M", ancillas)
+    circuit.append("DEPOLARIZE1", data, p)
+    circuit.append("SHIFT_COORDS", [], (0, 0, 1))
+    for kind in range(2):  # X checks, then Z checks
+        if first and kind == (0 if basis == "z" else 1):
+            continue  # random in the first round
+        for check in range(n):
+            latest = -2 * n + kind * n + check
+            records = [stim.target_rec(latest)] + ([] if first else [stim.target_rec(latest - 2 * n)])
+            circuit.append("DETECTOR", records, (check // height, check % height, 0, kind))
+    circuit.append("TICK")
+    return circuit
+
+
 def cnot_layers(width: int, height: int, a: Sequence[Term], b: Sequence[Term]) -> list[list[int]]:
-    """Seven layers of (control, target) pairs: X ancilla -> data, data -> Z ancilla; each qubit at most once."""
+    """Return seven layers of CNOTs as flat (control, target) lists: X ancilla -> data, data -> Z ancilla.
+
+    Each qubit occurs at most once per layer.
+    """
     n = width * height
 
     def neighbor_qubit(kind: str, neighbour: int, check: int) -> int:

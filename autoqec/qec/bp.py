@@ -1,6 +1,7 @@
-"""Belief propagation with a second stage, on every mechanism of the DEM (ldpc).
+"""Belief propagation with OSD or LSD post-processing on the error mechanisms of the DEM.
 
-https://github.com/quantumgizmos/ldpc. All detectors are decoded together, or those of one sector (`bp.sector`).
+Uses ldpc (https://github.com/quantumgizmos/ldpc). All detectors are decoded together, or those of one sector
+(`bp.sector`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
 PostProcessing = Literal["bposd", "bplsd"]
-MIN_CHANNEL_PROB = 1e-9  # ldpc wants channel probabilities strictly inside (0, 1)
+MIN_CHANNEL_PROB = 1e-9  # ldpc requires channel probabilities strictly inside (0, 1)
 # ldpc 2.4.1 writes `lsd_order` bytes into a buffer of one byte per redundant column of a cluster, and a cluster may
 # have a single one (https://github.com/quantumgizmos/ldpc/issues/105). The smallest block of malloc holds 24 bytes.
 MAX_LSD_ORDER = 24
@@ -25,9 +26,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class BpDecoder:
-    """One decoder object; per-shot priors enter as new channel probabilities, nothing is rebuilt.
+    """Belief propagation with post-processing; per-shot priors are set as channel probabilities without rebuilding.
 
-    joint: all detectors and mechanisms, whatever sector the env's backend decodes.
+    Args:
+        problem: The decoding problem.
+        post_processing: `bposd` or `bplsd`.
+        settings: Settings of the env.
+        name: Name in reports.
+        joint: Decode all detectors and error mechanisms, even if the env restricts decoding to one sector.
     """
 
     def __init__(
@@ -42,12 +48,14 @@ class BpDecoder:
         self._decoder = make_ldpc(graph, post_processing, settings)
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables]."""
         return self._decode(detection_events, None)
 
     def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """Each shot under channel probabilities sigmoid(log_odds[shot]), float32 [n, n_edges].
+        """Decode each shot under channel probabilities sigmoid(log_odds), log_odds: float32 [n, n_edges].
 
-        Raises ValueError on a wrong shape or a value that is not finite.
+        Raises:
+            ValueError: Wrong shape, or a value that is not finite.
         """
         if log_odds.shape != (len(detection_events), len(self._prior)):
             raise ValueError(
@@ -73,7 +81,7 @@ class BpDecoder:
 
 
 def make_ldpc(graph: TannerGraph, post_processing: PostProcessing, settings: BpSettings) -> Any:
-    """The ldpc object of one stage: OSD-0 or OSD-CS of the given order, or LSD-CS."""
+    """Build the decoder of ldpc: OSD-0 or LSD-0 for order 0, else OSD-CS or LSD-CS."""
     from ldpc.bplsd_decoder import BpLsdDecoder
     from ldpc.bposd_decoder import BpOsdDecoder
 
@@ -96,7 +104,7 @@ def safe_order(check_matrix: sp.csc_matrix, post_processing: PostProcessing, ord
 
     Args:
         check_matrix: uint8 [n_checks, n_columns].
-        stage: The second stage, OSD or LSD.
+        post_processing: The second stage, OSD or LSD.
         order: The order that the env asks for.
 
     Returns:

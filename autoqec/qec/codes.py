@@ -1,4 +1,4 @@
-"""From an env to a circuit (or a detector error model) with detectors, observables and noise."""
+"""Circuits (or detector error models) of an env, with detectors, observables and noise."""
 
 from __future__ import annotations
 
@@ -24,15 +24,20 @@ Source: TypeAlias = stim.Circuit | stim.DetectorErrorModel
 
 
 def build_source(env: EnvSpec, p: float | None) -> Source:
-    """The experiment of `env` at physical error rate `p` (None: the file's own noise); a DEM for kind `dem_file`.
+    """Build the circuit of an env, or read the detector error model of an env of kind `dem_file`.
 
-    Raises UsageError where stim can't read or build it, or where nothing can be decoded in it.
+    Args:
+        env: The env.
+        p: Physical error rate; None for the noise of the env's file.
+
+    Raises:
+        UsageError: stim cannot read or build the circuit, or it has no detectors or no observables.
     """
     try:
         source = _build(env, p)
     except (ValueError, IndexError) as error:
         raise UsageError(
-            f"stim can't build this circuit ({str(error).strip().splitlines()[0]})",
+            f"stim cannot build this circuit ({str(error).strip().splitlines()[0]})",
             location=f"env `{env.name}`, field `code`",
             hint="check the file with `stim analyze_errors --in FILE`"
             if isinstance(env.code, FILE_CODES)
@@ -56,7 +61,7 @@ def _build(env: EnvSpec, p: float | None) -> Source:
         return stim.DetectorErrorModel(code.text)
     if isinstance(code, StimFileCode):
         return stim.Circuit(code.text)
-    assert p is not None  # only those two kinds bring their own noise
+    assert p is not None  # only these two kinds have their own noise
     if isinstance(code, BicycleCode):
         circuit = bicycle.memory_circuit(code.width, code.height, code.a, code.b, code.rounds, p, code.basis)
     elif isinstance(code, CssFileCode):
@@ -75,7 +80,7 @@ def _build(env: EnvSpec, p: float | None) -> Source:
 
 
 def biased(circuit: stim.Circuit, eta: float) -> stim.Circuit:
-    """Every depolarizing channel replaced by one of the same strength that favours phase flips by eta."""
+    """Replace every depolarizing channel by a Z-biased Pauli channel of the same strength; eta is the bias."""
     out = stim.Circuit()
     for instruction in circuit:
         if isinstance(instruction, stim.CircuitRepeatBlock):
@@ -87,7 +92,7 @@ def biased(circuit: stim.Circuit, eta: float) -> stim.Circuit:
         elif instruction.name == "DEPOLARIZE2":
             (p,) = instruction.gate_args_copy()
             phases, rest = p * eta / (eta + 1) / 3, p / (eta + 1) / 12
-            # stim's order is IX IY IZ XI ... ZZ: entries 3, 12 and 15, counted from 1, are phases alone.
+            # stim's order is IX IY IZ XI ... ZZ: entries 3, 12 and 15, counted from 1, are the pure phase errors.
             out.append(
                 "PAULI_CHANNEL_2",
                 instruction.targets_copy(),
@@ -99,37 +104,33 @@ def biased(circuit: stim.Circuit, eta: float) -> stim.Circuit:
 
 
 def css_circuit(code: CssFileCode, p: float) -> stim.Circuit:
-    """Data qubits start in the basis' eigenstate, suffer DEPOLARIZE1(p), and every check is read without noise."""
+    """Build a code-capacity experiment: DEPOLARIZE1(p) on the data qubits between noiseless check measurements."""
     matrices = css_matrices(code.text or "", code.path)
     hx, hz = matrices["hx"], matrices["hz"]
-    in_sector_checks, kind = (hz, "Z") if code.basis == "z" else (hx, "X")
-    out_of_sector_checks = hx if code.basis == "z" else hz
+    basis_checks, kind = (hz, "Z") if code.basis == "z" else (hx, "X")
+    other_checks = hx if code.basis == "z" else hz
     logical = matrices.get("lz" if code.basis == "z" else "lx")
     if logical is None:
-        logical = bicycle.logicals(out_of_sector_checks, in_sector_checks)
-    if (out_of_sector_checks @ logical.T % 2).any() or len(logical) == 0:
+        logical = bicycle.logicals(other_checks, basis_checks)
+    if (other_checks @ logical.T % 2).any() or len(logical) == 0:
         raise UsageError(
-            "a logical does not commute with the checks, or there is none",
+            "a logical operator does not commute with the checks, or there is none",
             location=code.path,
             hint=f"correct {code.path}",
         )
-    qubits = range(in_sector_checks.shape[1])
+    qubits = range(basis_checks.shape[1])
     circuit = stim.Circuit()
     circuit.append("R" if kind == "Z" else "RX", qubits)
     cross = "X" if kind == "Z" else "Z"
-    _measure(
-        circuit, out_of_sector_checks, cross
-    )  # projects into the code space: the other sector's first values are random
+    _measure(circuit, other_checks, cross)  # projects into the code space: the other sector's first values are random
     circuit.append("DEPOLARIZE1", qubits, p)
-    _measure(circuit, out_of_sector_checks, cross)
-    for row in range(len(out_of_sector_checks)):
-        last = -len(out_of_sector_checks) + row
-        circuit.append(
-            "DETECTOR", [stim.target_rec(last), stim.target_rec(last - len(out_of_sector_checks))], (row, 0, 0)
-        )
+    _measure(circuit, other_checks, cross)
+    for row in range(len(other_checks)):
+        last = -len(other_checks) + row
+        circuit.append("DETECTOR", [stim.target_rec(last), stim.target_rec(last - len(other_checks))], (row, 0, 0))
     circuit.append("M" if kind == "Z" else "MX", qubits)
     n = len(qubits)
-    for row, check in enumerate(in_sector_checks):
+    for row, check in enumerate(basis_checks):
         circuit.append("DETECTOR", [stim.target_rec(int(q) - n) for q in np.nonzero(check)[0]], (row, 1, 0))
     for index, row_bits in enumerate(logical):
         circuit.append("OBSERVABLE_INCLUDE", [stim.target_rec(int(q) - n) for q in np.nonzero(row_bits)[0]], index)
@@ -137,7 +138,7 @@ def css_circuit(code: CssFileCode, p: float) -> stim.Circuit:
 
 
 def _measure(circuit: stim.Circuit, checks: np.ndarray, pauli: str) -> None:
-    """One noiseless product measurement a row."""
+    """Append one noiseless product measurement per row of `checks`."""
     for check in checks:
         targets: list[stim.GateTarget] = []
         for qubit in np.nonzero(check)[0]:
@@ -146,10 +147,16 @@ def _measure(circuit: stim.Circuit, checks: np.ndarray, pauli: str) -> None:
 
 
 def css_matrices(text: str, location: str) -> dict[str, np.ndarray]:
-    """hx, hz and, where given, lx, lz: uint8 [rows, n_qubits]. UsageError naming the matrix that is wrong."""
+    """Read hx, hz and optionally lx, lz, uint8 [rows, n_qubits], from the text of a CSS file.
+
+    Raises:
+        UsageError: A matrix is missing or malformed, or the checks do not commute.
+    """
     data = load_yaml(text, location=location)
     if not isinstance(data, dict) or not {"hx", "hz"} <= set(data) <= {"hx", "hz", "lx", "lz"}:
-        raise UsageError("needs the keys hx and hz, and may have lx and lz", location=location, hint=f"edit {location}")
+        raise UsageError(
+            "expected the keys hx and hz, and optionally lx and lz", location=location, hint=f"edit {location}"
+        )
     matrices: dict[str, np.ndarray] = {}
     for name, rows in data.items():
         rows = rows if isinstance(rows, list) else []

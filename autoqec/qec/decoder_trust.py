@@ -1,4 +1,4 @@
-"""Which external decoders an env may name: those of installed packages, and those trusted on the command line.
+"""Trust in external decoders: those that installed packages register, and those named on the command line.
 
 An env file is data and may come from others, so it cannot choose code by itself. A baseline
 `sinter:MODULE:FUNCTION:DECODER` is loaded only where an installed package registers `MODULE:FUNCTION` under the
@@ -24,10 +24,15 @@ FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
 
 @dataclass(frozen=True)
 class ExternalDecoderSpec:
-    """Where a decoder is listed: `module.function()` returns `sinter.Decoder` objects by name.
+    """An external decoder: `module.function()` returns `sinter.Decoder` objects by name.
 
-    hint: how to install it. split: whether the decoder takes error mechanisms that are split by `^`. known: named by
-    autoqec itself, so that an env does not choose the code.
+    Attributes:
+        module: Module of the function.
+        function: Name of the function.
+        decoder: Key of the decoder in the function's result.
+        hint: How to install it.
+        split: Whether the decoder accepts error mechanisms that are decomposed with `^`.
+        known: Whether autoqec itself names the code, so that the env does not choose it.
     """
 
     module: str
@@ -39,7 +44,7 @@ class ExternalDecoderSpec:
 
     @property
     def source(self) -> str:
-        """`MODULE:FUNCTION`, as in an entry point and in `--trust-decoder`."""
+        """Return `MODULE:FUNCTION`, as in an entry point and in `--trust-decoder`."""
         return f"{self.module}:{self.function}"
 
 
@@ -67,7 +72,7 @@ class _Trust:
     registered: bool = True
 
 
-_trust = _Trust()  # of this process; set once by the command line
+_trust = _Trust()  # of this process; set by the command line
 
 
 def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) -> None:
@@ -89,7 +94,7 @@ def trust_decoders(functions: Iterable[str] = (), *, registered: bool = True) ->
 
 
 def external_decoder(name: str) -> ExternalDecoderSpec | None:
-    """Return the external decoder that a baseline names, None for a decoder of autoqec's own."""
+    """Return the external decoder that a baseline names; None for a built-in decoder."""
     if match := SINTER_DECODER.fullmatch(name):
         hint = f"pip install the package that provides {match['module']}, or remove the baseline"
         return ExternalDecoderSpec(match["module"], match["function"], match["decoder"], hint)
@@ -104,11 +109,11 @@ def locate(name: str, spec: ExternalDecoderSpec, *, location: str) -> ModuleSpec
     """
     if not spec.known and spec.source not in _trust.functions:
         if not _trust.registered:
-            what = f"decoder {name!r} is named by an env of others, and is not trusted"
-            raise UsageError(what, location=location, hint=f"--trust-decoder {spec.source}, if you know the package")
+            what = f"decoder {name!r} is named by an env from an archive and is not trusted"
+            raise UsageError(what, location=location, hint=f"if you know the package: --trust-decoder {spec.source}")
         if spec.source not in registered_functions():
             what = f"decoder {name!r} is neither registered by an installed package nor trusted"
-            hint = f"--trust-decoder {spec.source}, if you know the package, or remove the baseline"
+            hint = f"remove the baseline or, if you know the package: --trust-decoder {spec.source}"
             raise UsageError(what, location=location, hint=hint)
     found = PathFinder.find_spec(spec.module.partition(".")[0], _import_path())
     if found is None or found.origin is None:
@@ -128,6 +133,6 @@ def registered_functions() -> frozenset[str]:
 
 
 def _import_path() -> list[str]:
-    """`sys.path` without the current directory, which `python -m` puts there: its files may come from others."""
-    here = os.path.realpath(os.curdir)
-    return [entry for entry in sys.path if entry and os.path.realpath(entry) != here]
+    """Return `sys.path` without the current directory, which `python -m` adds: its files may be untrusted."""
+    current = os.path.realpath(os.curdir)
+    return [entry for entry in sys.path if entry and os.path.realpath(entry) != current]

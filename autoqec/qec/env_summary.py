@@ -1,4 +1,4 @@
-"""What an env amounts to before anything is searched on it: sizes, its baselines' error rates, a bound on distance."""
+"""Summary of an env before a search: sizes, error rates of its baselines, and a bound on the code distance."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.verdict import Rate
+from autoqec.errors import UsageError
 from autoqec.qec import backends, external_decoders
-from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import band_seed, sample
 from autoqec.qec.stats import error_mask, rate
@@ -15,15 +15,23 @@ from autoqec.qec.stats import error_mask, rate
 
 @dataclass(frozen=True)
 class EnvSummary:
-    """Figures at the env's target. inputs: what a net of this env can read. rates: by baseline, on the same shots.
+    """Figures of an env at its target error rate.
 
-    distance_bound: errors of the shortest undetected logical error found among those that flip two detectors at most;
-    the code's distance in this circuit is no larger. None where there is none such.
+    Attributes:
+        n_detectors: Number of detectors.
+        n_observables: Number of logical observables.
+        n_mechanisms: Number of error mechanisms.
+        n_variables: Number of log-odds that a predecoder outputs per shot.
+        inputs: The value of `inputs` for predecoders: `other_sector` if the inner decoder ignores a sector, else `all`.
+        distance_bound: Length of the shortest undetected logical error among error mechanisms that flip at most two
+            detectors, an upper bound of the circuit's distance. None if there is no such logical error.
+        seed: Seed of the sampled shots.
+        rates: Logical error rate of each baseline on the same shots, by name.
     """
 
     n_detectors: int
     n_observables: int
-    n_faults: int
+    n_mechanisms: int
     n_variables: int
     inputs: str
     distance_bound: int | None
@@ -32,27 +40,30 @@ class EnvSummary:
 
 
 def summarize_env(env: EnvSpec, shots: int) -> EnvSummary:
-    """Build the env at each of its points, and decode `shots` shots at the target. UsageError on any fault."""
+    """Build the env at each of its error rates, and decode `shots` shots at the target with every baseline.
+
+    Raises:
+        UsageError: The env cannot be built, or a baseline is not available.
+    """
     external_decoders.require_installed(env)
     problems = {p: Problem.from_env(env, p) for p in env.points}
     problem = problems[env.target]
     seed = band_seed(env.seed_policy.train, "appraise", env.name)
     sampled = sample(problem, shots, seed)
-    found = {}
+    rates = {}
     for name in dict.fromkeys((env.plain, *env.baselines)):
-        errors = int(
-            error_mask(backends.make_backend(name, problem).decode(sampled.detection_events), sampled.observables).sum()
-        )
-        found[name] = rate(errors, shots, rounds=problem.rounds)
+        predictions = backends.make_backend(name, problem).decode(sampled.detection_events)
+        errors = int(error_mask(predictions, sampled.observables).sum())
+        rates[name] = rate(errors, shots, rounds=problem.rounds)
     return EnvSummary(
         n_detectors=problem.n_detectors,
         n_observables=problem.n_observables,
-        n_faults=problem.n_mechanisms,
+        n_mechanisms=problem.n_mechanisms,
         n_variables=problem.graph.n_edges,
         inputs="other_sector" if len(problem.graph.out_of_sector) else "all",
         distance_bound=_distance_bound(problem),
         seed=seed,
-        rates=found,
+        rates=rates,
     )
 
 
@@ -64,14 +75,17 @@ def _distance_bound(problem: Problem) -> int | None:
 
 
 def suggest_backend(env: EnvSpec) -> str:
-    """`mwpm` where the code has a matching graph, else `bposd`; env: one with backend `mwpm`. UsageError as
-    `Problem.from_env`, for a fault that another backend would not mend."""
-    from autoqec.errors import UsageError
+    """Return `mwpm` if the env's circuit has a matching graph, else `bposd`.
 
+    Args:
+        env: An env with backend `mwpm`.
+
+    Raises:
+        UsageError: The env can be built with neither.
+    """
     try:
-        assert isinstance(Problem.from_env(env).graph, MatchingGraph)
+        Problem.from_env(env)
         return "mwpm"
-    except UsageError as error:
-        if "bposd" not in (error.hint or ""):
-            raise
+    except UsageError:
+        Problem.from_env(env.model_copy(update={"backend": "bposd"}))
         return "bposd"

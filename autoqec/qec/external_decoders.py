@@ -106,24 +106,24 @@ class _DecoderProcess:
         return answer
 
     def _error(self, what: str) -> UsageError:
-        """The message of other people's code, one line of printable characters."""
+        """Build an error from a message of untrusted code, reduced to one line of printable characters."""
         text = "".join(char if char.isprintable() else " " for char in what)[:500]
         return UsageError(f"decoder {self._name!r}: {text}", location=self._where, hint=self._hint)
 
     def _end(self) -> str:
         result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known
         lines = self._log.read_text(errors="replace")[-2000:].split("\n") if self._log.exists() else []
-        said = next((line for line in reversed(lines) if line.strip()), "")
-        return f"{result.limit_broken or f'exit status {result.returncode}'} {said}".strip()
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return f"{result.limit_broken or f'exit status {result.returncode}'} {last}".strip()
 
 
 def _start(module: ModuleSpec, directory: Path) -> child.Process:
     """Start the process: it may read Python's own files and the decoder's package, and write to a scratch directory."""
     private = directory / "scratch"
     private.mkdir()
-    places = module.submodule_search_locations or [str(module.origin)]
+    paths = module.submodule_search_locations or [str(module.origin)]
     policy = sandbox.SandboxPolicy(
-        read_only=tuple(map(Path, places)),
+        read_only=tuple(map(Path, paths)),
         scratch=private,
         tmp_mb=int(DISK_MB),
         env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},

@@ -38,7 +38,7 @@ def main() -> None:
                 packed = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots)
                 answer = np.ascontiguousarray(packed, np.uint8).tobytes()
             _send(answers, DONE, answer)
-        except Exception as error:  # other people's code may raise anything
+        except Exception as error:  # third-party code may raise anything
             _send(answers, FAILED, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
 
 

@@ -1,4 +1,4 @@
-"""What a classical decoder weighs: edges of a matching graph, or mechanisms of a Tanner graph."""
+"""Decoding graphs: matching graphs, whose variables are edges, and Tanner graphs of error mechanisms."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ Component = tuple[tuple[int, ...], int]  # sorted detectors, bit mask of observa
 
 @dataclass(frozen=True, eq=False)
 class DecodingGraph:
-    """Variables with priors; a predecoder gives each its log-odds, shot by shot. Called edges in either kind of graph.
+    """Binary variables with prior probabilities; a predecoder replaces the priors shot by shot.
 
-    observables: uint8 [n_edges, n_observables]. prior: float64 [n_edges].
-    fault_to_edge: int32 csr [n_faults, n_edges]. own, other: detectors that the backend uses, and those it ignores.
+    The variables are called edges in both kinds of graph.
+
+    Attributes:
+        observables: uint8 [n_edges, n_observables], which observables each edge flips.
+        prior: float64 [n_edges], probabilities.
+        mechanism_to_edge: int32 csr [n_mechanisms, n_edges], the edges that each error mechanism of the DEM flips.
+        in_sector: int [k], ids of the detectors that the inner decoder uses.
+        out_of_sector: int [n_detectors - k], ids of those that it ignores.
     """
 
     observables: np.ndarray
@@ -29,19 +35,23 @@ class DecodingGraph:
 
     @property
     def n_edges(self) -> int:
+        """Return the number of variables."""
         return len(self.prior)
 
     @property
     def log_odds(self) -> np.ndarray:
-        """float64 [n_edges], log(p / (1 - p)); a matching weight is minus this."""
+        """Return float64 [n_edges], log(p / (1 - p)); a matching weight is minus this."""
         return np.log(self.prior) - np.log1p(-self.prior)
 
 
 @dataclass(frozen=True, eq=False)
 class TannerGraph(DecodingGraph):
-    """Mechanisms are variables, over all detectors or over those of one sector, where those that look alike are one.
+    """Error mechanisms as variables, over all detectors or those of one sector.
 
-    check_matrix: uint8 [len(own), n_edges], in the order of `own`.
+    Restricted to a sector, error mechanisms that flip the same detectors and observables are one variable.
+
+    Attributes:
+        check_matrix: uint8 [len(in_sector), n_edges], rows in the order of `in_sector`.
     """
 
     check_matrix: sp.csc_matrix
@@ -49,19 +59,20 @@ class TannerGraph(DecodingGraph):
 
 @dataclass(frozen=True, eq=False)
 class MatchingGraph(DecodingGraph):
-    """The edges that plain matching decides an observable with.
+    """The connected components of a matching graph in which some edge flips an observable.
 
-    Kept are the connected components that hold an edge with an observable; the rest never changes an answer.
-    Mechanisms that flip the same detectors and observables are one edge, its probability their XOR.
+    Other components never change a prediction. Components of error mechanisms that flip the same detectors and
+    observables are one edge; its prior is the probability that an odd number of them occur.
 
-    endpoints: int32 [n_edges, 2], global detector ids, -1 is the boundary.
+    Attributes:
+        endpoints: int32 [n_edges, 2], detector ids; -1 is the boundary.
     """
 
     endpoints: np.ndarray
 
     @cached_property
     def check_matrix(self) -> sp.csc_matrix:
-        """uint8 [len(own), n_edges]: edges against own detectors, in the order of `own`."""
+        """Return uint8 [len(in_sector), n_edges], rows in the order of `in_sector`."""
         position = {int(detector): row for row, detector in enumerate(self.in_sector)}
         rows, columns = [], []
         for edge, ends in enumerate(self.endpoints):
@@ -73,9 +84,21 @@ class MatchingGraph(DecodingGraph):
 
 
 def tanner_graph(H: sp.csr_matrix, L: sp.csr_matrix, probs: np.ndarray, name: str) -> TannerGraph:
-    """One variable a mechanism, as stim's DEM lists them: same detectors and observables are already one."""
+    """Build a Tanner graph with one variable per error mechanism, in the DEM's order.
+
+    Args:
+        H: uint8 [n_detectors, n_mechanisms].
+        L: uint8 [n_observables, n_mechanisms].
+        probs: float64 [n_mechanisms].
+        name: The env's name, for errors.
+
+    Raises:
+        UsageError: A probability is 0 or 1.
+    """
     if (probs >= 1).any() or (probs <= 0).any():
-        raise UsageError("a mechanism has probability 0 or 1", location=f"env `{name}`", hint="give it one in between")
+        raise UsageError(
+            "an error mechanism has probability 0 or 1", location=f"env `{name}`", hint="use a value between 0 and 1"
+        )
     return TannerGraph(
         observables=L.T.toarray().astype(np.uint8),
         prior=probs,
@@ -87,10 +110,18 @@ def tanner_graph(H: sp.csr_matrix, L: sp.csr_matrix, probs: np.ndarray, name: st
 
 
 def sector_graph(full_graph: TannerGraph, sector_mask: np.ndarray, name: str) -> TannerGraph:
-    """What is left of a Tanner graph on the detectors `inside`, bool [n_detectors].
+    """Restrict a Tanner graph to the detectors of one sector.
 
-    Mechanisms that flip the same of them, and the same observables, are one variable, its probability their XOR.
-    UsageError where a mechanism flips an observable and none of these detectors: it would go unseen.
+    Error mechanisms that flip the same of these detectors and the same observables become one variable; its prior is
+    the probability that an odd number of them occur.
+
+    Args:
+        full_graph: The graph over all detectors.
+        sector_mask: bool [n_detectors].
+        name: The env's name, for errors.
+
+    Raises:
+        UsageError: An error mechanism flips an observable and none of these detectors, so it could not be detected.
     """
     in_sector = np.nonzero(sector_mask)[0]
     sector_checks = sp.csc_matrix(full_graph.check_matrix[in_sector])
@@ -104,16 +135,16 @@ def sector_graph(full_graph: TannerGraph, sector_mask: np.ndarray, name: str) ->
             edge_of[mechanism] = index.setdefault((detectors.tobytes(), flips.tobytes()), len(index))
         elif flips.any():
             raise UsageError(
-                "a mechanism flips an observable and no detector of this sector",
+                "an error mechanism flips an observable and no detector of this sector",
                 location=f"env `{name}`, field `bp.sector`",
-                hint="name the sector that detects the observables' errors, or leave `sector` out",
+                hint="choose the sector that detects the errors of the observables, or remove `sector`",
             )
     kept = np.nonzero(edge_of >= 0)[0]
     prior = np.zeros(len(index))
     for column, p in zip(edge_of[kept], full_graph.prior[kept], strict=True):
         prior[column] = prior[column] * (1 - p) + p * (1 - prior[column])
     first = np.zeros(len(index), int)
-    first[edge_of[kept[::-1]]] = kept[::-1]  # the first mechanism of each variable stands for all
+    first[edge_of[kept[::-1]]] = kept[::-1]  # the first of each variable; all have the same flips
     shape = (full_graph.n_edges, len(index))
     return TannerGraph(
         observables=full_graph.observables[first],
@@ -128,7 +159,18 @@ def sector_graph(full_graph: TannerGraph, sector_mask: np.ndarray, name: str) ->
 def matching_graph(
     mechanisms: list[tuple[Component, ...]], probs: np.ndarray, n_detectors: int, n_observables: int, name: str
 ) -> MatchingGraph:
-    """Merge components into edges and keep the connected components that hold an observable."""
+    """Merge parts of error mechanisms into edges; keep the connected components in which an edge flips an observable.
+
+    Args:
+        mechanisms: The graph-like parts of each error mechanism, see `Component`.
+        probs: float64 [n_mechanisms].
+        n_detectors: Number of detectors of the DEM.
+        n_observables: Number of observables of the DEM.
+        name: The env's name, for errors.
+
+    Raises:
+        UsageError: No detectable error flips an observable, or a probability is 1.
+    """
     index: dict[Component, int] = {}
     for parts in mechanisms:
         for part in parts:
@@ -153,15 +195,13 @@ def matching_graph(
                 rows.append(mechanism)
                 columns.append(edge)
     used = prior > 0
-    if not used.all():  # mechanisms of probability 0 leave edges nobody ever takes
+    if not used.all():  # error mechanisms of probability 0 give edges of infinite weight
         renumber = np.cumsum(used) - 1
         pairs = [(r, renumber[c]) for r, c in zip(rows, columns, strict=True) if used[c]]
         rows, columns = [r for r, _ in pairs], [int(c) for _, c in pairs]
         kept, prior = [part for part, keep in zip(kept, used, strict=True) if keep], prior[used]
     if (prior >= 1).any():
-        raise UsageError(
-            "a mechanism has probability 1", location=f"env `{name}`", hint="give it a probability below 1"
-        )
+        raise UsageError("an error mechanism has probability 1", location=f"env `{name}`", hint="use a value below 1")
     endpoints = np.full((len(kept), 2), -1, np.int32)
     observables = np.zeros((len(kept), n_observables), np.uint8)
     for edge, (detectors, mask) in enumerate(kept):
@@ -181,7 +221,7 @@ def matching_graph(
 
 
 def component_labels(index: dict[Component, int], n_detectors: int) -> np.ndarray:
-    """int [n_detectors]: label of each detector's connected component; the boundary joins nothing."""
+    """Return int [n_detectors], the connected component of each detector; the boundary connects nothing."""
     pairs = np.array([detectors for detectors, _ in index if len(detectors) == 2], dtype=int).reshape(-1, 2)
     adjacency = sp.coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), (n_detectors, n_detectors))
     return sp.csgraph.connected_components(adjacency, directed=False)[1]

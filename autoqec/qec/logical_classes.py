@@ -1,8 +1,9 @@
-"""Both logical classes of a shot under matching: the margin of the plain answer, and the edges each class takes.
+"""Matching conditioned on each logical class: minimum-weight solutions of both, and their complementary gap.
 
-The observable is made a syndrome bit. A gauge (one bit a detector) moves every edge's observable on to the
-boundary edges; those that still carry it end on one extra detector B instead of the boundary. Matching with B
-quiet or fired then gives the cheapest explanation of either logical class.
+The observable becomes a syndrome bit. A gauge transformation (one bit per detector) moves the observable of every edge
+on to the boundary edges; those that still carry it end on one extra detector B instead of the boundary. Matching with
+B set to 0 or 1 then gives the minimum-weight explanation of either logical class. The difference of their weights is
+the complementary gap, a confidence of plain matching (Gidney, Newman, Brooks, Jones, arXiv:2312.04522).
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ from autoqec.errors import UsageError
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import pack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatcher
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching
 
 
 class LogicalClassMatcher:
-    """Matches every shot twice: given that the observable did not flip, and given that it did.
+    """Matching of each shot under the condition that the observable did not flip, and that it did.
 
-    Needs one observable, and a graph that a cut of its boundary edges opens (surface and repetition codes);
-    UsageError where there is none.
+    Raises:
+        UsageError: The circuit has several observables, or no cut of boundary edges separates the logical classes
+            (surface and repetition codes have one).
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -37,15 +39,19 @@ class LogicalClassMatcher:
         self._in_sector = graph.in_sector
         self._gauge = _gauge(graph, name)
         self._checks = _cut(graph, self._gauge, name)
-        self._matcher = WeightedMatcher(self._checks)
+        self._matching = WeightedMatching(self._checks, max_weight=MAX_LOG_ODDS)
         self._weights = -graph.log_odds
         self._capped: tuple[float, pymatching.Matching] | None = None
 
     def complementary_gap(self, detections: np.ndarray, cap: float = MAX_LOG_ODDS) -> np.ndarray:
-        """float32 [n]: weight(observable flipped) - weight(not flipped), in nats under the priors, within +-cap.
+        """Compute weight(observable flipped) - weight(not flipped) under the priors.
 
-        Positive where plain matching answers "not flipped". detections: uint8 [n, n_detectors].
-        A smaller cap is faster: matching stops looking beyond it.
+        Args:
+            detections: uint8 [n, n_detectors], detection events.
+            cap: Bound of the result in nats. A smaller cap is faster: matching does not search beyond it.
+
+        Returns:
+            float32 [n], in nats, within +-cap; positive where plain matching predicts "not flipped".
         """
         matching = self._with_cap(cap)
         unflipped_weight, flipped_weight = (
@@ -56,23 +62,30 @@ class LogicalClassMatcher:
         return complementary_gap
 
     def match_both_classes(self, detections: np.ndarray, log_odds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Cheapest edge sets of both classes, each shot under its own weights -log_odds.
+        """Find the minimum-weight edge sets of both classes, each shot under its own weights.
 
-        detections: uint8 [n, n_detectors]; log_odds: [n, n_edges], clipped to +-MAX_LOG_ODDS.
-        Returns (not flipped, flipped), both uint8 [n, n_edges]. Raises ValueError on a value that is not finite.
+        Args:
+            detections: uint8 [n, n_detectors], detection events.
+            log_odds: float [n, n_edges]; weights are its negatives, clipped to +-MAX_LOG_ODDS nats.
+
+        Returns:
+            (not flipped, flipped), both uint8 [n, n_edges].
+
+        Raises:
+            ValueError: A value is not finite.
         """
         syndromes = np.stack(self._syndromes(detections), axis=1)
-        selected = self._matcher.solve(syndromes.reshape(-1, syndromes.shape[2]), log_odds)
+        selected = self._matching.decode_batch(syndromes.reshape(-1, syndromes.shape[2]), -log_odds)
         return selected[::2], selected[1::2]
 
     def _syndromes(self, detections: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """uint8 [n, len(own) + 1] for either class: B fires by the class and by the gauge of what fired."""
+        """Return uint8 [n, len(in_sector) + 1] for each class; B is the class plus the gauge of the events."""
         in_sector = detections[:, self._in_sector]
         parity = (in_sector @ self._gauge & 1)[:, None]
         return np.concatenate([in_sector, parity], axis=1), np.concatenate([in_sector, 1 - parity], axis=1)
 
     def _with_cap(self, cap: float) -> pymatching.Matching:
-        """The prior graph with one more edge, from B to the boundary at weight `cap`."""
+        """Return the prior graph with one more edge, from B to the boundary at weight `cap`."""
         if self._capped is None or self._capped[0] != cap:
             rows = self._checks.shape[0]
             bound = sp.csc_matrix((np.ones(1, np.uint8), ([rows - 1], [0])), (rows, 1))
@@ -86,7 +99,7 @@ class LogicalClassMatcher:
 
 
 def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:
-    """uint8 [len(own)]: bits whose difference along each inner edge is that edge's observable."""
+    """Return uint8 [len(in_sector)], bits whose difference along each inner edge is that edge's observable."""
     position = {int(detector): row for row, detector in enumerate(graph.in_sector)}
     neighbours: list[list[tuple[int, int]]] = [[] for _ in graph.in_sector]
     for (u, v), flips in zip(graph.endpoints, graph.observables[:, 0], strict=True):
@@ -112,7 +125,7 @@ def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:
 
 
 def _cut(graph: MatchingGraph, gauge: np.ndarray, name: str) -> sp.csc_matrix:
-    """uint8 [len(own) + 1, n_edges]: the check matrix with detector B in its last row."""
+    """Return uint8 [len(in_sector) + 1, n_edges], the check matrix with detector B in its last row."""
     position = {int(detector): row for row, detector in enumerate(graph.in_sector)}
     ends = [position[int(u)] for u in graph.endpoints[:, 0]]
     outer = graph.endpoints[:, 1] < 0

@@ -1,4 +1,4 @@
-"""Binary check matrices from files of other tools."""
+"""Reading binary check matrices from files of other tools."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ MATRIX_SUFFIXES = (".npy", ".npz", ".mtx", ".txt")
 
 
 def read_matrix(path: Path) -> np.ndarray:
-    """uint8 [rows, columns] of 0 and 1: .npy, .npz (scipy's sparse), .mtx (Matrix Market), or rows of text.
+    """Read a matrix of 0s and 1s: .npy, .npz (sparse, of scipy), .mtx (Matrix Market), or rows of text.
 
-    UsageError naming the file where it is none. Nothing in it is run: pickled arrays are refused.
+    Pickled arrays are refused, because loading them could run code.
+
+    Returns:
+        uint8 [rows, columns].
+
+    Raises:
+        UsageError: The file cannot be read or holds no such matrix.
     """
     hint = f"write 0s and 1s as {', '.join(MATRIX_SUFFIXES)}"
     try:
@@ -25,9 +31,9 @@ def read_matrix(path: Path) -> np.ndarray:
         raise UsageError(f"cannot be read: {error.strerror or error}", location=str(path), hint=hint) from error
     except (ValueError, KeyError, EOFError, TypeError, MemoryError, zipfile.BadZipFile) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UsageError(f"holds no matrix ({reason})", location=str(path), hint=hint) from error
+        raise UsageError(f"cannot be read as a matrix ({reason})", location=str(path), hint=hint) from error
     if matrix.ndim != 2 or not matrix.size or not np.isin(matrix, (0, 1)).all():
-        raise UsageError(f"is no matrix of 0s and 1s (shape {matrix.shape})", location=str(path), hint=hint)
+        raise UsageError(f"is not a matrix of 0s and 1s (shape {matrix.shape})", location=str(path), hint=hint)
     return matrix.astype(np.uint8)
 
 
@@ -48,7 +54,7 @@ def _read(path: Path) -> np.ndarray:
 
 
 def css_text(matrices: dict[str, np.ndarray]) -> str:
-    """The text of a `css_file`: hx, hz, and lx, lz where given, as rows of digits."""
+    """Format hx, hz and optionally lx, lz as the text of a `css_file`, rows of digits."""
     out = ""
     for name, matrix in matrices.items():
         out += f"{name}:\n" + "".join(f'  - "{"".join(map(str, row))}"\n' for row in matrix.tolist())

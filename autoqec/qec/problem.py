@@ -1,4 +1,4 @@
-"""Problem: what a decoder is given. Env -> circuit -> detector error model -> decoding graph."""
+"""Decoding problems: an env at one error rate as circuit, detector error model and decoding graph."""
 
 from __future__ import annotations
 
@@ -25,14 +25,22 @@ from autoqec.qec.graph import (
     tanner_graph,
 )
 
-TARGET_POINT: Any = object()  # "the env's target point" as a default, since None is a point too
+TARGET_POINT: Any = object()  # default that stands for the env's target; None is a valid error rate (the file's noise)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """One env at one operating point. source: circuit, or the DEM alone.
+    """One env at one physical error rate.
 
-    H, L: uint8 csr over the DEM's mechanisms; fault_probs float64 [n_faults].
+    Attributes:
+        env: The env.
+        p: The physical error rate; None where the env's file or a given model has its own noise.
+        source: The circuit, or the detector error model if the env has no circuit.
+        dem: The flattened detector error model.
+        mechanism_probs: float64 [n_mechanisms], probabilities of the error mechanisms.
+        H: uint8 csr [n_detectors, n_mechanisms].
+        L: uint8 csr [n_observables, n_mechanisms].
+        graph: What the env's inner decoder decodes.
     """
 
     env: EnvSpec
@@ -46,14 +54,23 @@ class Problem:
 
     @classmethod
     def from_env(cls, env: EnvSpec, p: float | None = TARGET_POINT) -> Problem:
-        """Build the problem; UsageError where matching is asked for and the noise does not decompose into a graph."""
+        """Build the problem of an env.
+
+        Args:
+            env: The env.
+            p: Physical error rate; the env's target by default, None for the noise of the env's file.
+
+        Raises:
+            UsageError: The circuit cannot be built or decoded, or its noise does not decompose into a matching graph
+                although the env asks for matching.
+        """
         if p is TARGET_POINT:
             p = env.target
         source = build_source(env, p)
         return cls._from_dem(env, p, source, error_model(source, env))
 
     def with_dem(self, dem: stim.DetectorErrorModel) -> Problem:
-        """The same env under another detector error model, as a user's circuit at another p gives it."""
+        """Return the same env with another detector error model, for example of a device or of another error rate."""
         return self._from_dem(self.env, None, self.source, dem)
 
     @classmethod
@@ -73,17 +90,17 @@ class Problem:
         return cls(env, p, source, dem, probs, H, L, graph)
 
     def variables(self, output_mode: OutputMode) -> DecodingGraph:
-        """What a predecoder's outputs are about: the backend's own variables, or every mechanism (hard_flip)."""
+        """Return the graph whose variables a predecoder outputs log-odds of; in hard_flip, all error mechanisms."""
         return self.graph if output_mode == "soft_priors" else self.mechanisms
 
     @cached_property
     def mechanisms(self) -> TannerGraph:
-        """Every mechanism over all detectors, whatever the backend decodes."""
+        """Return the Tanner graph of all error mechanisms over all detectors."""
         return tanner_graph(self.H, self.L, self.mechanism_probs, self.env.name)
 
     @property
     def matching_graph(self) -> MatchingGraph:
-        """The graph that matching runs on; UsageError where the env's backend has none."""
+        """Return the graph that matching runs on; UsageError if the env's inner decoder is not matching."""
         if not isinstance(self.graph, MatchingGraph):
             raise UsageError(
                 f"backend `{self.env.backend}` decodes without a matching graph",
@@ -94,51 +111,57 @@ class Problem:
 
     @property
     def circuit(self) -> stim.Circuit:
-        """The circuit; UsageError where the env gives no more than a detector error model."""
+        """Return the circuit; UsageError if the env consists of a detector error model alone."""
         if isinstance(self.source, stim.DetectorErrorModel):
-            raise UsageError("this env has a detector error model and no circuit", location=f"env `{self.env.name}`")
+            raise UsageError("the env has a detector error model but no circuit", location=f"env `{self.env.name}`")
         return self.source
 
     @property
     def n_detectors(self) -> int:
+        """Return the number of detectors."""
         return self.H.shape[0]
 
     @property
     def n_observables(self) -> int:
+        """Return the number of logical observables."""
         return self.L.shape[0]
 
     @property
     def n_mechanisms(self) -> int:
+        """Return the number of error mechanisms of the DEM."""
         return len(self.mechanism_probs)
 
     @property
     def rounds(self) -> int:
+        """Return the number of QEC rounds."""
         return self.env.code.rounds
 
     @cached_property
     def circuit_sha256(self) -> str:
+        """Return the SHA-256 of the source's text."""
         return hashlib.sha256(str(self.source).encode()).hexdigest()
 
     @cached_property
     def coordinates(self) -> np.ndarray:
-        """float64 [n_detectors, k]: detector coordinates, missing ones 0."""
+        """Return float64 [n_detectors, k], detector coordinates; missing ones are 0."""
         return detector_coordinates(self.source, self.n_detectors)
 
 
 def detector_coordinates(source: Source, n_detectors: int) -> np.ndarray:
-    """float64 [n_detectors, k]: detector coordinates, missing ones 0; more detectors of `source` are left out."""
-    found = source.get_detector_coordinates()
-    table = np.zeros((n_detectors, max((len(value) for value in found.values()), default=0)))
-    for detector, value in found.items():
+    """Return float64 [n_detectors, k], coordinates of the first `n_detectors` detectors; missing ones are 0."""
+    coordinates = source.get_detector_coordinates()
+    table = np.zeros((n_detectors, max((len(value) for value in coordinates.values()), default=0)))
+    for detector, value in coordinates.items():
         if detector < n_detectors:
             table[detector, : len(value)] = value
     return table
 
 
 def sector_mask(source: Source, n_detectors: int, env: EnvSpec) -> np.ndarray:
-    """bool [n_detectors]: the detectors whose last coordinate is the env's `bp.sector`.
+    """Return bool [n_detectors], the detectors whose last coordinate is the env's `bp.sector`.
 
-    UsageError, naming the values there are, where that is none of them.
+    Raises:
+        UsageError: No detector has this coordinate; the message lists the existing values.
     """
     table = detector_coordinates(source, n_detectors)
     last = table[:, -1] if table.shape[1] else np.full(n_detectors, np.nan)
@@ -146,17 +169,20 @@ def sector_mask(source: Source, n_detectors: int, env: EnvSpec) -> np.ndarray:
     if not matches.any():
         known = ", ".join(f"{value:g}" for value in np.unique(last)[:8]) if table.shape[1] else "none"
         raise UsageError(
-            f"no detector has {env.bp.sector:g} for its last coordinate; there are {known}",
+            f"no detector has {env.bp.sector:g} as its last coordinate; the values are {known}",
             location=f"env `{env.name}`, field `bp.sector`",
-            hint="name one of them, or leave `sector` out",
+            hint="choose one of these values, or remove `sector`",
         )
     return matches
 
 
 def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
-    """The DEM that the env's backend decodes; for matching, every mechanism split into graph-like parts.
+    """Return the detector error model for the env's inner decoder; for matching, decomposed into graph-like parts.
 
-    Disjoint errors of one channel count as independent, as everywhere in this field.
+    Disjoint errors of one channel are approximated as independent (stim's `approximate_disjoint_errors`).
+
+    Raises:
+        UsageError: The model does not decompose although the env asks for matching.
     """
     if isinstance(source, stim.DetectorErrorModel):
         return source
@@ -166,7 +192,7 @@ def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
         return source.detector_error_model(decompose_errors=True, approximate_disjoint_errors=True)
     except ValueError as error:
         raise UsageError(
-            "the detector error model can't be decomposed into a matching graph "
+            "the detector error model cannot be decomposed into a matching graph "
             f"({str(error).strip().splitlines()[0]})",
             location=f"env `{env.name}`, backend `mwpm`",
             hint="choose `backend: bposd`, which needs no graph",
@@ -174,14 +200,14 @@ def error_model(source: Source, env: EnvSpec) -> stim.DetectorErrorModel:
 
 
 def read_mechanisms(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, list[tuple[Component, ...]]]:
-    """Probabilities and graph-like components of every mechanism, in the DEM's order."""
+    """Read probabilities, float64 [n_mechanisms], and the parts of every error mechanism, in the DEM's order."""
     probs: list[float] = []
     mechanisms: list[tuple[Component, ...]] = []
     for instruction in dem:
         if instruction.type != "error":
             continue
         parts: list[Component] = []
-        detectors: set[int] = set()  # named twice is not flipped
+        detectors: set[int] = set()  # a detector that occurs twice is not flipped
         mask = 0
         for target in [*instruction.targets_copy(), stim.target_separator()]:
             if target.is_separator():
@@ -197,28 +223,31 @@ def read_mechanisms(dem: stim.DetectorErrorModel) -> tuple[np.ndarray, list[tupl
 
 
 def check_graphlike(mechanisms: list[tuple[Component, ...]], name: str) -> None:
-    """UsageError naming the first part that flips more than two detectors."""
+    """Raise UsageError if a part of an error mechanism flips more than two detectors."""
     hyperedge = next((part for parts in mechanisms for part in parts if len(part[0]) > 2), None)
     if hyperedge is not None:
+        detectors = " ".join(f"D{detector}" for detector in hyperedge[0])
         raise UsageError(
-            f"a mechanism flips {len(hyperedge[0])} detectors at once ({' '.join(f'D{d}' for d in hyperedge[0])})",
+            f"an error mechanism flips {len(hyperedge[0])} detectors at once ({detectors})",
             location=f"env `{name}`, backend `mwpm`",
             hint="choose `backend: bposd`, which needs no graph",
         )
 
 
 def check_observables_detectable(H: sp.csr_matrix, L: sp.csr_matrix, name: str) -> None:
-    """UsageError where no mechanism flips a detector and an observable: any answer would be as good."""
+    """Raise UsageError if no error mechanism flips both a detector and an observable: nothing could be decoded."""
     if not (np.diff(H.tocsc().indptr) * np.diff(L.tocsc().indptr)).any():
         raise UsageError(
-            "no detectable error flips an observable", location=f"env `{name}`", hint="check the logicals of the code"
+            "no detectable error flips an observable",
+            location=f"env `{name}`",
+            hint="check the logical operators of the code",
         )
 
 
 def incidence_matrices(
     mechanisms: list[tuple[Component, ...]], n_detectors: int, n_observables: int
 ) -> tuple[sp.csr_matrix, sp.csr_matrix]:
-    """H [n_detectors, n_faults] and L [n_observables, n_faults], both modulo 2."""
+    """Return H, uint8 [n_detectors, n_mechanisms], and L, uint8 [n_observables, n_mechanisms], both modulo 2."""
     h_rows, h_columns, l_rows, l_columns = [], [], [], []
     for mechanism, parts in enumerate(mechanisms):
         flipped: set[int] = set()

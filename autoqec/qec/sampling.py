@@ -1,4 +1,4 @@
-"""Shots, from named seed streams."""
+"""Sampling of shots from deterministic seeds, and packing of bits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from autoqec.qec.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Shots:
-    """detectors: uint8 [n, ceil(n_detectors / 8)], bit-packed, little-endian. observables: bool [n, n_observables]."""
+    """Sampled shots.
+
+    Attributes:
+        detection_events: uint8 [n, ceil(n_detectors / 8)], bit-packed, little-endian.
+        observables: bool [n, n_observables], whether each observable flipped.
+    """
 
     detection_events: np.ndarray
     observables: np.ndarray
@@ -27,9 +32,13 @@ class Shots:
 
 @dataclass(frozen=True, eq=False)
 class LabelledShots:
-    """detections uint8 [n, n_detectors], observables bool [n, n_observables], edges uint8 [n, n_edges].
+    """Sampled shots with the errors that caused them.
 
-    edges[i, e] = 1 where an odd number of the shot's mechanisms run over edge e; for hard_flip, over mechanism e.
+    Attributes:
+        detections: uint8 [n, n_detectors], detection events.
+        observables: bool [n, n_observables].
+        edges: uint8 [n, n_edges], 1 if an odd number of the shot's error mechanisms flip the edge; for hard_flip an
+            edge is an error mechanism.
     """
 
     detections: np.ndarray
@@ -41,9 +50,9 @@ class LabelledShots:
 
 
 def sample(problem: Problem, n: int, seed: int) -> Shots:
-    """n shots of the circuit's own noise (of the DEM's, where there is no circuit).
+    """Sample n shots from the circuit, or from the detector error model if the env has no circuit.
 
-    The same seed gives the same shots for one stim version and CPU width.
+    The same seed gives the same shots for one version of stim and one SIMD width of the CPU.
     """
     if isinstance(problem.source, stim.DetectorErrorModel):
         detection_events, observables, _ = problem.source.compile_sampler(seed=seed).sample(n, bit_packed=True)
@@ -54,7 +63,7 @@ def sample(problem: Problem, n: int, seed: int) -> Shots:
 
 
 class LabelledSampler:
-    """Shots with the mechanisms that made them: training data. Draws from the DEM (independent mechanisms)."""
+    """Sampler of training data: shots with the error mechanisms that occurred, drawn independently from the DEM."""
 
     def __init__(self, problem: Problem, seed: int, output_mode: OutputMode = "soft_priors") -> None:
         self.problem = problem
@@ -62,9 +71,10 @@ class LabelledSampler:
         self._sampler = problem.dem.compile_sampler(seed=seed)
 
     def draw(self, n: int) -> LabelledShots:
+        """Sample the next n shots."""
         problem = self.problem
-        detection_events, observables, faults = self._sampler.sample(n, return_errors=True, bit_packed=True)
-        edges = sparse_bits(faults, problem.n_mechanisms) @ self._mechanism_to_edge
+        detection_events, observables, mechanisms = self._sampler.sample(n, return_errors=True, bit_packed=True)
+        edges = sparse_bits(mechanisms, problem.n_mechanisms) @ self._mechanism_to_edge
         edges.data &= 1
         return LabelledShots(
             unpack(detection_events, problem.n_detectors),
@@ -74,17 +84,17 @@ class LabelledSampler:
 
 
 def unpack(packed: np.ndarray, n_bits: int) -> np.ndarray:
-    """uint8 [n, ceil(n_bits / 8)] -> uint8 [n, n_bits] of 0 and 1."""
+    """Unpack uint8 [n, ceil(n_bits / 8)] to uint8 [n, n_bits] of 0 and 1."""
     return np.unpackbits(packed, axis=1, count=n_bits, bitorder="little")
 
 
 def pack(bits: np.ndarray) -> np.ndarray:
-    """[n, n_bits] of 0 and 1 -> uint8 [n, ceil(n_bits / 8)]."""
+    """Pack [n, n_bits] of 0 and 1 to uint8 [n, ceil(n_bits / 8)]."""
     return np.packbits(bits, axis=1, bitorder="little")
 
 
 def sparse_bits(packed: np.ndarray, n_bits: int) -> sp.csr_matrix:
-    """int32 csr [n, n_bits] of bit-packed rows. Visits only bytes that are not zero: faults are rare."""
+    """Convert bit-packed rows to int32 csr [n, n_bits]; fast for rare bits, since only nonzero bytes are visited."""
     rows, byte = np.nonzero(packed)
     values = packed[rows, byte]
     row_parts, column_parts = [], []
@@ -97,7 +107,7 @@ def sparse_bits(packed: np.ndarray, n_bits: int) -> sp.csr_matrix:
 
 
 def band_seed(band: Band, *key: str | int) -> int:
-    """A seed inside `band` (both ends included), fixed by `key`."""
+    """Derive a seed inside `band` (both ends included) from `key`."""
     low, high = band
     digest = hashlib.sha256("\x1f".join(map(str, key)).encode()).digest()
     return low + int.from_bytes(digest[:8], "big") % (high - low + 1)

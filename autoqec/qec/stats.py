@@ -1,4 +1,4 @@
-"""Rates, paired differences and their intervals. Pure numpy and scipy: safe to import anywhere."""
+"""Logical error rates, paired differences, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special  # scipy.stats takes half a second to import, and says the same
+from scipy import optimize, special  # scipy.stats takes half a second to import
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 
 
 def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Exact interval for a rate (Clopper and Pearson 1934). (0, 1) where nothing was shot."""
+    """Return the exact confidence interval of a rate (Clopper and Pearson, 1934); (0, 1) without shots."""
     if not 0 <= errors <= shots:
         raise ValueError(f"{errors} errors out of {shots} shots")
     tail = (1 - confidence) / 2
@@ -23,25 +23,27 @@ def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[
 
 
 def per_round(rate: float, rounds: int) -> float:
-    """Rate per round of an experiment of `rounds` rounds: flips of independent rounds compose as
-    1 - 2P = (1 - 2q)^rounds. A rate of 1/2 or more is a lost observable: 1/2."""
+    """Convert a rate per shot to one per round.
+
+    Flips of independent rounds compose as 1 - 2P = (1 - 2q)^rounds. A rate of 1/2 or more gives 1/2.
+    """
     return 0.5 if rate >= 0.5 else (1 - (1 - 2 * rate) ** (1 / rounds)) / 2
 
 
 def rate(errors: int, shots: int, *, rounds: int = 1, confidence: float = 0.95) -> Rate:
-    """Errors per shot with a Clopper-Pearson interval, and the estimate per round."""
+    """Return errors per shot with a Clopper-Pearson interval, and the estimate per round."""
     low, high = clopper_pearson(errors, shots, confidence)
     value = errors / shots if shots else 0.0
     return Rate(shots=shots, errors=errors, rate=value, low=low, high=high, per_round=per_round(value, rounds))
 
 
 def error_mask(predictions: NDArray[np.bool_], observables: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[n, n_observables] twice -> bool [n]: a shot is wrong when any observable is."""
+    """Return bool [n], the shots in which any of the observables, [n, n_observables], is predicted wrongly."""
     return np.asarray((predictions != observables).any(axis=1))
 
 
 def count_pairs(reference_wrong: NDArray[np.bool_], candidate_wrong: NDArray[np.bool_]) -> PairedCounts:
-    """Two decoders on the same shots, bool [n] each."""
+    """Count errors of two decoders on the same shots, bool [n] each."""
     if reference_wrong.shape != candidate_wrong.shape:
         raise ValueError(f"paired shots differ in number: {reference_wrong.shape} and {candidate_wrong.shape}")
     return PairedCounts(
@@ -53,8 +55,9 @@ def count_pairs(reference_wrong: NDArray[np.bool_], candidate_wrong: NDArray[np.
     )
 
 
-def add_pairs(one: PairedCounts, other: PairedCounts) -> PairedCounts:
-    return PairedCounts(**{name: getattr(one, name) + getattr(other, name) for name in PairedCounts.model_fields})
+def add_pairs(a: PairedCounts, b: PairedCounts) -> PairedCounts:
+    """Return the counts of two disjoint sets of shots together."""
+    return PairedCounts(**{name: getattr(a, name) + getattr(b, name) for name in PairedCounts.model_fields})
 
 
 NO_PAIRS = PairedCounts(shots=0, errors_reference=0, errors_candidate=0, fixed=0, broken=0)
@@ -63,15 +66,18 @@ NO_PAIRS = PairedCounts(shots=0, errors_reference=0, errors_candidate=0, fixed=0
 def paired_effect(
     counts: PairedCounts, *, reference: str = "mwpm", p: float | None = None, confidence: float = 0.95
 ) -> PairedEffect:
-    """Difference and relative reduction of two error rates on the same shots.
+    """Estimate the difference and the relative reduction of two error rates on the same shots.
 
-    delta: Tango's score interval (Statist. Med. 17, 891, 1998). relative: score interval for the ratio of
-    paired proportions (Nam and Blackwelder, Statist. Med. 21, 689, 2002); absent where the reference made no
-    error, for then there is nothing to reduce. Both keep their coverage at a handful of events.
+    The interval of `delta` is Tango's score interval (Statist. Med. 17, 891, 1998), that of `relative` the score
+    interval for the ratio of paired proportions (Nam and Blackwelder, Statist. Med. 21, 689, 2002). Both keep their
+    coverage with few events. `relative` is None if the reference made no error.
+
+    Raises:
+        ValueError: There are no shots.
     """
     shots, errors = counts.shots, counts.errors_reference
     if shots == 0:
-        raise ValueError("no shots: there is no effect to speak of")
+        raise ValueError("the effect of zero shots is undefined")
     low, high = _delta_interval(counts.fixed, counts.broken, shots, confidence)
     relative = relative_low = relative_high = None
     if errors:
@@ -94,10 +100,17 @@ def paired_effect(
 def detectable_effect(
     shots: int, ler: float, *, discordance: float = 1.5, confidence: float = 0.95, power: float = 0.8
 ) -> float:
-    """Smallest relative reduction that `shots` paired shots would show with `power`; at most 1.
+    """Return the smallest relative reduction, at most 1, that `shots` paired shots detect with the given power.
 
-    ler: the reference's. discordance: discordant shots as a multiple of the reference's errors (measured pairs
-    of decoders lie between 1 and 2). A null result says nothing about effects below this figure.
+    A null result says nothing about smaller effects.
+
+    Args:
+        shots: Number of paired shots.
+        ler: Logical error rate of the reference.
+        discordance: Discordant shots as a multiple of the reference's errors; measured pairs of decoders lie between
+            1 and 2.
+        confidence: Confidence level of the interval.
+        power: Probability of detecting the effect.
     """
     errors = shots * ler
     if errors <= 0:
@@ -121,7 +134,7 @@ def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> t
 
 
 def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
-    """Interval for LER(candidate) / LER(reference); needs at least one reference error."""
+    """Return the interval of LER(candidate) / LER(reference); the reference made at least one error."""
     z = float(special.ndtri((1 + confidence) / 2))
     reference, candidate = counts.errors_reference, counts.errors_candidate
     both, either = candidate - counts.broken, reference + counts.broken
@@ -150,7 +163,7 @@ def _standardized(value: float, variance: float) -> float:
 def _solve_interval(
     score: Callable[[float], float], estimate: float, z: float, floor: float, ceiling: float
 ) -> tuple[float, float]:
-    """Where a decreasing score passes +z (low end) and -z (high end), inside [floor, ceiling]."""
+    """Return where a decreasing score crosses +z (low end) and -z (high end) within [floor, ceiling]."""
     edge = 1e-15
     low, high = floor, ceiling
     if estimate > floor and score(floor + edge) > z:

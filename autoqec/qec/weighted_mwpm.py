@@ -1,6 +1,9 @@
-"""Exact matching of single shots, each under its own weights: match.c, and PyMatching where that leaves a shot.
+"""Minimum-weight perfect matching with edge weights of its own for every shot.
 
-Where the package was built without a C compiler, PyMatching builds a graph a shot: the same answers, slower.
+PyMatching compiles one set of weights into its graph, so weights that change from shot to shot mean a new graph per
+shot. `WeightedMatching` takes the weights with the syndromes instead. A C extension (`weighted_mwpm.c`) finds the exact
+minimum; PyMatching decodes the rare shots that exceed its search budget, and all shots where the package was built
+without a C compiler: equal weights, but slower.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ import ctypes
 import functools
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import pymatching
@@ -24,7 +27,7 @@ _FUNCTION = "autoqec_match_1"  # renamed with its arguments: a library of anothe
 
 @functools.cache
 def compiled_matcher() -> Any | None:
-    """The C function; None where it was not built."""
+    """Return the C function, or None if it was not built."""
     try:
         function = getattr(ctypes.CDLL(str(_LIBRARY)), _FUNCTION)
     except (OSError, AttributeError):
@@ -36,78 +39,141 @@ def compiled_matcher() -> Any | None:
 
 
 def is_outdated() -> bool:
-    """Whether the library of a checkout is older than its source. In an installed package the times say nothing."""
-    source = Path(__file__).with_name("match.c")
+    """Return whether the library of a checkout is older than its source; False in an installed package."""
+    source = Path(__file__).with_name("weighted_mwpm.c")
     checkout = Path(__file__).parents[2] / "pyproject.toml"
     return checkout.exists() and _LIBRARY.exists() and _LIBRARY.stat().st_mtime < source.stat().st_mtime
 
 
-class WeightedMatcher:
-    """Minimum-weight edge sets that explain a syndrome, every shot under its own weights.
+class WeightedMatching:
+    """Exact minimum-weight perfect matching under per-shot weights.
 
-    check_matrix: uint8 [n_nodes, n_edges]; one or two nodes an edge, one where it ends on the boundary.
+    Example:
+        >>> matching = WeightedMatching(check_matrix)
+        >>> edges = matching.decode_batch(shots, weights)  # one row of weights per shot
+
+    Args:
+        check_matrix: [n_nodes, n_edges] of 0 and 1, dense or sparse. A column holds the one or two nodes of an edge;
+            an edge with a single node ends on the boundary.
+        faults_matrix: [n_faults, n_edges] of 0 and 1, as in PyMatching: which edges flip each fault (a logical
+            observable, say). Without it, predictions are the edges themselves.
+        max_weight: Clip weights to +-max_weight. None leaves them as they are.
+
+    Raises:
+        ValueError: A column of the check matrix holds no node or more than two, or the matrices differ in width.
     """
 
-    def __init__(self, check_matrix: sp.csc_matrix) -> None:
-        self._checks = check_matrix
-        self._n_nodes, self._n_edges = check_matrix.shape
+    def __init__(
+        self,
+        check_matrix: np.ndarray | sp.spmatrix,
+        faults_matrix: np.ndarray | sp.spmatrix | None = None,
+        *,
+        max_weight: float | None = None,
+    ) -> None:
+        self._checks = _binary_csc(check_matrix)
+        self._faults = None if faults_matrix is None else _binary_csc(faults_matrix).T.astype(np.int32)
+        self._max_weight = max_weight
+        self._n_nodes, self._n_edges = self._checks.shape
+        if self._faults is not None and self._faults.shape[0] != self._n_edges:
+            raise ValueError(f"faults_matrix has {self._faults.shape[0]} columns, check_matrix has {self._n_edges}")
+        degrees = np.diff(self._checks.indptr)
+        if ((degrees < 1) | (degrees > 2)).any():
+            edge = int(np.nonzero((degrees < 1) | (degrees > 2))[0][0])
+            raise ValueError(f"column {edge} of check_matrix holds {degrees[edge]} nodes, expected one or two")
         self._ends = np.full((self._n_edges, 2), -1, np.int32)
         for edge in range(self._n_edges):
-            nodes = check_matrix.indices[check_matrix.indptr[edge] : check_matrix.indptr[edge + 1]]
+            nodes = self._checks.indices[self._checks.indptr[edge] : self._checks.indptr[edge + 1]]
             self._ends[edge, : len(nodes)] = nodes
-        # Links: every edge from either end; those from the boundary (here node n_nodes) lead away from it.
-        here = np.where(self._ends < 0, self._n_nodes, self._ends).T.ravel()
-        order = np.argsort(here, kind="stable")
-        self._start = np.searchsorted(here[order], np.arange(self._n_nodes + 2)).astype(np.int32)
-        self._near = self._ends[:, ::-1].T.ravel()[order].astype(np.int32)
-        self._via = np.tile(np.arange(self._n_edges, dtype=np.int32), 2)[order]
+        # Adjacency lists: every edge from either end; those of the boundary (here node n_nodes) come last.
+        node = np.where(self._ends < 0, self._n_nodes, self._ends).T.ravel()
+        order = np.argsort(node, kind="stable")
+        self._start = np.searchsorted(node[order], np.arange(self._n_nodes + 2)).astype(np.int32)
+        self._neighbours = self._ends[:, ::-1].T.ravel()[order].astype(np.int32)
+        self._edge_of_link = np.tile(np.arange(self._n_edges, dtype=np.int32), 2)[order]
 
-    def solve(self, events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """uint8 [n, n_edges]: the edges taken under weights -log_odds, clipped to +-MAX_LOG_ODDS nats.
+    @overload
+    def decode_batch(
+        self, shots: np.ndarray, weights: np.ndarray, *, return_weights: Literal[False] = False
+    ) -> np.ndarray: ...
+    @overload
+    def decode_batch(
+        self, shots: np.ndarray, weights: np.ndarray, *, return_weights: Literal[True]
+    ) -> tuple[np.ndarray, np.ndarray]: ...
+    def decode_batch(
+        self, shots: np.ndarray, weights: np.ndarray, *, return_weights: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Decode a batch of syndromes, each under its own edge weights.
 
-        events: uint8 [n, n_nodes]. log_odds: float [m, n_edges]; n / m shots in a row share one line of it.
-        Raises ValueError on a value that is not finite, on shapes that do not fit, and where no edge set explains a
-        shot: a component without boundary in which an odd number fired.
+        Args:
+            shots: uint8 [n, n_nodes], the detection events of each shot.
+            weights: float [n, n_edges], log((1 - p) / p) for independent edges; any finite value, computed in float32.
+                [n_edges] serves all shots; of [m, n_edges], where m divides n, each row serves n / m shots in a row.
+            return_weights: Also return the total weight of each solution.
+
+        Returns:
+            uint8 [n, n_edges], the edges of a minimum-weight solution of each shot, or with a faults matrix uint8
+            [n, n_faults], the faults that it flips. With `return_weights`, also float64 [n].
+
+        Raises:
+            ValueError: Shapes do not fit, a weight is not finite, or no edge set explains a shot (an odd number of
+                detection events in a component without boundary).
         """
-        shapes, n = (events.shape, log_odds.shape), max(len(log_odds), 1)
-        if shapes != ((len(events), self._n_nodes), (len(log_odds), self._n_edges)) or len(events) % n:
-            raise ValueError(f"events and log-odds have shapes {shapes}; nodes {self._n_nodes}, edges {self._n_edges}")
-        if len(log_odds) == 0 < len(events):
-            raise ValueError(f"{len(events)} shots and no log-odds")
+        weights = np.atleast_2d(weights)
+        shapes, rows = (shots.shape, weights.shape), len(weights)
+        if (
+            shapes != ((len(shots), self._n_nodes), (rows, self._n_edges))
+            or len(shots) % max(rows, 1)
+            or (rows == 0 < len(shots))
+        ):
+            raise ValueError(f"shots and weights have shapes {shapes}; nodes {self._n_nodes}, edges {self._n_edges}")
+        with np.errstate(over="ignore"):  # an overflow is reported below
+            log_odds = np.negative(weights, dtype=np.float32, casting="same_kind")
         if not np.isfinite(log_odds).all():
-            raise ValueError("log-odds hold values that are not finite")
-        clipped = np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS, dtype=np.float32)
-        selected = np.empty((len(events), self._n_edges), np.uint8)
-        shots_per_row = len(events) // n
-        for shot in np.nonzero(~self._solve_compiled(events, clipped, selected, shots_per_row))[0]:
-            selected[shot] = self._solve_with_pymatching(events[shot], clipped[shot // shots_per_row])
-        return selected
+            raise ValueError("weights hold values that are not finite")
+        if self._max_weight is not None:
+            np.clip(log_odds, -self._max_weight, self._max_weight, out=log_odds)
+        shots_per_row = len(shots) // max(rows, 1)
+        edges = np.empty((len(shots), self._n_edges), np.uint8)
+        for shot in np.nonzero(~self._decode_compiled(shots, log_odds, edges, shots_per_row))[0]:
+            edges[shot] = self._decode_with_pymatching(shots[shot], log_odds[shot // shots_per_row])
+        predictions = edges if self._faults is None else (edges @ self._faults & 1).astype(np.uint8)
+        if not return_weights:
+            return predictions
+        per_shot = np.repeat(log_odds, shots_per_row, axis=0) if shots_per_row > 1 else log_odds
+        return predictions, -np.einsum("se,se->s", per_shot, edges, dtype=np.float64)
 
-    def _solve_with_pymatching(self, events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """One shot by a graph of its own. Likelier edges are taken first: of parallel edges PyMatching keeps one."""
+    def _decode_with_pymatching(self, shot: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """Decode one shot with a graph of its own.
+
+        Edges likelier flipped than not are taken first: of parallel edges PyMatching keeps one.
+        """
         likelier = (log_odds > 0).astype(np.uint8)
-        rest = events.astype(np.uint8) ^ (self._checks @ likelier & 1).astype(np.uint8)
+        rest = shot.astype(np.uint8) ^ (self._checks @ likelier & 1).astype(np.uint8)
         matching = pymatching.Matching.from_check_matrix(self._checks, weights=np.abs(log_odds).astype(float))
         return np.asarray(matching.decode(rest) ^ likelier)
 
-    def _solve_compiled(
-        self, events: np.ndarray, log_odds: np.ndarray, selected: np.ndarray, shots_per_row: int
+    def _decode_compiled(
+        self, shots: np.ndarray, log_odds: np.ndarray, edges: np.ndarray, shots_per_row: int
     ) -> np.ndarray:
-        """bool [n]: the shots whose line of `taken` is written."""
+        """Decode in C; return bool [n], the shots whose row of `edges` is written."""
         function = compiled_matcher()
-        if function is None or len(events) == 0:
-            # Nothing fired and no edge is likelier flipped than not: the empty matching is the minimum.
-            selected[:] = 0
-            quiet: np.ndarray = ~events.any(axis=1) & np.repeat((log_odds <= 0).all(axis=1), shots_per_row)
-            return quiet
-        done = np.empty(len(events), np.uint8)
-        syndrome_buffer = np.array(events, np.uint8, order="C")
-        graph = (self._n_nodes, self._n_edges, self._ends, self._start, self._near, self._via)
-        if (
-            function(
-                len(events), shots_per_row, *graph, np.ascontiguousarray(log_odds), syndrome_buffer, selected, done
-            )
-            != 0
-        ):
+        if function is None or len(shots) == 0:
+            # No detection events, and no edge likelier flipped than not: the empty matching is the minimum.
+            edges[:] = 0
+            trivial: np.ndarray = ~shots.any(axis=1) & np.repeat((log_odds <= 0).all(axis=1), shots_per_row)
+            return trivial
+        done = np.empty(len(shots), np.uint8)
+        syndromes = np.array(shots, np.uint8, order="C")  # the C code toggles them in place
+        graph = (self._n_nodes, self._n_edges, self._ends, self._start, self._neighbours, self._edge_of_link)
+        if function(len(shots), shots_per_row, *graph, log_odds, syndromes, edges, done) != 0:
             done[:] = 0  # no memory for a table of nodes against nodes, which PyMatching does without
         return done.astype(bool)
+
+
+def _binary_csc(matrix: np.ndarray | sp.spmatrix) -> sp.csc_matrix:
+    """Return a uint8 copy in CSC format; ValueError if an entry is neither 0 nor 1."""
+    out = sp.csc_matrix(matrix, copy=True)
+    if not np.isin(out.data, (0, 1)).all():
+        raise ValueError("a matrix holds entries other than 0 and 1")
+    out.eliminate_zeros()
+    return out.astype(np.uint8)

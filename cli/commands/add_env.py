@@ -87,7 +87,7 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
     sizes = (
         (env_summary.n_detectors, "detector"),
         (env_summary.n_observables, "observable"),
-        (env_summary.n_faults, "mechanism"),
+        (env_summary.n_mechanisms, "mechanism"),
     )
     out.say(f"{path}: {', '.join(pluralize(number, noun) for number, noun in sizes)}")
     out.say(f"a net reads `inputs: {env_summary.inputs}` and gives {env_summary.n_variables} log-odds a shot")

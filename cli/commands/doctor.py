@@ -76,7 +76,7 @@ def _matching() -> Iterator[Finding]:
         message = "per-shot weights in PyMatching alone, many times slower: the package was built without a C compiler"
         yield Finding("matching", "weak", message, f"install a C compiler, then {reinstall_hint}")
     elif weighted_mwpm.is_outdated():
-        yield Finding("matching", "weak", "per-shot weights in C, built from an older match.c", reinstall_hint)
+        yield Finding("matching", "weak", "per-shot weights in C, built from an older weighted_mwpm.c", reinstall_hint)
     else:
         yield Finding("matching", "good", "per-shot weights in C")
 

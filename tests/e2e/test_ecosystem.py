@@ -147,5 +147,5 @@ def test_a_verified_round_is_listed_by_its_run_and_number(
     said = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
     assert 0 < (said[:, :1].astype(bool) != shots.observables).sum() < 0.5 * shots.observables.sum()
     own_code(workspace, run)
-    with pytest.raises(UsageError, match="code of its own.*decode.*--trust-code"):
+    with pytest.raises(UsageError, match="custom code.*decode.*--trust-code"):
         decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)

@@ -53,7 +53,10 @@ def test_one_top_level_package_and_every_file_once(wheel: Path) -> None:
     assert {name.split("/")[0] for name in names} == {"autoqec", f"autoqec-{autoqec.__version__}.dist-info"}
     tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cli").rglob("*.py")}
     assert {f"autoqec/{name}" for name in tracked} <= set(names)
-    data = ("py.typed", "data/qecbench_tab.jsonl", "data/configs/toy_inmemory.yaml", "llm/prices.yaml", "qec/match.c")
+    data = (
+        *("py.typed", "data/qecbench_tab.jsonl", "data/configs/toy_inmemory.yaml"),
+        *("llm/prices.yaml", "qec/weighted_mwpm.c"),
+    )
     assert {f"autoqec/{name}" for name in data} <= set(names)
 
 
@@ -91,8 +94,8 @@ def test_it_has_the_code_hash_of_the_checkout(installed: Path, tmp_path: Path) -
 
 
 def test_file_times_of_an_installed_package_say_nothing(installed: Path, tmp_path: Path) -> None:
-    """`pip install` unpacks in any order, so match.c may be newer than the library that was built from it."""
-    (installed / "autoqec/qec/match.c").touch()
+    """`pip install` unpacks in any order, so weighted_mwpm.c may be newer than the library that was built from it."""
+    (installed / "autoqec/qec/weighted_mwpm.c").touch()
     code = "from autoqec.qec import weighted_mwpm as m; print(m._LIBRARY.is_relative_to(sys.path[0]), m.outdated())"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", "-c", f"import sys; {code}"]

@@ -1,5 +1,5 @@
-"""The search surface: one architecture a file, and predecoder.yaml, the config that this tree stands for.
+"""Editable modules: one architecture per file, and predecoder.yaml, the config that a branch proposes.
 
-A module's `build(block, head, view)` returns an nn.Module that maps float32 detection events
-[batch, n_detectors] to a shift of the prior log-odds [batch, n_edges]. It starts at zero.
+A module's `build(block, head, view)` returns an nn.Module that maps float32 detection events [batch, n_detectors] to a
+shift of the prior log-odds [batch, n_edges]. The shift of an untrained network is zero.
 """

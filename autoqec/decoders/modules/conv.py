@@ -1,4 +1,4 @@
-"""Space-time convolution: detectors lie on a lattice, every edge reads the cells of the detectors it is linked to."""
+"""Space-time convolution on the lattice of detectors; every edge reads the cells of the detectors it is linked to."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from autoqec.decoders.modules.scatter import degree, scatter_sum
 
 
 class Conv(nn.Module):
+    """Convolutional layers, then one linear readout per edge."""
+
     index: Tensor
     cell_of: Tensor
     link_cell: Tensor
@@ -34,19 +36,20 @@ class Conv(nn.Module):
             self.register_buffer(name, value, persistent=False)
         channels, kernel = block["channels"], block["kernel"]
         self.n_edges, self.residual = view.n_edges, block["residual"]
-        # Channel 0 holds the detection events, channel 1 says where a detector is.
+        # Channel 0 holds the detection events, channel 1 marks cells with a detector.
         self.first = nn.Conv3d(2, channels, kernel, padding=kernel // 2)
         self.rest = nn.ModuleList(
             nn.Conv3d(channels, channels, kernel, padding=kernel // 2) for _ in range(block["layers"] - 1)
         )
         wide = channels if head == "linear" else max(channels // 2, 1)
-        # Each edge reads its own features, so a head of this family squeezes them before they are read.
+        # Each edge has its own readout, so a head of this architecture reduces the features before the readout.
         squeezed = {"linear": None, "mlp_small": nn.Linear(channels, wide)}
         self.squeeze = custom("Head", channels, wide) if head == "custom" else squeezed[head]
         self.read = nn.Parameter(torch.zeros(view.n_edges, wide))
         self.bias = nn.Parameter(torch.zeros(view.n_edges))
 
     def forward(self, detections: Tensor) -> Tensor:
+        """Map [batch, n_detectors] to [batch, n_edges]."""
         batch, size = len(detections), self.shape[0] * self.shape[1] * self.shape[2]
         grid = detections.new_zeros(batch, 2, size)
         grid[:, 0] = grid[:, 0].index_add(1, self.cell_of, detections[:, self.index])
@@ -56,16 +59,17 @@ class Conv(nn.Module):
             y = torch.relu(layer(x))
             x = x + y if self.residual else y
         cells = x.flatten(2).transpose(1, 2)[:, self.link_cell]
-        seen = scatter_sum(cells, self.link_edge, self.n_edges) * self.share[None, :, None]
+        features = scatter_sum(cells, self.link_edge, self.n_edges) * self.share[None, :, None]
         if self.squeeze is not None:
-            seen = torch.relu(self.squeeze(seen))
-        return (seen * self.read).sum(dim=-1) + self.bias
+            features = torch.relu(self.squeeze(features))
+        return (features * self.read).sum(dim=-1) + self.bias
 
 
 def lattice(coordinates: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """int64 [n_detectors]: the cell of each detector, and the lattice's size; the last coordinate is time.
+    """Return the cell of each detector, int64 [n_detectors], and the lattice's size; the third coordinate is time.
 
-    ValueError where detectors carry no usable coordinates: a convolution needs a lattice.
+    Raises:
+        ValueError: The detectors have no usable coordinates.
     """
     if coordinates.shape[1] < 2 or not bool((coordinates != 0).any()):
         raise ValueError("`conv` needs detector coordinates (x, y, t); this circuit has none; use `mlp` or `gnn`")
@@ -79,4 +83,5 @@ def lattice(coordinates: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
 
 
 def build(block: dict[str, Any], head: str, view: ProblemView) -> nn.Module:
+    """Build the network of a `conv` block."""
     return Conv(block, head, view)

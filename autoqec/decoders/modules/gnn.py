@@ -1,7 +1,7 @@
 """Message passing between detectors and edges of the decoding graph.
 
-A detector and an edge are linked where one mechanism touches both: that is how an error seen in the
-other sector speaks about this one. Weights are shared over links; batches go through gather and scatter.
+A detector and an edge are linked if some error mechanism flips both; through these links, events of the other sector
+change the edges of this one. Weights are shared over links. Attribute names are keys of checkpoints.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ATTENTION = ("attention", "edge_attention", "geometric_attention")
 
 
 class MessageFn(nn.Module):
-    """What a source says along each link: [batch, n_links, hidden].
+    """Message along each link, [batch, n_links, hidden], by kind.
 
-    mlp relu(s + t + e) · gated_mlp and gru_cell gate it (the latter in the update) · residual_mlp lets the source
-    through · normalized_mlp normalises before the relu · attention shares a target's ear among its links by
-    query and key; edge_attention hears the link's strength too; geometric_attention hears near sources better ·
-    custom is the branch's own.
+    mlp: relu(source + target + link). gated_mlp: with a sigmoid gate. gru_cell: as mlp, with a GRU as update.
+    residual_mlp: plus a linear map of the source. normalized_mlp: layer norm before the relu. attention: softmax over
+    the links of a target by query and key; edge_attention adds the link's strength to the logits, geometric_attention
+    subtracts the squared distance. custom: class MessageFn of the branch.
     """
 
     def __init__(self, kind: str, hidden: int, edge_features: bool) -> None:
@@ -46,6 +46,16 @@ class MessageFn(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, src: Tensor, dst: Tensor, strength: Tensor, distance: Tensor
     ) -> Tensor:
+        """Compute messages from nodes `src` to nodes `dst`.
+
+        Args:
+            source: [batch, n_sources, hidden].
+            target: [batch, n_targets, hidden].
+            src: int64 [n_links].
+            dst: int64 [n_links].
+            strength: [n_links], scaled log-odds of the link.
+            distance: [n_links], squared distance of the link.
+        """
         if self.own is not None:
             own: Tensor = self.own(source[:, src], target[:, dst], strength[:, None])
             return own
@@ -79,7 +89,7 @@ class MessageFn(nn.Module):
 
 
 class Aggregation(nn.Module):
-    """[batch, n_links, hidden] -> [batch, n, hidden]; a target without links hears zero."""
+    """Reduction of messages, [batch, n_links, hidden], to targets, [batch, n, hidden]; zero without links."""
 
     def __init__(self, kind: str, hidden: int) -> None:
         super().__init__()
@@ -91,6 +101,7 @@ class Aggregation(nn.Module):
         self.mix = nn.Linear(hidden, hidden) if kind == "set_transformer" else None
 
     def forward(self, message: Tensor, dst: Tensor, n: int) -> Tensor:
+        """Reduce the messages of each of n targets; dst: int64 [n_links]."""
         if self.own is not None:
             own: Tensor = self.own(message, dst, n)
             return own
@@ -102,14 +113,14 @@ class Aggregation(nn.Module):
             message = message * torch.sigmoid(self.gate(message))
         if self.seeds is None:
             return scatter_sum(message, dst, n)
-        shares = scatter_softmax(self.seeds(message), dst, n)  # one column a head
+        shares = scatter_softmax(self.seeds(message), dst, n)  # one column per head
         pooled = scatter_sum(message * shares.mean(dim=-1, keepdim=True), dst, n)
         # Pooling by seeds, then a residual mix: the last block of a set transformer (Lee et al. 2019).
         return pooled if self.mix is None else pooled + torch.relu(self.mix(pooled))
 
 
 class Norm(nn.Module):
-    """none · layer (over channels) · batch (over shots and nodes) · graph_norm (over nodes, Cai et al. 2021).
+    """Normalization: none, layer (over channels), batch (over shots and nodes) or graph_norm (Cai et al. 2021).
 
     edge_norm acts on messages instead: each is divided by sqrt(degree of source x degree of target).
     """
@@ -122,6 +133,7 @@ class Norm(nn.Module):
         self.scale = nn.Parameter(torch.ones(hidden)) if kind == "graph_norm" else None
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalize [batch, n, hidden]."""
         if self.layer is not None:
             x = self.layer(x)
         elif self.batch is not None:
@@ -133,7 +145,7 @@ class Norm(nn.Module):
 
 
 class Messages(nn.Module):
-    """One direction of a layer: sources speak to targets along links. [batch, n, hidden] each."""
+    """One direction of a message-passing layer, from sources to targets."""
 
     def __init__(self, block: dict[str, Any]) -> None:
         super().__init__()
@@ -149,22 +161,23 @@ class Messages(nn.Module):
     def forward(
         self, source: Tensor, target: Tensor, src: Tensor, dst: Tensor, strength: Tensor, distance: Tensor
     ) -> Tensor:
+        """Return the updated targets, [batch, n_targets, hidden]; see `MessageFn.forward`."""
         message = self.message(source, target, src, dst, strength, distance)
         if self.edge_norm:
             both = degree(src, source.shape[1])[src] * degree(dst, target.shape[1])[dst]
             message = message / both.sqrt()[:, None]
-        heard = self.aggregate(message, dst, target.shape[1])
+        pooled = self.aggregate(message, dst, target.shape[1])
         if self.cell is not None:
-            update = self.cell(heard.flatten(0, 1), target.flatten(0, 1)).view_as(target)
+            update = self.cell(pooled.flatten(0, 1), target.flatten(0, 1)).view_as(target)
         else:
             assert self.update is not None
-            update = torch.relu(self.update(torch.cat([target, heard], dim=-1)))
+            update = torch.relu(self.update(torch.cat([target, pooled], dim=-1)))
         update = self.norm(update)
         return target + update if self.residual else update
 
 
 class Gnn(nn.Module):
-    """Edges hear detectors, detectors hear edges, in turn; a head reads the edges."""
+    """Layers of messages from detectors to edges and back; a head maps edge features to log-odds."""
 
     index: Tensor
     detector_of: Tensor
@@ -178,13 +191,13 @@ class Gnn(nn.Module):
         index = view.inputs(block["inputs"])
         position = torch.full((view.n_detectors,), -1, dtype=torch.long)
         position[index] = torch.arange(len(index))
-        heard = position[view.links[0]] >= 0
+        kept = position[view.links[0]] >= 0
         fixed = {
             "index": index,
-            "detector_of": position[view.links[0][heard]],
-            "edge_of": view.links[1][heard],
-            "strength": view.link_strength[heard] / 5.0,  # about unit scale
-            "distance": link_distance(view)[heard],
+            "detector_of": position[view.links[0][kept]],
+            "edge_of": view.links[1][kept],
+            "strength": view.link_strength[kept] / 5.0,  # about unit scale
+            "distance": link_distance(view)[kept],
             "log_odds": view.log_odds / 5.0,
         }
         for name, value in fixed.items():
@@ -197,6 +210,7 @@ class Gnn(nn.Module):
         self.head = make_head(head, hidden, 1)
 
     def forward(self, detections: Tensor) -> Tensor:
+        """Map [batch, n_detectors] to [batch, n_edges]."""
         detectors = self.detector_in(detections[:, self.index, None])
         edges = self.edge_in(self.log_odds[:, None]).expand(len(detections), -1, -1)
         links = (self.strength, self.distance)
@@ -210,7 +224,7 @@ class Gnn(nn.Module):
 
 
 def link_distance(view: ProblemView) -> Tensor:
-    """float32 [n_links]: squared distance from a detector to the middle of what its edge touches."""
+    """Return float32 [n_links], squared distances from a detector to the centre of the detectors linked to its edge."""
     detectors, edges = view.links
     where = view.coordinates[detectors]
     middle = torch.zeros(view.n_edges, where.shape[1]).index_add(0, edges, where)
@@ -219,4 +233,5 @@ def link_distance(view: ProblemView) -> Tensor:
 
 
 def build(block: dict[str, Any], head: str, view: ProblemView) -> nn.Module:
+    """Build the network of a `gnn` block."""
     return Gnn(block, head, view)

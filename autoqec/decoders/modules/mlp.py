@@ -1,4 +1,4 @@
-"""Dense net: every edge may hear every input detector."""
+"""Dense network from the input detectors to all edges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "si
 
 
 class Mlp(nn.Module):
-    """Residual hidden layers, a head, and a linear path past them."""
+    """Residual hidden layers and a head, with an optional linear path from inputs to outputs."""
 
     index: Tensor
 
@@ -31,6 +31,7 @@ class Mlp(nn.Module):
             nn.init.zeros_(self.skip.weight)
 
     def forward(self, detections: Tensor) -> Tensor:
+        """Map [batch, n_detectors] to [batch, n_edges]."""
         x = detections[:, self.index]
         h = self.act(self.first(x))
         for layer in self.hidden:
@@ -40,7 +41,7 @@ class Mlp(nn.Module):
 
 
 def make_head(kind: str, hidden: int, n_outputs: int) -> nn.Module:
-    """linear, or mlp_small (one hidden layer of half the width): the last layer starts at zero; or the branch's own."""
+    """Build a head: linear, mlp_small (one hidden layer of half the width) or custom; the last layer starts at zero."""
     if kind == "custom":
         return custom("Head", hidden, n_outputs)
     last = nn.Linear(hidden if kind == "linear" else max(hidden // 2, 1), n_outputs)
@@ -50,4 +51,5 @@ def make_head(kind: str, hidden: int, n_outputs: int) -> nn.Module:
 
 
 def build(block: dict[str, Any], head: str, view: ProblemView) -> nn.Module:
+    """Build the network of an `mlp` block."""
     return Mlp(block, head, view)

@@ -1,6 +1,7 @@
-"""Unrolled sum-product over every mechanism, with learned weights; edges read the XOR of their mechanisms.
+"""Unrolled belief propagation (sum-product) over all error mechanisms, with learned weights.
 
-Nachmani, Be'ery, Burshtein 2016 (weights on an unrolled graph); Liu, Poulin 2019 (quantum codes).
+The log-odds of an edge are those of the XOR of its error mechanisms. Nachmani, Be'ery, Burshtein 2016 (weights on an
+unrolled graph); Liu, Poulin 2019 (quantum codes).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ MAX_LOG_ODDS = 15.0  # nats; tanh saturates beyond
 
 
 class NeuralBp(nn.Module):
+    """Belief propagation with weights per iteration, check or link, and learned damping."""
+
     index: Tensor
     fault_of: Tensor
     check_of: Tensor
@@ -31,11 +34,11 @@ class NeuralBp(nn.Module):
         index = view.inputs(block["inputs"])
         position = torch.full((view.n_detectors,), -1, dtype=torch.long)
         position[index] = torch.arange(len(index))
-        seen = position[view.fault_detectors[1]] >= 0
+        kept = position[view.fault_detectors[1]] >= 0
         fixed = {
             "index": index,
-            "fault_of": view.fault_detectors[0][seen],
-            "check_of": position[view.fault_detectors[1][seen]],
+            "fault_of": view.fault_detectors[0][kept],
+            "check_of": position[view.fault_detectors[1][kept]],
             "prior": view.fault_log_odds,
             "edge_fault": view.fault_edges[0],
             "edge_of": view.fault_edges[1],
@@ -50,7 +53,7 @@ class NeuralBp(nn.Module):
         self.weight = nn.Parameter(torch.ones(shape[block["weight_sharing"]]))
         self.damping = self._damping(block["damping"])
         self.attention = nn.Parameter(0.1 * torch.randn(block["heads"], 2)) if block["attention_aug"] else None
-        self.out = nn.Parameter(torch.zeros(()))  # share of the posterior that is believed; starts at none
+        self.out = nn.Parameter(torch.zeros(()))  # share of the posterior that enters the output; starts at 0
 
     def _damping(self, kind: str) -> nn.Parameter | None:
         start = torch.logit(torch.tensor(FIXED_DAMPING))
@@ -59,8 +62,9 @@ class NeuralBp(nn.Module):
         return nn.Parameter(start.repeat(1 if kind == "learnable_scalar" else self.iterations))
 
     def forward(self, detections: Tensor) -> Tensor:
+        """Map [batch, n_detectors] to [batch, n_edges]."""
         sign = 1 - 2 * detections[:, self.index]
-        prior = -self.prior.expand(len(detections), -1)  # log P(0)/P(1), as belief propagation counts
+        prior = -self.prior.expand(len(detections), -1)  # log P(0)/P(1), the sign convention of belief propagation
         into_check = prior[:, self.fault_of]
         into_fault = torch.zeros_like(into_check)
         total = prior
@@ -71,8 +75,8 @@ class NeuralBp(nn.Module):
             total = prior + scatter_sum(into_fault[..., None], self.fault_of, prior.shape[1])[..., 0]
             into_check = (total[:, self.fault_of] - into_fault).clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS)
         flipped = xor_log_odds(-total.clamp(-MAX_LOG_ODDS, MAX_LOG_ODDS), self.edge_fault, self.edge_of, self.n_edges)
-        untouched = xor_log_odds(self.prior[None], self.edge_fault, self.edge_of, self.n_edges)
-        return self.out * (flipped - untouched)
+        unchanged = xor_log_odds(self.prior[None], self.edge_fault, self.edge_of, self.n_edges)
+        return self.out * (flipped - unchanged)
 
     def _damping_factor(self, step: int) -> Tensor | float:
         if self.damping is None:
@@ -91,7 +95,16 @@ class NeuralBp(nn.Module):
 
 
 def check_messages(into_check: Tensor, sign: Tensor, check_of: Tensor) -> Tensor:
-    """[batch, n_links] -> [batch, n_links]: what each check says to each of its mechanisms, itself left out."""
+    """Compute the message of each check to each of its error mechanisms, excluding that mechanism's own message.
+
+    Args:
+        into_check: [batch, n_links], log-odds into the checks.
+        sign: [batch, n_checks], -1 for a detection event, else 1.
+        check_of: int64 [n_links].
+
+    Returns:
+        [batch, n_links].
+    """
     n = sign.shape[1]
     log_tanh = torch.log(torch.tanh(into_check.abs() / 2).clamp(1e-7, 1 - 1e-7))
     negative = (into_check < 0).to(into_check.dtype)
@@ -102,7 +115,17 @@ def check_messages(into_check: Tensor, sign: Tensor, check_of: Tensor) -> Tensor
 
 
 def xor_log_odds(log_odds: Tensor, fault: Tensor, edge: Tensor, n_edges: int) -> Tensor:
-    """Log-odds [batch, n_faults] of independent mechanisms -> log-odds of their XOR on each edge [batch, n_edges]."""
+    """Compute the log-odds of each edge as the XOR of independent error mechanisms.
+
+    Args:
+        log_odds: [batch, n_mechanisms].
+        fault: int64 [n], error mechanism of each (error mechanism, edge) pair.
+        edge: int64 [n], edge of each pair.
+        n_edges: Number of edges.
+
+    Returns:
+        [batch, n_edges].
+    """
     half = torch.tanh(-log_odds / 2)[:, fault]  # 1 - 2p
     log_size = scatter_sum(torch.log(half.abs().clamp(1e-7, 1 - 1e-7))[..., None], edge, n_edges)[..., 0]
     odd = scatter_sum((half < 0).to(half.dtype)[..., None], edge, n_edges)[..., 0]
@@ -110,4 +133,5 @@ def xor_log_odds(log_odds: Tensor, fault: Tensor, edge: Tensor, n_edges: int) ->
 
 
 def build(block: dict[str, Any], head: str, view: ProblemView) -> nn.Module:
+    """Build the network of a `neural_bp` block."""
     return NeuralBp(block, view)

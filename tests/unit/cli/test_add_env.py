@@ -171,13 +171,13 @@ def test_wrong_words_write_nothing(here: Path, capsys: pytest.CaptureFixture[str
     ("file", "data", "words"),
     [
         ("a.txt", b"012\n", "0s and 1s"),
-        ("a.txt", b"01\n011\n", "holds no matrix"),
+        ("a.txt", b"01\n011\n", "cannot be read as a matrix"),
         ("a.txt", b"", "0s and 1s"),
-        ("a.npy", b"not numpy", "holds no matrix"),
-        ("a.mtx", b"%%MatrixMarket nothing\n", "holds no matrix"),
-        ("a.npz", b"PK", "holds no matrix"),
-        ("a.npz", b"PK\x03\x04cut off", "holds no matrix"),
-        ("a.mtx", b"%%MatrixMarket matrix coordinate pattern general\n9000000 9000000 1\n1 1\n", "holds no matrix"),
+        ("a.npy", b"not numpy", "cannot be read as a matrix"),
+        ("a.mtx", b"%%MatrixMarket nothing\n", "cannot be read as a matrix"),
+        ("a.npz", b"PK", "cannot be read as a matrix"),
+        ("a.npz", b"PK\x03\x04cut off", "cannot be read as a matrix"),
+        ("a.mtx", b"%%MatrixMarket matrix coordinate pattern general\n9000000 9000000 1\n1 1\n", "cannot be read as a"),
     ],
 )
 def test_files_that_hold_no_matrix(here: Path, file: str, data: bytes, words: str) -> None:
@@ -188,5 +188,5 @@ def test_files_that_hold_no_matrix(here: Path, file: str, data: bytes, words: st
 
 def test_pickles_are_never_opened(here: Path) -> None:
     np.save("a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(UsageError, match="holds no matrix"):
+    with pytest.raises(UsageError, match="cannot be read as a matrix"):
         read_matrix(here / "a.npy")

@@ -48,7 +48,7 @@ def test_doctor_says_where_the_matching_was_built_without_c(monkeypatch: pytest.
     monkeypatch.setattr(weighted_mwpm, "_LIBRARY", library)
     assert [one.state for one in doctor._matching()] == ["good"]
     os.utime(library, (0, 0))
-    assert [(one.state, "older match.c" in one.found) for one in doctor._matching()] == [("weak", True)]
+    assert [(one.state, "older weighted_mwpm.c" in one.found) for one in doctor._matching()] == [("weak", True)]
     monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     (found,) = doctor._matching()
     assert found.state == "weak" and "slower" in found.found and "C compiler" in (found.hint or "")

@@ -169,7 +169,7 @@ def test_a_wrong_shape_names_both(kind: str, sizes: tuple[int, ...], words: str)
         (("+ strength", "* float('nan')"), "not finite"),
         (("self.mix(torch", "self.none(torch"), "fails on a small batch"),
         (("class Head(nn.Module)", "class Heads(nn.Module)"), "has no class Head"),
-        (("return self.out(h)", "return self.out(h.detach()).detach()"), "no gradient"),
+        (("return self.out(h)", "return self.out(h.detach()).detach()"), "does not propagate gradients"),
     ],
 )
 def test_code_that_does_not_do_its_work_is_refused(tmp_path: Path, change: tuple[str, str], words: str) -> None:

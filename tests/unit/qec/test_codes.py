@@ -64,12 +64,12 @@ def test_logicals_are_found_where_none_are_given() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('hx: ["11"]', "needs the keys hx and hz"),
+        ('hx: ["11"]', "expected the keys hx and hz"),
         ('hx: ["11"]\nhz: ["10"]', "do not commute"),
         ('hx: ["11"]\nhz: ["12"]', "key hz.*rows such as"),
         ('hx: ["11"]\nhz: ["11", "1"]', "key hz.*differ in length"),
         ('hx: ["11"]\nhz: ["1111"]', "differ in width"),
-        ('hx: ["1100"]\nhz: ["1111"]\nlz: ["1000"]', "logical does not commute"),
+        ('hx: ["1100"]\nhz: ["1111"]\nlz: ["1000"]', "logical operator does not commute"),
     ],
 )
 def test_wrong_matrices_name_the_place(text: str, words: str) -> None:
@@ -102,7 +102,7 @@ def test_a_dem_with_hyperedges_needs_another_backend() -> None:
 
 
 def test_a_dem_that_is_none_says_so() -> None:
-    with pytest.raises(UsageError, match="can't build"):
+    with pytest.raises(UsageError, match="cannot build"):
         Problem.from_env(dem_env("nonsense"))
 
 
@@ -152,5 +152,5 @@ def test_a_colour_code_has_no_matching_graph() -> None:
 
 @pytest.mark.parametrize(("d", "rounds"), [(4, 4), (3, 1)])
 def test_a_generator_that_refuses_names_what_to_change(d: int, rounds: int) -> None:
-    with pytest.raises(UsageError, match="stim can't build.*choose another distance or number of rounds"):
+    with pytest.raises(UsageError, match="stim cannot build.*choose another distance or number of rounds"):
         Problem.from_env(colour(d, "bposd", rounds))

@@ -138,7 +138,7 @@ class TestTrust:
         assert SOURCE in registered_functions()
         require_installed(with_baseline(CORRELATED))
         trust_decoders(registered=False)
-        with pytest.raises(UsageError, match="env of others.*--trust-decoder"):
+        with pytest.raises(UsageError, match="env from an archive.*--trust-decoder"):
             require_installed(with_baseline(CORRELATED))
 
     @pytest.mark.parametrize("entry", ["", "."])

@@ -84,7 +84,7 @@ def test_hyperedges_are_refused_with_the_field() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("NONSENSE 0", "can't build"),
+        ("NONSENSE 0", "cannot build"),
         ("R 0\nX_ERROR(0.1) 0\nM 0\nDETECTOR rec[-1]", "0 observables"),
         ("R 0 1\nX_ERROR(0.1) 0\nM 0 1\nDETECTOR rec[-2]\nOBSERVABLE_INCLUDE(0) rec[-1]", "flips an observable"),
     ],

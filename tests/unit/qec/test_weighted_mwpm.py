@@ -1,4 +1,4 @@
-"""Matching under per-shot weights: the minimum, whoever finds it. Against PyMatching, brute force, and without C."""
+"""Weighted matching against PyMatching and brute force, in C and without it."""
 
 from __future__ import annotations
 
@@ -10,60 +10,59 @@ import pytest
 import scipy.sparse as sp
 
 from autoqec.qec import sampling, weighted_mwpm
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatcher
+from autoqec.qec.weighted_mwpm import WeightedMatching
 from tests.support.envs import problem
 
 needs_c = pytest.mark.skipif(
-    weighted_mwpm.compiled_matcher() is None, reason="match.c is not built here: pip install -e ."
+    weighted_mwpm.compiled_matcher() is None, reason="the C extension is not built: pip install -e ."
 )
 
 
 def shots(distance: int, n: int, spread: float, p: float = 0.005) -> tuple[sp.csc_matrix, np.ndarray, np.ndarray]:
-    """Check matrix, events of n sampled shots, and log-odds about the priors."""
+    """Check matrix, detection events of n sampled shots, and weights around the priors'."""
     prob = problem(distance, p)
     graph = prob.matching_graph
     events = sampling.unpack(sampling.sample(prob, n, 5).detection_events, prob.n_detectors)[:, graph.in_sector]
     noise = np.random.default_rng(distance).normal(0, spread, (n, graph.n_edges))
-    return graph.check_matrix, events, (graph.log_odds + noise).astype(np.float32)
+    return graph.check_matrix, events, -(graph.log_odds + noise).astype(np.float32)
 
 
-def cost(log_odds: np.ndarray, selected: np.ndarray) -> np.ndarray:
-    return -(np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS).astype(float) * selected).sum(axis=1)
+def cost(weights: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    return (weights.astype(float) * edges).sum(axis=1)
 
 
-def same_minimum(distance: int, n: int, spread: float) -> None:
-    """Every solution explains its shot, and none is dearer than PyMatching's, which rounds its weights, nor cheaper."""
-    checks, events, log_odds = shots(distance, n, spread)
-    selected = WeightedMatcher(checks).solve(events, log_odds)
-    assert np.array_equal((selected @ checks.T.toarray()) & 1, events)
-    clipped = np.clip(log_odds, -MAX_LOG_ODDS, MAX_LOG_ODDS).astype(float)
+def assert_weight_of_pymatching(distance: int, n: int, spread: float) -> None:
+    """Every solution explains its shot, and its weight is that of PyMatching, which rounds weights to integers."""
+    checks, events, weights = shots(distance, n, spread)
+    edges = WeightedMatching(checks).decode_batch(events, weights)
+    assert np.array_equal((edges @ checks.T.toarray()) & 1, events)
     rebuilt = np.stack(
         [
-            pymatching.Matching.from_check_matrix(checks, weights=-row).decode(shot)
-            for row, shot in zip(clipped, events, strict=True)
+            pymatching.Matching.from_check_matrix(checks, weights=row).decode(shot)
+            for row, shot in zip(weights.astype(float), events, strict=True)
         ]
     )
-    excess = cost(log_odds, selected) - cost(log_odds, rebuilt)
+    excess = cost(weights, edges) - cost(weights, rebuilt)
     assert excess.max() < 1e-9
     assert excess.min() > -1e-3
 
 
 @needs_c
 @pytest.mark.parametrize(("distance", "spread"), [(3, 1.0), (3, 5.0), (5, 1.0), (5, 4.0), (7, 1.5)])
-def test_the_same_minimum_weight_as_a_matching_built_for_the_shot(distance: int, spread: float) -> None:
-    same_minimum(distance, 100, spread)
+def test_weight_equals_that_of_a_matching_rebuilt_per_shot(distance: int, spread: float) -> None:
+    assert_weight_of_pymatching(distance, 100, spread)
 
 
 @needs_c
 @pytest.mark.long
-def test_the_same_minimum_weight_on_ten_thousand_shots() -> None:
-    same_minimum(5, 10_000, 1.5)
+def test_weight_equals_that_of_a_rebuilt_matching_on_10000_shots() -> None:
+    assert_weight_of_pymatching(5, 10_000, 1.5)
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
 @pytest.mark.parametrize("closed", [False, True])
-def test_the_minimum_of_all_edge_sets(built: bool, closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small graphs, every syndrome, weights of either sign: with a boundary, and a ring without one."""
+def test_weight_is_minimal_among_all_edge_sets(built: bool, closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small graphs, every syndrome, weights of both signs, with and without a boundary."""
     if not built:
         monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     ends = [(0, 1), (1, 2), (2, 3), (0, 2)] + ([(3, 0)] if closed else [(0,), (3,), (1,)])
@@ -73,88 +72,139 @@ def test_the_minimum_of_all_edge_sets(built: bool, closed: bool, monkeypatch: py
     events = np.unique(syndromes, axis=0)  # without a boundary only an even number can fire
     rng = np.random.default_rng(7)
     for _ in range(20):
-        log_odds = rng.normal(-0.5, 2, (len(events), len(ends))).astype(np.float32)
-        selected = WeightedMatcher(checks).solve(events, log_odds)
-        assert np.array_equal(selected @ checks.T.toarray() & 1, events)
-        for shot, row in enumerate(log_odds):
+        weights = rng.normal(0.5, 2, (len(events), len(ends))).astype(np.float32)
+        edges = WeightedMatching(checks).decode_batch(events, weights)
+        assert np.array_equal(edges @ checks.T.toarray() & 1, events)
+        for shot, row in enumerate(weights):
             fitting = subsets[(syndromes == events[shot]).all(axis=1)]
             least = cost(row[None], fitting).min()
-            assert cost(row[None], selected[shot][None])[0] == pytest.approx(least, abs=1e-3)
+            assert cost(row[None], edges[shot][None])[0] == pytest.approx(least, abs=1e-3)
 
 
 @needs_c
-def test_a_search_too_long_is_left_to_pymatching() -> None:
-    checks, events, log_odds = shots(7, 60, 4.0)
-    matcher = WeightedMatcher(checks)
-    done = matcher._solve_compiled(events, log_odds, np.empty(log_odds.shape, np.uint8), 1)
+def test_shots_beyond_the_search_budget_are_decoded_by_pymatching() -> None:
+    checks, events, weights = shots(7, 60, 4.0)
+    matcher = WeightedMatching(checks)
+    done = matcher._decode_compiled(events, -weights, np.empty(weights.shape, np.uint8), 1)
     assert not done.all()
     left = ~done
-    selected = matcher.solve(events[left], log_odds[left])
-    assert np.array_equal((selected @ checks.T.toarray()) & 1, events[left])
+    edges = matcher.decode_batch(events[left], weights[left])
+    assert np.array_equal((edges @ checks.T.toarray()) & 1, events[left])
 
 
 @needs_c
-def test_more_fired_nodes_than_a_cluster_holds() -> None:
-    """A chain of 200 fired nodes, no boundary near: C leaves it, and the answer is right."""
+def test_cluster_larger_than_the_c_limit_is_decoded() -> None:
+    """A chain of 200 detection events far from the boundary."""
     n = 200
     checks = sp.csc_matrix(np.array([[node in (edge, edge + 1) for edge in range(n)] for node in range(n)], np.uint8))
-    log_odds = np.full((1, n), -1.0, np.float32)
-    log_odds[0, -1] = -20.0
-    selected = WeightedMatcher(checks).solve(np.ones((1, n), np.uint8), log_odds)
-    assert selected[0].tolist() == [1, 0] * (n // 2)
+    weights = np.full((1, n), 1.0, np.float32)
+    weights[0, -1] = 20.0
+    edges = WeightedMatching(checks).decode_batch(np.ones((1, n), np.uint8), weights)
+    assert edges[0].tolist() == [1, 0] * (n // 2)
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
-def test_shots_in_a_row_share_log_odds(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consecutive_shots_share_a_row_of_weights(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not built:
         monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
-    checks, events, log_odds = shots(3, 40, 1.0)
-    matcher = WeightedMatcher(checks)
-    shared = matcher.solve(events, log_odds[::2])
-    assert np.array_equal(shared, matcher.solve(events, np.repeat(log_odds[::2], 2, axis=0)))
+    checks, events, weights = shots(3, 40, 1.0)
+    matcher = WeightedMatching(checks)
+    shared = matcher.decode_batch(events, weights[::2])
+    assert np.array_equal(shared, matcher.decode_batch(events, np.repeat(weights[::2], 2, axis=0)))
 
 
 @needs_c
-def test_inputs_are_left_as_they_were() -> None:
-    checks, events, log_odds = shots(3, 40, 5.0)
-    before = events.copy(), log_odds.copy()
-    WeightedMatcher(checks).solve(events, log_odds)
-    assert np.array_equal(events, before[0]) and np.array_equal(log_odds, before[1])
+def test_inputs_are_not_modified() -> None:
+    checks, events, weights = shots(3, 40, 5.0)
+    before = events.copy(), weights.copy()
+    WeightedMatching(checks).decode_batch(events, weights)
+    assert np.array_equal(events, before[0]) and np.array_equal(weights, before[1])
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
-def test_parallel_edges_are_both_taken_where_both_are_likelier_flipped(
-    built: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallel_edges_of_negative_weight_are_both_selected(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not built:
         monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     checks = sp.csc_matrix(np.array([[1, 1, 1, 0], [1, 1, 0, 1]], np.uint8))
-    log_odds = np.array([[2, 3, -1, -4]], np.float32)
-    assert WeightedMatcher(checks).solve(np.zeros((1, 2), np.uint8), log_odds).tolist() == [[1, 1, 0, 0]]
+    weights = np.array([[-2, -3, 1, 4]], np.float32)
+    assert WeightedMatching(checks).decode_batch(np.zeros((1, 2), np.uint8), weights).tolist() == [[1, 1, 0, 0]]
 
 
 @needs_c
-def test_where_c_has_no_memory_every_shot_is_pymatchings(monkeypatch: pytest.MonkeyPatch) -> None:
-    checks, events, log_odds = shots(3, 40, 1.0)
-    wanted = WeightedMatcher(checks).solve(events, log_odds)
+def test_without_memory_in_c_pymatching_decodes_every_shot(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, events, weights = shots(3, 40, 1.0)
+    expected = WeightedMatching(checks).decode_batch(events, weights)
     monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: lambda *_: -1)
-    found = WeightedMatcher(checks).solve(events, log_odds)
-    assert cost(log_odds, found) == pytest.approx(cost(log_odds, wanted), abs=1e-3)
+    edges = WeightedMatching(checks).decode_batch(events, weights)
+    assert cost(weights, edges) == pytest.approx(cost(weights, expected), abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("events", "log_odds"), [((4, 2), (4, 3)), ((4, 3), (4, 2)), ((2, 3), (4, 3)), ((5, 3), (2, 3)), ((4, 3), (0, 3))]
+    ("events", "weights"), [((4, 2), (4, 3)), ((4, 3), (4, 2)), ((2, 3), (4, 3)), ((5, 3), (2, 3)), ((4, 3), (0, 3))]
 )
-def test_shapes_that_do_not_fit_never_reach_c(events: tuple[int, int], log_odds: tuple[int, int]) -> None:
+def test_wrong_shapes_are_rejected(events: tuple[int, int], weights: tuple[int, int]) -> None:
     checks = sp.csc_matrix(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], np.uint8))
-    with pytest.raises(ValueError, match="log-odds"):
-        WeightedMatcher(checks).solve(np.zeros(events, np.uint8), np.zeros(log_odds, np.float32))
+    with pytest.raises(ValueError, match="have shapes"):
+        WeightedMatching(checks).decode_batch(np.zeros(events, np.uint8), np.zeros(weights, np.float32))
 
 
 @pytest.mark.parametrize("built", [pytest.param(True, marks=needs_c), False])
-def test_a_shot_that_no_edges_explain(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexplainable_syndrome_is_rejected(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not built:
         monkeypatch.setattr(weighted_mwpm, "compiled_matcher", lambda: None)
     ring = sp.csc_matrix(np.array([[1, 1, 0], [0, 1, 1], [1, 0, 1]], np.uint8))
     with pytest.raises(ValueError, match="odd parity"):
-        WeightedMatcher(ring).solve(np.array([[1, 1, 1]], np.uint8), np.full((1, 3), -1, np.float32))
+        WeightedMatching(ring).decode_batch(np.array([[1, 1, 1]], np.uint8), np.full((1, 3), 1, np.float32))
+
+
+def test_predictions_equal_those_of_pymatching_with_a_faults_matrix() -> None:
+    """Same arguments and results as PyMatching, with weights that make the minimum unique."""
+    checks, events, weights = shots(3, 200, 0.5)
+    faults = problem(3, 0.005).matching_graph.observables.T
+    predictions, totals = WeightedMatching(checks, faults).decode_batch(events, weights, return_weights=True)
+    for shot in range(len(events)):
+        matching = pymatching.Matching.from_check_matrix(checks, weights=weights[shot], faults_matrix=faults)
+        expected, total = matching.decode(events[shot], return_weight=True)
+        assert totals[shot] == pytest.approx(total, abs=1e-3)
+        assert np.array_equal(predictions[shot], expected)
+    assert predictions.any() and predictions.shape == (200, 1)
+
+
+def test_one_row_of_weights_serves_all_shots() -> None:
+    checks, events, weights = shots(3, 40, 1.0)
+    matching = WeightedMatching(checks.toarray())
+    shared = matching.decode_batch(events, weights[0])
+    assert np.array_equal(shared, matching.decode_batch(events, np.tile(weights[0], (40, 1))))
+    assert cost(weights[:1], shared) == pytest.approx(
+        matching.decode_batch(events, weights[0], return_weights=True)[1], abs=1e-5
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+def test_weights_that_are_not_finite_in_float32_are_rejected(bad: float) -> None:
+    checks, events, weights = shots(3, 2, 1.0)
+    row = weights[0].astype(float)
+    row[3] = bad
+    with pytest.raises(ValueError, match="not finite"):
+        WeightedMatching(checks).decode_batch(events, row)
+
+
+def test_max_weight_clips_weights() -> None:
+    checks = np.array([[1, 1]], np.uint8)
+    events, weights = np.ones((1, 1), np.uint8), np.array([[70.0, 40.0]])
+    assert WeightedMatching(checks).decode_batch(events, weights, return_weights=True)[1] == [40.0]
+    assert WeightedMatching(checks, max_weight=30).decode_batch(events, weights, return_weights=True)[1] == [30.0]
+
+
+@pytest.mark.parametrize(
+    ("checks", "faults", "message"),
+    [
+        ([[1], [1], [1]], None, "column 0 of check_matrix holds 3 nodes"),
+        ([[1, 0]], None, "column 1 of check_matrix holds 0 nodes"),
+        ([[2]], None, "other than 0 and 1"),
+        ([[1, 1]], [[1]], "faults_matrix has 1 columns, check_matrix has 2"),
+    ],
+)
+def test_malformed_matrices_are_rejected(checks: list[list[int]], faults: list[list[int]] | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeightedMatching(np.array(checks), None if faults is None else np.array(faults))

@@ -87,7 +87,7 @@ def test_hashed_packages_exist() -> None:
 SUFFIX = sysconfig.get_config_var("EXT_SUFFIX")
 
 
-@pytest.mark.parametrize("name", [f"{name}/a.py" for name in machine.RESULT_PACKAGES] + ["qec/match.c"])
+@pytest.mark.parametrize("name", [f"{name}/a.py" for name in machine.RESULT_PACKAGES] + ["qec/weighted_mwpm.c"])
 def test_change_that_can_change_a_result_changes_both_hashes(package: Path, name: str) -> None:
     code, whole = hashes()
     (package / name).write_text("1")
