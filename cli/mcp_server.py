@@ -77,20 +77,23 @@ class Tools:
 
     def show(self, run: str | None = None) -> dict[str, Any]:
         """The runs of this repository; with a run's id its verified front and the judge's figures for the best."""
-        from autoqec.reporting import run_view
+        from autoqec.reporting import run_report
 
         if run is None:
             return {"runs": paths.run_ids(self._root)[-MAX_ROWS:]}
-        view = run_view.load(paths.run_layout(run, root=self._root))
-        best = view.best
+        report = run_report.load(paths.run_layout(run, root=self._root))
+        best = report.best_verification
         return {
-            "run_id": view.info.run_id,
-            "env": view.info.env_name,
-            "profile": view.info.profile,
-            "ideator": view.info.ideator,
-            "rounds": len(view.rows),
-            "verified": view.verified,
-            "front": [{"round": view.round_of(entry), **entry.dump()} for entry in view.front[:MAX_ROWS]],
+            "run_id": report.info.run_id,
+            "env": report.info.env_name,
+            "profile": report.info.profile,
+            "ideator": report.info.ideator,
+            "rounds": len(report.rows),
+            "verified": report.n_verified,
+            "front": [
+                {"round": entry.row.round, **report.state.verified[entry.key].dump()}
+                for entry in report.front[:MAX_ROWS]
+            ],
             "best": None if best is None else {"claim": best.claim, "panel": [member.dump() for member in best.panel]},
         }
 

@@ -20,7 +20,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
-from autoqec.reporting import run_view
+from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.reporting.summary import print_summary
@@ -225,7 +225,7 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
             ) from error
         if learned := build_roles.learn(run_options.choice, run):
             out.note(f"{learned} rounds learned into {run_options.choice.memory}")
-    final_view = run_view.load(run.layout)
+    final_view = run_report.load(run.layout)
     print_summary(target, final_view)
     out.note(f"Stopped: {outcome.stop_reason}")
     if outcome.interrupted:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from autoqec.reporting import figures, html, run_data, run_view
+from autoqec.reporting import figures, html, run_report
 from autoqec.store.layout import RunLayout
 from tests.support import browser
 
@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
         print("no run here has a verified front; hint: make run", file=sys.stderr)
         return 2
     PICTURES.mkdir(exist_ok=True)
-    written = figures.save(PICTURES, "svg", run_data.load([layout]))
+    written = figures.save(PICTURES, "svg", run_report.load_pages([layout]))
     if browser.find_browser():
         written += screenshots(layout)
     else:
@@ -38,7 +38,7 @@ def layout_of(run_dir: Path) -> RunLayout:
 
 def newest_run(root: Path) -> RunLayout | None:
     runs = sorted((path.parent for path in root.glob("runs/*/run.json")), reverse=True)
-    return next((layout_of(path) for path in runs if run_view.load(layout_of(path)).front), None)
+    return next((layout_of(path) for path in runs if run_report.load(layout_of(path)).front), None)
 
 
 def screenshots(layout: RunLayout) -> list[Path]:

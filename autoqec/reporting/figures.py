@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec import optional
 from autoqec.reporting.charts import COLOURS, Draw, front, ler_vs_p, search_progress
-from autoqec.reporting.run_data import RunData
+from autoqec.reporting.run_report import RunReport
 from autoqec.store import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # foreign names may hold a dollar sign
+    "text.parse_math": False,  # names may contain a dollar sign
     "svg.fonttype": "none",
     "svg.hashsalt": "autoqec",
     "font.family": "sans-serif",
@@ -45,8 +45,8 @@ _GROUPS = r"figure|axes|text|patch|line2d|matplotlib\.axis|xtick|ytick|legend|[a
 FIGURES: dict[str, Draw] = {"front": front, "ler": ler_vs_p, "course": search_progress}
 
 
-def inline(name: str, runs: Sequence[RunData]) -> str:
-    """A figure as SVG for the inside of a page, colours the page's, discs leading to rounds; "" for nothing to draw."""
+def inline(name: str, runs: Sequence[RunReport]) -> str:
+    """Return a chart as SVG for embedding: colours are CSS variables, discs link to rounds; "" if there is no data."""
     matplotlib = optional.load("matplotlib", extra="report")
 
     with matplotlib.rc_context(STYLE):
@@ -54,8 +54,8 @@ def inline(name: str, runs: Sequence[RunData]) -> str:
         return _themed(_bytes(figure, "svg").decode(), f"{name}-{runs[0].id}") if figure is not None else ""
 
 
-def save(directory: Path, form: str, runs: Sequence[RunData]) -> list[Path]:
-    """Every figure there is something to draw for, as `<name>.<form>`; form: svg or png."""
+def save(directory: Path, form: str, runs: Sequence[RunReport]) -> list[Path]:
+    """Write each chart that has data as `<name>.<form>` (svg or png) and return the paths."""
     matplotlib = optional.load("matplotlib", extra="report")
 
     atomic.make_dir(directory)
@@ -71,16 +71,16 @@ def save(directory: Path, form: str, runs: Sequence[RunData]) -> list[Path]:
 
 def _bytes(figure: Figure, form: str) -> bytes:
     stream = io.BytesIO()
-    # No date and no version: the same run, the same bytes.
+    # No date and no version, so that the same run gives the same bytes.
     metadata = {"Date": None} if form == "svg" else {"Software": None}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a name in letters that the font lacks: the viewer has its own
+        warnings.simplefilter("ignore", UserWarning)  # a glyph that the font lacks: the viewer has one
         figure.savefig(stream, format=form, dpi=160, metadata=metadata)
     return stream.getvalue()
 
 
 def _themed(svg: str, prefix: str) -> str:
-    """As part of a page that holds others of its kind: no style of its own, ids that start with `prefix`."""
+    """Make an SVG embeddable beside others: no style element, ids that start with `prefix`."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)

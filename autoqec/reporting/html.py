@@ -1,4 +1,4 @@
-"""report.html: one file, nothing fetched, foreign text shown as text."""
+"""Renders runs as one self-contained HTML page that loads nothing and shows untrusted text as text."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.verdict import PairedEffect, Rate
 from autoqec.reporting import figures, loss
-from autoqec.reporting.run_data import RunData, load, validation
-from autoqec.reporting.text import count, duration, interval, paragraphs, percent, plain
+from autoqec.reporting.measurements import validation_effect
+from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RunReport, has_legacy_verdict, load_pages
+from autoqec.reporting.text import count, duration, interval, paragraphs, percent, plain, pluralize
 from autoqec.reporting.tree import tree
 from autoqec.store import atomic
 from autoqec.store.files import dump_config
@@ -27,18 +28,24 @@ TREE_NODES = 200  # over all runs of a page
 
 
 def write(layouts: Sequence[RunLayout], path: Path) -> Path:
-    """The page about these runs at `path`. Raises what `load` raises, StorageError where it cannot be written."""
-    text = page(load(layouts))
+    """Write the page about these runs to `path`.
+
+    Raises:
+        UsageError: There is no such run.
+        ManualInterventionRequired: The history of a run is damaged.
+        StorageError: The file cannot be written.
+    """
+    text = page(load_pages(layouts))
     atomic.make_dir(path.parent)
     atomic.write_text(path, text)
     return path
 
 
-def page(runs: Sequence[RunData], *, following: bool = False) -> str:
-    """The whole document. following: it asks its own server for changes, and reloads."""
+def page(runs: Sequence[RunReport], *, following: bool = False) -> str:
+    """Render the document; following: it polls its server for changes and reloads."""
     script = _template_text("report.js")
-    # Gains of different envs do not compare, so they share no chart.
-    together = len({run.info.env_yaml_sha256 for run in runs}) == 1 < len(runs)
+    # Gains on different envs are not comparable, so they share no chart.
+    comparable = len({run.info.env_yaml_sha256 for run in runs}) == 1 < len(runs)
     return (
         _environment()
         .get_template("report.html.j2")
@@ -48,29 +55,29 @@ def page(runs: Sequence[RunData], *, following: bool = False) -> str:
             style=_template_text("report.css"),
             script=script,
             policy=policy(script, following=following),
-            together=together,
-            shared=_figures(runs) if together else {},
-            own=[{} if together else _figures([run]) for run in runs],
+            comparable=comparable,
+            shared=_figures(runs) if comparable else {},
+            own=[{} if comparable else _figures([run]) for run in runs],
             trees=[tree(run.listed[-(TREE_NODES // len(runs)) :]) for run in runs],
             profiles=PROFILES,
         )
     )
 
 
-def _figures(runs: Sequence[RunData]) -> dict[str, str]:
+def _figures(runs: Sequence[RunReport]) -> dict[str, str]:
     return {name: figures.inline(name, runs) for name in figures.FIGURES}
 
 
-def notice(title: str, words: str) -> str:
-    """A page that says why there is no report (yet)."""
+def notice(title: str, text: str) -> str:
+    """Render a page that says why there is no report (yet)."""
     script = _template_text("report.js")
     template = _environment().get_template("notice.html.j2")
     parts = {"style": _template_text("report.css"), "script": script, "policy": policy(script, following=True)}
-    return template.render(title=title, words=words, **parts)
+    return template.render(title=title, text=text, **parts)
 
 
 def policy(script: str, *, following: bool) -> str:
-    """What the page may do: its own style, this one script, nothing from anywhere."""
+    """Return the Content-Security-Policy of the page: inline styles and this one script, nothing else."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     ask = "; connect-src 'self'" if following else ""
     return (
@@ -79,42 +86,40 @@ def policy(script: str, *, following: bool) -> str:
     )
 
 
-def claim(run: RunData) -> str:
-    """The run in one sentence."""
+def claim(run: RunReport) -> str:
+    """Summarise the run in one sentence."""
     best = run.best
-    report = run.report(best) if best else None
+    report = run.verification(best) if best else None
     if report is not None:
         return report.claim
     if best is not None:
         gain = f"{percent(best.row.relative_holdout)} {_interval(best.row)}".strip()
-        return f"Round {best.row.round} is verified: {gain} fewer failures than the plain backend on unseen shots."
-    ended = len(run.rounds)
-    if not ended:
-        return "No round has ended yet."
-    judged = sum(one.row.verify_verdict is not None for one in run.rounds)
-    failed = sum(one.row.status != "ok" for one in run.rounds)
-    words = f"No decoder is verified: of {ended} round{'s' * (ended != 1)} {judged} came before the judge"
-    return words + (f" and {failed} ended without a result." if failed else ".") + null_result_note(run)
+        return f"Round {best.row.round} is verified: {gain} fewer failures than the baseline decoder on fresh shots."
+    if not run.rounds:
+        return "No round has finished yet."
+    tested = sum(entry.row.verify_verdict is not None for entry in run.rounds)
+    failed = sum(entry.row.status != "ok" for entry in run.rounds)
+    text = f"No decoder is verified: of {pluralize(len(run.rounds), 'round')}, {tested} went to verification"
+    return text + (f" and {failed} ended without a result." if failed else ".") + null_result_note(run)
 
 
-def profile_limits(run: RunData) -> Profile:
-    """What the profile allows a round of this env."""
+def profile_limits(run: RunReport) -> Profile:
+    """Return the limits of a round under this profile and env."""
     profile = PROFILES[run.info.profile]
     return profile if run.env is None else profile.scaled(run.env.protocol.shots_share)
 
 
-def null_result_note(run: RunData) -> str:
-    """What a null result could have seen, from the last rate of the plain backend that was measured."""
+def null_result_note(run: RunReport) -> str:
+    """State the gain that the run could have detected, from the last measured LER of the baseline decoder."""
     from autoqec.qec.stats import detectable_effect
 
-    rate = next((row.ler_plain_classical for row in reversed(run.view.rows) if row.ler_plain_classical), None)
+    rate = next((row.ler_plain_classical for row in reversed(run.rows) if row.ler_plain_classical), None)
     if rate is None or rate >= 1:
         return ""
-    shots = min(
-        profile_limits(run).judge_test_shots, profile_limits(run).judge_effect_shots
-    )  # a verdict needs both draws
-    detectable_gain = detectable_effect(shots, rate)
-    return f" On {count(shots)} fresh shots a gain below about {100 * detectable_gain:.0f}% may well have been missed."
+    limits = profile_limits(run)
+    shots = min(limits.judge_test_shots, limits.judge_effect_shots)  # a verdict needs both draws
+    percent_gain = 100 * detectable_effect(shots, rate)
+    return f" With {count(shots)} fresh shots, a gain below about {percent_gain:.0f}% may be missed."
 
 
 def _environment() -> Environment:
@@ -128,7 +133,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     jinja_env.filters.update(
-        words=paragraphs,
+        paragraphs=paragraphs,
         plain=plain,
         count=count,
         percent=percent,
@@ -141,11 +146,13 @@ def _environment() -> Environment:
         delta=lambda effect: f"{effect.delta:+.2e} {interval(effect.delta_low, effect.delta_high, relative=False)}",
         config=_config,
         diff_parts=diff_parts,
-        strokes=loss.strokes,
-        validation=validation,
-        judged_interval=_interval,
+        polylines=loss.polylines,
+        validation=validation_effect,
+        test_interval=_interval,
     )
     jinja_env.globals.update(claim=claim, used=used, outcomes=_outcomes)
+    jinja_env.tests["legacy_verdict"] = has_legacy_verdict
+    jinja_env.globals["legacy_note"] = LEGACY_VERDICT_NOTE
     return jinja_env
 
 
@@ -164,7 +171,7 @@ def _reference_rate(effect: PairedEffect) -> str:
 
 
 def _errors(effect: PairedEffect) -> str:
-    """Errors of the reference → of the decoder, of so many shots."""
+    """Errors of reference → decoder, and shots."""
     counts = effect.counts
     return f"{counts.errors_reference:,} → {counts.errors_candidate:,} of {counts.shots:,}"
 
@@ -181,40 +188,40 @@ def _config(value: dict[str, Any] | None) -> str:
     return paragraphs(dump_config(value).replace("\n\n", "\n"), 6000) if value else ""
 
 
-def _outcomes(run: RunData) -> list[tuple[str, int]]:
-    return Counter(one.outcome for one in run.rounds).most_common()
+def _outcomes(run: RunReport) -> list[tuple[str, int]]:
+    return Counter(entry.outcome for entry in run.rounds).most_common()
 
 
-def used(run: RunData) -> list[tuple[str, str, str]]:
-    """What the run took: of what, how much, and what the profile allows a round."""
+def used(run: RunReport) -> list[tuple[str, str, str]]:
+    """Return (resource, amount used by the run, limit per round) for each resource."""
     profile = profile_limits(run)
-    rows = [one.row for one in run.rounds]
-    reports = [detail.report for detail in run.details.values() if detail.report]
-    judged = sum(row.verify_verdict is not None for row in rows)
-    of = "" if len(reports) >= judged else f" (of {len(reports)} judgements of {judged})"
+    rows = run.latest_rows
+    reports = [details.verification for details in run.details.values() if details.verification]
+    tested = sum(row.verify_verdict is not None for row in rows)
+    of = "" if len(reports) >= tested else f" (in {len(reports)} of {tested} verifications)"
     lines = [
         ("training shots", count(sum(row.train_shots or 0 for row in rows)), _allowed_shots(profile)),
         ("training time", _total_duration(row.train_wallclock_s for row in rows), duration(profile.round_wallclock_s)),
-        ("validation time", _total_duration(row.eval_wallclock_s for row in rows), "within the round's time"),
+        ("validation time", _total_duration(row.eval_wallclock_s for row in rows), "part of the time limit of a round"),
         ("validation shots", count(sum(row.val_shots or 0 for row in rows)), count(profile.val_shots)),
-        ("judge's test shots", count(_test_shots(reports)) + of, f"{count(profile.judge_test_shots)} at most"),
+        ("shots of sequential tests", count(_test_shots(reports)) + of, f"at most {count(profile.judge_test_shots)}"),
         (
-            "judge's time",
-            _total_duration(one.judge_wallclock_s for one in reports) + of,
+            "verification time",
+            _total_duration(report.judge_wallclock_s for report in reports) + of,
             duration(profile.judge_wallclock_s),
         ),
-        ("judgements", f"{judged}", "error budget α over the whole run"),
-        ("largest memory", _max_gb(row.rss_peak_gb for row in rows), f"{profile.memory_gb:g} GB"),
+        ("verifications", f"{tested}", "error budget α over the whole run"),
+        ("peak memory", _max_gb(row.rss_peak_gb for row in rows), f"{profile.memory_gb:g} GB"),
     ]
-    if run.spent is not None:
-        known = run.spent["cost_usd"]
-        cost = "cost unknown" if known is None else f"${known:.4f}"
-        lines.append(("language models", f"{run.spent['calls']} calls, {run.spent['failed']} failed, {cost}", ""))
+    if run.llm_usage is not None:
+        usage, usd = run.llm_usage, run.llm_usage["cost_usd"]
+        cost = "cost unknown" if usd is None else f"${usd:.4f}"
+        lines.append(("language models", f"{usage['calls']} calls, {usage['failed']} failed, {cost}", ""))
     return lines
 
 
 def _allowed_shots(profile: Profile) -> str:
-    return f"{count(profile.train_shots)}, and {count(profile.finetune_shots)} of fine-tuning"
+    return f"{count(profile.train_shots)}, plus {count(profile.finetune_shots)} for fine-tuning"
 
 
 def _test_shots(reports: Sequence[Any]) -> int:
@@ -231,7 +238,7 @@ def _max_gb(sizes: Any) -> str:
 
 
 def diff_parts(text: str) -> list[tuple[str, str]]:
-    """(kind, lines) for stretches of lines of one kind: add, del, hunk, head, same."""
+    """Split a diff into (kind, lines) stretches; kinds: add, del, hunk, head, same."""
     parts: list[tuple[str, list[str]]] = []
     for line in text.split("\n"):
         kind = _kind(line)

@@ -1,6 +1,6 @@
-"""live.json: what the process of a run says about itself while it works, for `watch` in another terminal.
+"""Writes and reads live.json: the progress of a running process, for `watch` in another terminal.
 
-No part of a run's truth: it is gone when the process ends in order, and nobody reads it once the owner is dead.
+It is not part of the record of a run: it is removed when the process ends, and ignored once the process is dead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
 
-WRITE_INTERVAL_S = 1.0  # between two writes
+WRITE_INTERVAL_S = 1.0  # minimum time between two writes
 PUBLISHED_FIELDS = (
     *("phase", "step", "steps", "shots", "budget", "eta_s", "p"),
     *("errors_reference", "errors_candidate", "fixed", "broken", "e_value", "threshold"),
@@ -26,9 +26,12 @@ PUBLISHED_FIELDS = (
 
 @dataclass(frozen=True)
 class RunLimits:
-    """The limits of this start of a run; None: none.
+    """Limits of one invocation of a run; None: no limit.
 
-    parallel: rounds at once. began: seconds since the epoch. sandbox: the tier that rounds will run in.
+    Attributes:
+        parallel: rounds measured at the same time.
+        began: start of the process, in seconds since the epoch.
+        sandbox: name of the sandbox backend.
     """
 
     rounds: int | None = None
@@ -46,14 +49,14 @@ class RunLimits:
 
 @dataclass(frozen=True)
 class LiveStatus:
-    """What live.json holds: the plan, and each round's last words as the payload of an event."""
+    """Contents of live.json: the limits, and the payload of the last event of each unfinished round."""
 
     plan: RunLimits
     rounds: dict[int, dict[str, Any]]
 
 
 class LiveStatusWriter:
-    """Writes live.json: an `on_event(kind, payload)`, at most once a second. A context manager."""
+    """Event callback that writes live.json at most once per second; a context manager."""
 
     def __init__(self, layout: RunLayout, plan: RunLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.plan, self.clock = layout.live, plan, clock
@@ -77,7 +80,7 @@ class LiveStatusWriter:
         if kind == "round_recorded":
             self._rounds.pop(number, None)
         else:
-            phase = {"phase": "judging"} if kind.startswith("judg") else {}
+            phase = {"phase": "verification"} if kind.startswith("judg") else {}
             self._rounds[number] = {
                 "kind": kind,
                 **phase,
@@ -88,13 +91,13 @@ class LiveStatusWriter:
 
     def _write(self) -> None:
         self._last = self.clock()
-        # A view that cannot be written costs the view; what a full disk means for the run is the run's to say.
+        # Failing to write a status file must not end the run; the run handles a full disk itself.
         with suppress(StorageError, ValueError):
             atomic.write_json(self.path, {"plan": asdict(self.plan), "rounds": self._rounds})
 
 
 def read(layout: RunLayout) -> LiveStatus:
-    """What the file says; an empty plan and no rounds where there is none, or none that can be read."""
+    """Read live.json; no limits and no rounds if it is missing or cannot be read."""
     try:
         data = json.loads(layout.live.read_bytes())
         names = {item.name for item in fields(RunLimits)}

@@ -1,4 +1,4 @@
-"""What this machine has, and what the rounds of a run took on it: for whoever plans the next round."""
+"""Describes this machine and how long the rounds of a run took on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from autoqec.system import machine
 
 
 def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
-    """JSON-able. With a run (its layout or directory) also its rounds, read from history.jsonl alone.
+    """Return a JSON-serialisable description of this machine, and of a run's rounds if one is given.
 
-    rounds: [{round, status, train_wallclock_s, eval_wallclock_s}]; params_vs_time: [n_params, seconds] of each round
-    that was measured; predicted_round_s: median seconds of those, None before the first.
+    Args:
+        run: Layout or directory of a run.
+
+    Returns:
+        `machine` and `gpu`; with a run also `rounds` ([{round, status, train_wallclock_s, eval_wallclock_s}]),
+        `killed_by_safety`, `params_vs_time` ([n_params, seconds] of each measured round) and `predicted_round_s` (their
+        median in seconds, None before the first).
     """
     state: dict[str, Any] = {"machine": machine.snapshot(), "gpu": _gpu_snapshot()}
     if run is None:
@@ -27,7 +32,7 @@ def machine_state(run: RunLayout | Path | str | None = None) -> dict[str, Any]:
 
 
 def round_statistics(rows: Sequence[HistoryRow]) -> dict[str, Any]:
-    """The rounds' part of `machine_state`."""
+    """Return the part of `machine_state` that describes rounds."""
     rows = [row for row in rows if row.refers_to_attempt is None]
     timed = [
         (row.n_params, _seconds(row)) for row in rows if row.n_params is not None and row.train_wallclock_s is not None
@@ -60,7 +65,7 @@ def _layout(run: RunLayout | Path | str) -> RunLayout:
 
 
 def _gpu_snapshot() -> dict[str, Any]:
-    """The first accelerator's name and memory in bytes; {} where there is none, or whatever goes wrong on the way."""
+    """Name and memory in bytes of the first GPU; empty if there is none, or its driver fails."""
     try:
         import torch
 
@@ -73,6 +78,6 @@ def _gpu_snapshot() -> dict[str, Any]:
             "free_bytes": free,
             "total_bytes": total,
         }
-    except Exception:  # a driver may fail in ways of its own; the state of the rest still counts
+    except Exception:  # drivers fail in many ways, and the other values are still useful
         LOGGER.debug("the state of the GPU is unknown", exc_info=True)
         return {}

@@ -1,4 +1,4 @@
-"""What a config would cost, counted on the net itself before anything is trained."""
+"""Predicts the parameters and FLOPs of a config by counting its compiled network."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from autoqec.contracts.dsl import PredecoderDSL
 
 
 def predict_cost(env_yaml: str, dsl: PredecoderDSL) -> dict[str, int]:
-    """{n_params, flops_per_syndrome} of `dsl` on the env whose frozen text this is, with the package's own modules.
+    """Return {n_params, flops_per_syndrome} of a config on an env, with the modules of the installed package.
 
-    Raises what building the net raises: ContractError or ValueError where the config does not fit the env's code.
+    Args:
+        env_yaml: Text of the env file.
+        dsl: The config.
+
+    Raises:
+        ContractError, ValueError: The config does not fit the env's code.
     """
     from autoqec.decoders.dsl_compiler import compile_predecoder
     from autoqec.decoders.flops import count
@@ -30,7 +35,7 @@ def _problem(env_yaml: str) -> Any:
 
 
 def env_problem(env_yaml: str) -> str | None:
-    """Why no problem can be built from the env; None where it can."""
+    """Return why no decoding problem can be built from the env; None if it can."""
     from autoqec.errors import AutoqecError
 
     try:

@@ -1,11 +1,10 @@
-"""What a run's files say about how it searched: mechanical findings, each with the places to look at.
+"""Reviews how a run searched: mechanical findings, each with the files that support it.
 
-Reads history.jsonl, log.md, the rounds' train.log and reports, and the ledger; needs no language model.
+Reads history.jsonl, log.md, train.log and reports of the rounds, and the ledger; needs no language model.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
 from collections import defaultdict
@@ -17,21 +16,24 @@ from typing import Any, Literal
 
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.llm.ledger import Ledger
-from autoqec.reporting import rows as read
+from autoqec.reporting.config_diff import flatten_config
+from autoqec.reporting.measurements import relative_drop, validation_effect
+from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import ABORTED_STATUSES
 
 STUCK_ROUNDS = 5  # measured rounds in a row without a new best
-NEIGHBOUR_KEYS = 2  # keys in which a neighbour differs
-MIN_LOSS_DROP = 0.2  # share of the loss that training took away
-IDLE_ROUNDS = 3  # rounds after which a verified branch that nobody built on is worth a word
+COMPARED_ROUNDS = 50  # the latest of them, which are compared with all earlier configs
+NEIGHBOUR_KEYS = 2  # configs that differ in at most this many keys are neighbours
+MIN_LOSS_DROP = 0.2  # relative fall of the loss that counts as training progress
+IDLE_ROUNDS = 3  # rounds after which a verified branch without descendants is reported
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing worth knowing. see: files, relative to the repository's root. advice: what to do about it."""
+    """One finding. see: files, relative to the root of the repository. advice: what to do about it."""
 
     kind: str
     weight: Literal["note", "warning"]
@@ -41,12 +43,13 @@ class Finding:
     advice: str = ""
 
     def dump(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class ReviewedRun:
-    """What the checks look at."""
+    """Input of the checks: the last row of every attempt."""
 
     layout: RunLayout
     info: RunInfo
@@ -54,25 +57,30 @@ class ReviewedRun:
 
     @cached_property
     def finished(self) -> list[HistoryRow]:
-        """Rounds that came to their end."""
+        """Rounds that were not aborted."""
         return [row for row in self.rows if row.status != ABORTED_STATUSES]
 
     @cached_property
     def measured(self) -> list[HistoryRow]:
+        """Rounds with a result on val shots."""
         return [row for row in self.finished if row.status == "ok" and row.delta_ler is not None]
 
     def see(self, *paths: Path) -> tuple[str, ...]:
+        """Return paths relative to the root of the repository."""
         return tuple(str(path.relative_to(self.layout.repo_root)) for path in paths)
 
 
 def review(layout: RunLayout) -> list[Finding]:
-    """Every finding, warnings first. UsageError where there is no such run, ManualInterventionRequired where its
-    truth is damaged.
+    """Return all findings about a run, warnings first.
+
+    Raises:
+        UsageError: There is no such run.
+        ManualInterventionRequired: Its history is damaged.
     """
     history = History(layout)
-    run = ReviewedRun(layout, history.info(), tuple(found.row for found in history.state().rounds.values()))
-    found = [finding for check in CHECKS for finding in check(run)]
-    return sorted(found, key=lambda finding: finding.weight != "warning")
+    run = ReviewedRun(layout, history.info(), tuple(attempt.row for attempt in history.state().rounds.values()))
+    findings = [finding for check in CHECKS for finding in check(run)]
+    return sorted(findings, key=lambda finding: finding.weight != "warning")
 
 
 def _repeats(run: ReviewedRun) -> Iterator[Finding]:
@@ -85,30 +93,43 @@ def _repeats(run: ReviewedRun) -> Iterator[Finding]:
             numbers = tuple(row.round for row in group)
             yield Finding(
                 "repeat", "warning", f"one config was tried {len(group)} times: rounds {_list(numbers)}", numbers,
-                run.see(run.layout.history), "only another surface or another parent's weights can make it differ",
+                run.see(run.layout.history), "a repeated config needs changed code or other initial weights to differ",
             )  # fmt: skip
 
 
 def _stuck(run: ReviewedRun) -> Iterator[Finding]:
-    """The last rounds brought no new best and stayed close to what had been tried."""
+    """Report a run whose last rounds brought no new best and stayed close to earlier configs."""
     since = _since_best(run.measured)
     if len(since) < STUCK_ROUNDS:
         return
-    near = []
-    for row in since:
-        older = [other.dsl_config for other in run.finished if other.round < row.round and other.dsl_config]
-        if row.dsl_config and older:
-            near.append(min(len(read.differing_keys(row.dsl_config, other)) for other in older))
+    near = _distances_to_earlier_configs(run, since[-COMPARED_ROUNDS:])
     numbers = tuple(row.round for row in since)
     if near and statistics.median(near) <= NEIGHBOUR_KEYS:
         best = run.measured[len(run.measured) - len(since) - 1]
         yield Finding(
             "stuck", "warning",
-            f"{len(since)} measured rounds since round {best.round} brought no better val figure, and most differ from "
-            f"an earlier config in at most {NEIGHBOUR_KEYS} keys",
+            f"{len(since)} measured rounds since round {best.round} brought no better val result, and most of the last "
+            f"{min(len(since), COMPARED_ROUNDS)} differ from an earlier config in at most {NEIGHBOUR_KEYS} keys",
             numbers, run.see(run.layout.history, run.layout.log),
             "try another family, a composition, or --ideator hybrid",
         )  # fmt: skip
+
+
+def _distances_to_earlier_configs(run: ReviewedRun, rows: list[HistoryRow]) -> list[int]:
+    """For each row, the smallest number of keys in which its config differs from one of an earlier round."""
+    configs = [(row.round, _config_items(row.dsl_config)) for row in run.finished if row.dsl_config]
+    distances = []
+    for row in rows:
+        if row.dsl_config:
+            items = _config_items(row.dsl_config)
+            differing = (len({key for key, _ in items ^ other}) for number, other in configs if number < row.round)
+            distances += [distance for distance in [min(differing, default=None)] if distance is not None]
+    return distances
+
+
+def _config_items(config: dict[str, Any]) -> frozenset[tuple[str, str]]:
+    """Dotted keys with their values; a missing key equals None."""
+    return frozenset((key, repr(value)) for key, value in flatten_config(config).items() if value is not None)
 
 
 def _since_best(measured: list[HistoryRow]) -> list[HistoryRow]:
@@ -135,11 +156,11 @@ def _failures(run: ReviewedRun) -> Iterator[Finding]:
 
 
 def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
-    """Training worked on its loss, and the decoder decodes no better."""
+    """Report rounds whose training loss fell while the decoder did not improve."""
     matches = []
     for row in run.measured:
         losses = train_log.read(run.layout.round(row.round).train_log).losses
-        effect, loss_drop = read.effect(row), read.relative_drop(losses)
+        effect, loss_drop = validation_effect(row), relative_drop(losses)
         if (
             effect
             and loss_drop is not None
@@ -156,47 +177,48 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
     numbers = tuple(row.round for row, _, _ in matches)
     yield Finding(
         "loss-without-effect", "warning" if len(matches) > 1 else "note",
-        f"in rounds {_list(numbers)} the loss fell (in the last one by {100 * loss_drop:.0f}%) and the paired interval "
-        f"of the logical error rate holds 0; {effect.counts.shots} val shots would show a fall of "
+        f"in rounds {_list(numbers)} the loss fell (in the last one by {100 * loss_drop:.0f}%) but the paired interval "
+        f"of the logical error rate contains 0; {effect.counts.shots} val shots can detect a reduction of "
         f"{100 * detectable_gain:.0f}%",
         numbers, run.see(*(run.layout.round(number).train_log for number in numbers[-3:])),
-        "let the loss see the matching (training.finetune_share above 0), or take a profile with more val shots",
+        "train through the inner decoder (training.finetune_share above 0), or use a profile with more val shots",
     )  # fmt: skip
 
 
 def _overfitting(run: ReviewedRun) -> Iterator[Finding]:
-    """Val figures above what fresh shots allow."""
-    judged = [row for row in run.measured if row.delta_vs_baseline_holdout is not None]
+    """Report gains on val shots above the interval on fresh shots."""
+    tested = [row for row in run.measured if row.delta_vs_baseline_holdout is not None]
     above = [
-        row for row in judged if row.delta_holdout_high is not None and (row.delta_ler or 0) > row.delta_holdout_high
+        row for row in tested if row.delta_holdout_high is not None and (row.delta_ler or 0) > row.delta_holdout_high
     ]
     if not above:
         return
     numbers = tuple(row.round for row in above)
     ratio = statistics.mean((row.delta_vs_baseline_holdout or 0) / (row.delta_ler or 1) for row in above)
     yield Finding(
-        "overfit-val", "warning" if 2 * len(above) > len(judged) and len(judged) > 1 else "note",
-        f"in {len(above)} of {len(judged)} judged rounds the val gain lies above the 95% interval on fresh shots; "
-        f"they keep {100 * ratio:.0f}% of it",
+        "overfit-val", "warning" if 2 * len(above) > len(tested) and len(tested) > 1 else "note",
+        f"in {len(above)} of {len(tested)} tested rounds the val gain lies above the 95% interval on fresh shots; "
+        f"the gain on fresh shots is {100 * ratio:.0f}% of it on average",
         numbers, run.see(*(run.layout.round(number).report_md for number in numbers[-3:])),
-        "every round reuses the same val shots: nominate on the interval, not on the figure, or take more val shots",
+        "all rounds share the same val shots: nominate by the interval instead of the estimate, or use more val shots",
     )  # fmt: skip
 
 
 def _inconclusive(run: ReviewedRun) -> Iterator[Finding]:
-    rows = [row for row in run.finished if row.verify_verdict == "SUSPICIOUS"]
-    judged = sum(row.verify_verdict is not None for row in run.finished)
+    rows = [row for row in run.finished if outcome(row) == "INCONCLUSIVE"]
+    tested = sum(row.verify_verdict is not None for row in run.finished)
     if rows:
         numbers = tuple(row.round for row in rows)
         yield Finding(
-            "undecided", "note",
-            f"the judge could not decide about {len(rows)} of {judged} nominated rounds",
+            "inconclusive", "note",
+            f"verification of {len(rows)} of {tested} rounds was inconclusive",
             numbers, run.see(*(run.layout.round(number).report_md for number in numbers[-3:])),
-            "a larger profile gives the judge more shots; nominate fewer near misses",
+            "a larger profile tests on more shots; nominate fewer marginal candidates",
         )  # fmt: skip
 
 
 def _idle_branches(run: ReviewedRun) -> Iterator[Finding]:
+    """Report verified rounds that no later round forked from."""
     forks = [(row.fork_from,) if isinstance(row.fork_from, str) else row.fork_from for row in run.finished]
     used = {branch for fork in forks for branch in fork}
     last = max((row.round for row in run.finished), default=0)
@@ -206,29 +228,30 @@ def _idle_branches(run: ReviewedRun) -> Iterator[Finding]:
     ]  # fmt: skip
     if idle:
         numbers = tuple(row.round for row in idle)
-        what = f"verified rounds that nothing was built on: {_list(numbers)}"
+        what = f"verified rounds that no later round forked from: {_list(numbers)}"
         see = run.see(run.layout.pareto, run.layout.fork_graph)
         yield Finding("idle-branch", "note", what, numbers, see, "extend or compose them (--ideator tpe does both)")
 
 
 def _silent_model(run: ReviewedRun) -> Iterator[Finding]:
-    """Rounds that a language model was asked for and a search had to take."""
+    """Report rounds in which the language model gave no usable proposal."""
     if run.info.ideator != "llm":
         return
     others = tuple(row.round for row in run.finished if row.ideator_source and not row.ideator_source.startswith("llm"))
     if others:
         what = (
-            f"in {len(others)} of {len(run.finished)} rounds the model gave no usable proposal, so the search took them"
+            f"in {len(others)} of {len(run.finished)} rounds the model gave no usable proposal, so TPE proposed instead"
         )
         see = run.see(run.layout.ledger)
-        yield Finding("silent-model", "warning", what, others, see, "the ledger names the calls that failed")
+        yield Finding("silent-model", "warning", what, others, see, "the ledger lists the failed calls")
 
 
 def _aborted(run: ReviewedRun) -> Iterator[Finding]:
     numbers = tuple(row.round for row in run.rows if row.status == "orphaned_branch")
     if numbers:
-        what = f"{len(numbers)} rounds were lost to a crash: {_list(numbers)}"
-        yield Finding("lost", "note", what, numbers, run.see(run.layout.history), "autoqec adopt brings one back")
+        what = f"{len(numbers)} rounds were aborted by a crash: {_list(numbers)}"
+        advice = "autoqec adopt RUN ROUND restores one"
+        yield Finding("aborted", "note", what, numbers, run.see(run.layout.history), advice)
 
 
 def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
@@ -239,22 +262,22 @@ def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
     logged_rounds = {int(number) for number in re.findall(r"^## Round (\d+)\b", text, re.MULTILINE)}
     missing = tuple(row.round for row in run.rows if row.round not in logged_rounds)
     if missing:
-        what = f"log.md does not tell of rounds {_list(missing)}"
+        what = f"log.md does not contain rounds {_list(missing)}"
         advice = f"autoqec reconcile {run.info.run_id} rebuilds it"
         yield Finding("stale-log", "warning", what, missing, run.see(run.layout.log), advice)
 
 
 def _budget(run: ReviewedRun) -> Iterator[Finding]:
-    """Seconds and dollars, by what came of them."""
+    """Report time and model cost by outcome."""
     seconds: dict[str, float] = defaultdict(float)
     for row in run.finished:
-        end = row.verify_verdict or ("not nominated" if row.status == "ok" else row.status)
-        seconds[end] += (row.train_wallclock_s or 0) + (row.eval_wallclock_s or 0)
-        seconds["the judge"] += _judge_seconds(run.layout.round(row.round).report_json)
+        seconds[outcome(row)] += (row.train_wallclock_s or 0) + (row.eval_wallclock_s or 0)
+        seconds["verification"] += verification_seconds(run.layout, row)
     total = sum(seconds.values())
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
     parts = [f"{name} {100 * part / total:.0f}%" for name, part in ordered if part]
-    description = f"{total:.0f} s of training and judging" + (f": {', '.join(parts)}" if parts else "")
+    shares = f": {', '.join(parts)}" if parts else ""
+    description = f"{total:.0f} s of training, measurement and verification{shares}"
     totals = Ledger(run.layout.ledger).totals
     if totals.calls:
         dollars = "unknown" if totals.cost_usd is None else f"${totals.cost_usd:.4f}"
@@ -262,17 +285,9 @@ def _budget(run: ReviewedRun) -> Iterator[Finding]:
     yield Finding("budget", "note", description, (), run.see(run.layout.history, run.layout.ledger), "")
 
 
-def _judge_seconds(path: Path) -> float:
-    try:
-        return float(json.loads(path.read_bytes())["judge_wallclock_s"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
-
-
 CHECKS: tuple[Callable[[ReviewedRun], Iterator[Finding]], ...] = (
     _stuck, _repeats, _failures, _loss_without_effect, _overfitting, _inconclusive, _idle_branches, _silent_model,
-    _aborted,
-    _stale_log, _budget,
+    _aborted, _stale_log, _budget,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A round that is running, as its events told it: how far it is, its loss, what its shots say so far."""
+"""Progress of one running round, built from its events: phase, loss, and interim results of its shots."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ TRACKED_FIELDS = (*COUNTS, "e_value", "threshold")
 
 @dataclass
 class RoundProgress:
-    """What is known of the round; `pairs` are the counts of the decoding under way, `clock` says the seconds."""
+    """State of a running round; `latest` holds the interim counts of the current phase."""
 
     number: int
     clock: Callable[[], float]
-    phase: str = "thinking"
+    phase: str = "proposal"
     hypothesis: str = ""
     branch: str = ""
     done: int = 0
@@ -37,7 +37,7 @@ class RoundProgress:
     failed: bool = False
 
     def update_from(self, payload: dict[str, Any]) -> None:
-        """Take an event's payload, by its keys; odd values are passed over."""
+        """Update from the payload of an event; values of unexpected types are ignored."""
         phase = payload.get("phase")
         if isinstance(phase, str) and phase != self.phase:
             self.phase, self.phase_began, self.last_printed = phase, self.clock(), float("-inf")
@@ -58,7 +58,7 @@ class RoundProgress:
         self.latest |= {name: payload[name] for name in TRACKED_FIELDS if payload.get(name) is not None}
 
     def figures(self) -> str:
-        """Phase, how far, loss or what its shots say so far, time left."""
+        """Return phase, progress, loss, interim results and time left as one line."""
         return " · ".join([*self._progress_parts(), *self.interim_results(), *self._time_left()])
 
     def _progress_parts(self) -> list[str]:
@@ -68,7 +68,7 @@ class RoundProgress:
         return parts + ([f"loss {self.loss:.4g}"] if self.loss is not None else [])
 
     def interim_results(self) -> list[str]:
-        """Δ_LER of the shots that are in, with its interval at this look, the counts behind it, and the e-value."""
+        """Return Δ_LER of the shots so far with its (not sequentially valid) interval, the counts, and the e-value."""
         values = {name: self.latest.get(name) for name in COUNTS}
         parts = []
         if all(_is_count(values[name]) for name in ("shots", "fixed", "broken")):
@@ -80,7 +80,7 @@ class RoundProgress:
         return parts
 
     def screen(self) -> RenderableType:
-        """The round as a few lines of a screen."""
+        """Return the round as a few lines of a screen."""
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=max(self.total, 1), completed=min(self.done, max(self.total, 1)), width=30),
@@ -91,7 +91,7 @@ class RoundProgress:
         return Group(head, bar, *([Text("  " + " · ".join(self.interim_results()))] if self.interim_results() else []))
 
     def _time_left(self) -> list[str]:
-        """What the work itself says; else the pace of this phase so far."""
+        """Time left as reported by the event; otherwise estimated from the pace of this phase."""
         left = self.eta_s
         if left is None and 0 < self.done < self.total:
             left = (self.clock() - self.phase_began) * (self.total - self.done) / self.done
@@ -99,13 +99,13 @@ class RoundProgress:
 
 
 def _delta(values: dict[str, Any]) -> str:
-    """`Δ_LER = +4.80e-03 [+3.53e-03, +6.17e-03] (70 → 50 errors in 5k shots)`; "" where the counts contradict."""
+    """`Δ_LER = +4.80e-03 [+3.53e-03, +6.17e-03] (70 → 50 errors in 5k shots)`; "" if the counts are inconsistent."""
     from autoqec.contracts.verdict import PairedCounts
     from autoqec.qec.stats import paired_effect
 
     before, after = values["errors_reference"], values["errors_candidate"]
     known = _is_count(before) and _is_count(after)
-    # Δ and its interval need the discordant shots alone; the errors stand beside them where they were told.
+    # Δ and its interval need the discordant shots only; error counts are shown if the event has them.
     errors = {"errors_reference": before, "errors_candidate": after} if known else {}
     required_errors = {"errors_reference": values["fixed"], "errors_candidate": values["broken"]}
     counts = PairedCounts.model_validate({**values, **required_errors, **errors})
@@ -120,10 +120,10 @@ def _delta(values: dict[str, Any]) -> str:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether it is a count that arithmetic can hold: a child may write any number of digits."""
+    """Whether it is an integer of bounded size: an untrusted process may write any number of digits."""
     return isinstance(value, int) and _is_finite_number(value)
 
 
 def _is_finite_number(value: Any) -> bool:
-    """Whether it is a number, and neither NaN nor too large."""
+    """Whether it is a number that is neither NaN nor huge."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53

@@ -1,4 +1,4 @@
-"""`report --serve`: the page of a living run on this machine alone, built anew whenever the run's files change."""
+"""Serves the report of a run on the loopback interface and rebuilds it when the run's files change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from autoqec.errors import AutoqecError, UsageError
-from autoqec.reporting import html, run_data
+from autoqec.reporting import html, run_report
 from autoqec.store.layout import RunLayout
 
 LOOPBACK = "127.0.0.1"
@@ -19,7 +19,7 @@ _NAMES = ("127.0.0.1", "localhost")
 
 
 class LivePage:
-    """The page as the files stand. A run that cannot be read is a page that says so."""
+    """The page for the current files; a run that cannot be read gives a page with the error."""
 
     def __init__(self, layouts: Sequence[RunLayout]) -> None:
         self.layouts = tuple(layouts)
@@ -27,17 +27,18 @@ class LivePage:
         self._cached: tuple[str, str] | None = None
 
     def version(self) -> str:
-        """Another word whenever the page would be another."""
+        """Return a token that changes whenever the page would change."""
         seen = [
             (str(path), file_status.st_mtime_ns, file_status.st_size)
             for layout in self.layouts
             for path in _watched_files(layout)
             if (file_status := _stat(path)) is not None
         ]
-        living = [run_data.living(layout) for layout in self.layouts]
-        return hashlib.sha256(repr((seen, living)).encode()).hexdigest()[:16]
+        running = [run_report.is_running(layout) for layout in self.layouts]
+        return hashlib.sha256(repr((seen, running)).encode()).hexdigest()[:16]
 
     def page(self) -> str:
+        """Return the page, rebuilt if the files have changed."""
         with self._lock:
             version = self.version()
             if self._cached is None or self._cached[0] != version:
@@ -46,26 +47,27 @@ class LivePage:
 
     def _build(self) -> str:
         try:
-            return html.page(run_data.load(self.layouts), following=True)
+            return html.page(run_report.load_pages(self.layouts), following=True)
         except AutoqecError as error:
             return html.notice("This run cannot be shown", str(error))
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Answers `/` and `/version`, to this machine only. `serve_forever` runs it, `address` says where."""
+    """HTTP server for `/` and `/version` on the loopback interface; `serve_forever` runs it."""
 
     daemon_threads = True
 
     def __init__(self, layouts: Sequence[RunLayout], port: int = 0) -> None:
-        self.follower = LivePage(layouts)
+        self.live_page = LivePage(layouts)
         try:
             super().__init__((LOOPBACK, port), _Handler)
         except OSError as error:
-            message = f"port {port} cannot be had: {error.strerror}"
-            raise UsageError(message, location="--port", hint="name another port, or 0 for any") from error
+            message = f"port {port} is not available: {error.strerror}"
+            raise UsageError(message, location="--port", hint="choose another port; 0 takes any free one") from error
 
     @property
     def address(self) -> str:
+        """URL of the page."""
         return f"http://{LOOPBACK}:{self.server_address[1]}/"
 
 
@@ -75,16 +77,17 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
+        """Answer one request."""
         name, _, port = self.headers.get("Host", "").partition(":")
-        # A foreign page may have its name point here; only our own names are answered.
+        # DNS rebinding: the name of a foreign site may resolve to this address.
         if name not in _NAMES or port not in ("", str(self.server.server_address[1])):
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "Ask for this page by 127.0.0.1.\n")
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "Request this page by 127.0.0.1.\n")
         elif self.path == "/":
-            self._answer(HTTPStatus.OK, "text/html", self.server.follower.page())
+            self._answer(HTTPStatus.OK, "text/html", self.server.live_page.page())
         elif self.path == "/version":
-            self._answer(HTTPStatus.OK, "text/plain", self.server.follower.version())
+            self._answer(HTTPStatus.OK, "text/plain", self.server.live_page.version())
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is one page here: /\n")
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "The only page is /\n")
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         data = text.encode()
@@ -98,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are nobody's news."""
+        """Do not log requests."""
 
 
 def _watched_files(layout: RunLayout) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""The config to try after a failure: the smallest change that takes its cause away."""
+"""Suggests the config to try after a failure: the smallest change that removes the cause."""
 
 from __future__ import annotations
 
@@ -13,23 +13,30 @@ from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import AutoqecError
 from autoqec.reporting import predict_cost
-from autoqec.reporting.rows import differing_keys, flatten_config
+from autoqec.reporting.config_diff import differing_keys, flatten_config
 
 Config = dict[str, Any]
 SIZES = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "neural_bp": "iterations"}
 DEPTHS = {"mlp": "depth", "gnn": "layers", "conv": "layers"}
 SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
-LEARNING_RATE_FACTOR = 1 / 3  # of a step size that ran away
+LEARNING_RATE_FACTOR = 1 / 3  # of a learning rate at which the loss diverged
 MIN_BATCH_SIZE = 64
 
 
 def suggest_config(
     cause: str, reason: str, config: Config | None, phase: str, env_yaml: str | None
 ) -> tuple[dict[str, list[Any]] | None, Config | None]:
-    """({key: [old, new]}, patched config) for a cause of `diagnose`; (None, None) where no config can mend it.
+    """Suggest a config for a cause that `diagnose` found.
 
-    phase: what the round was doing, `training` or `finetuning`. env_yaml: lets a smaller net be counted against the
-    env's bounds; without it the first smaller net is taken.
+    Args:
+        cause: A `Cause` of `diagnose`.
+        reason: The recorded status reason.
+        config: The config of the round.
+        phase: What the round was doing when it ended: `training` or `finetuning`.
+        env_yaml: The run's env; without it a smaller network is not checked against the env's limits.
+
+    Returns:
+        ({key: [old, new]}, new config); (None, None) if no config removes the cause.
     """
     if config is None:
         return None, None
@@ -41,27 +48,27 @@ def suggest_config(
         keys = differing_keys(patched, config)
         if keys:
             old, new = flatten_config(config), flatten_config(patched)
-            # Keys that only had their default spelled out are no change.
+            # Keys whose default is now written out have not changed.
             changes = {key: [old.get(key), new.get(key)] for key in keys if key in old or not _is_default(patched, key)}
             return changes, patched
     return None, None
 
 
 def config_problems(config: Config | None) -> list[str]:
-    """What is wrong with a config by the contract; [] for a valid one."""
+    """List what the contract rejects in a config; empty if it is valid."""
     if config is None:
-        return ["config.yaml is missing or no mapping"]
+        return ["config.yaml is missing, or not a mapping"]
     try:
         PredecoderDSL.model_validate(config)
     except ValidationError as error:
-        return [f"{'.'.join(map(str, one['loc'])) or 'config'}: {one['msg']}" for one in error.errors()[:5]]
+        return [f"{'.'.join(map(str, problem['loc'])) or 'config'}: {problem['msg']}" for problem in error.errors()[:5]]
     return []
 
 
 def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: str | None) -> Iterator[Config]:
     training = config.get("training") or {}
     if cause == "bad config":
-        yield _without_faults(config)
+        yield _without_invalid_keys(config)
     elif cause == "not finite":
         key = "finetune_learning_rate" if phase == "finetuning" else "learning_rate"
         default = TrainingConfig.model_fields[key].default
@@ -75,7 +82,7 @@ def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: s
     elif cause == "time limit":
         yield from _smaller(config, start=0.5)
     elif cause == "cost limit":
-        yield from (one for one in _smaller(config) if _within_limits(one, env_yaml))
+        yield from (smaller for smaller in _smaller(config) if _within_limits(smaller, env_yaml))
     elif cause == "does not fit" and training.get("init") == "parent":
         yield _with_value(config, "training", "init", "fresh")
     elif cause == "does harm":
@@ -85,7 +92,7 @@ def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: s
 
 
 def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
-    """The same family, narrower and narrower; at the end one layer less."""
+    """The same family with fewer and fewer channels; finally with a single layer."""
     family = str(config.get("type"))
     block = config.get(family)
     if family not in SIZES or not isinstance(block, dict):
@@ -102,7 +109,7 @@ def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
 
 
 def _less_harmful(config: Config) -> Iterator[Config]:
-    """What is known to break more than it fixes, taken back."""
+    """Undo what is known to break more shots than it fixes, one change at a time."""
     family = str(config.get("type"))
     block = config.get(family)
     if config.get("output_mode") == "hard_flip":
@@ -116,7 +123,7 @@ def _less_harmful(config: Config) -> Iterator[Config]:
 
 
 def _within_limits(config: Config, env_yaml: str | None) -> bool:
-    """Whether the config keeps the env's bounds; without an env there are none to break."""
+    """Whether the config respects the env's limits; without an env there are none."""
     if env_yaml is None:
         return True
     from autoqec.store.files import parse_env
@@ -130,16 +137,16 @@ def _within_limits(config: Config, env_yaml: str | None) -> bool:
     return cost["n_params"] <= bounds.max_params and cost["flops_per_syndrome"] <= bounds.max_flops_per_syndrome
 
 
-def _without_faults(config: Config) -> Config:
-    """The wrong keys taken out, so that their defaults count."""
+def _without_invalid_keys(config: Config) -> Config:
+    """Remove invalid keys, so that their defaults apply."""
     patched = copy.deepcopy(config)
     for _ in range(8):
         try:
             PredecoderDSL.model_validate(patched)
             break
         except ValidationError as error:
-            for fault in error.errors():
-                _drop(patched, [str(part) for part in fault["loc"]])
+            for problem in error.errors():
+                _drop(patched, [str(part) for part in problem["loc"]])
     return patched
 
 

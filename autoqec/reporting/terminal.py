@@ -1,4 +1,4 @@
-"""The live view of a run: one screen on a terminal, quiet lines elsewhere. Fed by events, never by the run's memory."""
+"""Live view of a run: a screen on a terminal, lines elsewhere. Driven by events alone."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.round_progress import RoundProgress
 from autoqec.reporting.text import count, plain
 
-QUIET_WIDTH = 160  # of tables where nobody says how wide the paper is
+PIPE_WIDTH = 160  # columns of tables that are not written to a terminal
 LLM_MESSAGES = {
-    "lm_retry": "the {}'s model is told what was wrong, and asked again",
-    "lm_given_up": "the {} speaks without its model this time",
-    "lm_budget": "no model is asked any more",
+    "lm_retry": "the answer for the {} was invalid; its model is asked again",
+    "lm_given_up": "the {} proceeds without its model in this round",
+    "lm_budget": "the budget of the language models is used up",
 }
 PROGRESS_INTERVAL_S = 15.0  # between two progress lines of one phase, without a terminal
 
 
 def console(*, err: bool = False) -> Console:
-    """A console that respects NO_COLOR, reads no markup, and is wide where it is no terminal."""
+    """Return a console that respects NO_COLOR, interprets no markup, and is wide unless it is a terminal."""
     result = Console(stderr=err, highlight=False, emoji=False, markup=False)
     if not result.is_terminal:
-        result.width = QUIET_WIDTH
+        result.width = PIPE_WIDTH
     return result
 
 
 class LiveView:
-    """Shows a run while it goes: the view itself is an `on_event(kind, payload)`. A context manager.
+    """Event callback that shows the progress of a run; a context manager.
 
     Payloads are read by their keys (`phase`, `step`, `steps`, `loss`, `eta_s`, `shots`, `budget`, `fixed`,
-    `broken`, …), so that an event of a kind not known here still moves the bar.
+    `broken`, …), so that events of unknown kinds still update the progress bar.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LiveView:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.console, self.quiet, self.clock = target, quiet, clock
-        self.dashboard: Dashboard | None = None  # known once the run is
+        self.dashboard: Dashboard | None = None  # set once the run exists
         self.rounds: dict[int, RoundProgress] = {}
         self._last: int | None = None
         self._live: Live | None = None
@@ -68,9 +68,9 @@ class LiveView:
             self._live = None
 
     def __call__(self, kind: str, payload: dict[str, Any]) -> None:
-        """Take one event."""
-        now = self._update_round({"phase": "judging", **payload} if kind.startswith("judge") else payload)
-        # Why a round failed is said once: that it is not nominated, for the same reason, needs no line.
+        """Handle one event."""
+        now = self._update_round({"phase": "verification", **payload} if kind.startswith("judge") else payload)
+        # The failure of a round has been reported: that it is not nominated follows from it.
         already_reported = now is not None and now.failed and payload.get("verdict") == "ignore"
         line = None if already_reported else event_line(kind, payload)
         if line is not None:
@@ -82,11 +82,11 @@ class LiveView:
                 number: round_progress for number, round_progress in self.rounds.items() if round_progress is not now
             }
             if self.dashboard is not None:
-                with suppress(AutoqecError):  # the view stays as it was; what is wrong is the run's to say
+                with suppress(AutoqecError):  # the screen keeps its state; the run itself reports what is wrong
                     self.dashboard.refresh()
 
     def _update_round(self, payload: dict[str, Any]) -> RoundProgress | None:
-        """The round that the event speaks of; where it names none, the last one that was named."""
+        """Update the round of an event; if it names none, the round named last."""
         number = payload.get("round", self._last)
         if not isinstance(number, int):
             return None
@@ -108,8 +108,8 @@ class LiveView:
             self.console.print(Text(line), soft_wrap=True)
 
     def screen(self) -> RenderableType:
-        """Every round that is running, between the run's head and what it has come to."""
-        now = list(self.rounds.values())  # a copy: events come while the screen's thread draws
+        """The head of the run, every round in progress, and the results so far."""
+        now = list(self.rounds.values())  # a copy: events arrive while another thread draws
         running = [
             round_progress.screen() for round_progress in sorted(now, key=lambda round_progress: round_progress.number)
         ]
@@ -119,11 +119,11 @@ class LiveView:
 
 
 def event_line(kind: str, payload: dict[str, Any]) -> str | None:
-    """What is worth a line that stays, in words; None for mere progress."""
+    """Format an event that deserves a permanent line; None for progress."""
     number = payload.get("round")
     head = f"Round {number}" if number is not None else ""
     if "hypothesis" in payload:
-        return f"{head} tries: {plain(str(payload['hypothesis']))}"
+        return f"{head} hypothesis: {plain(str(payload['hypothesis']))}"
     if isinstance(payload.get("delta_ler"), float):
         shots = f" on {count(payload['val_shots'])} validation shots" if payload.get("val_shots") else ""
         return f"{head} measured: Δ_LER = {payload['delta_ler']:+.2e}{shots}"
@@ -136,8 +136,8 @@ def event_line(kind: str, payload: dict[str, Any]) -> str | None:
         return f"  {LLM_MESSAGES[kind].format(payload.get('role'))}: {plain(str(payload.get('what')))}"
     if kind == "job":
         why = f" ({plain(str(payload['why']))})" if payload.get("why") else ""
-        return f"{head} is SLURM's job {plain(str(payload.get('job')))}: {plain(str(payload.get('state')))}{why}"
+        return f"{head} is SLURM job {plain(str(payload.get('job')))}: {plain(str(payload.get('state')))}{why}"
     if kind == "judge_verdict":
         reasons = "; ".join(plain(str(reason)) for reason in payload.get("reasons", ()))
-        return f"  the judge: {plain(str(payload.get('verdict')))}. {reasons}"
+        return f"  verdict: {plain(str(payload.get('verdict')))}. {reasons}"
     return None

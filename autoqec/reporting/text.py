@@ -1,4 +1,4 @@
-"""Figures and foreign words as a terminal may show them."""
+"""Numbers and untrusted text formatted for terminals and pages."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def plain(text: str, limit: int = 400) -> str:
-    """One line, control characters spelled out, at most `limit` characters: foreign text steers no terminal."""
+    """Return untrusted text as one line of at most `limit` characters that cannot control a terminal.
+
+    Control, format and bidirectional characters are replaced by their escape sequences.
+    """
     shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 def paragraphs(text: str, limit: int = 4000) -> str:
-    """Several lines, each made harmless as `plain` does; tabs become spaces."""
+    """Return untrusted text as several lines, each treated as by `plain`; tabs become spaces."""
     lines = text[:limit].expandtabs(4).splitlines()
     return "\n".join(plain(line, limit) for line in lines) + ("…" if len(text) > limit else "")
 
 
 def percent(value: float | None) -> str:
+    """0.046 -> +4.6%."""
     return "–" if value is None else f"{100 * value:+.1f}%"
 
 
 def interval(low: float | None, high: float | None, *, relative: bool = True) -> str:
+    """Format a confidence interval, in percent if relative; empty if it is unknown."""
     if low is None or high is None:
         return ""
     return f"[{100 * low:+.1f}, {100 * high:+.1f}]%" if relative else f"[{low:+.2e}, {high:+.2e}]"
@@ -49,12 +54,13 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def duration(seconds: float) -> str:
+    """83 -> 1:23, 3723 -> 1:02:03."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def sparkline(values: Sequence[float], width: int = 24) -> str:
-    """The course of a series, averaged into at most `width` bars."""
+    """Draw a series as at most `width` bars, each the mean of a stretch."""
     finite = [value for value in values if value == value and abs(value) != float("inf")]
     if not finite:
         return ""
@@ -66,7 +72,7 @@ def sparkline(values: Sequence[float], width: int = 24) -> str:
 
 
 def effect_line(name: str, effect: PairedEffect) -> str:
-    """One reference: relative gain and Δ with 95% intervals, and the counts they come from."""
+    """Describe the gain over one reference: relative gain and Δ with 95% intervals, and the counts behind them."""
     counts = effect.counts
     gain = f"{percent(effect.relative)} {interval(effect.relative_low, effect.relative_high)}"
     delta = f"Δ = {effect.delta:+.2e} {interval(effect.delta_low, effect.delta_high, relative=False)} per shot"

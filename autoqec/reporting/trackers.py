@@ -1,6 +1,6 @@
-"""A run as the directories of experiment trackers: tensorboard's event files, and runs that wandb holds offline.
+"""Exports a run to experiment trackers: event files of tensorboard, and offline runs of wandb.
 
-Both are written by their own packages, which autoqec does not install: where one is missing, UsageError says so.
+Both need their own packages, which are extras of autoqec.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from typing import Any
 
 from autoqec import optional
 from autoqec.errors import StorageError, UsageError
-from autoqec.reporting import run_view
-from autoqec.reporting.run_data import RoundEntry, rounds_of
-from autoqec.reporting.run_view import RunView
+from autoqec.reporting.run_report import RoundEntry, RunReport
 from autoqec.reporting.text import plain
 from autoqec.store import atomic, train_log
 
@@ -29,24 +27,24 @@ FIGURES = (
 )
 
 
-def to_tensorboard(view: RunView, directory: Path) -> None:
-    """`tensorboard --logdir DIRECTORY`: each round's loss by step, its config, and its figures by round."""
+def to_tensorboard(report: RunReport, directory: Path) -> None:
+    """Write losses by step and results by round, for `tensorboard --logdir DIRECTORY`."""
     from torch.utils.tensorboard import SummaryWriter
 
-    for round_entry in rounds_of(view):
+    for round_entry in report.rounds:
         with SummaryWriter(str(directory / _name(round_entry))) as writer:
             writer.add_text("hypothesis", plain(round_entry.row.hypothesis), round_entry.row.round)
-            for step, loss in train_log.read(view.layout.round(round_entry.row.round).train_log).entries:
+            for step, loss in train_log.read(report.layout.round(round_entry.row.round).train_log).entries:
                 writer.add_scalar("loss", loss, step)
-            for name, value in _figures(view, round_entry).items():
+            for name, value in _figures(report, round_entry).items():
                 writer.add_scalar(f"round/{name}", value, round_entry.row.round)
 
 
-def to_wandb(view: RunView, directory: Path) -> None:
-    """`wandb sync DIRECTORY/offline-run-*`: a run a round, grouped by the run's id; nothing is sent, no key is asked.
+def to_wandb(report: RunReport, directory: Path) -> None:
+    """Write one offline wandb run per round, grouped by the run id, for `wandb sync DIRECTORY/offline-run-*`.
 
-    Config is the round's, history its loss, summary its figures and the judge's word. The machine's name, the
-    packages installed and git's remotes are left out.
+    Nothing is sent and no key is needed. The config is the round's, the history its loss, the summary its results and
+    verdict. Host name, installed packages and git remotes are left out.
     """
     with tempfile.TemporaryDirectory(prefix="autoqec-wandb-") as home, _wandb_environment(Path(home)):
         import wandb
@@ -64,23 +62,23 @@ def to_wandb(view: RunView, directory: Path) -> None:
             host="autoqec",
         )
         try:
-            for round_entry in rounds_of(view):
-                _wandb_run(wandb, settings, Path(home), view, round_entry)
+            for round_entry in report.rounds:
+                _wandb_run(wandb, settings, Path(home), report, round_entry)
         except wandb.Error as error:
-            raise UsageError(f"wandb refused: {plain(str(error))}", location="--format wandb") from error
+            raise UsageError(f"wandb failed: {plain(str(error))}", location="--format wandb") from error
         finally:
             wandb.teardown()
         for made in sorted(Path(home, "wandb").glob("offline-run-*")):
-            shutil.rmtree(made / "logs", ignore_errors=True)  # of the tracker's own doings, with paths of this machine
+            shutil.rmtree(made / "logs", ignore_errors=True)  # debug logs of wandb, with paths of this machine
             shutil.move(made, directory / made.name)
 
 
-def _wandb_run(wandb: Any, settings: Any, home: Path, view: RunView, round_entry: RoundEntry) -> None:
+def _wandb_run(wandb: Any, settings: Any, home: Path, report: RunReport, round_entry: RoundEntry) -> None:
     run = wandb.init(
         project="autoqec",
-        id=f"{view.layout.run_id}-{_name(round_entry)}",
-        name=f"{view.layout.run_id} {_name(round_entry)}",
-        group=view.layout.run_id,
+        id=f"{report.layout.run_id}-{_name(round_entry)}",
+        name=f"{report.layout.run_id} {_name(round_entry)}",
+        group=report.layout.run_id,
         tags=[plain(round_entry.outcome, 60)],
         notes=_utf8_safe(plain(round_entry.row.hypothesis)),
         config=_utf8_safe_value(round_entry.row.dsl_config or {}),
@@ -88,28 +86,33 @@ def _wandb_run(wandb: Any, settings: Any, home: Path, view: RunView, round_entry
         settings=settings,
         reinit="create_new",
     )
-    for step, loss in train_log.read(view.layout.round(round_entry.row.round).train_log).entries:
+    for step, loss in train_log.read(report.layout.round(round_entry.row.round).train_log).entries:
         run.log({"loss": loss}, step=step)
     run.summary.update(
-        {"round": round_entry.row.round, "outcome": round_entry.outcome, "env": _utf8_safe(view.info.env_name)}
+        {"round": round_entry.row.round, "outcome": round_entry.outcome, "env": _utf8_safe(report.info.env_name)}
     )
-    run.summary.update(_figures(view, round_entry))
+    run.summary.update(_figures(report, round_entry))
     run.finish()
 
 
-WRITERS: dict[str, Callable[[RunView, Path], None]] = {"tensorboard": to_tensorboard, "wandb": to_wandb}
+WRITERS: dict[str, Callable[[RunReport, Path], None]] = {"tensorboard": to_tensorboard, "wandb": to_wandb}
 
 
-def write(view: RunView, form: str, directory: Path) -> Path:
-    """The directory, whole or not at all; it must not hold anything yet."""
+def write(report: RunReport, form: str, directory: Path) -> Path:
+    """Write the run into `directory`, completely or not at all.
+
+    Raises:
+        UsageError: The directory is not empty, or the package of the tracker is missing.
+        StorageError: The directory cannot be written.
+    """
     optional.require_installed(form, extra=form, location=f"--format {form}")
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
-        raise UsageError("is not an empty directory", location=str(directory), hint="name a new one, or remove it")
+        raise UsageError("is not an empty directory", location=str(directory), hint="name a new directory")
     atomic.make_dir(directory.parent)
     try:
         made = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
         try:
-            WRITERS[form](view, made)
+            WRITERS[form](report, made)
             made.chmod(0o755)
             os.replace(made, directory)
         finally:
@@ -120,23 +123,23 @@ def write(view: RunView, form: str, directory: Path) -> Path:
 
 
 def _name(round_entry: RoundEntry) -> str:
-    """round_3; a number that stands twice gets what its place on the page has, too."""
+    """round_3; with a suffix if the round number occurs again, as in the anchor."""
     return "round_" + round_entry.anchor.rpartition("-round-")[2]
 
 
-def _figures(view: RunView, round_entry: RoundEntry) -> dict[str, float]:
-    """The round's figures as its row has them, and the judge's counts for the gain."""
+def _figures(report: RunReport, round_entry: RoundEntry) -> dict[str, float]:
+    """Results of the round from its row, and the error counts of its verification."""
     figures = {name: getattr(round_entry.row, name) for name in FIGURES}
-    report = run_view.report(view.layout.round(round_entry.row.round)) if round_entry.row.verify_verdict else None
-    if report is not None and report.effect is not None:
-        counts = report.effect.counts
+    verification = report.verification(round_entry)
+    if verification is not None and verification.effect is not None:
+        counts = verification.effect.counts
         figures |= {"holdout_errors_plain": counts.errors_reference, "holdout_errors": counts.errors_candidate}
     return {name: value for name, value in figures.items() if value is not None}
 
 
 @contextmanager
 def _wandb_environment(home: Path) -> Iterator[None]:
-    """wandb's files of its own below `home`, and its own error reports off."""
+    """Keep the files of wandb below `home` and switch its error reports off."""
     wandb_dirs = {f"WANDB_{name}": str(home) for name in ("DIR", "CACHE_DIR", "CONFIG_DIR", "DATA_DIR", "ARTIFACT_DIR")}
     before = dict(os.environ)
     os.environ.update(wandb_dirs, WANDB_ERROR_REPORTING="false")
@@ -152,7 +155,7 @@ def _utf8_safe(text: str) -> str:
 
 
 def _utf8_safe_value(value: Any) -> Any:
-    """The value with every string such as UTF-8 holds it."""
+    """Return the value with every string made encodable as UTF-8."""
     if isinstance(value, str):
         return _utf8_safe(value)
     if isinstance(value, dict):

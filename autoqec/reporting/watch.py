@@ -1,4 +1,4 @@
-"""`autoqec watch RUN`: the live screen from disk alone, for any run and from any terminal."""
+"""Follows a run from its files alone, so that it works for any run and from any terminal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from rich.live import Live
 from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
-from autoqec.reporting import run_data
+from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
-from autoqec.reporting.run_data import Pending
-from autoqec.reporting.run_view import RunView
+from autoqec.reporting.run_report import PendingRound, RunReport
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView
 from autoqec.store.layout import RunLayout
@@ -25,16 +24,16 @@ POLL_INTERVAL_S = 1.0
 
 def watch(
     layout: RunLayout, console: Console, *, quiet: bool = False, sleep: Callable[[float], None] = time.sleep
-) -> RunView:
-    """Show the run until nobody runs it any more, then its summary. Raises what `run_view.load` raises."""
+) -> RunReport:
+    """Show a run until its process ends, then print its summary. Raises what `run_report.load` raises."""
     screen = WatchScreen(layout, console, quiet=quiet)
     if console.is_terminal and not quiet:
         with Live(console=console, get_renderable=screen.draw, refresh_per_second=4, screen=True):
             _poll_until_done(screen, sleep)
     else:
         _poll_until_done(screen, sleep)
-    print_summary(console, screen.view)
-    return screen.view
+    print_summary(console, screen.run)
+    return screen.run
 
 
 def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> None:
@@ -43,70 +42,72 @@ def _poll_until_done(screen: WatchScreen, sleep: Callable[[float], None]) -> Non
 
 
 class WatchScreen:
-    """What the files say, and what has become of it since the last look."""
+    """State of a run as its files describe it, and what has changed since the last poll."""
 
     def __init__(self, layout: RunLayout, console: Console, *, quiet: bool = False) -> None:
         self.layout = layout
-        # Lines go to the console where it is no terminal; on a terminal this screen stands for all of them.
-        self.now = LiveView(console, quiet=quiet or console.is_terminal)
-        self.now.dashboard = self.dashboard = Dashboard(layout)
-        self._told = {attempt_of(row) for row in self.view.rows}
+        # On a terminal this screen replaces the lines of events.
+        self.live_view = LiveView(console, quiet=quiet or console.is_terminal)
+        self.live_view.dashboard = self.dashboard = Dashboard(layout)
+        self._seen = {attempt_of(row) for row in self.run.rows}
         self._planned: set[int] = set()
         self._training: dict[int, Any] = {}
 
     @property
-    def view(self) -> RunView:
-        return self.dashboard.view
+    def run(self) -> RunReport:
+        """The run as of the last poll."""
+        return self.dashboard.run
 
     def poll(self) -> bool:
-        """Look once; whether somebody is still running it."""
-        living = run_data.living(self.layout)
+        """Read the files once; return whether the run is still in progress."""
+        running = run_report.is_running(self.layout)
         self.dashboard.refresh()
-        for row in self.view.rows:
-            if attempt_of(row) not in self._told:
-                self._told.add(attempt_of(row))
+        for row in self.run.rows:
+            if attempt_of(row) not in self._seen:
+                self._seen.add(attempt_of(row))
                 self._show_finished(row)
-        pending = run_data.pending(self.layout, self.view.state.rounds)
+        pending = self.run.pending
         for pending_round in pending:
             self._show_pending(pending_round)
-        for number in set(self.now.rounds) - {pending_round.round for pending_round in pending}:
-            del self.now.rounds[number]
-        return living
+        for number in set(self.live_view.rounds) - {pending_round.round for pending_round in pending}:
+            del self.live_view.rounds[number]
+        return running
 
     def draw(self) -> RenderableType:
-        return Group(self.now.screen(), Text("Ctrl-C leaves; the run goes on.", style="dim"))
+        """Return the screen as of the last poll."""
+        return Group(self.live_view.screen(), Text("Ctrl-C stops watching; the run continues.", style="dim"))
 
-    def _show_pending(self, pending_round: Pending) -> None:
+    def _show_pending(self, pending_round: PendingRound) -> None:
         if pending_round.hypothesis and pending_round.round not in self._planned:
             self._planned.add(pending_round.round)
-            self.now(
+            self.live_view(
                 "planned",
-                {"round": pending_round.round, "hypothesis": pending_round.hypothesis, "phase": pending_round.reached},
+                {"round": pending_round.round, "hypothesis": pending_round.hypothesis, "phase": pending_round.phase},
             )
-        live_payload = self.dashboard.told.rounds.get(pending_round.round, {})
+        live_payload = self.dashboard.live.rounds.get(pending_round.round, {})
         if self._forward(pending_round.round):
             return
-        self.now("progress", {"round": pending_round.round, "phase": pending_round.reached, **live_payload})
+        self.live_view("progress", {"round": pending_round.round, "phase": pending_round.phase, **live_payload})
 
     def _forward(self, number: int) -> bool:
-        """The child's own progress, from the file it writes while it trains; False where there is none (any more)."""
+        """Forward the progress that the training process writes; return False if there is none."""
         from autoqec.runner.collect import EventForwarder
         from autoqec.runner.runner import SCRATCH_DIR
 
         out = self.layout.round(number).dir / SCRATCH_DIR / "out"
         if not out.is_dir():
             return False
-        self._training.setdefault(number, EventForwarder(out, number, self.now)).forward()
+        self._training.setdefault(number, EventForwarder(out, number, self.live_view)).forward()
         return True
 
     def _show_finished(self, row: HistoryRow) -> None:
-        for kind, payload in _events(row, told=row.round in self._planned):
-            self.now(kind, payload)
+        for kind, payload in _events(row, planned=row.round in self._planned):
+            self.live_view(kind, payload)
 
 
-def _events(row: HistoryRow, *, told: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events that a round told while it went, as its row remembers them."""
-    if not told:
+def _events(row: HistoryRow, *, planned: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Reconstruct the events of a finished round from its row."""
+    if not planned:
         yield "planned", {"round": row.round, "hypothesis": row.hypothesis}
     measured = ("status", "status_reason", "delta_ler", "val_shots")
     yield "measured", {"round": row.round, **{key: getattr(row, key) for key in measured}}

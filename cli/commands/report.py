@@ -47,10 +47,10 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         default = chosen[0].html if len(chosen) == 1 else shared / "report.html"
         written = [html.write(chosen, _require_file(target or default))]
     else:
-        from autoqec.reporting import figures, run_data
+        from autoqec.reporting import figures, run_report
 
         default = chosen[0].plots if len(chosen) == 1 else shared / "plots"
-        written = figures.save(target or default, form, run_data.load(chosen))
+        written = figures.save(target or default, form, run_report.load_pages(chosen))
     for path in written:
         out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
         out.emit({"path": str(path), "bytes": path.stat().st_size})

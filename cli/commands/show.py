@@ -27,11 +27,11 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if graph or dot:
         _graph(paths.run_layout(run), dot, out)
         return
-    from autoqec.reporting import run_view
+    from autoqec.reporting import run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
 
-    view = run_view.load(paths.run_layout(run))
+    view = run_report.load(paths.run_layout(run))
     print_summary(console(err=out.json), view)
     out.emit(view.dump())
 
@@ -57,7 +57,7 @@ def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
 
 
 def _list(root: Path, out: Output) -> None:
-    from autoqec.reporting import run_view
+    from autoqec.reporting import run_report
     from autoqec.reporting.text import plain, pluralize
 
     ids = paths.run_ids(root)
@@ -65,7 +65,7 @@ def _list(root: Path, out: Output) -> None:
         out.say("No runs here yet. Start one: autoqec run smoke --profile smoke --rounds 2")
     for run_id in ids:
         try:
-            view = run_view.load(RunLayout(root, run_id))
+            view = run_report.load(RunLayout(root, run_id))
         except AutoqecError as error:
             out.say(f"{run_id}  {plain(str(error))}")
             out.emit({"run_id": run_id, **error.to_json()})
@@ -73,7 +73,7 @@ def _list(root: Path, out: Output) -> None:
         info = view.info
         out.say(
             f"{run_id}  {plain(info.env_name)}  profile {info.profile}  seed {info.seed}  "
-            f"{pluralize(len(view.latest_rows), 'round')}, {view.verified} verified, {len(view.front)} on the front"
+            f"{pluralize(len(view.latest_rows), 'round')}, {view.n_verified} verified, {len(view.front)} on the front"
         )
         out.emit(
             {
@@ -82,7 +82,7 @@ def _list(root: Path, out: Output) -> None:
                 "profile": info.profile,
                 "seed": info.seed,
                 "rows": len(view.rows),
-                "verified": view.verified,
+                "verified": view.n_verified,
                 "front": len(view.front),
             }
         )

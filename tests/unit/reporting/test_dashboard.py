@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autoqec.reporting import run_view, summary
+from autoqec.reporting import run_report, summary
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.store.layout import RunLayout
@@ -44,7 +44,7 @@ def shown(layout: RunLayout, plan: RunLimits, *, later: float = 0.0) -> tuple[Da
 def test_the_end_of_the_run_is_told_from_its_history(layout: RunLayout) -> None:
     seen, text = shown(layout, RunLimits(rounds=8, sandbox="bubblewrap"))
     assert seen.seconds_left() == pytest.approx(3 * ROUND_S)
-    assert "5 of 8 rounds, 1 verified, 1 on the front · 1:07 a round · about 3:22 left of the run" in text
+    assert "5 of 8 rounds, 1 verified, 1 on the front · 1:07 per round · about 3:22 left of the run" in text
     assert "0.08 compute hours · sandbox bubblewrap" in text
     assert "Verified front" in text and "+7.9%" in text
 
@@ -61,9 +61,9 @@ def test_the_nearest_limit_ends_it(layout: RunLayout) -> None:
     compute = shown(layout, RunLimits(compute_hours=600 / 3600))[0]
     assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much again as was used
     assert shown(layout, RunLimits(plateau=4))[0].seconds_left() is None
-    assert "compute hours · at most 2 of them on a GPU" in shown(layout, RunLimits(gpu_hours=2))[1]
+    assert "compute hours · at most 2 GPU hours" in shown(layout, RunLimits(gpu_hours=2))[1]
     text = shown(layout, RunLimits(hours=2, plateau=4, compute_hours=1))[1]
-    assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds that leave the front as it is" in text
+    assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds without a change of the front" in text
 
 
 def test_without_history_or_plan_no_end_is_made_up(tmp_path: Path) -> None:
@@ -96,7 +96,8 @@ def test_the_last_rounds_have_intervals_and_shots_also_on_a_narrow_screen(layout
 
 def test_the_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
     out = io.StringIO()
-    Console(file=out, width=80, color_system=None, markup=False).print(summary.rounds_table(run_view.load(layout).rows))
+    table = summary.rounds_table(run_report.load(layout).rows)
+    Console(file=out, width=80, color_system=None, markup=False).print(table)
     text = out.getvalue()
     for part in ("[+7.1,", "+11.4]%", "280 → 200", "train_error", "100k"):
         assert part in text, text
@@ -104,7 +105,7 @@ def test_the_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
 
 def test_a_last_round_that_takes_long_has_no_made_up_end(layout: RunLayout) -> None:
     text = shown(layout, RunLimits(rounds=6), later=9000)[1]
-    assert "the last round takes longer than those before" in text and "0:00 left" not in text
+    assert "the last round takes longer than the earlier ones" in text and "0:00 left" not in text
 
 
 def test_every_limit_of_a_run_is_one_that_watch_may_see() -> None:
@@ -121,7 +122,7 @@ def timed(row: dict[str, object]) -> dict[str, object]:
 
 
 def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tmp_path: Path) -> None:
-    view = run_view.load(runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed))
+    view = run_report.load(runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed))
     out = io.StringIO()
     console = Console(file=out, width=200, color_system=None, markup=False)
     console.print(summary.rounds_table(view.rows))
@@ -133,4 +134,4 @@ def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tm
 def test_pace_is_taken_from_the_recorded_end_and_not_from_the_file(tmp_path: Path) -> None:
     layout = runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed)
     os.utime(layout.history, (0, 0))
-    assert Dashboard(layout)._last_end == run_view.load(layout).rows[0].finished_at.timestamp()  # type: ignore[union-attr]
+    assert Dashboard(layout)._last_end == run_report.load(layout).rows[0].finished_at.timestamp()  # type: ignore[union-attr]

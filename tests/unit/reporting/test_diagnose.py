@@ -119,7 +119,7 @@ def test_other_limits_have_no_config_to_try(left: Left) -> None:
 def test_a_line_of_the_surface_is_named(left: Left, env: str) -> None:
     reason = "modules/mlp.py:31: AttributeError: 'Mlp' has no attribute 'x'"
     found = diagnose_round(left(status="compile_error", status_reason=reason), env)
-    assert found.cause == "surface code" and "modules/mlp.py:31" in found.what
+    assert found.cause == "module code" and "modules/mlp.py:31" in found.what
 
 
 def test_a_broken_env_comes_before_every_other_cause(left: Left, env: str) -> None:
@@ -172,7 +172,7 @@ def run_of(tmp_path: Path, env: str, **info: Any) -> RunLayout:
 
 def test_a_run_names_every_round_that_is_not_well(tmp_path: Path, env: str) -> None:
     found = diagnose_run(run_of(tmp_path, env))
-    assert [(one.round, one.cause) for one in found] == [(1, "crash"), (2, "lost"), (3, "conflict")]
+    assert [(one.round, one.cause) for one in found] == [(1, "crash"), (2, "aborted"), (3, "conflict")]
     json.dumps([one.dump() for one in found])
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from autoqec.errors import AutoqecError
-from autoqec.reporting import html, loss, run_data
+from autoqec.reporting import html, loss, run_report
 from autoqec.store.layout import RunLayout
 from tests.support import runs
 
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 
 def shown(*layouts: RunLayout) -> tuple[str, Page]:
-    text = html.page(run_data.load(layouts))
+    text = html.page(run_report.load_pages(layouts))
     text.encode()
     return text, Page(text)
 
@@ -119,7 +119,7 @@ def test_the_claim_is_the_judges(fifty: tuple[str, Page]) -> None:
 def test_charts_are_files_that_repeat(tmp_path: Path, form: str) -> None:
     from autoqec.reporting import figures
 
-    data = run_data.load([runs.make_run(tmp_path / "lab", 6)])
+    data = run_report.load_pages([runs.make_run(tmp_path / "lab", 6)])
     one, two = (figures.save(tmp_path / name, form, data) for name in ("one", "two"))
     assert [path.name for path in one] == [f"{name}.{form}" for name in ("front", "ler", "course")]
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
@@ -130,7 +130,7 @@ def test_the_panel_has_its_curves(tmp_path: Path) -> None:
 
     from autoqec.reporting import charts
 
-    data = run_data.load([runs.make_run(tmp_path / "lab", 1)])
+    data = run_report.load_pages([runs.make_run(tmp_path / "lab", 1)])
     with matplotlib.rc_context():
         figure = charts.ler_vs_p(data)
     assert figure is not None
@@ -151,7 +151,7 @@ def test_a_disc_grows_with_the_parameters(tmp_path: Path) -> None:
         size = {1: 100_000, 3: 200_000, 5: 400_000}.get(row["round"])
         return row | {"judge_n_params": size, "n_params": size} if size else row
 
-    figure = charts.front(run_data.load([runs.make_run(tmp_path / "lab", 5, change=huge)]))
+    figure = charts.front(run_report.load_pages([runs.make_run(tmp_path / "lab", 5, change=huge)]))
     assert figure is not None
     areas = {float(one.get_sizes()[0]) for one in figure.axes[0].collections if len(one.get_offsets())}
     assert {18 + 70 / 4, 18 + 70 / 2, 18.0 + 70} <= areas
@@ -161,7 +161,7 @@ def test_a_few_judged_rounds_have_their_numbers(tmp_path: Path) -> None:
     from autoqec.reporting import charts
 
     def numbers(rounds: int) -> set[str]:
-        figure = charts.front(run_data.load([runs.make_run(tmp_path / f"of{rounds}", rounds, artifacts=False)]))
+        figure = charts.front(run_report.load_pages([runs.make_run(tmp_path / f"of{rounds}", rounds, artifacts=False)]))
         assert figure is not None
         return {text.get_text() for text in figure.axes[0].texts}
 
@@ -176,7 +176,7 @@ def test_discs_on_each_other_share_a_label(tmp_path: Path) -> None:
         judged = row["verify_verdict"] is not None
         return row | ({"judge_flops_per_syndrome": 50_000, "delta_vs_baseline_holdout": 1e-3} if judged else {})
 
-    figure = charts.front(run_data.load([runs.make_run(tmp_path / "lab", 5, change=alike, artifacts=False)]))
+    figure = charts.front(run_report.load_pages([runs.make_run(tmp_path / "lab", 5, change=alike, artifacts=False)]))
     assert figure is not None
     assert [text.get_text() for text in figure.axes[0].texts if text.get_text()[0].isdigit()] == ["1, 3, 5"]
 
@@ -184,7 +184,7 @@ def test_discs_on_each_other_share_a_label(tmp_path: Path) -> None:
 def test_the_course_shows_an_interval_for_whatever_was_measured(tmp_path: Path) -> None:
     from autoqec.reporting import charts
 
-    figure = charts.search_progress(run_data.load([runs.make_run(tmp_path / "lab", 3, artifacts=False)]))
+    figure = charts.search_progress(run_report.load_pages([runs.make_run(tmp_path / "lab", 3, artifacts=False)]))
     assert figure is not None
     places = [[float(x) for x in np.asarray(line.get_xdata())] for line in figure.axes[0].lines]
     assert sorted(one for one, other in places if one == other) == [
@@ -201,7 +201,7 @@ def test_another_loss_is_another_stroke() -> None:
     fine = [(step, 0.2 - 0.001 * (step - 100)) for step in range(100, 110, 2)]
     assert loss.stages([*learning, (99, 7.0), *fine]) == [learning, fine]  # a mean of both losses is of neither
     assert loss.stages(learning) == [learning]
-    (_, one), (_, two) = loss.strokes([*learning, *fine])
+    (_, one), (_, two) = loss.polylines([*learning, *fine])
     assert one.split()[0] == "0.0,0.0" and one.split()[-1].endswith(",80.0")
     assert two.split()[0].endswith(",0.0") and two.split()[-1] == "300.0,80.0"
 
@@ -212,9 +212,9 @@ def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> Non
     gain = re.search(r"\+12\.9% \[[^]]*\]%<br><small class=\"soft\">of 100k</small>", rounds)
     val = re.search(r"\+1\.80e-03<br><small class=\"soft\">\[[^]]*\] of 20k</small>", rounds)
     assert gain and val, rounds[:2000]
-    assert re.search(r"SUSPICIOUS \+\d+\.\d% \[", text.split("Fork graph</h2>")[1].split("</svg>")[0])
+    assert re.search(r"INCONCLUSIVE \+\d+\.\d% \[", text.split("Fork graph</h2>")[1].split("</svg>")[0])
     assert "1,400 → 950 of 100,000" in page.words and "240 → 200 of 100,000" in page.words
-    assert "1.750" not in page.words and "1.75M, and 90k of fine-tuning" in page.words
+    assert "1.750" not in page.words and "1.75M, plus 90k for fine-tuning" in page.words
 
 
 def luminance(colour: str) -> float:
@@ -238,19 +238,19 @@ def test_no_round_yet(tmp_path: Path) -> None:
     layout = runs.make_run(tmp_path / "lab", 0)
     runs.add_pending_round(layout, 1, "a first idea")
     _, page = shown(layout)
-    assert "No round has ended yet." in page.words and "a first idea" in page.words
+    assert "No round has finished yet." in page.words and "a first idea" in page.words
     assert "autoqec reconcile" in page.words  # nobody runs it
 
 
 def test_only_failures_say_what_failed(tmp_path: Path) -> None:
     _, page = shown(runs.make_run(tmp_path / "lab", 4, only_failures=True))
-    assert "No decoder is verified: of 4 rounds 0 came before the judge and 4 ended without a result." in page.words
+    assert "No decoder is verified: of 4 rounds, 0 went to verification and 4 ended without a result." in page.words
     assert "the loss is not finite at step 12" in page.words
 
 
 def test_a_null_result_says_what_could_have_been_seen(tmp_path: Path) -> None:
     _, page = shown(runs.make_run(tmp_path / "lab", 2, change=lambda row: row | {"verify_verdict": None}))
-    assert re.search(r"a gain below about \d+% may well have been missed", page.words)
+    assert re.search(r"a gain below about \d+% may be missed", page.words)
 
 
 def test_a_torn_tail_is_left_out(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_damage_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
     lines = layout.history.read_bytes().splitlines(keepends=True)
     layout.history.write_bytes(lines[0] + b"{]\n" + lines[2])
     with pytest.raises(AutoqecError, match=r"history\.jsonl:2"):
-        run_data.load([layout])
+        run_report.load_pages([layout])
 
 
 @pytest.mark.parametrize("spoil", ["pareto.json", "env.yaml", "fork_graph.json", "attempts.jsonl"])
@@ -274,10 +274,10 @@ def test_a_view_that_is_gone_or_spoilt_costs_its_part_only(tmp_path: Path, spoil
     layout = runs.make_run(tmp_path / "lab", 3)
     (layout.root / spoil).unlink(missing_ok=True)
     _, page = shown(layout)
-    assert "Round by round" in page.words
+    assert "Rounds in detail" in page.words
     if spoil != "attempts.jsonl":
         (layout.root / spoil).write_bytes(b'[{"x": \xff')
-        assert "Round by round" in shown(layout)[1].words
+        assert "Rounds in detail" in shown(layout)[1].words
 
 
 def test_front_is_taken_from_history_and_not_from_its_view(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_front_is_taken_from_history_and_not_from_its_view(tmp_path: Path) -> No
     before = shown(layout)[1].words
     entry = json.loads(layout.pareto.read_bytes())[0] | {"round_attempt_id": "of another run"}
     layout.pareto.write_text(json.dumps([entry]), encoding="utf-8")
-    assert shown(layout)[1].words == before and " is verified" in before
+    assert shown(layout)[1].words == before and "fewer" in before
 
 
 def test_reports_and_logs_that_are_spoilt(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_follow_ups_replace_and_deleted_branches_are_marked(tmp_path: Path) -> N
     runs.append(layout, row | later | gone | {"reconcile_id": "s"})
     _, page = shown(layout)
     assert sum(given.get("class") == "round" for given in page.all("details")) == 2
-    assert "adopted later" in page.words and "its branch was deleted" in page.words
+    assert "adopted later" in page.words and "branch deleted, commit kept" in page.words
 
 
 def test_compositions_and_rings_of_parents(tmp_path: Path) -> None:
@@ -382,8 +382,8 @@ def test_ten_thousand_rounds_are_a_page_that_says_what_it_leaves_out(tmp_path: P
     layout = runs.make_run(tmp_path / "lab", 10_000, artifacts=False)
     text, page = shown(layout)
     assert len(text.encode()) < 2_000_000
-    assert f"Listed are {run_data.LISTED} of 10000" in page.words
-    assert sum(given.get("class") == "round" for given in page.all("details")) == run_data.DETAILS
+    assert f"{run_report.MAX_LISTED_ROUNDS} of 10000 are listed" in page.words
+    assert sum(given.get("class") == "round" for given in page.all("details")) == run_report.MAX_DETAILED_ROUNDS
     assert {str(given["href"])[1:] for given in page.all("a")} <= set(page.ids)
 
 
@@ -391,12 +391,12 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     one = runs.make_run(tmp_path / "lab", 6)
     two = runs.make_run(tmp_path / "lab", 2, run_id="20250102-030406", only_failures=True)
     _, page = shown(one, two)
-    assert "2 runs side by side" in page.words and "none is verified" in page.words
+    assert "2 runs compared" in page.words and "no verified round" in page.words
     assert len(page.ids) == len(set(page.ids))
     assert {str(given["href"])[1:] for given in page.all("a")} <= set(page.ids)
     info = json.loads(two.run_info.read_bytes()) | {"env_yaml_sha256": "b" * 64}
     two.run_info.write_text(json.dumps(info), encoding="utf-8")
-    assert "These runs decode different envs" in shown(one, two)[1].words
+    assert "These runs use different envs" in shown(one, two)[1].words
 
 
 def test_what_holds_no_secret(tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_importing_the_room_is_light() -> None:
     import subprocess
     import sys
 
-    names = "html, charts, figures, tree, run_data, serve, watch, export"
+    names = "html, charts, figures, tree, run_report, serve, watch, export"
     heavy = "{'torch', 'stim', 'matplotlib', 'networkx', 'scipy', 'numpy', 'jinja2'}"
     code = f"import sys; from autoqec.reporting import {names}; print(sorted({heavy} & set(sys.modules)))"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -419,4 +419,4 @@ def test_importing_the_room_is_light() -> None:
 def test_page_says_when_a_round_ran(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z", "proposal_wallclock_s": 3.0}
     layout = runs.make_run(tmp_path / "lab", 1, change=lambda row: row | times)
-    assert "2026-01-02 03:04:05 UTC, 90.0 s: proposal 3.0 s" in html.page(run_data.load([layout]))
+    assert "2026-01-02 03:04:05 UTC, 90.0 s: proposal 3.0 s" in html.page(run_report.load_pages([layout]))

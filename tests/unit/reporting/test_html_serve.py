@@ -56,7 +56,7 @@ def test_damage_is_a_page_until_it_is_mended(tmp_path: Path) -> None:
         status, page = asked(server, "/")
         assert status == 200 and "history.jsonl:1" in page and "This run cannot be shown" in page
         layout.history.write_bytes(whole)
-        assert "Round by round" in asked(server, "/")[1]
+        assert "Rounds in detail" in asked(server, "/")[1]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1:1", "[::1]"])
@@ -74,5 +74,5 @@ def test_there_is_one_page(tmp_path: Path, path: str) -> None:
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     layout = runs.make_run(tmp_path / "lab", 0)
-    with served(layout) as server, pytest.raises(UsageError, match="cannot be had"):
+    with served(layout) as server, pytest.raises(UsageError, match="is not available"):
         ReportServer([layout], server.server_address[1])

@@ -30,7 +30,7 @@ def test_it_says_the_plan_and_each_round_and_is_gone_at_the_end(layout: RunLayou
         told("lm_call", {"role": "ideator"})
         told("training", {"round": 3, "phase": "training", "step": 4, "steps": 9, "loss": float("nan")})
         said = live_status.read(layout).rounds
-        assert said[2] == {"kind": "judge_test", "phase": "judging", **COUNTS, "budget": 100_000}
+        assert said[2] == {"kind": "judge_test", "phase": "verification", **COUNTS, "budget": 100_000}
         assert said[3]["step"] == 4 and "no figure" not in layout.live.read_text(encoding="utf-8")
         told("round_recorded", {"round": 2, "row": {}})
         assert set(live_status.read(layout).rounds) == {3}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.reporting.review_log import Finding, review
-from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.support import rounds
@@ -69,7 +67,8 @@ def kinds(layout: RunLayout) -> dict[str, Finding]:
 def test_a_run_without_faults_tells_its_budget_and_nothing_else(made: Made) -> None:
     found = kinds(made(row(1), row(2)))
     assert set(found) == {"budget"}
-    assert "6 s of training and judging" in found["budget"].what and "not nominated 100%" in found["budget"].what
+    what = found["budget"].what
+    assert "6 s of training, measurement and verification" in what and "nominated 100%" in what
 
 
 def test_no_such_run(tmp_path: Path) -> None:
@@ -81,7 +80,7 @@ def test_repeats_are_named_and_lost_rounds_are_none(made: Made) -> None:
     lost = row(4, unlike(3), status="orphaned_branch", status_reason="it died", delta_ler=None, checkpoint_path=None)
     found = kinds(made(row(1), row(2, unlike(1)), row(3), lost))
     assert found["repeat"].rounds == (1, 2) and found["repeat"].weight == "warning"
-    assert found["lost"].rounds == (4,)
+    assert found["aborted"].rounds == (4,)
 
 
 def test_a_stuck_neighbourhood_is_close_and_brings_nothing(made: Made) -> None:
@@ -123,8 +122,8 @@ def test_a_loss_that_falls_without_effect(made: Made) -> None:
 def test_val_gains_that_fresh_shots_deny(made: Made) -> None:
     judged = {"verify_verdict": "SUSPICIOUS", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
     found = kinds(made(row(1, delta_ler=0.004, **judged), row(2, delta_ler=0.004, **judged), row(3)))
-    assert found["overfit-val"].rounds == (1, 2) and "keep 10% of it" in found["overfit-val"].what
-    assert found["undecided"].rounds == (1, 2)
+    assert found["overfit-val"].rounds == (1, 2) and "is 10% of it" in found["overfit-val"].what
+    assert found["inconclusive"].rounds == (1, 2)
 
 
 def test_verified_branches_that_nobody_built_on(made: Made) -> None:
@@ -148,9 +147,8 @@ def test_a_log_that_misses_rounds(made: Made) -> None:
 
 
 def test_the_budget_names_judge_and_model(made: Made) -> None:
-    layout = made(row(1), row(2, verify_verdict="SUSPICIOUS"))
-    atomic.write_text(layout.round(2).report_json, json.dumps({"judge_wallclock_s": 12.0}))
+    layout = made(row(1), row(2, verify_verdict="SUSPICIOUS", verify_wallclock_s=12.0))
     lm = MeteredLM(ScriptedLM(["hello"]), Ledger(layout.ledger))
     lm.complete(Request(messages=(Message(role="user", content="hi"),)))
     what = kinds(layout)["budget"].what
-    assert "18 s" in what and "the judge 67%" in what and "1 model calls (0 failed)" in what and "$0.0000" in what
+    assert "18 s" in what and "verification 67%" in what and "1 model calls (0 failed)" in what and "$0.0000" in what

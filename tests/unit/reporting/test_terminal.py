@@ -47,7 +47,7 @@ def test_progress_moves_by_its_keys_whatever_the_kind() -> None:
         ("judge_test", {"shots": 2000, "budget": 20000, "fixed": 7, "broken": 3}),
     )
     assert "round 2: training · 5 of 10 · loss 0.5 · 1:01 left" in shown
-    assert "judging · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
+    assert "verification · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
 
 
 def test_why_a_round_failed_is_said_once() -> None:
@@ -64,8 +64,8 @@ def test_a_model_that_is_not_heard_is_told_with_its_fault() -> None:
         "what": f"the provider does not take the key; hint: check it {HOSTILE}",
     }
     shown = seen(("lm_given_up", fault), ("lm_retry", fault), ("lm_budget", {"what": "the next call could break it"}))
-    assert "the ideator speaks without its model this time: the provider does not take the key; hint: check" in shown
-    assert "the ideator's model is told what was wrong" in shown and "asked any more: the next call could" in shown
+    assert "ideator proceeds without its model in this round: the provider does not take the key; hint: check" in shown
+    assert "the answer for the ideator was invalid" in shown and "is used up: the next call could" in shown
     assert "\x1b" not in shown
 
 
@@ -76,7 +76,7 @@ def test_the_gain_stands_with_its_interval_and_counts_while_shots_come_in() -> N
     judged = ("judge_test", {"round": 1, **COUNTS, "budget": 100_000, "e_value": 13.5, "threshold": 40.0})
     for terminal in (False, True):
         shown = seen(judged, terminal=terminal)
-        assert "judging · 5k of 100k" in shown and "fixed 34 · broken 14 · e-value 13.5 of 40" in shown
+        assert "verification · 5k of 100k" in shown and "fixed 34 · broken 14 · e-value 13.5 of 40" in shown
         assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in shown
     drawn = ("judge_effect", {"round": 1, "phase": "measuring the gain", **COUNTS, "budget": 100_000})
     assert "measuring the gain · 5k of 100k · Δ_LER = +4.00e-03" in seen(judged, drawn)

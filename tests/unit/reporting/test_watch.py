@@ -61,8 +61,8 @@ def test_rounds_are_told_as_they_end(tmp_path: Path) -> None:
     with run_lock.lock_run(layout.root):
         watch(layout, target, sleep=another)
     text = said(target)
-    assert text.count("tries: idea 2") == text.count("tries: idea 3") == 1
-    assert text.count("Round 3 measured: Δ_LER") == 1 and text.count("the judge: VERIFIED") == 3
+    assert text.count("hypothesis: idea 2") == text.count("hypothesis: idea 3") == 1
+    assert text.count("Round 3 measured: Δ_LER") == 1 and text.count("verdict: VERIFIED") == 3
     assert "Round 1 tries" not in text  # it had ended before anybody watched
 
 
@@ -114,7 +114,7 @@ def test_what_the_judge_has_seen_so_far_is_shown_from_another_terminal(tmp_path:
         screen_of.print(screen.draw())
         WatchScreen(layout, lines).poll()
     for text in (said(screen_of), said(lines)):
-        assert "judging · 5k of 100k" in text
+        assert "verification · 5k of 100k" in text
         assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in text
     assert "2 of 9 rounds" in said(screen_of) and "left of the run" in said(screen_of)
 
@@ -131,4 +131,4 @@ def test_several_rounds_at_once_are_all_on_the_screen(tmp_path: Path) -> None:
     assert "Round 2  idea 2" in said(target) and "Round 3  idea 3" in said(target)
     runs.append(layout, runs.rows(layout)[0] | {"round": 2, "round_attempt_id": "attempt-2"})
     screen.poll()
-    assert set(screen.now.rounds) == {3}
+    assert set(screen.live_view.rounds) == {3}

@@ -1,0 +1,307 @@
+"""One run as `show`, `watch`, `report` and `export` present it, read from its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import AutoqecError, ContractError
+from autoqec.reporting.round_details import DetailsReader, RoundDetails
+from autoqec.store.files import dump_config, parse_env
+from autoqec.store.history import History
+from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.run_state import Attempt, RoundState, RunState
+from autoqec.system import run_lock
+from autoqec.system.process import procfs
+
+MAX_DETAILED_ROUNDS, MAX_LISTED_ROUNDS = 60, 400  # over all runs of a page
+MAX_DIFF_CHARS = 300_000  # of all diffs of a page
+LEGACY_VERDICT_NOTE = "INCONCLUSIVE was recorded as SUSPICIOUS by version 1: no evidence of a gain within the budget."
+
+
+@dataclass(frozen=True)
+class RoundEntry:
+    """One attempt as its last row leaves it.
+
+    Attributes:
+        row: the last row that describes the round.
+        key: the attempt id.
+        anchor: fragment identifier of the round on a page; unique within the run.
+        on_front: whether the round is on the Pareto front.
+        branch_deleted: whether its branch was deleted by hand.
+        parents: anchors of the rounds it forks from; empty for the baseline.
+    """
+
+    row: HistoryRow
+    key: str
+    anchor: str
+    on_front: bool
+    branch_deleted: bool
+    parents: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Last part of the branch name; without a branch, the status."""
+        return (self.row.branch or self.row.status).rsplit("/", 1)[-1]
+
+    @property
+    def outcome(self) -> str:
+        """The verdict; without one, the reason for that in one or two words."""
+        return outcome(self.row)
+
+
+@dataclass(frozen=True)
+class PendingRound:
+    """An attempt without a row: in progress, or interrupted and not yet recovered."""
+
+    round: int
+    phase: str
+    hypothesis: str
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run as its files stand. What is derived from them is read on first use.
+
+    Attributes:
+        rows: all rows of history.jsonl, in file order.
+        listed: the rounds that a page lists, oldest first; empty unless `load_pages` made the report.
+        details: by attempt id, the rounds that a page shows in full.
+    """
+
+    layout: RunLayout
+    info: RunInfo
+    rows: tuple[HistoryRow, ...]
+    state: RunState
+    listed: tuple[RoundEntry, ...] = ()
+    details: dict[str, RoundDetails] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """The run id."""
+        return self.layout.run_id
+
+    @property
+    def n_verified(self) -> int:
+        """Number of rounds whose verdict is VERIFIED, on the front or not."""
+        return len(self.state.verified)
+
+    @cached_property
+    def rounds(self) -> tuple[RoundEntry, ...]:
+        """One entry per attempt, in the order of their first rows."""
+        front = {entry.round_attempt_id for entry in self.state.front}
+        anchors = _anchors(self.id, self.state.rounds.values())
+        return tuple(
+            RoundEntry(
+                row=attempt.row,
+                key=key,
+                anchor=anchors[key],
+                on_front=key in front,
+                branch_deleted=attempt.gone,
+                parents=tuple(anchors[parent] for parent in attempt.parents if parent in anchors),
+            )
+            for key, attempt in self.state.rounds.items()
+        )
+
+    @property
+    def latest_rows(self) -> list[HistoryRow]:
+        """The row of each attempt that describes it, oldest first."""
+        return [attempt.row for attempt in self.state.rounds.values()]
+
+    @property
+    def finished_rows(self) -> list[HistoryRow]:
+        """As `latest_rows`, without aborted rounds."""
+        return [attempt.row for attempt in self.state.rounds.values() if not attempt.lost]
+
+    @cached_property
+    def front(self) -> tuple[RoundEntry, ...]:
+        """The Pareto front of verified rounds, best first."""
+        by_key = {entry.key: entry for entry in self.rounds}
+        return tuple(by_key[entry.round_attempt_id] for entry in self.state.front)
+
+    @property
+    def best(self) -> RoundEntry | None:
+        """The first round of the front."""
+        return self.front[0] if self.front else None
+
+    @cached_property
+    def best_verification(self) -> VerifyReport | None:
+        """Verification report of the best round; None if there is none, or it cannot be read."""
+        return read_verification(self.layout.round(self.best.row.round)) if self.best else None
+
+    @cached_property
+    def linked_anchors(self) -> frozenset[str]:
+        """Anchors of the rounds that the page shows in full: targets of links."""
+        return frozenset(entry.anchor for entry in self.rounds if entry.key in self.details)
+
+    @cached_property
+    def pending(self) -> tuple[PendingRound, ...]:
+        """Attempts without a row, in the order they began."""
+        attempts = History(self.layout).attempt_state().attempts.values()
+        return tuple(
+            PendingRound(attempt.round, _phase(attempt), attempt.planned.ideator.hypothesis if attempt.planned else "")
+            for attempt in attempts
+            if attempt.id not in self.state.rounds
+        )
+
+    @cached_property
+    def running(self) -> bool:
+        """Whether the run was in progress when this was first asked."""
+        return is_running(self.layout)
+
+    @cached_property
+    def env(self) -> EnvSpec | None:
+        """The run's env; None if its copy cannot be read."""
+        try:
+            return parse_env(self.layout.env.read_text(encoding="utf-8"), location=str(self.layout.env))
+        except (OSError, ValueError, AutoqecError):
+            return None
+
+    @cached_property
+    def env_text(self) -> str:
+        """The run's env as YAML; empty if it cannot be read."""
+        return dump_config(self.env.dump()) if self.env else ""
+
+    @cached_property
+    def llm_usage(self) -> dict[str, Any] | None:
+        """Calls, tokens and cost of language models; None if none was called."""
+        return llm_usage(self.layout)
+
+    def verification(self, entry: RoundEntry) -> VerifyReport | None:
+        """Verification report of a round, read from disk unless the page holds it already."""
+        if entry.key in self.details:
+            return self.details[entry.key].verification
+        return read_verification(self.layout.round(entry.row.round)) if entry.row.verify_verdict else None
+
+    def dump(self) -> dict[str, object]:
+        """The object that `show --json` prints."""
+        return {
+            "run_id": self.info.run_id,
+            "info": self.info.dump(),
+            "rounds": [row.dump() for row in self.rows],
+            "front": [entry.dump() for entry in self.state.front],
+            "best": self.best_verification.dump() if self.best_verification else None,
+            "log": str(self.layout.log),
+        }
+
+
+def load(layout: RunLayout) -> RunReport:
+    """Read a run.
+
+    Raises:
+        UsageError: There is no such run.
+        ManualInterventionRequired: Its history is damaged.
+    """
+    history = History(layout)
+    return RunReport(layout, history.info(), tuple(history.rows()), history.state())
+
+
+def load_pages(layouts: Sequence[RunLayout]) -> list[RunReport]:
+    """Read the runs of one page, with as many listed and detailed rounds as a page may hold.
+
+    Raises:
+        UsageError: There is no such run.
+        ManualInterventionRequired: The history of one is damaged.
+    """
+    return [_with_details(load(layout), len(layouts)) for layout in layouts]
+
+
+def _with_details(report: RunReport, n_runs: int) -> RunReport:
+    ranked = sorted(report.rounds, key=lambda entry: (entry == report.best, *_importance(entry)), reverse=True)
+    listed = {entry.key for entry in ranked[: MAX_LISTED_ROUNDS // n_runs]}
+    detailed = ranked[: max(1, MAX_DETAILED_ROUNDS // n_runs)]
+    reader = DetailsReader(report.layout, MAX_DIFF_CHARS // n_runs // max(1, len(detailed)))
+    return replace(
+        report,
+        listed=tuple(entry for entry in report.rounds if entry.key in listed),
+        details={
+            # Also of a round whose row holds no verdict: an interrupted verification may have left its report.
+            entry.key: reader.read(entry.row, read_verification(report.layout.round(entry.row.round)))
+            for entry in detailed
+        },
+    )
+
+
+def _importance(entry: RoundEntry) -> tuple[bool, bool, bool, int]:
+    """Sort key: front, then other verified rounds, then other tested ones, then the latest."""
+    verdict = entry.row.verify_verdict
+    return entry.on_front, verdict == "VERIFIED", verdict is not None, entry.row.round
+
+
+def read_verification(files: RoundLayout) -> VerifyReport | None:
+    """Verification report of a round; None if there is none, or it cannot be read."""
+    path = files.report_json
+    try:
+        return VerifyReport.read(json.loads(path.read_bytes()), location=str(path))
+    except (OSError, ValueError, ContractError):
+        return None
+
+
+def has_legacy_verdict(row: HistoryRow) -> bool:
+    """Whether version 1 recorded SUSPICIOUS, its word for an inconclusive test; its rows hold no duration of it."""
+    return row.verify_verdict == "SUSPICIOUS" and row.verify_wallclock_s is None
+
+
+def verification_seconds(layout: RunLayout, row: HistoryRow) -> float:
+    """Duration of a verification; 0 without one. Rows of version 1 do not hold it, but the report does."""
+    if row.verify_verdict is None or row.verify_wallclock_s is not None:
+        return row.verify_wallclock_s or 0.0
+    report = read_verification(layout.round(row.round))
+    return report.judge_wallclock_s if report else 0.0
+
+
+def is_running(layout: RunLayout) -> bool:
+    """Whether the process that holds the run's lock is alive on this machine."""
+    owner = run_lock.read(layout.root)
+    pid = owner.get("pid")
+    same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()
+    return same_boot and isinstance(pid, int) and procfs.start_time(pid) == owner.get("start_time")
+
+
+def llm_usage(layout: RunLayout) -> dict[str, Any] | None:
+    """Calls, tokens and cost of language models; None if none was called, or the ledger cannot be read."""
+    from autoqec.llm.ledger import Ledger
+
+    if not layout.ledger.exists():
+        return None
+    try:
+        return Ledger(layout.ledger).totals.to_json()
+    except (AutoqecError, KeyError, TypeError, ValueError):
+        return None
+
+
+def outcome(row: HistoryRow) -> str:
+    """The verdict of a round in today's terms; without one, its status or whether it was nominated."""
+    if has_legacy_verdict(row):
+        return "INCONCLUSIVE"
+    if row.verify_verdict:
+        return row.verify_verdict
+    if row.status != "ok":
+        return row.status
+    return "nominated" if row.verdict == "candidate" else "not nominated"
+
+
+def _anchors(run_id: str, rounds: Iterable[RoundState]) -> dict[str, str]:
+    """Anchor of each attempt; a round number that occurs again gets a suffix."""
+    seen: dict[int, int] = {}
+    anchors = {}
+    for attempt in rounds:
+        number = attempt.row.round
+        seen[number] = seen.get(number, 0) + 1
+        suffix = f"-{seen[number]}" if seen[number] > 1 else ""
+        anchors[attempt.attempt_id] = f"run-{run_id}-round-{number}{suffix}"
+    return anchors
+
+
+def _phase(attempt: Attempt) -> str:
+    if attempt.charged:
+        return "verification"
+    if attempt.nominated:
+        return "nominated"
+    return "training and measurement" if attempt.planned else "proposal"

@@ -1,0 +1,42 @@
+"""One run as commands present it: outcomes in today's terms, derived fields read on demand."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from autoqec.reporting import html, run_report
+from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE
+from autoqec.reporting.summary import print_summary
+from tests.support import runs
+
+
+def suspicious(seconds: float | None) -> runs.Change:
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        tested = row["verify_verdict"] is not None
+        return row | ({"verify_verdict": "SUSPICIOUS", "verify_wallclock_s": seconds} if tested else {})
+
+    return change
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(None, "INCONCLUSIVE"), (3.0, "SUSPICIOUS")])
+def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
+    tmp_path: Path, seconds: float | None, outcome: str
+) -> None:
+    layout = runs.make_run(tmp_path / "lab", 2, artifacts=False, change=suspicious(seconds))
+    report = run_report.load(layout)
+    assert report.rounds[0].outcome == outcome
+    page = html.page(run_report.load_pages([layout]))
+    console = Console(record=True, width=160)
+    print_summary(console, report)
+    shown = console.export_text()
+    for text in (page, shown):
+        assert outcome in text and (LEGACY_VERDICT_NOTE in text) is (seconds is None)
+
+
+def test_report_has_details_only_on_a_page(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "lab", 3)
+    assert run_report.load(layout).details == {} == dict.fromkeys(run_report.load(layout).listed)
+    (page,) = run_report.load_pages([layout])
+    assert set(page.details) == {entry.key for entry in page.rounds} and page.listed == page.rounds
