@@ -92,9 +92,9 @@ def rounds_since_front_change(state: RunState) -> int:
 
 
 class InterruptHandler:
-    """Ctrl-C and SIGTERM: once, `asked` is set and the round under way is finished; twice, KeyboardInterrupt.
+    """Handle Ctrl-C, SIGTERM and SIGHUP: the first sets `requested`, the second raises KeyboardInterrupt.
 
-    A context manager; outside the main thread no signal is taken.
+    A context manager; outside the main thread it handles no signal. SIGHUP stays ignored under `nohup`.
     """
 
     def __init__(self) -> None:
@@ -103,8 +103,9 @@ class InterruptHandler:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous_handlers[number] = signal.signal(number, self._handle_signal)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous_handlers[number] = signal.signal(number, self._handle_signal)
         return self
 
     def __exit__(

@@ -61,9 +61,11 @@ def run_rounds(
     executor: where rounds are measured; without one here, `parallel` at once. Rounds that an earlier start had handed
     to a cluster's job are gone on with first, whatever the executor.
 
-    Ctrl-C or SIGTERM once: rounds under way are finished, but for one that waits for its turn, and no further one
-    begins; twice: KeyboardInterrupt, jobs of a cluster are ended, and the next start recovers. Rows are in the order
-    in which the rounds began, however many run at once, and what a proposal knows of the others depends on no clock.
+    Ctrl-C, SIGTERM or SIGHUP once: rounds under way are finished, but for one that waits for its turn, and no further
+    one begins; twice: KeyboardInterrupt, jobs of a cluster are ended, and the next start recovers. Rows are in the
+    order in which the rounds began, however many run at once, and what a proposal knows of the others depends on no
+    clock.
+
     Raises UsageError where a cluster refuses a job.
     """
     emit, clock, recorded, interrupts = (

@@ -30,9 +30,9 @@ from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
 from autoqec.orchestrator.recovery.apply import OnEvent, recover
 from autoqec.store import atomic, files, run_log
-from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, runs_dir
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
 from autoqec.system import machine, run_lock
-from autoqec.system.git import Repo
+from autoqec.system.git import Repo, preflight
 
 SECRET_BYTES = 32
 # Ideators without a language model, by name; what they need is imported when one is asked for.
@@ -141,10 +141,12 @@ def check_start(
     baseline_config = _baseline_config_at(workspace, baseline)
     _require_clean(workspace)
     _require_writable(workspace.root)
+    check_workspace(workspace)
     secret = _load_secret(secret_file)
     inputs = _require_decodable(env)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched"
-    notes = (message,) if workspace.head_ref() is None else ()
+    linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
+    notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
     return StartCheck(workspace, env, env_text, baseline, baseline_config, inputs, secret, notes)
 
 
@@ -226,6 +228,7 @@ def resume_run(
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
     env = files.parse_env(env_text, location=str(layout.env))
     _require_unchanged(layout, info, env_text)
+    check_workspace(workspace)
     note = code_change(info)
     if workspace.rev_parse(info.baseline_sha) is None:
         raise ManualInterventionRequired(
@@ -253,6 +256,11 @@ def _acquire(run: Run) -> None:
         run.notes.append(held.warning)
     if held.killed_pids:
         run.notes.append(f"ended {len(held.killed_pids)} processes that an earlier start had left")
+
+
+def check_workspace(repo: Repo) -> None:
+    """Check that git can create, check out and commit the branches of rounds here; UsageError if it cannot."""
+    preflight.check_repository(repo, (EDITABLE_CONFIG, pointer_on_branch(1)))
 
 
 def _baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:

@@ -1,11 +1,13 @@
-"""The only way into git: GitPython's command layer, every call with explicit directories and a clean environment.
+"""Access to git: every call names its directories and runs in a clean environment, through GitPython's command layer.
 
-Hooks, fsmonitor, signing, gc and global configuration are off; objects and refs are fsynced; the identity is ours.
+Hooks, fsmonitor, signing, gc and global configuration are off; objects and refs are fsynced; commits are made by
+`AutoQEC <autoqec@localhost>`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -29,6 +31,7 @@ from autoqec.system.process.signals import block_signals
 __all__ = ["Commit", "DiffEntry", "GitError", "MergeConflictError", "RefUpdate", "Repo", "TreeEntry", "Worktree"]
 
 _MIN_VERSION = (2, 38)  # merge-tree --write-tree
+_SAFE_DIRECTORY = re.compile(r"git config --global --add safe\.directory .+")
 _CONFIG = {
     "core.hooksPath": "/dev/null",
     "core.fsmonitor": "false",
@@ -69,7 +72,7 @@ _ENVIRONMENT = {
 def _execute(
     cwd: Path, arguments: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str], pass_fds: Sequence[int] = ()
 ) -> tuple[int, bytes, str]:
-    """Exit status, stdout and stderr of one git. `env -i`: GitPython would hand our whole environment down."""
+    """Run one git; return its exit status, stdout and stderr. `env -i`: GitPython passes on the whole environment."""
     try:
         from git.cmd import Git
     except ImportError as error:
@@ -77,8 +80,8 @@ def _execute(
     inherited = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
     settings = [item for key, value in _CONFIG.items() for item in ("-c", f"{key}={value}")]
     assignments = [f"{name}={value}" for name, value in {**inherited, **env}.items()]
-    # Ctrl-C is ours to answer: git finishes what it is at.
-    with tempfile.TemporaryFile() as source, block_signals(signal.SIGINT, signal.SIGTERM):
+    # These signals are for this process, which handles them once git has finished.
+    with tempfile.TemporaryFile() as source, block_signals(signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         source.write(stdin)
         source.seek(0)
         status, out, err = Git(str(cwd)).execute(
@@ -97,38 +100,60 @@ def _execute(
 class Repo(GitWriter):
     """A repository with a work tree. Commits are named by full SHA, refs by full name, branches by short name.
 
-    Every method raises GitError in git's words, StorageError where the disk is full or broken.
+    Every method raises GitError with git's message, StorageError if the disk is full or not writable.
+
+    Attributes:
+        root: Top directory of the main work tree.
+        common: The git directory that all worktrees share.
+        linked_worktree: The linked worktree that `discover` started in, if it did.
     """
+
+    linked_worktree: Path | None = None
 
     @classmethod
     def discover(cls, cwd: Path | str) -> Repo:
-        """The repository that holds `cwd`; from a linked worktree, its main one. UsageError where there is none."""
+        """Find the repository that holds `cwd`; from a linked worktree, its main one.
+
+        Raises:
+            UsageError: There is none, git does not trust it, or it is of a kind that is not supported.
+        """
         cwd = Path(cwd).resolve()
-        hint = "go to a git repository, or make one: `autoqec init DIR`"
+        hint = "change to a git repository, or create one: `autoqec init DIR`"
         if not cwd.is_dir():
             raise UsageError("there is no such directory", location=str(cwd), hint=hint)
-        # The user's own configuration counts here: safe.directory may stand in it.
+        # The user's own configuration applies here: it may hold safe.directory.
         env = _IDENTITY | {"LC_ALL": "C", "HOME": os.environ.get("HOME", "/")}
         ask = ["rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir", "--git-common-dir"]
         _check_version(cwd)
         status, out, err = _execute(cwd, [*ask, "--show-object-format"], env=env)
         if status != 0:
+            if safe := _SAFE_DIRECTORY.search(err):
+                hint = safe[0]
             raise UsageError(error_reason(err, "not in a git repository"), location=str(cwd), hint=hint)
-        top, git_dir, common, objects = (Path(line) for line in text(out).splitlines())
+        lines = text(out).split("\n")
+        if len(lines) != 5:
+            message = "the path of the repository holds a line break, which is not supported"
+            raise UsageError(message, location=str(cwd), hint="rename that directory")
+        top, git_dir, common, objects = (Path(line) for line in lines[:4])
         if str(objects) != "sha1":
             raise UsageError(
                 f"repositories with {objects} object names are not supported", location=str(top), hint=hint
             )
-        if git_dir != common:
-            top = cls(top, common)._main_worktree()
-        return cls(top, common)
+        if git_dir == common:
+            return cls(top, common)
+        repo = cls(cls(top, common)._main_worktree(), common)
+        repo.linked_worktree = top
+        return repo
 
     @classmethod
     def init(cls, directory: Path | str, *, branch: str = "main", symlinks: bool = True) -> Repo:
-        """A new repository without commits at `directory` (which exists).
+        """Create a repository without commits in an existing directory.
 
-        symlinks: False for a repository that takes someone else's branches: git then checks out a symbolic link as a
-        text file, whoever calls it.
+        Args:
+            directory: Its top directory.
+            branch: Name of the first branch.
+            symlinks: False for a repository that receives branches of other people: every git then checks out a
+                symbolic link as a text file.
         """
         directory = Path(directory).resolve()
         _check_version(directory)

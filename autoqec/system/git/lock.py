@@ -1,14 +1,18 @@
-"""One lock round everything that writes refs or worktrees, and the healing of what a killed git left locked.
+"""The lock around everything that writes refs or worktrees, and the removal of git's lock files after a crash.
 
-The lock is an flock on a file in the common git dir. git itself inherits the descriptor: when we are killed, the next
-start waits until the git that we started has ended too. While we write, the file holds a mark; who finds the mark
-knows that a writer died, and removes the lock files it left.
+The lock is an flock on `autoqec.lock` in the common git directory. git inherits the descriptor: if this process is
+killed, the next writer waits until the git that it started has ended too. While a writer works, the file names its
+host, boot and PID namespace. A later writer that finds this record knows that one died, and which of git's lock files
+can only be its own.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
+import platform
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,25 +20,34 @@ from pathlib import Path
 
 from autoqec.errors import StorageError
 from autoqec.system.git.parsing import GitError
+from autoqec.system.process import procfs
 
-_WRITER_MARKER = b"a writer is at work, or died at it\n"
 _TIMEOUT_S = 120.0
 _OWN_REF_PREFIXES = ("refs/heads/exp", "refs/heads/quarantine", "refs/autoqec")
+_OWN_WORKTREES = ("exp-*", "quarantine-*")
+
+FileId = tuple[int, int]  # device, inode
 
 
 @contextmanager
 def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[int]:
-    """Yields the descriptor to hand to git. Raises GitError when another process keeps the lock, StorageError where
-    the lock cannot be written."""
+    """Hold the lock of the repository; yields the descriptor that git has to inherit.
+
+    Raises:
+        GitError: Another process kept the lock for `timeout_s` seconds.
+        StorageError: The lock file cannot be written.
+    """
     path = common / "autoqec.lock"
     with _storage_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
         with _storage_errors(path):
             _wait(fd, common, timeout_s)
-            if os.fstat(fd).st_size:
-                remove_stale_locks(common)
-            os.pwrite(fd, _WRITER_MARKER, 0)
+            _remove_stale_locks(common, fd)
+            record = _writer_record()
+            os.pwrite(fd, record, 0)
+            os.ftruncate(fd, len(record))
+            os.fdatasync(fd)  # a power cut must not take the record and leave git's locks
         yield fd
         with _storage_errors(path):
             os.ftruncate(fd, 0)
@@ -48,9 +61,8 @@ def _storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         message = f"could not be written: {error.strerror}"
-        raise StorageError(
-            message, location=str(path), hint=f"look at its disk (`df -h {path.parent}`), then --resume"
-        ) from error
+        hint = f"look at its disk (`df -h {path.parent}`), then --resume"
+        raise StorageError(message, location=str(path), hint=hint) from error
 
 
 def _wait(fd: int, common: Path, timeout_s: float) -> None:
@@ -61,32 +73,66 @@ def _wait(fd: int, common: Path, timeout_s: float) -> None:
             return
         if time.monotonic() > deadline:
             message = "another autoqec, or a git that it started, holds the repository"
-            raise GitError(message, location=str(common / "autoqec.lock"), hint="`fuser -v` on that file names it")
+            location = str(common / "autoqec.lock")
+            raise GitError(message, location=location, hint=f"find it with `fuser -v {location}` and wait for it")
         time.sleep(0.02)
 
 
-def remove_stale_locks(common: Path) -> list[Path]:
-    """Remove lock files at places only we write (and packed-refs) that no process holds open."""
-    found = [common / "packed-refs.lock"]
+def _writer_record() -> bytes:
+    """Where this process runs: a lock file of another host, boot, container or user is not ours to remove."""
+    try:
+        pid_namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        pid_namespace = ""
+    place = {"host": platform.node(), "boot": procfs.boot_id(), "pid_namespace": pid_namespace, "uid": os.geteuid()}
+    return (json.dumps(place) + "\n").encode()
+
+
+def _remove_stale_locks(common: Path, fd: int) -> None:
+    """Remove git's lock files that a dead writer left; call only while holding the lock.
+
+    A lock file is removed only if all of this holds: a writer of this host, boot, PID namespace and user died (its
+    record is still in the file `fd`); this user made the lock file, after that writer began; no process has it open.
+    Any other one may belong to a running git, which may run where this process cannot see it.
+    """
+    status = os.fstat(fd)
+    if not status.st_size or os.pread(fd, 4096, 0) != _writer_record():
+        return
+    candidates = [
+        (path, found)
+        for path in _lock_files(common)
+        if (found := _regular(path)) and found.st_uid == os.geteuid() and found.st_mtime_ns >= status.st_mtime_ns
+    ]
+    open_files = _open_files() if candidates else set()
+    for path, found in candidates:
+        if (found.st_dev, found.st_ino) not in open_files:
+            path.unlink(missing_ok=True)
+
+
+def _lock_files(common: Path) -> Iterator[Path]:
+    """Lock files at places that writers of this program use."""
+    yield common / "packed-refs.lock"
     for prefix in _OWN_REF_PREFIXES:
         for base in (common, common / "logs"):
-            found += sorted((base / prefix).rglob("*.lock"))
-    found += sorted(common.glob("worktrees/*/*.lock"))
-    open_files = _open_files() if any(path.exists() for path in found) else set()
-    removed = []
-    for path in found:
-        if path.is_file() and os.path.realpath(path) not in open_files:
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
+            yield from sorted((base / prefix).rglob("*.lock"))
+    for name in _OWN_WORKTREES:
+        yield from sorted(common.glob(f"worktrees/{name}/*.lock"))
 
 
-def _open_files() -> set[str]:
+def _regular(path: Path) -> os.stat_result | None:
+    with suppress(OSError):
+        status = path.lstat()
+        return status if stat.S_ISREG(status.st_mode) else None
+    return None
+
+
+def _open_files() -> set[FileId]:
+    """Every file that a visible process has open; by inode, since paths differ between mount namespaces."""
     found = set()
-    for pid in os.listdir("/proc") if os.path.isdir("/proc") else ():
-        if pid.isdigit():
-            with suppress(OSError):
-                for fd in os.listdir(f"/proc/{pid}/fd"):
-                    with suppress(OSError):
-                        found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    for pid in procfs.pids():
+        with suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with suppress(OSError):
+                    status = os.stat(f"/proc/{pid}/fd/{fd}")
+                    found.add((status.st_dev, status.st_ino))
     return found

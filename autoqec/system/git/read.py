@@ -1,8 +1,10 @@
-"""What a repository says: every question that changes nothing."""
+"""The methods of `Repo` that only read."""
 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -22,10 +24,22 @@ from autoqec.system.git.parsing import (
 )
 
 MAX_EXTRACT = 64 * 2**20
+_PROBE_BYTES = 2**20
+_STORAGE_FAILURES = (
+    "No space left",
+    "Input/output error",
+    "Disk quota exceeded",
+    "Read-only file system",
+    "File too large",
+    "Permission denied",
+    "insufficient permission",
+    "died of signal 25",  # SIGXFSZ: the limit on the size of a file
+)
+_LOCK_EXISTS = re.compile(r"Unable to create '(.+\.lock)': File exists")
 
 
 class GitReader(ABC):
-    """The reading half of `host.git.Repo`."""
+    """Methods of `Repo` that only read."""
 
     def __init__(self, root: Path, common: Path) -> None:
         self.root, self.common = root, common
@@ -39,7 +53,7 @@ class GitReader(ABC):
     def _git(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> bytes:
         status, out, err = self._run(arguments, worktree=worktree, stdin=stdin, lock=lock)
         if status != 0:
-            raise git_error(arguments, err)
+            raise git_error(arguments, err, self.common)
         return out
 
     def _line(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> str:
@@ -159,6 +173,27 @@ class GitReader(ABC):
         flags = ["--porcelain=v1", "-z", "--untracked-files=all", "--ignore-submodules=all", "--no-renames"]
         return parse_status(self._git("status", *flags, "--", *paths, worktree=worktree))
 
+    def config(self, name: str) -> str | None:
+        """Value of a key in the repository's own configuration (git reads no other here); None if it is not set."""
+        status, out, _ = self._run(["config", "--get", name])
+        return text(out).removesuffix("\n") if status == 0 else None
+
+    def filter_commands(self, driver: str) -> list[str]:
+        """Commands of a filter driver in the repository's own configuration; [] if it has none."""
+        commands = [self.config(f"filter.{driver}.{name}") for name in ("process", "clean", "smudge")]
+        return [command for command in commands if command]
+
+    def tracked_paths(self) -> list[str]:
+        """Every path in the index."""
+        return [path for path in text(self._git("ls-files", "-z")).split("\0") if path]
+
+    def attributes(self, names: Sequence[str], paths: Sequence[str]) -> list[tuple[str, str, str]]:
+        """(path, attribute, value) for each of `names` that has a value at one of `paths`."""
+        stdin = "".join(f"{path}\0" for path in paths).encode("utf-8", "surrogateescape")
+        fields = text(self._git("check-attr", "--stdin", "-z", *names, stdin=stdin)).split("\0")
+        found = zip(fields[0:-1:3], fields[1::3], fields[2::3], strict=True)
+        return [triple for triple in found if triple[2] not in ("unspecified", "unset", "set")]
+
     def fsck(self) -> list[str]:
         """Complaints of `git fsck`; [] for a whole repository."""
         status, out, err = self._run(["fsck", "--no-dangling", "--no-progress"])
@@ -224,9 +259,35 @@ def error_reason(err: str, default: str) -> str:
     return fatal[0].removeprefix("fatal: ").removeprefix("error: ") if fatal else default
 
 
-def git_error(arguments: Sequence[str], err: str) -> GitError | StorageError:
-    if any(words in err for words in ("No space left", "Input/output error", "Disk quota", "Read-only file system")):
-        return StorageError(
-            error_reason(err, "git could not write"), location="git", hint="free space, then start again"
-        )
-    return GitError(f"git {arguments[0]}: {error_reason(err, 'failed without a word')}")
+def git_error(arguments: Sequence[str], err: str, common: Path | None = None) -> GitError | StorageError:
+    """Return the error for a git command that failed.
+
+    Args:
+        arguments: Of the command; the first one is its name.
+        err: What it wrote to stderr.
+        common: The common git directory. git does not always say that the disk is full; a file written there does.
+    """
+    message = f"git {arguments[0]}: {error_reason(err, 'failed without a message')}"
+    if lock := _LOCK_EXISTS.search(err):
+        hint = f"wait for that git; if none is running: rm '{lock[1]}'"
+        return GitError(f"git {arguments[0]}: another git holds a lock file", location=lock[1], hint=hint)
+    reason = next((words for words in _STORAGE_FAILURES if words in err), None)
+    if reason is None and common is not None:
+        reason = _write_failure(common)
+    if reason is None:
+        return GitError(message)
+    location = str(common) if common is not None else None
+    hint = f"check space and permissions (`df -h {location or '.'}`, `ls -ld {location or '.'}`), then start again"
+    return StorageError(message if reason in message else f"{message} ({reason})", location=location, hint=hint)
+
+
+def _write_failure(directory: Path) -> str | None:
+    """Write a file of the size that a git command may need; return why that failed, None if it did not."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as stream:
+            stream.write(bytes(_PROBE_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -1,4 +1,4 @@
-"""What changes a repository: worktrees, refs, commits, merges; all under one lock."""
+"""The methods of `Repo` that write: worktrees, refs, commits and merges, all under one lock."""
 
 from __future__ import annotations
 
@@ -8,24 +8,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from autoqec.errors import StorageError
-from autoqec.system.git.lock import remove_stale_locks, repository_lock
+from autoqec.system.git.lock import repository_lock
 from autoqec.system.git.parsing import GitError, MergeConflictError, RefUpdate, format_message, text
 from autoqec.system.git.read import GitReader, absolute, git_error
 from autoqec.system.git.trees import check_trees, largest_checkout
 
 
 class GitWriter(GitReader):
-    """The writing half of `host.git.Repo`."""
+    """Methods of `Repo` that write."""
 
     # ---- worktrees
 
     def repair(self) -> None:
-        """Remove the lock files of a writer of ours that died; nothing where none did.
-
-        Whether or not its mark is there: a power cut can take the mark and leave the locks.
-        """
+        """Remove the lock files that a dead writer of this program left; every other call that writes does so too."""
         with repository_lock(self.common):
-            remove_stale_locks(self.common)
+            pass
 
     def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
         """Check `branch` out at `path`; made at commit `base`, or with None an existing branch."""

@@ -66,7 +66,7 @@ def test_what_is_no_limit_is_refused(text: str) -> None:
         Budget.parse(text)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_person_is_heard_once_and_obeyed_twice(number: int) -> None:
     before = signal.getsignal(number)
     with InterruptHandler() as person:

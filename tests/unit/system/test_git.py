@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from autoqec.errors import StorageError, UsageError
 from autoqec.system.git import GitError, MergeConflictError, RefUpdate, Repo
 from autoqec.system.git.lock import repository_lock
+from autoqec.system.git.read import git_error
 
 BRANCH = "exp/20260101-000000/01-wider"
 
@@ -497,30 +499,117 @@ def test_a_full_disk_is_called_that(repo: Repo) -> None:
 # ---- crashes and rivals
 
 
-def test_locks_of_a_killed_git_are_cleared_by_the_next_writer(repo: Repo) -> None:
+LOCK_PLACES = ["packed-refs.lock", "refs/heads/exp/r/01-x.lock", "worktrees/exp-r-01/index.lock"]
+DIE = """
+import os, sys
+from pathlib import Path
+from autoqec.system.git.lock import repository_lock
+from autoqec.system.git.read import git_error
+common = Path(sys.argv[1])
+with repository_lock(common):
+    for place in sys.argv[2:]:
+        (common / place).write_text("")
+    os._exit(1)
+"""
+
+
+def leave_locks(repo: Repo) -> None:
+    """A writer dies and leaves a lock file at each place."""
+    ended = subprocess.run([sys.executable, "-c", DIE, str(repo.common), *LOCK_PLACES])
+    assert ended.returncode == 1
+
+
+def left(repo: Repo) -> list[str]:
+    return [place for place in LOCK_PLACES if (repo.common / place).exists()]
+
+
+def test_locks_of_a_killed_git_are_removed_by_the_next_writer(repo: Repo) -> None:
     worktree, sha = grow(repo, 1, base="x")
-    places = ["packed-refs.lock", "refs/heads/exp/r/01-x.lock", "worktrees/exp-r-01/index.lock"]
-    for place in places:
-        (repo.common / place).write_text("")
     (repo.common / "index.lock").write_text("the user's")
-    (repo.common / "autoqec.lock").write_text("a writer died")
+    leave_locks(repo)
+    assert left(repo) == LOCK_PLACES
     (worktree / "base.txt").write_text("y")
     repo.commit(worktree, ["base.txt"], "again")
     repo.update_refs([RefUpdate("refs/heads/exp/r/09-x", sha, None)])
-    assert [place for place in places if (repo.common / place).exists()] == []
+    assert left(repo) == []
     assert (repo.common / "index.lock").exists()
     assert (repo.common / "autoqec.lock").read_bytes() == b""
 
 
-def test_locks_are_left_alone_when_nobody_died_or_someone_holds_them(repo: Repo) -> None:
+def test_locks_are_kept_while_no_writer_died_or_a_process_has_them_open(repo: Repo) -> None:
     lock = repo.common / "packed-refs.lock"
     lock.write_text("a running git's")
-    repo.worktree_prune()
+    repo.repair()
     assert lock.exists()
+    grow(repo, 1, base="x")
+    leave_locks(repo)
     with open(lock):
-        (repo.common / "autoqec.lock").write_text("a writer died")
-        repo.worktree_prune()
-        assert lock.exists()
+        repo.repair()
+        assert left(repo) == ["packed-refs.lock"]
+
+
+@pytest.mark.parametrize("foreign", ["host", "boot", "pid_namespace", "uid"])
+def test_locks_are_kept_after_a_writer_that_this_process_could_not_see(repo: Repo, foreign: str) -> None:
+    grow(repo, 1, base="x")
+    leave_locks(repo)
+    record = repo.common / "autoqec.lock"
+    times = record.stat()
+    record.write_text(json.dumps(json.loads(record.read_text()) | {foreign: "another"}))
+    os.utime(record, ns=(times.st_atime_ns, times.st_mtime_ns))
+    repo.repair()
+    assert left(repo) == LOCK_PLACES
+
+
+def test_locks_that_are_older_than_the_dead_writer_are_kept(repo: Repo) -> None:
+    grow(repo, 1, base="x")
+    leave_locks(repo)
+    os.utime(repo.common / "packed-refs.lock", (1, 1))
+    repo.repair()
+    assert left(repo) == ["packed-refs.lock"]
+
+
+def test_a_lock_of_another_user_is_kept(repo: Repo) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a file to another user")
+    grow(repo, 1, base="x")
+    leave_locks(repo)
+    os.chown(repo.common / "packed-refs.lock", 4242, 4242)
+    repo.repair()
+    assert left(repo) == ["packed-refs.lock"]
+
+
+def test_a_lock_in_the_way_is_named_with_the_way_out(repo: Repo) -> None:
+    _, sha = grow(repo, 1, base="x")
+    lock = repo.common / "refs/heads/exp/r/01-x.lock"
+    lock.write_text("")
+    ref = next(iter(repo.refs("refs/heads/exp")))
+    lock = repo.common / f"{ref}.lock"
+    lock.write_text("")
+    with pytest.raises(GitError, match="another git holds a lock file") as error:
+        repo.update_refs([RefUpdate(ref, None, sha)])
+    assert (
+        error.value.location == str(lock) and error.value.hint == f"wait for that git; if none is running: rm '{lock}'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("err", "kind"),
+    [
+        ("fatal: write error: No space left on device", StorageError),
+        ("error: reset died of signal 25", StorageError),
+        ("fatal: Unable to create temporary file: Permission denied", StorageError),
+        ("fatal: bad revision", GitError),
+    ],
+)
+def test_storage_failures_of_git_are_storage_errors(repo: Repo, err: str, kind: type[Exception]) -> None:
+    error = git_error(["add"], err, repo.common)
+    assert type(error) is kind and str(error).count("\n") == 0
+    assert kind is GitError or (error.hint and error.exit_code == 74)
+
+
+def test_a_full_disk_that_git_does_not_name_is_found_by_writing(tmp_path: Path) -> None:
+    error = git_error(["add"], "fatal: couldn't write 'x'", tmp_path / "missing")
+    assert type(error) is StorageError and "No such file or directory" in str(error)
 
 
 def test_a_failed_call_leaves_no_mark_of_death_behind_for_long(repo: Repo) -> None:
