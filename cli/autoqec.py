@@ -31,6 +31,7 @@ COMMANDS = {
     "review-log": ("autoqec.cli.commands.review_log", "Mechanical findings about how a run searched."),
     "diagnose": ("autoqec.cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
     "evaluate": ("autoqec.cli.commands.evaluate", "Run an agent over a dataset of environments."),
+    "search-designs": ("autoqec.cli.commands.search_designs", "Search predecoder designs in batches, without a run."),
     "bench-ideators": ("autoqec.cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
     "memory": ("autoqec.cli.commands.memory", "What runs learned, in one file; older runs can be put into it."),
     "mcp": ("autoqec.cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -11,7 +14,7 @@ import torch
 
 from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
 from autoqec.continual.environments.multi import AbstractMultiEnvironments
-from autoqec.continual.environments.rendering import top_k
+from autoqec.continual.environments.rendering import plot_states, top_k
 from autoqec.errors import UsageError
 from tests.support import batch_envs as toy
 from tests.support.batch_envs import FakeLogger, ToyEnv
@@ -192,8 +195,40 @@ def test_d10_the_mode_is_not_shared_between_calls(make):
     assert batch.envs[0].renders[-1]["format"] == "figure"
     with pytest.raises(UsageError, match="style"):
         batch.render([1.0, 2.0, 3.0], mode={"style": "telepathy"})
+    with pytest.raises(UsageError, match="unknown task 'nothing'.*transients, gain, cost"):
+        batch.render([1.0, 2.0, 3.0], mode={"task": "nothing"})
     with pytest.raises(UsageError, match="rewards"):
         batch.render([1.0])
+
+
+@pytest.mark.parametrize(
+    ("task", "label"), [("transients", "loss while training"), ("gain", "relative gain"), ("cost", "FLOPs")]
+)
+def test_what_is_drawn_depends_on_the_task(task, label):
+    states = [toy.ToyState(1.0), toy.ToyState(2.0)]
+    for number, state in enumerate(states, start=1):
+        state.last_task_info = {
+            "curve": [2.0, 1.0], "relative": 0.1 / number, "relative_low": 0.05 / number,
+            "relative_high": 0.2 / number, "flops_per_syndrome": 1000 * number,
+        }  # fmt: skip
+    left = plot_states(states, [-0.1, -0.05], task).axes[0]
+    assert left.get_title() == task and label in left.get_xlabel() + left.get_ylabel()
+    drawn = {line.get_xydata().shape[0] for line in left.get_lines()}
+    assert drawn == ({2} if task == "transients" else {1, 2} if task == "gain" else {1})
+
+
+def test_a_routine_that_workers_cannot_import_is_refused(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from autoqec.continual.environments import ParallelEnvironments\n"
+        "from tests.support.batch_envs import ToyEnv\n"
+        "def routine(state):\n    return 0.0, {}\n"
+        "with ParallelEnvironments([ToyEnv(1.0)], 0, n_workers=1) as batch:\n    batch.get_reward(routine)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [Path(__file__).parents[2], *sys.path]))}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "a worker process cannot load the routine" in done.stderr
+    assert "define routine, states and their classes in a module" in done.stderr
 
 
 def test_d11_without_a_logger_only_the_counter_moves(make, tmp_path):
@@ -224,10 +259,13 @@ def test_d13_no_environments_at_all(make, kind):
 
 
 @BOTH
-def test_d14_a_routine_that_raises_costs_one_reward(make, kind):
+def test_d14_a_routine_that_raises_costs_one_reward(make, kind, caplog):
     batch = make(kind, numbers=(4.0, 0.0, 2.0), size=3)
-    assert batch.get_reward(toy.reciprocal) == [0.25, math.inf, 0.5]
-    assert "ZeroDivisionError" in batch.task_infos[1]["error"]
+    with pytest.warns(RuntimeWarning, match="failed for 1 of 3 environments; first: ZeroDivisionError"):
+        assert batch.get_reward(toy.reciprocal) == [0.25, math.inf, 0.5]
+    info = batch.task_infos[1]
+    assert info["error"] == "ZeroDivisionError: float division by zero"
+    assert "in reciprocal" in info["traceback"] and info["traceback"] in caplog.text
     assert batch.envs[1].state.last_task_info == batch.task_infos[1]
     assert batch.hall_of_fame.losses == [0.25, 0.5]
 
@@ -240,7 +278,8 @@ def test_d14_unless_one_wants_to_see_it(make, kind):
 
 def test_d14_a_worker_that_dies_costs_one_reward(make):
     batch = make(ParallelEnvironments, numbers=(1.0, 2.0, 3.0, 4.0, 5.0), n_workers=1)
-    assert batch.get_reward(toy.suicidal) == [1.0, math.inf, 3.0, 4.0, 5.0]
+    with pytest.warns(RuntimeWarning, match="worker died"):
+        assert batch.get_reward(toy.suicidal) == [1.0, math.inf, 3.0, 4.0, 5.0]
     assert "worker died" in batch.task_infos[1]["error"]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from autoqec.continual.environments.rendering import RenderMode, new_figure
+from autoqec.continual.environments.rendering import RenderMode, draw_task, new_figure
 from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import FAMILIES
 from autoqec.contracts.env import EnvSpec, StimGeneratorCode
@@ -148,6 +148,13 @@ class ActionSpace:
             c is STOP or (c.key not in chosen and applies_to_family(c.key, chosen["type"])) for c in self.assignments
         ]
 
+    def index(self, key: str, value: Any) -> int:
+        """The action that sets `key` to `value`; the empty key ends the design. UsageError if there is none."""
+        for index, assignment in enumerate(self.assignments):
+            if assignment.key == key and assignment.value == value:
+                return index
+        raise UsageError(f"`{key} = {value}` is not in the action space", location="design")
+
     def __len__(self) -> int:
         return len(self.assignments)
 
@@ -271,19 +278,25 @@ class DesignEnv:
         """What the policy emitted at that step."""
         return self._raw_actions[index]
 
+    def write(self, choices: Mapping[str, Any], stepper: DesignStepper) -> None:
+        """Reset, then choose these values, the type first. UsageError for a value that the action space lacks."""
+        self.reset()
+        for key in sorted(choices, key=lambda key: key != "type"):
+            self.step(stepper.action_space.index(key, choices[key]), stepper)
+        if not self.done:
+            self.step(stepper.action_space.index("", None), stepper)
+
     def clone(self) -> DesignEnv:
+        """A copy that later steps of this environment do not change."""
         return copy.deepcopy(self)
 
     def render(self, mode: RenderMode) -> Any:
-        """The design's clauses and its training curve, as a figure."""
-        info = self.state.last_task_info or {}
+        """A figure with the choices of the design, and the design drawn for the task of the mode."""
         figure = new_figure((8, 4))
         left, right = figure.subplots(1, 2)
         lines = [f"{key} = {value}" for key, value in sorted(self.state.choices.items())] or ["(nothing yet)"]
         left.text(0.0, 1.0, "\n".join(lines), va="top", family="monospace", fontsize=8, transform=left.transAxes)
         left.set(title=f"{self.state.features.name} {self.signature[:10]}")
         left.axis("off")
-        curve = info.get("curve") or []
-        right.plot(range(1, len(curve) + 1), curve)
-        right.set(title=str(mode.get("task", "")), xlabel="part of the training", ylabel="loss while training")
+        draw_task(right, [self.state], mode.get("task", "transients"))
         return figure

@@ -1,9 +1,11 @@
-"""AbstractMultiEnvironments: a batch of design environments. Serial and parallel differ in how rewards are found."""
+"""AbstractMultiEnvironments: a batch of design environments. Subclasses differ in how they evaluate rewards."""
 
 from __future__ import annotations
 
 import math
 import time
+import traceback
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,43 +22,64 @@ Routine = Callable[[Any], tuple[float, dict[str, Any]]]
 
 
 class BatchEnv(Protocol):
-    """One environment of a batch. `state` is what routine and observer look at; it has a `last_task_info`."""
+    """One environment of a batch. Routine and observer read its `state`, which has a `last_task_info`."""
 
     state: Any
 
     @property
-    def signature(self) -> str: ...
+    def signature(self) -> str:
+        """Identifier of the structure: equal signatures are the same design."""
 
-    def reset(self) -> Any: ...
+    def reset(self) -> Any:
+        """Start an episode and return its initial state."""
 
-    def step(self, action: Any, stepper: Any, raw_action: Any = None) -> Any: ...
+    def step(self, action: Any, stepper: Any, raw_action: Any = None) -> Any:
+        """Apply one action through the stepper."""
 
-    def clone(self) -> Any: ...
+    def clone(self) -> Any:
+        """A copy that later steps of the original do not change."""
 
-    def render(self, mode: Mapping[str, Any]) -> Any: ...
+    def render(self, mode: Mapping[str, Any]) -> Any:
+        """A matplotlib figure of the state."""
 
 
 class MetricLogger(Protocol):
-    def log_metric(self, name: str, value: float, step: int | None = None) -> None: ...
+    """Receives metrics and figures, as the loggers of training libraries do."""
 
-    def log_figure(self, name: str, figure: Any, step: int | None = None) -> None: ...
+    def log_metric(self, name: str, value: float, step: int | None = None) -> None:
+        """Log a number."""
 
-    def log_image(self, name: str, image: bytes, step: int | None = None) -> None: ...
+    def log_figure(self, name: str, figure: Any, step: int | None = None) -> None:
+        """Log a matplotlib figure."""
+
+    def log_image(self, name: str, image: bytes, step: int | None = None) -> None:
+        """Log a PNG image."""
 
 
 class Observer(Protocol):
-    def observe(self, state: Any) -> Any: ...
+    """Maps a state to an observation."""
+
+    def observe(self, state: Any) -> Any:
+        """The observation of a state."""
 
 
 class Tensorizer(Protocol):
-    def tensorize(self, observation: Any) -> torch.Tensor: ...
+    """Maps an observation to a tensor."""
+
+    def tensorize(self, observation: Any) -> torch.Tensor:
+        """The observation as a tensor of fixed shape."""
 
 
 class AbstractMultiEnvironments(ABC):
-    """Rewards are losses: smaller is better.
+    """A batch of environments. Rewards are losses: smaller is better.
 
-    hall_of_fame_size: 0 disables it. logger: for timings, figures and losses; None: nothing is logged.
-    raise_errors: a routine that raises ends `get_reward`; otherwise that environment's loss is +inf.
+    Args:
+        envs: the environments.
+        hall_of_fame_size: number of best environments that are kept; 0 disables the hall of fame.
+        logger: receives timings, figures and losses; None disables logging of metrics.
+        raise_errors: whether an exception in the routine is raised by `get_reward`. If not, the loss of that
+            environment is +inf, its task info holds `error` and `traceback`, and the traceback is logged and announced
+            by a RuntimeWarning.
     """
 
     reward_metric = "Reward Time"
@@ -82,17 +105,28 @@ class AbstractMultiEnvironments(ABC):
 
     @abstractmethod
     def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:
-        """(loss, task_info) of every environment, in order; a routine that raised gives `failed(error)`."""
+        """(loss, task_info) of every environment, in order; `failed_result` where the routine raised."""
 
     def get_reward(self, routine: Routine) -> list[float]:
-        """The losses, one an environment. Logs the time, then adds all environments to the hall of fame."""
+        """Evaluate the routine on every environment, then add all environments to the hall of fame.
+
+        Args:
+            routine: function of a state, returning (loss, task_info).
+
+        Returns:
+            One loss per environment, in order.
+        """
         start = time.monotonic()
         results = self._evaluate(routine)
         losses = [loss for loss, _ in results]
         self.task_infos = [info for _, info in results]
+        failed = [info for info in self.task_infos if "error" in info]
         for env, info in zip(self.envs, self.task_infos, strict=True):
             if "error" in info:  # the routine could not store it itself
                 env.state.last_task_info = info
+        if failed:
+            what = f"the routine failed for {len(failed)} of {len(self.envs)} environments; first: {failed[0]['error']}"
+            warnings.warn(f"{what} (tracebacks in `task_infos` and in the log)", RuntimeWarning, stacklevel=2)
         self._log(self.reward_metric, time.monotonic() - start)
         if self.hall_of_fame is not None:
             self.hall_of_fame.add_all(self.envs, losses)
@@ -107,7 +141,14 @@ class AbstractMultiEnvironments(ABC):
         return [env.state for env in self.envs]
 
     def step(self, actions: Sequence[Any], stepper: Any, raw_actions: Sequence[Any] | None = None) -> list[Any]:
-        """One action an environment; each environment's own output. UsageError where the lengths differ."""
+        """Apply one action per environment.
+
+        Returns:
+            The output of each environment's `step`, in order.
+
+        Raises:
+            UsageError: the number of actions or raw actions differs from the number of environments.
+        """
         for name, given in (("actions", actions), ("raw_actions", raw_actions)):
             if given is not None and len(given) != len(self.envs):
                 raise UsageError(f"{len(given)} {name} for {len(self.envs)} environments", location=name)
@@ -123,7 +164,7 @@ class AbstractMultiEnvironments(ABC):
         return outputs
 
     def observe(self, observer: Observer, tensorizer: Tensorizer) -> torch.Tensor:
-        """All observations, float [N, …]; [0] where there are no environments."""
+        """All observations as one float tensor [N, …]; [0] for an empty batch."""
         import torch
 
         rows = [tensorizer.tensorize(observer.observe(env.state)) for env in self.envs]
@@ -136,11 +177,14 @@ class AbstractMultiEnvironments(ABC):
         disregarded_percentage: float = 0.9,
         mode: RenderMode | None = None,
     ) -> None:
-        """Figures of the best: `n_best` one by one through `env.render`, the top floor(N·(1 − p)) together.
+        """Draw the best environments. Every figure is closed; each call counts one `rendering_iteration`.
 
-        mode: {"style": "logger" (through the logger) or "file" (into mode["path"]), "task": what is drawn,
-        "format": "figure" or "image"}; default: transients, as figures, to the logger. NaN losses rank last.
-        Every figure is closed; each call counts one `rendering_iteration`.
+        Args:
+            rewards: losses of the environments; NaN ranks last.
+            n_best: number of environments that are drawn one by one, through `env.render`.
+            disregarded_percentage: p; the best floor(N·(1 − p)) environments are drawn together in one figure.
+            mode: `style`: "logger" or "file" (into the directory `path`); `task`: what is drawn, one of
+                `rendering.TASKS`; `format`: "figure" or "image". Missing keys default to logger, transients, figure.
         """
         if len(rewards) != len(self.envs):
             raise UsageError(f"{len(rewards)} rewards for {len(self.envs)} environments", location="rewards")
@@ -159,14 +203,15 @@ class AbstractMultiEnvironments(ABC):
 
 
 def evaluate_routine(routine: Routine, state: Any) -> tuple[float, dict[str, Any]]:
-    """The routine's result; +inf and the error's words where it raises."""
+    """The result of the routine; +inf with error and traceback if it raises."""
     try:
         loss, info = routine(state)
         return float(loss), info
     except Exception as error:
-        LOGGER.warning("the routine failed", exc_info=True)
-        return failed_result(f"{type(error).__name__}: {error}")
+        return failed_result(error, traceback.format_exc())
 
 
-def failed_result(error: str) -> tuple[float, dict[str, Any]]:
-    return math.inf, {"error": error}
+def failed_result(error: Exception, trace: str) -> tuple[float, dict[str, Any]]:
+    """Loss and task info of an environment whose routine raised; logs the traceback."""
+    LOGGER.error("the routine failed\n%s", trace)
+    return math.inf, {"error": f"{type(error).__name__}: {error}", "traceback": trace}

@@ -1,4 +1,4 @@
-"""ParallelEnvironments: routine calls in worker processes that stay, with the values of SerialEnvironments."""
+"""ParallelEnvironments: evaluates a batch in persistent worker processes, with the values of SerialEnvironments."""
 
 from __future__ import annotations
 
@@ -21,16 +21,22 @@ from autoqec.continual.environments.multi import (
     Routine,
     failed_result,
 )
-from autoqec.continual.environments.worker import read_frame, write_frame
+from autoqec.continual.environments.worker import TaskOutcome, read_frame, write_frame
 from autoqec.errors import UsageError
 from autoqec.system.process import child
 
 
 class ParallelEnvironments(AbstractMultiEnvironments):
-    """Writes each task_info into `state.last_task_info`: what a routine does to a state stays in its worker.
+    """A batch evaluated in worker processes.
 
-    Routine, states and task infos must be picklable. Workers start at the first `get_reward`; `close`, or leaving
-    the context, ends them, and so does the end of this process. A worker that dies costs one environment's reward.
+    Each task_info is written into `state.last_task_info`: changes that a routine makes to a state stay in its worker.
+    Routine, states and task infos must be picklable, and importable from a module. Workers start at the first
+    `get_reward`; `close`, leaving the context or the end of this process stops them. A worker that dies costs the
+    reward of one environment.
+
+    Args:
+        envs, hall_of_fame_size, logger, raise_errors: as for AbstractMultiEnvironments.
+        n_workers: number of processes; None: one per core, at most one per environment.
     """
 
     reward_metric = "Timing: Rewards"
@@ -47,7 +53,7 @@ class ParallelEnvironments(AbstractMultiEnvironments):
         super().__init__(envs, hall_of_fame_size, logger, raise_errors=raise_errors)
         self.n_workers = n_workers if n_workers is not None else max(1, min(len(envs), os.cpu_count() or 1))
         if self.n_workers < 1:
-            raise UsageError(f"{self.n_workers} workers can't work", location="n_workers")
+            raise UsageError(f"n_workers is {self.n_workers}; at least 1 is needed", location="n_workers")
         self._pool: _Pool | None = None
 
     def _evaluate(self, routine: Routine) -> list[tuple[float, dict[str, Any]]]:
@@ -56,16 +62,21 @@ class ParallelEnvironments(AbstractMultiEnvironments):
             self._pool = _Pool(self.n_workers)
         results = self._pool.map(tasks)
         evaluated: list[tuple[float, dict[str, Any]]] = []
-        for env, (kind, value) in zip(self.envs, results, strict=True):
-            if kind == "raised" and self.raise_errors:
-                raise value
-            loss, info = value if kind == "done" else failed_result(f"{type(value).__name__}: {value}")
+        for env, outcome in zip(self.envs, results, strict=True):
+            if outcome.kind == "unreadable":
+                what = f"a worker process cannot load the routine: {outcome.value}"
+                hint = "define routine, states and their classes in a module, not in the script that runs"
+                raise UsageError(what, location="get_reward", hint=hint)
+            if outcome.kind == "raised" and self.raise_errors:
+                raise outcome.value
+            done = outcome.kind == "done"
+            loss, info = outcome.value if done else failed_result(outcome.value, outcome.traceback)
             env.state.last_task_info = info
             evaluated.append((loss, info))
         return evaluated
 
     def close(self) -> None:
-        """End the workers; a later `get_reward` starts others."""
+        """Stop the workers; a later `get_reward` starts new ones."""
         if self._pool is not None:
             self._pool.close()
             self._pool = None
@@ -80,7 +91,7 @@ class ParallelEnvironments(AbstractMultiEnvironments):
 
 
 class _Pool:
-    """Threads that live as long as the pool; each owns one worker process, which lives as long as its thread."""
+    """A pool of threads, each with its own worker process for as long as the pool lives."""
 
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="autoqec-workers-")
@@ -89,7 +100,7 @@ class _Pool:
         self._lock = threading.Lock()
         self._processes: set[child.Process] = set()
 
-    def map(self, tasks: Sequence[bytes]) -> list[tuple[str, Any]]:
+    def map(self, tasks: Sequence[bytes]) -> list[TaskOutcome]:
         return list(self._threads.map(self._evaluate_task, tasks))
 
     def close(self) -> None:
@@ -98,18 +109,18 @@ class _Pool:
             process.kill()
         self._folder.cleanup()
 
-    def _evaluate_task(self, task: bytes) -> tuple[str, Any]:
+    def _evaluate_task(self, task: bytes) -> TaskOutcome:
         process = getattr(self._thread_local, "process", None) or self._start()
         try:
             write_frame(process.stdin, task)
-            kind, value = read_frame(process.stdout)
-            return kind, value
+            return TaskOutcome(*read_frame(process.stdout))
         except (OSError, EOFError):
             result = process.kill()
             with self._lock:
                 self._processes.discard(process)
             self._thread_local.process = None
-            return "raised", RuntimeError(f"the worker died (status {result.returncode})")
+            what = f"the worker died (status {result.returncode})"
+            return TaskOutcome("raised", RuntimeError(what), what)
 
     def _start(self) -> child.Process:
         process = child.start(

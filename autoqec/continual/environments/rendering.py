@@ -1,10 +1,14 @@
-"""Figures of a batch, in matplotlib; made, handed over, closed."""
+"""Figures of designs, drawn with matplotlib, handed to a logger or a file and closed.
+
+What is drawn depends on the task: `transients` (loss while training), `gain` (relative gain with its interval) and
+`cost` (gain against FLOPs).
+"""
 
 from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -20,25 +24,33 @@ FORMATS = ("figure", "image")
 
 
 def top_k(n: int, disregarded_fraction: float) -> int:
-    """floor(n·(1 − p)), of the decimal number that was meant: 10·(1 − 0.9) is 1, whatever floats make of it."""
+    """Number of environments that are drawn together: floor(n·(1 − p)), exact for decimal p (10·(1 − 0.9) is 1)."""
     if not 0 <= disregarded_fraction <= 1:
-        raise UsageError(f"disregarded_percentage = {disregarded_fraction} lies outside [0, 1]", location="render")
+        raise UsageError(f"disregarded_percentage = {disregarded_fraction} is outside [0, 1]", location="render")
     return math.floor(n * (1 - Fraction(str(disregarded_fraction))))
 
 
 def render_batch(
     best: Sequence[Any], states: Sequence[Any], losses: Sequence[float], mode: RenderMode, logger: Any, iteration: int
 ) -> None:
-    """best: environments that draw themselves. states, losses: what is drawn together, best first."""
-    if mode["style"] not in STYLES or mode["format"] not in FORMATS:
-        raise UsageError(
-            f"style {mode['style']!r}, format {mode['format']!r}", location="render", hint=f"{STYLES}, {FORMATS}"
-        )
+    """Draw environments one by one and states together.
+
+    Args:
+        best: environments, best first; each draws itself through `render(mode)`.
+        states: states that are drawn together, best first.
+        losses: their losses.
+        mode: complete mode of `AbstractMultiEnvironments.render`.
+        logger: receives figures and metrics in the style "logger"; may be None.
+        iteration: number of this call.
+    """
+    for key, known in (("style", STYLES), ("format", FORMATS), ("task", tuple(TASKS))):
+        if mode[key] not in known:
+            raise UsageError(f"unknown {key} {mode[key]!r}", location="render", hint=f"one of {', '.join(known)}")
     for rank, env in enumerate(best, start=1):
         with closing_figure(env.render(mode)) as figure:
             _emit_figure(f"{mode['task']}: best {rank}", figure, mode, logger, iteration)
     if states:
-        with closing_figure(plot_curves(states, losses, mode["task"])) as figure:
+        with closing_figure(plot_states(states, losses, mode["task"])) as figure:
             _emit_figure(f"{mode['task']}: top {len(states)}", figure, mode, logger, iteration)
     finite = [loss for loss in losses if math.isfinite(loss)]
     if logger is not None and mode["style"] == "logger" and finite:
@@ -48,7 +60,7 @@ def render_batch(
 
 @contextmanager
 def closing_figure(figure: Any) -> Iterator[Any]:
-    """Close the figure afterwards, also where pyplot keeps it."""
+    """Close the figure at the end, so that pyplot does not keep it."""
     plt = optional.load("matplotlib.pyplot", extra="report")
 
     try:
@@ -58,22 +70,65 @@ def closing_figure(figure: Any) -> Iterator[Any]:
             plt.close(figure)
 
 
-def plot_curves(states: Sequence[Any], losses: Sequence[float], task: str) -> Any:
-    """One figure: each state's `curve` of its last task info over steps, and the losses beside it."""
+def plot_states(states: Sequence[Any], losses: Sequence[float], task: str) -> Any:
+    """One figure: the states drawn for the task, and their losses by rank beside it."""
     figure = new_figure((9, 4))
     left, right = figure.subplots(1, 2)
-    for rank, state in enumerate(states, start=1):
-        curve = (getattr(state, "last_task_info", None) or {}).get("curve") or []
-        left.plot(range(1, len(curve) + 1), curve, label=f"#{rank}", linewidth=1)
-    left.set(title=task, xlabel="step", ylabel="loss while training")
+    draw_task(left, states, task)
     shown = [loss if math.isfinite(loss) else math.nan for loss in losses]
     right.plot(range(1, len(shown) + 1), shown, marker="o", linestyle="none")
     right.set(title="losses, best first", xlabel="rank", ylabel="loss")
     return figure
 
 
+def draw_task(axes: Any, states: Sequence[Any], task: str) -> None:
+    """Draw states, best first, from their last task infos. UsageError for an unknown task."""
+    if task not in TASKS:
+        raise UsageError(f"unknown task {task!r}", location="render", hint=f"one of {', '.join(TASKS)}")
+    TASKS[task](axes, [getattr(state, "last_task_info", None) or {} for state in states])
+    axes.set(title=task)
+
+
+def _draw_transients(axes: Any, infos: Sequence[Mapping[str, Any]]) -> None:
+    for rank, info in enumerate(infos, start=1):
+        curve = info.get("curve") or []
+        axes.plot(range(1, len(curve) + 1), curve, label=f"#{rank}", linewidth=1)
+    axes.set(xlabel="part of the training", ylabel="loss while training")
+
+
+def _draw_gain(axes: Any, infos: Sequence[Mapping[str, Any]]) -> None:
+    for rank, info in enumerate(infos, start=1):
+        gain, low, high = (info.get(name) for name in ("relative", "relative_low", "relative_high"))
+        if gain is not None:
+            bars = None if low is None or high is None else [[gain - low], [high - gain]]
+            axes.errorbar([rank], [gain], yerr=bars, marker="o", capsize=3, color="tab:blue")
+    axes.axhline(0.0, color="gray", linewidth=0.8)
+    axes.set(xlabel="rank", ylabel="relative gain in logical error rate, 95% interval")
+
+
+def _draw_cost(axes: Any, infos: Sequence[Mapping[str, Any]]) -> None:
+    points = [
+        (rank, info["flops_per_syndrome"], info["relative"])
+        for rank, info in enumerate(infos, start=1)
+        if info.get("flops_per_syndrome") and info.get("relative") is not None
+    ]
+    for rank, flops, gain in points:
+        axes.plot([flops], [gain], marker="o", linestyle="none", color="tab:blue")
+        axes.annotate(f"#{rank}", (flops, gain), textcoords="offset points", xytext=(4, 4))
+    if points:
+        axes.set_xscale("log")
+    axes.set(xlabel="FLOPs per syndrome", ylabel="relative gain in logical error rate")
+
+
+TASKS: dict[str, Callable[[Any, Sequence[Mapping[str, Any]]], None]] = {
+    "transients": _draw_transients,
+    "gain": _draw_gain,
+    "cost": _draw_cost,
+}
+
+
 def new_figure(size: tuple[float, float]) -> Any:
-    """A figure that pyplot knows nothing of: it is gone when its last name is."""
+    """A figure outside pyplot: it is freed with its last reference."""
     return optional.load("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
 
 

@@ -1,4 +1,4 @@
-"""SerialEnvironments: one routine call after the other, in this process. For debugging and small batches."""
+"""SerialEnvironments: evaluates one environment after the other in this process, for debugging and small batches."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autoqec.continual.environments.multi import AbstractMultiEnvironments, Rout
 
 
 class SerialEnvironments(AbstractMultiEnvironments):
-    """Leaves `state.last_task_info` to the routine, which has the state in its hands."""
+    """A batch evaluated in this process. `state.last_task_info` is written by the routine, which has the state."""
 
     reward_metric = "Reward Time"
 

@@ -1,26 +1,42 @@
-"""A process that evaluates routines for ParallelEnvironments: `python -m autoqec.continual.environments.worker`.
+"""Worker process of ParallelEnvironments: `python -m autoqec.continual.environments.worker`.
 
-It reads frames from stdin and answers each on the descriptor that was stdout; a routine that prints reaches stderr.
-A frame is eight bytes of length, then a pickle. Both ends are this program; nothing else writes to the pipes.
+Reads frames from stdin and answers each on the descriptor that was stdout; output of a routine goes to stderr.
+A frame is eight bytes of length, then a pickle. Both ends are this program, and nothing else writes to the pipes.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from typing import IO, Any
+import traceback
+from typing import IO, Any, Literal, NamedTuple
 
 _LENGTH = 8
 
 
+class TaskOutcome(NamedTuple):
+    """Answer to one task.
+
+    Attributes:
+        kind: `done`; `raised` by the routine; `unreadable`, the task could not be loaded in the worker.
+        value: (loss, task_info), or the exception.
+        traceback: of the exception; "" without one.
+    """
+
+    kind: Literal["done", "raised", "unreadable"]
+    value: Any
+    traceback: str = ""
+
+
 def write_frame(stream: IO[bytes], value: Any) -> None:
+    """Write one value and flush."""
     data = pickle.dumps(value)
     stream.write(len(data).to_bytes(_LENGTH, "big") + data)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes]) -> Any:
-    """The next value. EOFError where the other end has gone."""
+    """Read one value. EOFError if the other end has closed the pipe."""
     head = stream.read(_LENGTH)
     size = int.from_bytes(head, "big")
     data = stream.read(size) if len(head) == _LENGTH else b""
@@ -29,21 +45,29 @@ def read_frame(stream: IO[bytes]) -> Any:
     return pickle.loads(data)
 
 
-def evaluate_task(task: bytes) -> tuple[str, Any]:
-    """("done", (loss, info)), or ("raised", the exception); text where the exception can't travel."""
+def evaluate_task(task: bytes) -> TaskOutcome:
+    """Evaluate a pickled (routine, state)."""
     try:
         routine, state = pickle.loads(task)
-        loss, info = routine(state)
-        return "done", (float(loss), info)
     except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return "raised", RuntimeError(f"{type(error).__name__}: {error}")
-        return "raised", error
+        return TaskOutcome("unreadable", RuntimeError(f"{type(error).__name__}: {error}"), traceback.format_exc())
+    try:
+        loss, info = routine(state)
+        return TaskOutcome("done", (float(loss), info))
+    except Exception as error:
+        return TaskOutcome("raised", _picklable(error), traceback.format_exc())
+
+
+def _picklable(error: Exception) -> Exception:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def main() -> None:
+    """Answer tasks until stdin is closed."""
     with os.fdopen(os.dup(1), "wb") as out, os.fdopen(os.dup(0), "rb") as inp:
         os.dup2(2, 1)
         with open(os.devnull, "rb") as nothing:
@@ -53,11 +77,12 @@ def main() -> None:
                 task = read_frame(inp)
             except EOFError:
                 return
-            kind, value = evaluate_task(task)
+            outcome = evaluate_task(task)
             try:
-                write_frame(out, (kind, value))
+                write_frame(out, tuple(outcome))  # a class of this module is `__main__`'s here
             except (pickle.PicklingError, TypeError, AttributeError) as error:
-                write_frame(out, ("raised", RuntimeError(f"the task info can't be sent: {error}")))
+                fault = RuntimeError(f"the task info cannot be pickled: {error}")
+                write_frame(out, ("raised", fault, traceback.format_exc()))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from autoqec.continual.environments import HallOfFame, SerialEnvironments
 from autoqec.continual.environments.design import ActionSpace, Assignment, DesignEnv, EnvFeatures, PredecoderDraft
 from autoqec.continual.environments.policy import PolicyLearner, input_size
 from autoqec.continual.environments.policy_ideator import design_from_config, propose
-from autoqec.continual.environments.strategies import STRATEGIES, compare, mean_with_interval
+from autoqec.continual.environments.strategies import STRATEGIES, compare, mean_with_interval, run_search
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.ideators import space
 from tests.support.envs import surface
@@ -98,6 +98,11 @@ def test_the_hall_of_fame_is_imitated():
     assert one.score(one.read([envs[0]]))[0].item() > before
 
 
+def search(name, routine, budget, seed):
+    strategy = STRATEGIES[name](ACTION_SPACE, template(), seed)
+    return run_search(strategy, batch(min(strategy.batch_size, budget)), routine, budget)
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.parametrize("budget", [1, 13, 30])
 def test_strategies_spend_their_budget_exactly_and_repeatably(name, budget):
@@ -107,9 +112,9 @@ def test_strategies_spend_their_budget_exactly_and_repeatably(name, budget):
         count[0] += 1
         return worth(draft)
 
-    losses = STRATEGIES[name](ACTION_SPACE, template(), counted, budget, 3)
+    losses = search(name, counted, budget, 3)
     assert len(losses) == budget == count[0]
-    assert STRATEGIES[name](ACTION_SPACE, template(), worth, budget, 3) == losses
+    assert search(name, worth, budget, 3) == losses
 
 
 def test_the_comparison_has_intervals():
