@@ -1,17 +1,23 @@
-"""Everything at the run root that can be rebuilt: pure functions of run.json and history."""
+"""Builds log.md and the list of candidates from run.json and history; pure functions.
+
+Text of models and branches is untrusted: it is shown on one line, with control characters and markup escaped.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from autoqec.contracts import pins
 from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.verdict import Verdict
+from autoqec.reporting.run_report import has_legacy_verdict, outcome
+from autoqec.reporting.text import code_span, markdown
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals
 
 
 def candidate(row: HistoryRow) -> dict[str, Any]:
-    """A nominated round that no judge has confirmed, by the Runner's figures."""
+    """Return the entry of candidate_pareto.json for a nominated round that is not verified."""
     return {
         "round": row.round,
         "delta_ler": row.delta_ler,
@@ -23,35 +29,16 @@ def candidate(row: HistoryRow) -> dict[str, Any]:
 
 
 def log_head(info: RunInfo) -> str:
-    """The beginning of log.md; the `section` of every row follows."""
-    head = f"# Run {info.run_id}\n\nEnv `{info.env_name}`, profile {info.profile}, seed {info.seed}, "
-    head += f"ideator {info.ideator}, baseline {info.baseline_sha[:12]}.\n\n"
-    held = f"Held in every proposal: {pins.format_pins(info.pins)}.\n\n" if info.pins else ""
-    guidance = "Val shots steer the search, which reuses them every round: their figures prove nothing. "
-    return f"{head}{held}{guidance}The judge's are of fresh shots. Intervals are 95%.\n\n"
-
-
-def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
-    """The run as it stood when a row was written."""
-    verdicts, ended = totals.verdicts, totals.ended
-    parts = [
-        f"{ended} round{'s' * (ended != 1)} ended, {totals.nominated} nominated; of these "
-        f"{verdicts.get('VERIFIED', 0)} VERIFIED, {verdicts.get('SUSPICIOUS', 0)} SUSPICIOUS, "
-        f"{verdicts.get('FAILED', 0)} FAILED."
-    ]
-    failed = [(status, number) for status, number in sorted(totals.failed.items()) if number]
-    if failed:
-        parts.append("Without a result: " + ", ".join(f"{number} {status}" for status, number in failed) + ".")
-    if totals.lost:
-        parts.append(f"Lost to a crash and closed by recovery: {totals.lost}.")
-    if totals.best is None:
-        return " ".join([*parts, "No decoder is verified yet."])
-    best = rounds[totals.best.round_attempt_id].row
-    return " ".join([*parts, f"Best verified: round {best.round} (`{totals.best.branch}`), {_holdout(best)}."])
+    """Return the beginning of log.md; one `section` per row follows."""
+    head = f"# Run {info.run_id}\n\nEnv `{code_span(info.env_name)}`, profile {info.profile}, seed {info.seed}, "
+    head += f"ideator {markdown(info.ideator)}, baseline {info.baseline_sha[:12]}.\n\n"
+    pinned = f"Pinned in every proposal: {markdown(pins.format_pins(info.pins))}.\n\n" if info.pins else ""
+    guidance = "Val shots guide the search, which reuses them in every round: results on them are no evidence. "
+    return f"{head}{pinned}{guidance}Verification uses fresh shots. Intervals are 95%.\n\n"
 
 
 def log(info: RunInfo, rows: Iterable[HistoryRow]) -> str:
-    """log.md: the head, then one section per row."""
+    """Return log.md: the head, then one section per row."""
     draft, sections = Draft(), []
     for row in rows:
         draft.take(row)
@@ -60,54 +47,67 @@ def log(info: RunInfo, rows: Iterable[HistoryRow]) -> str:
 
 
 def section(row: HistoryRow, state: RunState | Draft) -> str:
-    """One row: what was tried, what happened in figures, what it means, what next; and the run after it."""
-    what = row.verify_verdict or ("not nominated" if row.status == "ok" else row.status)
-    title = f"## Round {row.round} · {row.branch or 'no branch'} · {what}\n\n"
-    origin = "the baseline" if row.fork_from == "baseline" else f"`{row.fork_from_canonical}`"
+    """Return the section of one row: hypothesis, result, times, verdict, meaning, and the state of the run after it."""
+    recorded = row.verify_verdict or ("not nominated" if row.status == "ok" else row.status)
+    title = f"## Round {row.round} · {markdown(row.branch or 'no branch')} · {recorded}\n\n"
+    origin = "the baseline" if row.fork_from == "baseline" else f"`{code_span(row.fork_from_canonical)}`"
     if row.compose_mode:
         origin += f", composed ({row.compose_mode})"
-    parts = [("Hypothesis", f"{_flat(row.hypothesis)}. From {origin}."), ("What happened", _happened(row))]
-    if row.started_at is not None:
-        parts.append(("When", f"{row.timing.describe()}."))
-    if row.verify_verdict:
-        parts.append(("The judge", _judge(row)))
-    parts.append(("What it means", _meaning(row)))
-    if row.next_hypothesis_seed:
-        parts.append(("Next", f"{_flat(row.next_hypothesis_seed)}."))
-    parts.append(("So far", _so_far(state.totals, state.rounds)))
-    return title + "\n".join(f"**{name}.** {text.replace('..', '.')}\n" for name, text in parts) + "\n"
+    parts = [
+        ("Hypothesis", f"{_clause(row.hypothesis)}. Forked from {origin}."),
+        ("Result", _result(row)),
+        ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
+        ("Verification", _verification(row) if row.verify_verdict else ""),
+        ("Meaning", _meaning(row)),
+        ("Next hypothesis", f"{_clause(row.next_hypothesis_seed)}." if row.next_hypothesis_seed else ""),
+        ("So far", _so_far(state.totals, state.rounds)),
+    ]
+    return title + "\n".join(f"**{name}.** {text}\n" for name, text in parts if text) + "\n"
 
 
-def _happened(row: HistoryRow) -> str:
+def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
+    """The state of the run when a row was written."""
+    ended = totals.ended
+    verdicts = [f"{totals.verdicts[name]} {name}" for name in get_args(Verdict) if totals.verdicts.get(name)]
+    parts = [f"{ended} round{'s' * (ended != 1)} finished, {totals.nominated} nominated"]
+    parts[0] += f"; verdicts: {', '.join(verdicts)}." if verdicts else "."
+    failed = [(status, number) for status, number in sorted(totals.failed.items()) if number]
+    if failed:
+        parts.append("Without a result: " + ", ".join(f"{number} {status}" for status, number in failed) + ".")
+    if totals.lost:
+        parts.append(f"Aborted by a crash and closed by recovery: {totals.lost}.")
+    if totals.best is None:
+        return " ".join([*parts, "No decoder is verified yet."])
+    best = rounds[totals.best.round_attempt_id].row
+    return " ".join([*parts, f"Best verified: round {best.round} (`{code_span(totals.best.branch)}`), {_gain(best)}."])
+
+
+def _result(row: HistoryRow) -> str:
     if row.status == "compose_conflict":
-        return f"The branches do not merge; both sides changed {', '.join(row.conflicting_files or ())}."
+        return f"The branches do not merge; both changed {markdown(', '.join(row.conflicting_files or ()))}."
     if row.status == "ok":
-        return f"{_flat(row.analysis or row.summary_1line or 'It was measured; nothing was said of it')}."
-    return f"It ended without a result, {row.status}: {_flat(row.status_reason or '')}."
+        return f"{_clause(row.analysis or row.summary_1line or 'Measured, without an analysis')}."
+    return f"Ended without a result, {row.status}: {_clause(row.status_reason or '')}."
 
 
-def _judge(row: HistoryRow) -> str:
-    said = f"{row.verify_verdict}: {_holdout(row)}{_panel(row)}."
+def _verification(row: HistoryRow) -> str:
+    text = f"{row.verify_verdict}: {_gain(row)}{_baselines(row)}."
     if row.composition_verdict:
-        said += f" As a composition, beside its parents on one more draw: {row.composition_verdict}."
-    reasons = _flat("; ".join(row.verify_reasons))
-    return f"{said} Why: {reasons}." if reasons else said
+        text += f" Compared with its parents on another draw: {row.composition_verdict}."
+    reasons = _clause("; ".join(row.verify_reasons))
+    return f"{text} Reasons: {reasons}." if reasons else text
 
 
-def _holdout(row: HistoryRow) -> str:
+def _gain(row: HistoryRow) -> str:
     if row.delta_vs_baseline_holdout is None:
         return "no gain was measured"
     text = f"Δ_LER {row.delta_vs_baseline_holdout:+.2e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1)}"
+    text = f"{text.strip()} per shot"
     if row.relative_holdout is not None:
-        text += f" a shot, {_relative(row)} fewer failures than the plain backend"
-    return f"{text}, on {row.holdout_shots} fresh shots"
-
-
-def _relative(row: HistoryRow) -> str:
-    if row.relative_holdout is None:
-        return ""
-    inside = _interval(row.relative_holdout_low, row.relative_holdout_high, 100)
-    return f"{100 * row.relative_holdout:.1f}% {inside}".strip()
+        inside = _interval(row.relative_holdout_low, row.relative_holdout_high, 100)
+        relative = f"{100 * row.relative_holdout:.1f}% {inside}".strip()
+        text += f", {relative} fewer failures than the baseline decoder"
+    return f"{text}, on {row.holdout_shots} fresh shots" if row.holdout_shots else text
 
 
 def _interval(low: float | None, high: float | None, scale: float) -> str:
@@ -117,46 +117,50 @@ def _interval(low: float | None, high: float | None, scale: float) -> str:
     return f"[{scale * low:{style}}, {scale * high:{style}}]"
 
 
-def _panel(row: HistoryRow) -> str:
-    """Who else decoded the same shots, and whether the interval of the difference lies above 0."""
+def _baselines(row: HistoryRow) -> str:
+    """Comparison with every baseline on the same shots."""
     if not row.beats_panel:
         return ""
-    words = {True: "better than", False: "not shown to be better than"}
-    return "; on them " + ", ".join(f"{words[won]} {name}" for name, won in row.beats_panel.items())
+    labels = {True: "better than", False: "not shown to be better than"}
+    compared = [f"{labels[beats]} {markdown(name)}" for name, beats in row.beats_panel.items()]
+    return f"; on the same shots {', '.join(compared)}"
+
+
+_STATUS_MEANINGS = {
+    "branch_manually_deleted": "The branch was deleted by hand. The results are kept, and its commit stays reachable.",
+    "orphaned_branch": "The attempt was interrupted. Nothing is concluded from it; its number and files are kept.",
+    "compose_conflict": "These parents cannot be merged; the same set is not proposed again.",
+    "compile_error": "No decoder can be built from this config within the limits of the env.",
+}
+_VERDICT_MEANINGS = {
+    "INCONCLUSIVE": "No improvement is claimed: there was no evidence of a sufficient gain within the budget.",
+    "SUSPICIOUS": "No improvement is claimed: a guard tripped, so the measured gain cannot be trusted.",
+    "FAILED": "The decoder is worse than the baseline decoder, or gave no usable answers.",
+}
 
 
 def _meaning(row: HistoryRow) -> str:
-    if row.status == "branch_manually_deleted":
-        return "A person deleted the branch; what was measured stays on record, and the commit stays pinned."
-    if row.status == "orphaned_branch":
-        return "Nothing was concluded from this attempt; its number and files are kept."
-    if row.status == "compose_conflict":
-        return "These parents cannot be joined as they are; the set is not tried again."
-    if row.status == "compile_error":
-        return "Of this config no decoder can be built within the env's limits."
     if row.status != "ok":
-        return "No decoder came of this attempt; of its idea nothing was learned."
-    if row.verify_verdict == "SUSPICIOUS" and (row.delta_holdout_low or 0.0) > 0:
-        return (
-            "The interval lies above 0, but the run tests many candidates and an interval counts them not: what the "
-            "judge needs for a claim was not there. The gain may be real; it is not claimed, and stays off the front."
+        return _STATUS_MEANINGS.get(row.status, "No decoder was produced, so nothing was learned about the hypothesis.")
+    if row.verify_verdict is None:
+        if row.verdict == "candidate":
+            return "It was nominated but not verified."
+        return "It was not nominated: the val shots gave no reason to."
+    if row.verify_verdict == "VERIFIED":
+        unbeaten = [markdown(name) for name, beats in (row.beats_panel or {}).items() if not beats]
+        suffix = f" No gain over {', '.join(unbeaten)} was shown." if unbeaten else ""
+        return f"The gain over the baseline decoder holds on fresh shots.{suffix}"
+    if (row.delta_holdout_low or 0.0) > 0 and outcome(row) == "INCONCLUSIVE":
+        meaning = (
+            "The 95% interval excludes zero, but it is not corrected for the number of candidates tested. The "
+            "corrected test was inconclusive, so no improvement is claimed."
         )
-    return {
-        "VERIFIED": f"The gain over the plain backend holds on shots that nobody could have seen.{_unbeaten(row)}",
-        "SUSPICIOUS": "What the judge needs for a claim was not there: it stays off the front, and nothing is claimed.",
-        "FAILED": "The judge found harm or a broken guard: it does not enter the front.",
-        None: "No evidence was sought: the val shots gave no reason to."
-        if row.verdict == "ignore"
-        else "It was nominated and not judged: nothing is claimed.",
-    }[row.verify_verdict]
+    else:
+        meaning = _VERDICT_MEANINGS[outcome(row)]
+    note = " (Version 1 recorded inconclusive tests as SUSPICIOUS.)" if has_legacy_verdict(row) else ""
+    return meaning + note
 
 
-def _unbeaten(row: HistoryRow) -> str:
-    """Whom it was not shown to be better than: the first thing a reader wants to know of a gain."""
-    names = [name for name, won in (row.beats_panel or {}).items() if not won]
-    return f" Over {', '.join(names)} none was shown." if names else ""
-
-
-def _flat(text: str) -> str:
-    """Foreign words on one line, so that they cannot open a section of their own; no full stop at the end."""
-    return " ".join(text.split()).rstrip(".")
+def _clause(text: str) -> str:
+    """Untrusted text as the inside of a sentence: one line, no markup, no full stop at the end."""
+    return markdown(" ".join(text.split()).rstrip("."))

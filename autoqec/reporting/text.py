@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,8 @@ if TYPE_CHECKING:
     from autoqec.contracts.verdict import PairedEffect
 
 BARS = "▁▂▃▄▅▆▇█"
+# An underscore inside a word, as in `finetune_share`, is no markup in CommonMark.
+_MARKUP = re.compile(r"[\\`*\[\]~$|]|(?<!\w)_|_(?!\w)|(?<!\w)#")
 
 
 def plain(text: str, limit: int = 400) -> str:
@@ -24,6 +27,17 @@ def paragraphs(text: str, limit: int = 4000) -> str:
     """Return untrusted text as several lines, each treated as by `plain`; tabs become spaces."""
     lines = text[:limit].expandtabs(4).splitlines()
     return "\n".join(plain(line, limit) for line in lines) + ("…" if len(text) > limit else "")
+
+
+def markdown(text: str, limit: int = 4000) -> str:
+    """Return untrusted text as one line of Markdown that renders as that text: no markup, links or HTML."""
+    shown = plain(text, limit).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _MARKUP.sub(r"\\\g<0>", shown)
+
+
+def code_span(text: str, limit: int = 400) -> str:
+    """Return untrusted text for the inside of a Markdown code span."""
+    return plain(text, limit).replace("`", "'")
 
 
 def percent(value: float | None) -> str:

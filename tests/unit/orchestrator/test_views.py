@@ -129,16 +129,41 @@ def test_the_log_says_what_happened(tmp_path: Path) -> None:
     text = found.layout.log.read_text(encoding="utf-8")
     assert text.count("\n## ") == 3, "a hypothesis cannot open a section"
     for part in (
-        "3 rounds ended, 2 nominated; of these 2 VERIFIED",
+        "3 rounds finished, 2 nominated; verdicts: 2 VERIFIED.",
         "1 compose_conflict",
         "Best verified: round 3",
-        "Δ_LER +1.00e-03 [+5.00e-04, +2.00e-03] a shot",
+        "Δ_LER +1.00e-03 [+5.00e-04, +2.00e-03] per shot",
         "30.0% [20.0, 40.0]",
         "on 10000 fresh shots",
         "not shown to be better than mwpm_correlated",
-        "both sides changed a/predecoder.yaml",
+        "both changed a/predecoder.yaml",
     ):
         assert part in text, text
+
+
+HOSTILE_TEXT = "x\x1b[2J\x1b]8;;http://e\x07 \u202egnp <img src=x> [click](javascript:alert) `code` **bold** # h | c"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hypothesis": HOSTILE_TEXT}, {"analysis": HOSTILE_TEXT}, {"next_hypothesis_seed": HOSTILE_TEXT},
+        {"verify_reasons": (HOSTILE_TEXT,)}, {"beats_panel": {HOSTILE_TEXT: False}},
+        {"status": "train_error", "status_reason": HOSTILE_TEXT, "verify_verdict": None},
+        {"fork_from_canonical": HOSTILE_TEXT, "fork_from": HOSTILE_TEXT},
+    ],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_log_shows_untrusted_text_without_control_characters_and_markup(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    found = memory(tmp_path, rounds.row(1, **change))
+    found.rebuild_views()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert "gnp" in text and all(char.isprintable() for line in text.splitlines() for char in line)
+    outside_code = "".join(text.split("`")[::2]) if "fork_from" in change else text
+    for markup in ("<img", "[click](", " **bold", " `code", " # h"):
+        assert markup not in outside_code
 
 
 def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_path: Path) -> None:
@@ -146,9 +171,9 @@ def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_
     found = memory(tmp_path, figures(1, 0.002, 10, 10, beats_panel=beats, composition_verdict="interference"))
     found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
-    assert "holds on shots that nobody could have seen. Over mwpm_correlated none was shown." in text
-    assert "beside its parents on one more draw: interference." in text
-    assert "their figures prove nothing" in text.partition("## Round")[0]
+    assert "holds on fresh shots. No gain over mwpm_correlated was shown." in text
+    assert "Compared with its parents on another draw: interference." in text
+    assert "results on them are no evidence" in text.partition("## Round")[0]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +192,7 @@ def test_a_weak_gain_with_evidence_is_not_called_nothing(tmp_path: Path) -> None
     found = memory(tmp_path, figures(1, 0.002, 10, 10, verify_verdict="SUSPICIOUS", delta_holdout_low=-0.001))
     found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
-    assert "What the judge needs for a claim was not there" in text and "nor harm was shown" not in text
+    assert "No improvement is claimed" in text and "recorded inconclusive tests as SUSPICIOUS" in text
 
 
 def test_entry_is_merged_into_the_front_file_that_the_memory_names(tmp_path: Path) -> None:
@@ -286,5 +311,5 @@ def test_log_says_when_a_round_ran(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z"}
     found = memory(tmp_path, rounds.row(1), rounds.row(2, **times))
     text = found.views()[found.layout.log]
-    assert "**When.** 2026-01-02 03:04:05 UTC, 90.0 s: training 2.0 s, evaluation 1.0 s." in text
-    assert text.count("**When.**") == 1, "rows without times say nothing of them"
+    assert "**Times.** 2026-01-02 03:04:05 UTC, 90.0 s: training 2.0 s, evaluation 1.0 s." in text
+    assert text.count("**Times.**") == 1, "rows without times say nothing of them"
