@@ -118,11 +118,13 @@ class RunBudget(Budget):
 def split_budget(text: str) -> tuple[Budget, dict[str, float]]:
     """`rounds=20,usd=3,tokens=200000` -> the loop's limits, and those of the models."""
     rest, llm_limits = [], {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in (part.strip() for part in text.split(",") if text):
         key, _, value = part.partition("=")
         if key not in LLM_LIMITS:
             rest.append(part)
             continue
+        if key in llm_limits:
+            raise UsageError(f"`{key}` is given twice", location="--budget", hint=f"{key}={value}")
         try:
             llm_limits[key] = float(value)
         except ValueError:

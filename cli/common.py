@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import json
 import math
-import sys
+import signal
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import click
 
+from autoqec.cli.machine_errors import machine_error
+from autoqec.cli.streams import guarded_streams, output_error
 from autoqec.errors import AutoqecError, InternalError, RunInterruptedError, UsageError
 from autoqec.reporting.text import plain
 from autoqec.store import run_log
@@ -94,10 +97,16 @@ def trust_option(*, registered: bool = True) -> Callable[[Function], Function]:
 
 
 def run_cli(group: click.Group, argv: Sequence[str]) -> int:
-    """Run one command line; the exit code. No fault of the input ends in a traceback."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that cannot show Δ still gets the rest
+    """Run one command line and return the exit status; only a bug in autoqec prints a traceback."""
+    with guarded_streams() as output:
+        code = _run_command(group, argv)
+        if (error := output_error(output)) is not None and code == 0:
+            code = _failed([], error)
+    return code
+
+
+def _run_command(group: click.Group, argv: Sequence[str]) -> int:
+    interrupts = _count_interrupts()
     try:
         code = group.main(args=list(argv), prog_name="autoqec", standalone_mode=False)
         return code if isinstance(code, int) else 0
@@ -111,12 +120,29 @@ def run_cli(group: click.Group, argv: Sequence[str]) -> int:
         return _failed(argv, error)
     except (KeyboardInterrupt, click.Abort):
         return _failed(argv, RunInterruptedError("interrupted"))
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has left; say nothing more
-        return 1
     except Exception as error:
+        if interrupts:  # an import that Ctrl-C broke off may end in any exception
+            return _failed(argv, RunInterruptedError("interrupted"))
+        if (known := machine_error(error)) is not None:
+            if _verbose(argv):
+                _show_trace()
+            return _failed(argv, known)
         _show_trace()
         return _failed(argv, InternalError(f"{type(error).__name__}: {error}", location="bug in autoqec"))
+
+
+def _count_interrupts() -> list[int]:
+    """Return a list that grows with each Ctrl-C; other handlers of SIGINT are left in place."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    return received
 
 
 def _failed(argv: Sequence[str], error: AutoqecError) -> int:

@@ -9,6 +9,8 @@ from pydantic import Field, field_validator, model_validator
 
 from autoqec.contracts.base import Contract
 
+MIN_P = 1e-9
+MAX_POINTS = 64  # physical error rates in one env; each has a circuit and a graph of its own
 SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
@@ -105,7 +107,9 @@ class CircuitDepolarizing(Contract):
     model: Literal["circuit_depolarizing"] = Field(
         default="circuit_depolarizing", description="selects this noise model"
     )
-    p: tuple[float, ...] = Field(min_length=1, description="physical error rates that the env covers, each in (0, 1/2)")
+    p: tuple[float, ...] = Field(
+        min_length=1, max_length=MAX_POINTS, description="physical error rates that the env covers, each in [1e-9, 1/2)"
+    )
     target_p: float = Field(description="the rate at which decoders are compared; must be in `p`")
 
     @field_validator("p")
@@ -114,6 +118,8 @@ class CircuitDepolarizing(Contract):
         for value in values:
             if not 0.0 < value < 0.5:
                 raise ValueError(f"p = {value} lies outside (0, 1/2)")
+            if value < MIN_P:
+                raise ValueError(f"p = {value} is below {MIN_P}: no number of shots would show a logical error")
         if len(set(values)) != len(values):
             raise ValueError("a value of p stands twice")
         return values

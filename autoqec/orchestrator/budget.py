@@ -36,7 +36,7 @@ class Budget:
     def parse(cls, text: str) -> Budget:
         """`rounds=20,hours=2.5,plateau=8`. UsageError names what is no limit."""
         limits: dict[str, Any] = {}
-        for part in filter(None, (part.strip() for part in text.split(","))):
+        for part in (part.strip() for part in text.split(",") if text):
             key, _, value = part.partition("=")
             try:
                 number = int(value) if key in ("rounds", "plateau") else float(value)
@@ -44,6 +44,8 @@ class Budget:
                 number = 0
             if key not in _KEYS or not 0 < number < float("inf"):
                 raise UsageError(f"{part!r} is no limit", location="--budget", hint=f"KEY=NUMBER of {', '.join(_KEYS)}")
+            if key in limits:
+                raise UsageError(f"`{key}` is given twice", location="--budget", hint=f"{key}={value}")
             limits[key] = number
         return cls(**limits)
 

@@ -299,12 +299,7 @@ def _require_writable(root: Path) -> None:
 def _load_secret(path: Path | str | None) -> bytes:
     if path is None:
         return os.urandom(SECRET_BYTES)
-    try:
-        secret = Path(path).read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"cannot be read: {error.strerror}", location=str(path), hint="name another --secret-file"
-        ) from error
+    secret = files.read_bytes(path, what="secret file", hint="name another --secret-file")
     if len(secret) < SECRET_BYTES // 2:
         raise UsageError(
             f"a secret needs at least {SECRET_BYTES // 2} bytes",

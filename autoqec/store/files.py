@@ -162,7 +162,19 @@ def _fits_block(text: str) -> bool:
 
 
 def read_text(path: Path | str, *, what: str = "file", hint: str | None = None) -> str:
-    """A regular UTF-8 file of at most MAX_BYTES; UsageError otherwise."""
+    """Return the text of a regular UTF-8 file of at most MAX_BYTES; UsageError for anything else."""
+    try:
+        return read_bytes(path, what=what, hint=hint).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} is not UTF-8 text", location=str(path), hint=hint) from error
+
+
+def read_bytes(path: Path | str, *, what: str = "file", hint: str | None = None) -> bytes:
+    """Return the content of a regular file of at most MAX_BYTES.
+
+    Raises:
+        UsageError: It cannot be read, is larger, or is a directory, a FIFO or a device.
+    """
     path = Path(path)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -170,15 +182,12 @@ def read_text(path: Path | str, *, what: str = "file", hint: str | None = None) 
         raise UsageError(f"{what} cannot be read: {error.strerror}", location=str(path), hint=hint) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UsageError(f"{what} is no regular file", location=str(path), hint=hint)
+        raise UsageError(f"{what} is not a regular file", location=str(path), hint=hint)
     with os.fdopen(fd, "rb") as stream:
         data = stream.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise UsageError(f"{what} is larger than {MAX_BYTES >> 20} MiB", location=str(path), hint=hint)
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{what} is not UTF-8 text", location=str(path), hint=hint) from error
+    return data
 
 
 def load_env(path: Path | str) -> tuple[EnvSpec, str]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autoqec.errors import ContractError, StorageError
+from autoqec.errors import ContractError, StorageError, UsageError
 from autoqec.store import atomic
 
 _BLOCK = 1 << 16
@@ -101,6 +101,8 @@ def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tupl
 def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, str]], int]:
     """The whole lines from byte `start`, each with its place, and the byte that the last one ends at."""
     try:
+        if not path.is_file() and path.exists():  # a FIFO would block, a device may never end
+            raise UsageError("is not a regular file", location=str(path), hint=f"ls -l {path}")
         with path.open("rb") as stream:
             stream.seek(start)
             data = stream.read()

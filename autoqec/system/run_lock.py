@@ -52,7 +52,7 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
     earlier = os.environ.get(_OWNER_VARIABLE)
     try:
         _lock(fd, root)
-        epoch = int(read(root).get("epoch") or 0) + 1
+        epoch = _epoch(read(root)) + 1
         killed_pids = kill_leftover_processes(root)
         _write(root, _owner_record(epoch))
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
@@ -63,6 +63,12 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
         else:
             os.environ[_OWNER_VARIABLE] = earlier
         os.close(fd)
+
+
+def _epoch(owner: dict[str, Any]) -> int:
+    """Number of earlier owners; 0 if the file says something else."""
+    epoch = owner.get("epoch")
+    return epoch if isinstance(epoch, int) and 0 <= epoch < 2**53 else 0
 
 
 def read(run_root: Path | str) -> dict[str, Any]:

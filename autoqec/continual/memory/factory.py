@@ -16,6 +16,7 @@ from autoqec.continual.memory.history_list import HistoryList, HistoryListConfig
 from autoqec.continual.memory.hybrid import HybridConfig, HybridMemory
 from autoqec.contracts.base import first_validation_error
 from autoqec.errors import ContractError, UsageError
+from autoqec.store.files import read_text
 
 Memory = MemoryModule[Any]
 
@@ -70,9 +71,9 @@ def load_memory(path: Path | str) -> Memory:
         ContractError: If the file is unreadable or incomplete.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"cannot read the memory snapshot: {error}", location=str(path)) from error
+        text = read_text(path, what="memory snapshot")
+    except UsageError as error:
+        raise ContractError(error.message, location=error.location, hint=error.hint) from error
     config, entries = read_snapshot(text, location=str(path))
     memory = build_memory(config)
     for number, entry in enumerate(entries, start=2):

@@ -75,3 +75,9 @@ def test_bands_overlap_in_any_order(bands: list[tuple[int, int]], grown: int, by
 def test_bands_lie_below_the_judges_seeds(band: tuple[int, int]) -> None:
     with pytest.raises(ValidationError, match="band train"):
         SeedPolicy(train=band, val=(100, 200), holdout=(300, 400))
+
+
+@pytest.mark.parametrize("p", [[1e-300], [0.001 + number / 1e5 for number in range(3_000)]])
+def test_noise_that_no_run_could_use_is_refused(p: list[float]) -> None:
+    with pytest.raises(ValueError, match=r"below 1e-09|at most 64 items"):
+        EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": p, "target_p": p[0]}))

@@ -60,10 +60,17 @@ def test_a_budget_is_read_from_one_line() -> None:
     assert Budget.parse("rounds=20, hours=2.5,plateau=8") == Budget(rounds=20, hours=2.5, plateau=8)
 
 
-@pytest.mark.parametrize("text", ["rounds", "rounds=0", "hours=nan", "days=3", "rounds=1.5", "hours=-1", "gpu_hours=0"])
+@pytest.mark.parametrize(
+    "text", ["rounds", "rounds=0", "hours=nan", "days=3", "rounds=1.5", "hours=-1", "gpu_hours=0", ",", "rounds=1,"]
+)
 def test_what_is_no_limit_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="no limit"):
         Budget.parse(text)
+
+
+def test_a_limit_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="`hours` is given twice"):
+        Budget.parse("hours=1,hours=2")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -156,3 +156,12 @@ def test_env_faults_are_one_sentence_with_a_mend(tmp_path: Path) -> None:
 def test_an_env_without_its_circuit_is_not_frozen() -> None:
     with pytest.raises(UsageError, match=r"code\.text"):
         files.parse_env(FILE_ENV, location="x")
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "endless device", "directory"])
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    path = {"FIFO": tmp_path / "fifo", "endless device": Path("/dev/zero"), "directory": tmp_path}[kind]
+    if kind == "FIFO":
+        os.mkfifo(path)
+    with pytest.raises(UsageError, match="is not a regular file"):
+        files.read_bytes(path)

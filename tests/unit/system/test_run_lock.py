@@ -123,3 +123,10 @@ def test_a_remote_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(run_lock, "_file_system", lambda path: "nfs4")
     with run_lock.lock_run(tmp_path) as held:
         assert held.warning is not None and "nfs4" in held.warning
+
+
+@pytest.mark.parametrize("epoch", ["x", 1e400, -1, None, [1]])
+def test_a_damaged_epoch_counts_as_none(tmp_path: Path, epoch: object) -> None:
+    (tmp_path / "owner.json").write_text(json.dumps({"epoch": epoch}))
+    with run_lock.lock_run(tmp_path) as held:
+        assert held.epoch == 1
