@@ -33,6 +33,9 @@ class SingleProcessTraining(TrainingConfig):
     loop: Literal["minibatch", "minibatch_eval"] = "minibatch"
     sync: SkipJsonSchema[None] = None
     replay: SkipJsonSchema[None] = None
+    device: SkipJsonSchema[Literal["auto"]] = "auto"
+    snapshot_mode: SkipJsonSchema[Literal["last"]] = "last"
+    snapshot_gap: SkipJsonSchema[Literal[1]] = 1
 
     @model_validator(mode="before")
     @classmethod

@@ -93,7 +93,7 @@ class SyncConfig(Contract):
     """Training over ranks, each with batches of its own: `batch_size` stays, the effective batch is ranks times it."""
 
     ranks: int = Field(default=2, ge=1, le=64, description="processes; more than cores are allowed")
-    backend: Literal["gloo", "nccl"] = Field(default="gloo", description="gloo on processors, nccl with a GPU a rank")
+    backend: Literal["gloo", "nccl"] = Field(default="gloo", description="gloo: CPUs; nccl: one GPU per rank")
 
 
 class ReplayConfig(Contract):
@@ -103,7 +103,8 @@ class ReplayConfig(Contract):
     shots: int = Field(default=32_768, ge=64, le=2**24, description="shots kept; the oldest are overwritten")
     samplers: int = Field(default=1, ge=1, le=16, description="processes that draw, each with a copier")
     throttle: Literal["optimizer", "both"] = Field(
-        default="both", description="who waits for the ratio: the optimizer alone, or also samplers that are ahead"
+        default="optimizer",
+        description="who waits for the ratio: the optimizer only, or also samplers that are ahead of it",
     )
     near_failure: float = Field(
         default=0.0, ge=0, le=1, description="share of a batch drawn by exp(-gap) of plain matching, not evenly"
@@ -117,6 +118,8 @@ class PolicyConfig(Contract):
     temperature: float = Field(default=0.5, gt=0, le=10, description="exploring flips with sigmoid(z / temperature)")
 
 
+# Settings of the machine and of records: they change no result, and a config leaves them out at their default.
+MACHINE_FIELDS = ("device", "snapshot_mode", "snapshot_gap")
 LOOP_BLOCKS = {"sync": "sync", "replay": "async"}  # block -> how the names of the loops that need it begin
 
 
@@ -146,6 +149,16 @@ class TrainingConfig(Contract):
     finetune_gap: float = Field(
         default=6.0, gt=0, le=50, description="fine-tune on shots whose two logical classes differ by less, in nats"
     )
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$",
+        description="where the network trains: cpu, cuda, cuda:<index>, or auto: CUDA if torch finds a GPU",
+    )
+    snapshot_mode: SnapshotMode = Field(
+        default="last",
+        description="snapshots kept in train/: last (only of a round without a checkpoint), all, gap or none",
+    )
+    snapshot_gap: int = Field(default=1, ge=1, le=2**31, description="gap only: keep iterations divisible by it")
     sync: SyncConfig | None = Field(default=None, description="settings of the loops sync and sync_eval")
     replay: ReplayConfig | None = Field(default=None, description="settings of the loops async and async_eval")
     policy_gradient: PolicyConfig | None = Field(default=None, description="settings of fine-tuning by reward")
@@ -158,6 +171,11 @@ class TrainingConfig(Contract):
                     f"the block `{block}` belongs to the loops {head} and {head}_eval, which need it ({{}} will do), "
                     f"and to no other; the loop is {self.loop}"
                 )
+        if self.sync is not None and self.device != "auto" and (self.sync.backend == "nccl") == (self.device == "cpu"):
+            raise ValueError(
+                f"device {self.device} does not fit sync.backend {self.sync.backend}: ranks of gloo are on CPUs, ranks "
+                "of nccl on GPUs"
+            )
         if self.replay is not None and self.batch_size > self.replay.shots:
             raise ValueError(
                 f"batch_size {self.batch_size} is larger than the replay buffer: raise `replay.shots` "
@@ -207,7 +225,12 @@ class PredecoderDSL(Contract):
     def config(self) -> dict[str, Any]:
         """The config that stands for this value: absent blocks left out, every default written."""
         whole = self.dump()
-        whole["training"] = {key: value for key, value in whole["training"].items() if value is not None}
+        defaults = {name: TrainingConfig.model_fields[name].default for name in MACHINE_FIELDS}
+        whole["training"] = {
+            key: value
+            for key, value in whole["training"].items()
+            if value is not None and not (key in defaults and value == defaults[key])
+        }
         return {key: value for key, value in whole.items() if value is not None}
 
     def training_signature(self, *, finetunes: bool = True) -> dict[str, Any]:
@@ -216,7 +239,7 @@ class PredecoderDSL(Contract):
         finetunes: whether the env's backend can be fine-tuned through. How a loop reports has no effect, nor has
         fine-tuning that is left out; `finetune_share` counts always, for a dear net gives up its share of both phases.
         """
-        settings = self.training.dump()
+        settings = {key: value for key, value in self.training.dump().items() if key not in MACHINE_FIELDS}
         settings["loop"] = self.training.loop.removesuffix("_eval")
         through_matching = finetunes and self.output_mode == "soft_priors"
         by_reward = self.training.policy_gradient is not None

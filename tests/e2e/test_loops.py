@@ -1,4 +1,4 @@
-"""A run by every loop: `autoqec run --pin training.loop=…`, whole, with real processes; nobody is left when it ends."""
+"""`autoqec run --pin training.loop=…` with every loop and real processes; none is left when it ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.run import start_run
 from autoqec.store.files import load_yaml
-from autoqec.system import sandbox
 from tests.conftest import Workspace
 from tests.support.processes import below, leader, spawned
 
@@ -26,8 +25,8 @@ LOOPS = ("minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eva
 SMALL = ("type=mlp", "mlp.hidden=4", "training.finetune_share=0")
 
 
-def of_this_lab(workspace: Workspace) -> list[int]:
-    """Processes that stand in the lab, or name it."""
+def processes_of(workspace: Workspace) -> list[int]:
+    """Return processes whose working directory or command line is in the workspace."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -48,9 +47,7 @@ def progress(run: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("loop", "more"), [("async", SMALL), *(pytest.param(loop, (), marks=pytest.mark.long) for loop in LOOPS)]
 )
-def test_a_run_trains_by_the_loop_that_is_pinned(workspace: Workspace, loop: str, more: tuple[str, ...]) -> None:
-    if loop.startswith("sync") and not sandbox.is_available("bubblewrap"):
-        pytest.skip(f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}")
+def test_a_run_trains_with_the_pinned_loop(workspace: Workspace, loop: str, more: tuple[str, ...]) -> None:
     pins = [f"--pin={pin}" for pin in (f"training.loop={loop}", *more)]
     shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
     assert shown.code == 0, shown.err + shown.out
@@ -67,7 +64,7 @@ def test_a_run_trains_by_the_loop_that_is_pinned(workspace: Workspace, loop: str
     for head, column in PROCESSES.items():
         assert (column in table[0]) == loop.startswith(head)
     assert row.train_steps == len((run / "round_1/train.log").read_text().splitlines())
-    assert not of_this_lab(workspace), "nobody is left"
+    assert not processes_of(workspace), "no process is left"
 
 
 @pytest.mark.parametrize(
@@ -81,11 +78,9 @@ def test_a_run_trains_by_the_loop_that_is_pinned(workspace: Workspace, loop: str
     ],
     ids=["optimizer", "copier", "sampler", "rank 1", "rank 0"],
 )
-def test_a_killed_process_of_a_round_is_a_failed_row_that_says_why(
+def test_a_killed_process_of_a_round_fails_its_row_with_the_reason(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, loop: str, victim: Callable[[], int], words: str
 ) -> None:
-    if loop == "sync" and not sandbox.is_available("bubblewrap"):
-        pytest.skip(f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}")
     endless = {"train_shots": 10**7, "train_gflops": 10**6, "round_wallclock_s": 900}
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=endless))
     killed: list[int] = []
@@ -97,7 +92,7 @@ def test_a_killed_process_of_a_round_is_a_failed_row_that_says_why(
 
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", pins={"training.loop": loop}) as run:
         (row,) = run_rounds(run, 1, kill).rows
-    assert killed and not spawned() and not below("autoqec.runner.child"), "nobody is left"
+    assert killed and not spawned() and not below("autoqec.runner.child"), "no process is left"
     assert row.status == "train_error" and row.verify_verdict is None and row.checkpoint_path is None
     assert str(row.status_reason).startswith(words), row.status_reason
     assert "signal 9" in str(row.status_reason)

@@ -154,7 +154,7 @@ class SlurmRoundFuture:
     def forward(self) -> None:
         """What the round's child says of its progress, where its files can be seen from here."""
         from autoqec.runner.collect import EventForwarder
-        from autoqec.runner.runner import SCRATCH_DIR
+        from autoqec.runner.spec import SCRATCH_DIR
 
         if self._events is None:
             self._events = EventForwarder(self.layout.dir / SCRATCH_DIR / "out", self.layout.round, self._on_event)
@@ -220,7 +220,7 @@ class SlurmRoundFuture:
         )
 
     def _failure_reason(self, job_status: slurm.Job) -> str:
-        from autoqec.runner import runner
+        from autoqec.runner.round_process import last_log_line
 
         number, options = self.order.job_id, self.order.options
         if job_status.life == "gone":
@@ -234,4 +234,4 @@ class SlurmRoundFuture:
             f"SLURM job {number} ended {job_status.state}{limits.get(job_status.state, '')} "
             f"({job_status.why}) and left no result"
         )
-        return message + runner.last_log_line(self.layout.job_dir / f"{number}_0_log.out")
+        return message + last_log_line(self.layout.job_dir / f"{number}_0_log.out")

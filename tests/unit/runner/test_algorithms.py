@@ -105,7 +105,7 @@ def test_no_pass_is_larger_than_the_cost_allows(problem: Problem, monkeypatch: p
     assert max(sizes) <= 50 and sum(sizes) == 1000
 
 
-def test_a_pass_has_shots_enough_to_share_its_weights_and_operations_among(problem: Problem) -> None:
+def test_a_pass_has_enough_shots_to_amortize_its_weights(problem: Problem) -> None:
     wide = make_agent(problem, config={"type": "mlp", "mlp": {"hidden": 2048, "depth": 3}})
     weights = sum(value.numel() for value in wide.parameters())
     assert 200 <= wide.shots_per_pass <= 256 < 512, "two flops a weight and shot, 512 of them"
@@ -113,7 +113,7 @@ def test_a_pass_has_shots_enough_to_share_its_weights_and_operations_among(probl
     assert PredecoderAgent(make_agent(problem).model, 10**10).shots_per_pass == 8
 
 
-def test_the_schedule_warms_up_by_shots_and_falls_along_a_cosine(agent: PredecoderAgent) -> None:
+def test_the_schedule_warms_up_by_shots_then_follows_a_cosine(agent: PredecoderAgent) -> None:
     algo = ready(SupervisedEdges(learning_rate=1e-2, weight_decay=0.0), agent, n_itr=10_000, batch_size=100)
     factors = [algo.schedule(itr) for itr in range(10_000)]
     assert factors[0] == pytest.approx(0.02, rel=0.01)
@@ -124,7 +124,7 @@ def test_the_schedule_warms_up_by_shots_and_falls_along_a_cosine(agent: Predecod
     assert max(short.schedule(itr) for itr in range(100)) > 0.9, "a short training does not drown in warm-up"
 
 
-def test_training_through_the_matching_lowers_its_loss_on_shots_it_has_not_seen(problem: Problem) -> None:
+def test_training_through_the_matching_generalizes(problem: Problem) -> None:
     agent = stirred(problem, by=0.2)
     algo = ready(MatchingFinetune(problem, learning_rate=3e-3), agent, n_itr=40)
     unseen = labelled(problem, 512, seed=9)
@@ -142,5 +142,5 @@ def test_training_through_the_matching_lowers_its_loss_on_shots_it_has_not_seen(
 
 def test_supervised_training_needs_edge_labels(problem: Problem, agent: PredecoderAgent) -> None:
     algo = ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0), agent)
-    with pytest.raises(ValueError, match="edge labels"):
+    with pytest.raises(ValueError, match="needs samples with `edges`"):
         algo.optimize_agent(0, replace(labelled(problem, 8), edges=None))

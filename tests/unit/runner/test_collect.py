@@ -33,7 +33,7 @@ def names(layout: RoundLayout) -> list[str]:
     return sorted(path.relative_to(layout.dir).as_posix() for path in layout.dir.rglob("*") if path.is_file())
 
 
-def test_known_files_are_taken_and_others_left(out: Path, target: RoundLayout) -> None:
+def test_only_known_files_are_collected(out: Path, target: RoundLayout) -> None:
     (out / "checkpoint.pt").write_bytes(b"weights")
     (out / "metrics.json").write_text("{}")
     (out / "train" / "training_last.pt").write_bytes(b"x")
@@ -41,11 +41,16 @@ def test_known_files_are_taken_and_others_left(out: Path, target: RoundLayout) -
     assert names(target) == sorted(item.name for item in kept) == ["checkpoint.pt", "train.log"]
 
 
-def test_snapshots_are_taken_where_training_was_cut_short(out: Path, target: RoundLayout) -> None:
+def test_snapshots_are_collected_without_a_checkpoint_or_on_request(out: Path, target: RoundLayout) -> None:
     for name in ("training_last.pt", "finetuning_itr_12.pt", "evil.pt", "training_last.pt.sh"):
         (out / "train" / name).write_bytes(b"x")
     collect.artifacts(out, target, max_bytes=100)
-    assert names(target) == ["train.log", "train/finetuning_itr_12.pt", "train/training_last.pt"]
+    kept = ["train.log", "train/finetuning_itr_12.pt", "train/training_last.pt"]
+    assert names(target) == kept
+    (out / "checkpoint.pt").write_bytes(b"x")
+    for snapshots, expected in ((False, ["checkpoint.pt", "train.log"]), (True, ["checkpoint.pt", *kept])):
+        names_kept = [item.name for item in collect.artifacts(out, target, max_bytes=100, snapshots=snapshots)]
+        assert sorted(names_kept) == expected
 
 
 def linked(out: Path, secret: Path) -> None:
@@ -77,7 +82,7 @@ def a_giant(out: Path, secret: Path) -> None:
 
 
 @pytest.mark.parametrize("attack", [linked, hard_linked, folder_linked, a_pipe, a_folder, a_giant])
-def test_anything_but_a_plain_file_is_refused_and_nothing_copied(
+def test_anything_but_a_regular_file_is_rejected_and_nothing_copied(
     out: Path, target: RoundLayout, tmp_path: Path, attack: Callable[[Path, Path], None]
 ) -> None:
     secret = tmp_path / "secret"
@@ -95,13 +100,13 @@ def test_anything_but_a_plain_file_is_refused_and_nothing_copied(
         '{"status": "ok", "reason": "' + "x" * 1000 + '"}', "[" * 60_000, "x" * 100_000,
     ],
 )  # fmt: skip
-def test_a_result_that_is_none_is_refused(out: Path, text: str) -> None:
+def test_an_invalid_result_is_rejected(out: Path, text: str) -> None:
     (out / "result.json").write_text(text)
     with pytest.raises(collect.ArtifactRejectedError):
         collect.result(out)
 
 
-def test_a_result_comes_back_as_it_was_written(out: Path) -> None:
+def test_a_result_is_read_as_it_was_written(out: Path) -> None:
     assert collect.result(out) is None
     said = ChildResult(status="train_error", reason="why", n_params=3)
     (out / "result.json").write_text(json.dumps(said.dump()))
@@ -114,7 +119,7 @@ def test_reasons_are_one_printable_line_of_bounded_length() -> None:
     ChildResult(status="train_error", reason=one_line("word " * 1000))
 
 
-def test_events_are_forwarded_once_whole_and_only_what_they_may_say(out: Path) -> None:
+def test_events_are_forwarded_once_and_only_their_known_fields(out: Path) -> None:
     heard: list[tuple[str, dict[str, Any]]] = []
     events = collect.EventForwarder(out, 4, lambda kind, data: heard.append((kind, data)))
     events.forward()
@@ -134,7 +139,7 @@ def test_events_are_forwarded_once_whole_and_only_what_they_may_say(out: Path) -
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400])
-def test_figures_that_are_none_come_as_nothing(out: Path, odd: float) -> None:
+def test_invalid_numbers_in_events_become_none(out: Path, odd: float) -> None:
     heard: list[Any] = []
     said = {"phase": "evaluating", "step": odd, "steps": odd, "loss": odd, "eta_s": odd, "shots": odd}
     (out / "events.jsonl").write_text(json.dumps(said) + "\n")
@@ -142,7 +147,7 @@ def test_figures_that_are_none_come_as_nothing(out: Path, odd: float) -> None:
     assert heard == [{**dict.fromkeys(said), "phase": "evaluating", "round": 1}]
 
 
-def test_a_flood_without_a_newline_is_passed_over(out: Path) -> None:
+def test_a_long_line_without_newline_is_skipped(out: Path) -> None:
     heard: list[Any] = []
     events = collect.EventForwarder(out, 1, lambda kind, data: heard.append(data))
     (out / "events.jsonl").write_text("x" * 200_000 + "\n" + '{"phase": "training", "step": 2}\n')

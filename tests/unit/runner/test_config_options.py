@@ -1,4 +1,4 @@
-"""Every training knob has an effect where the recipe says so, and none where it does not; in either basis."""
+"""Every training option changes the weights where it should, and not where it has no effect; in both bases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from autoqec.contracts.dsl import TrainingConfig, parse_dsl
+from autoqec.contracts.dsl import MACHINE_FIELDS, TrainingConfig, parse_dsl
 from autoqec.contracts.profiles import PROFILES
 from autoqec.qec.problem import Problem
 from autoqec.runner.agents import PredecoderAgent
@@ -31,7 +31,7 @@ MOVED: dict[str, list[Any]] = {
     "finetune_gap": [2.0],
 }
 # where nothing is learnt from it; where weights come from (test_runner.py); the blocks of the loops (test_policy.py)
-ELSEWHERE = {"loop", "init", "sync", "replay", "policy_gradient"}
+ELSEWHERE = {"loop", "init", "sync", "replay", "policy_gradient", *MACHINE_FIELDS}
 
 
 def trained(problem: Problem, place: Path, hidden: int, training: dict[str, Any], shots: int) -> PredecoderAgent:
@@ -53,14 +53,14 @@ def base(problem: Problem, tmp_path_factory: pytest.TempPathFactory) -> torch.Te
     return weights(problem, tmp_path_factory.mktemp("base"))
 
 
-@pytest.mark.parametrize(("knob", "value"), [(knob, value) for knob, values in MOVED.items() for value in values])
-def test_every_training_knob_changes_what_is_learnt(
-    problem: Problem, base: torch.Tensor, tmp_path: Path, knob: str, value: Any
+@pytest.mark.parametrize(("option", "value"), [(option, value) for option, values in MOVED.items() for value in values])
+def test_every_training_option_changes_the_weights(
+    problem: Problem, base: torch.Tensor, tmp_path: Path, option: str, value: Any
 ) -> None:
-    assert not torch.equal(weights(problem, tmp_path, **{knob: value}), base)
+    assert not torch.equal(weights(problem, tmp_path, **{option: value}), base)
 
 
-def test_every_training_knob_is_tried() -> None:
+def test_every_training_option_is_tested() -> None:
     assert set(TrainingConfig.model_fields) == {*MOVED, *ELSEWHERE}
 
 
@@ -72,7 +72,7 @@ def test_every_training_knob_is_tried() -> None:
     ],
     ids=["how a loop reports", "fine-tuning that is left out"],
 )
-def test_what_the_recipe_leaves_out_teaches_nothing(
+def test_options_without_effect_do_not_change_the_weights(
     problem: Problem, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
 ) -> None:
     recipes = [
@@ -85,7 +85,7 @@ def test_what_the_recipe_leaves_out_teaches_nothing(
 
 
 @pytest.mark.parametrize("basis", ["z", "x"])
-def test_either_basis_learns_and_is_fine_tuned(basis: str, tmp_path: Path) -> None:
+def test_both_bases_learn_and_are_fine_tuned(basis: str, tmp_path: Path) -> None:
     """Labels, gap and fine-tuning are those of the observable's own sector, X checks for memory_x."""
     prob = surface_problem(3, 0.01, basis)
     agent = trained(prob, tmp_path, 64, {"batch_size": 256}, 30_000)

@@ -9,11 +9,11 @@ import pytest
 from tests.unit.decoders.test_custom_fn import CUSTOM, GOOD
 
 from .conftest import Ran, config_for
-from .test_runner import classify_failure, surface
+from .test_runner import copy_modules, run_failing_round
 
 
 def written(tmp_path: Path, code: str) -> str:
-    modules = surface(tmp_path / "modules")
+    modules = copy_modules(tmp_path / "modules")
     (Path(modules) / "custom_fn.py").write_text(code, encoding="utf-8")
     return modules
 
@@ -25,13 +25,15 @@ def written(tmp_path: Path, code: str) -> str:
         (("import torch\n", "import torch\nimport os\n"), "import of os is not allowed"),
     ],
 )
-def test_a_refusal_is_a_compile_error(env_text: str, tmp_path: Path, change: tuple[str, str], words: str) -> None:
-    metrics = classify_failure(env_text, tmp_path, CUSTOM, modules_dir=written(tmp_path, GOOD.replace(*change)))
+def test_rejected_custom_code_is_a_compile_error(
+    env_text: str, tmp_path: Path, change: tuple[str, str], words: str
+) -> None:
+    metrics = run_failing_round(env_text, tmp_path, CUSTOM, modules_dir=written(tmp_path, GOOD.replace(*change)))
     assert metrics.status == "compile_error" and words in (metrics.status_reason or ""), metrics.status_reason
 
 
-def test_a_surface_without_the_file_is_a_compile_error(env_text: str, tmp_path: Path) -> None:
-    metrics = classify_failure(env_text, tmp_path, CUSTOM, modules_dir=surface(tmp_path / "modules"))
+def test_modules_without_custom_fn_are_a_compile_error(env_text: str, tmp_path: Path) -> None:
+    metrics = run_failing_round(env_text, tmp_path, CUSTOM, modules_dir=copy_modules(tmp_path / "modules"))
     assert metrics.status == "compile_error" and "has no custom_fn.py" in (metrics.status_reason or "")
 
 

@@ -1,4 +1,4 @@
-"""What a cluster's job does before it measures, and what it leaves where it does not."""
+"""What a SLURM job checks before it measures, and what it leaves if it does not measure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import UsageError
-from autoqec.runner import job
+from autoqec.runner import job, round_process
 from autoqec.runner.runner import load_metrics
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
@@ -42,7 +42,7 @@ def measured(layout: RoundLayout) -> RoundMetrics | None:
     return load_metrics(layout)
 
 
-def test_the_order_is_carried_out_and_claimed(env_text: str, tmp_path: Path) -> None:
+def test_an_order_is_claimed_and_measured(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
     assert metrics is not None and metrics.status == "compile_error"
@@ -53,7 +53,7 @@ def test_without_an_order_nothing_is_done(tmp_path: Path) -> None:
     assert measured(RoundLayout(tmp_path, 1)) is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_round_is_one_jobs(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_belongs_to_one_job(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job passes by; the same one, started again after its node died, goes on."""
     layout = ordered(env_text, tmp_path / "round_1")
     layout.job_claim.write_text("6")
@@ -62,12 +62,12 @@ def test_a_round_is_one_jobs(env_text: str, tmp_path: Path, monkeypatch: pytest.
     assert measured(layout) is not None
 
 
-def test_other_code_measures_nothing(env_text: str, tmp_path: Path) -> None:
+def test_a_node_with_other_code_does_not_measure(env_text: str, tmp_path: Path) -> None:
     metrics = measured(ordered(env_text, tmp_path / "round_1", code_sha256="0" * 64))
     assert metrics is not None and metrics.status == "train_error" and "trusted code" in str(metrics.status_reason)
 
 
-def test_a_branchs_code_runs_behind_walls(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_branch_code_needs_a_sandbox(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
     metrics = measured(ordered(env_text, tmp_path / "round_1", needs_sandbox=True))
     assert metrics is not None and metrics.status == "killed_by_safety" and "sandbox" in str(metrics.status_reason)
@@ -75,7 +75,7 @@ def test_a_branchs_code_runs_behind_walls(env_text: str, tmp_path: Path, monkeyp
     assert trusted is not None and trusted.status == "compile_error"
 
 
-def test_a_job_started_again_leaves_the_round_that_is_there(env_text: str, tmp_path: Path) -> None:
+def test_a_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
     with pytest.raises(UsageError, match="finished round"):
@@ -83,9 +83,9 @@ def test_a_job_started_again_leaves_the_round_that_is_there(env_text: str, tmp_p
     assert load_metrics(layout) == metrics
 
 
-def called_off_by(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
+def cancel_at_first_tick(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
     """The order goes as soon as the child is at work, which would go on for a minute; the looks that were taken."""
-    real, seen = job.runner.child.run, list[int]()
+    real, seen = round_process.child.run, list[int]()
 
     def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
         if on_tick is None:
@@ -98,30 +98,30 @@ def called_off_by(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[
 
         return real(["sleep", "60"], on_tick=tick, **more)
 
-    monkeypatch.setattr(job.runner.child, "run", run)
+    monkeypatch.setattr(round_process.child, "run", run)
     return seen
 
 
-def test_an_order_called_off_under_way_ends_the_job_without_a_result(
+def test_an_order_cancelled_during_the_round_leaves_no_result(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(env_text, tmp_path / "round_1", SMALL)
     layout = ordered(env_text, tmp_path / "round_1", config=config)
-    ticks = called_off_by(monkeypatch, layout)
+    ticks = cancel_at_first_tick(monkeypatch, layout)
     assert measured(layout) is None and len(ticks) == 1, "at its first look, long before the child's end"
     assert sorted(path.name for path in layout.dir.iterdir()) == ["config.yaml", "job_claim"]
 
 
-def test_an_order_called_off_as_the_child_ends_leaves_no_result(
+def test_an_order_cancelled_as_the_child_ends_leaves_no_result(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the child did well, badly, or the Runner itself was stopped."""
     layout = ordered(env_text, tmp_path / "round_1")
     real = job.runner.failed_result
 
-    def failing(*told: Any, **more: Any) -> Any:
+    def failing(*args: Any, **named: Any) -> Any:
         layout.job.unlink(missing_ok=True)
-        return real(*told, **more)
+        return real(*args, **named)
 
     monkeypatch.setattr(job.runner, "failed_result", failing)
     assert measured(layout) is None and not layout.pointer.exists()
@@ -138,23 +138,23 @@ def test_an_order_called_off_as_the_child_ends_leaves_no_result(
         assert load_metrics(layout) is None
 
 
-def test_a_directory_that_is_moved_under_way_is_told_in_a_sentence(
+def test_a_directory_moved_during_the_round_is_a_usage_error(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, place = job.runner.child.run, tmp_path / "runs" / "round_1"
+    real, place = round_process.child.run, tmp_path / "runs" / "round_1"
 
     def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
         if on_tick is not None:
             place.parent.rename(tmp_path / "elsewhere")
         return real(argv if on_tick is None else ["true"], **{**more, "cwd": tmp_path, "stdout": tmp_path / "log"})
 
-    monkeypatch.setattr(job.runner.child, "run", run)
-    with pytest.raises(UsageError, match="moved or deleted while it was measured.*--resume"):
+    monkeypatch.setattr(round_process.child, "run", run)
+    with pytest.raises(UsageError, match="moved or deleted during the measurement.*--resume"):
         job.runner.run_round(config_for(env_text, place, SMALL))
     assert not place.parent.exists()
 
 
-def test_a_disk_that_does_not_answer_calls_nothing_off(
+def test_an_unreadable_order_does_not_cancel_the_round(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = ordered(env_text, tmp_path / "round_1")

@@ -1,4 +1,4 @@
-"""Loops over many processes, named in the DSL, behind the walls of a round."""
+"""Loops over several processes in a sandboxed round."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
-from autoqec.runner.runner import SCRATCH_DIR, run_round
+from autoqec.runner.runner import run_round
+from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store.layout import RoundLayout
 from autoqec.system import sandbox
 from tests.support.processes import spawned
 
 from .conftest import Ran, config_for
 
-APART = {"loop": "async_eval", "replay": {"near_failure": 0.5}, "policy_gradient": {}}
+APART = {"loop": "async_eval", "replay": {"near_failure": 0.5, "throttle": "both"}, "policy_gradient": {}}
 RANKS = {"loop": "sync", "sync": {"ranks": 2}}
 
 
@@ -29,9 +31,9 @@ def patient(monkeypatch: pytest.MonkeyPatch, quick_smoke: None) -> None:
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update={"round_wallclock_s": 900}))
 
 
-def config(mode: str = "soft_priors", **training: Any) -> dict[str, Any]:
+def config(output_mode: str = "soft_priors", **training: Any) -> dict[str, Any]:
     return {
-        "type": "mlp", "mlp": {"hidden": 16}, "output_mode": mode, "training": {"batch_size": 128, **training},
+        "type": "mlp", "mlp": {"hidden": 16}, "output_mode": output_mode, "training": {"batch_size": 128, **training},
     }  # fmt: skip
 
 
@@ -44,7 +46,7 @@ def ran(env_text: str, place: Path, mode: str, training: dict[str, Any]) -> Ran:
     return Ran(config_for(env_text, place / "round_1", config(mode, **training)))
 
 
-def test_a_round_trains_apart_from_its_sampler_and_by_reward(env_text: str, tmp_path: Path) -> None:
+def test_a_round_trains_asynchronously_by_reward(env_text: str, tmp_path: Path) -> None:
     round_ = ran(env_text, tmp_path, "hard_flip", APART)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
     assert round_.metrics.train_shots == 2048 + 128 and round_.metrics.train_steps == 17
@@ -56,33 +58,46 @@ def test_a_round_trains_apart_from_its_sampler_and_by_reward(env_text: str, tmp_
     assert not (round_.layout.dir / SCRATCH_DIR).exists()
 
 
-@pytest.mark.skipif(
-    not sandbox.is_available("bubblewrap"),
-    reason=f"loopback in the sandbox needs bubblewrap; install: {sandbox.INSTALL}",
-)
-def test_a_round_trains_over_ranks(env_text: str, tmp_path: Path) -> None:
+@pytest.fixture(params=["bubblewrap", "landlock"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each sandbox backend in turn."""
+    name: str = request.param
+    if not sandbox.is_available(name):  # type: ignore[arg-type]
+        pytest.skip(f"{name} is not available: {sandbox.unavailable_reason(name)}")  # type: ignore[arg-type]
+    monkeypatch.setattr(sandbox, "probe", lambda: name)
+    return name
+
+
+def test_a_round_trains_over_ranks_in_every_sandbox(env_text: str, tmp_path: Path, backend: str) -> None:
+    """Landlock allows no sockets, so that the ranks share memory instead."""
     round_ = ran(env_text, tmp_path, "soft_priors", {**RANKS, "finetune_share": 0.0})
     assert round_.metrics.status == "ok", round_.metrics.status_reason
     last = rows(round_.layout)[-1]
     assert (last["Ranks"], last["EffectiveBatchSize"], last["CumSteps"]) == ("2", "256", "2048")
+    assert last["Collectives"] == ("gloo" if backend == "bubblewrap" else "shared_memory")
     assert round_.metrics.train_shots == 2048 and round_.metrics.train_steps == 8
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("training", "status"), [(APART, "ok"), (RANKS, "train_error")], ids=["apart", "ranks"])
-def test_landlock_has_pipes_but_no_loopback(
-    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, training: dict[str, Any], status: str
-) -> None:
+def test_async_round_in_landlock(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not sandbox.is_available("landlock"):
-        pytest.skip("Landlock is not available; install: Linux 5.13 or newer with Landlock enabled")
+        pytest.skip("Landlock is not available; it needs Linux 5.13 or newer with Landlock enabled")
     monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
-    metrics = ran(env_text, tmp_path, "hard_flip", training).metrics
-    assert metrics.status == status
-    if status != "ok":
-        assert "needs loopback sockets" in str(metrics.status_reason) and "hint:" in str(metrics.status_reason)
+    metrics = ran(env_text, tmp_path, "hard_flip", APART).metrics
+    assert metrics.status == "ok", metrics.status_reason
 
 
-def test_a_round_whose_sampler_is_killed_says_so_and_leaves_nobody(
+@pytest.mark.parametrize("mode", ["all", "gap", "none", "last"])
+def test_the_config_selects_which_snapshots_a_round_keeps(env_text: str, tmp_path: Path, mode: str) -> None:
+    settings = {"batch_size": 256, "snapshot_mode": mode, "snapshot_gap": 2, "finetune_share": 0.0}
+    round_ = ran(env_text, tmp_path, "soft_priors", settings)
+    assert round_.metrics.status == "ok", round_.metrics.status_reason
+    names = {path.name for path in round_.layout.train_dir.glob("*.pt")}
+    itrs = {"all": range(8), "gap": (0, 1, 3, 5, 7), "none": (), "last": ()}[mode]
+    assert names == {f"training_itr_{itr}.pt" for itr in itrs}
+
+
+def test_a_killed_sampler_fails_the_round_and_leaves_no_process(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = PROFILES["smoke"].model_copy(update={"train_shots": 400_000, "train_gflops": 10**6})
@@ -102,13 +117,41 @@ def test_a_round_whose_sampler_is_killed_says_so_and_leaves_nobody(
     assert not spawned() and metrics.checkpoint_path is None
 
 
-def test_nccl_without_a_gpu_is_a_failed_round_with_one_sentence(env_text: str, tmp_path: Path) -> None:
-    round_ = ran(env_text, tmp_path, "soft_priors", {"loop": "sync", "sync": {"backend": "nccl"}})
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the refusal on a machine without a GPU")
+@pytest.mark.parametrize(
+    ("training", "hint"),
+    [
+        ({"loop": "sync", "sync": {"backend": "nccl"}}, "hint: set `training.sync.backend: gloo`"),
+        ({"device": "cuda:0"}, "hint: set `training.device: cpu`"),
+    ],
+    ids=["nccl", "cuda"],
+)
+def test_a_missing_gpu_fails_the_round_with_a_hint(
+    env_text: str, tmp_path: Path, training: dict[str, Any], hint: str
+) -> None:
+    round_ = ran(env_text, tmp_path, "soft_priors", training)
     assert round_.metrics.status == "train_error"
-    assert "nccl backend needs a GPU for rank 0" in str(round_.metrics.status_reason)
+    assert "GPU 0 is not available: torch finds 0" in str(round_.metrics.status_reason)
+    assert hint in str(round_.metrics.status_reason)
 
 
-def test_a_ratio_of_nothing_is_a_failed_round_that_starts_nobody(env_text: str, tmp_path: Path) -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+@pytest.mark.parametrize(
+    "training",
+    [
+        {},
+        {"loop": "async", "replay": {"throttle": "both"}},
+        {"loop": "sync", "sync": {"ranks": 1, "backend": "nccl"}},
+    ],
+    ids=["minibatch", "async", "nccl"],
+)
+def test_a_round_trains_on_a_gpu(env_text: str, tmp_path: Path, training: dict[str, Any]) -> None:
+    round_ = ran(env_text, tmp_path, "soft_priors", training)
+    assert round_.metrics.status == "ok", round_.metrics.status_reason
+    assert {row["Device"] for row in rows(round_.layout)} == {"cuda:0"} and round_.metrics.vram_peak_gb
+
+
+def test_a_ratio_of_zero_fails_before_any_process_starts(env_text: str, tmp_path: Path) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", {"loop": "async", "replay": {"ratio": 0}})
     assert round_.metrics.status == "compile_error" and not round_.events
     assert "training.replay.ratio" in str(round_.metrics.status_reason)

@@ -23,7 +23,7 @@ BROKEN = {"type": "mlp"}  # fails in the parent: a pointer is due all the same
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Repo:
-    root = tmp_path / "lab"
+    root = tmp_path / "workspace"
     root.mkdir()
     repo = Repo.init(root)
     (root / "a.txt").write_text("a")
@@ -46,7 +46,7 @@ def on_branch(workspace: Repo, env_text: str, config: dict[str, Any] = BROKEN, *
     )
 
 
-def test_a_round_on_a_branch_leaves_two_identical_pointers_with_everything_in_them(
+def test_a_round_on_a_branch_writes_two_identical_complete_pointers(
     workspace: Repo, env_text: str
 ) -> None:
     config = on_branch(workspace, env_text, fork_from=("exp/r/02-b", "exp/r/01-a"), compose_mode="pure")
@@ -100,7 +100,7 @@ def test_every_missing_key_is_rejected(workspace: Repo, env_text: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"run_id": "other"}, {"round_idx": 2}, {"branch": "exp/x/01-y"}])
-def test_a_pointer_that_speaks_of_another_round_is_not_taken(
+def test_a_pointer_of_another_round_is_rejected(
     workspace: Repo, env_text: str, wrong: dict[str, Any]
 ) -> None:
     config = on_branch(workspace, env_text)

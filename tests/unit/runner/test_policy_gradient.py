@@ -46,10 +46,10 @@ def test_the_reward_is_success_with_the_flips_minus_success_without(problem: Pro
     sampler.batch_size = sampler.shots.batch_size = 1024
     samples, infos = sampler.obtain_samples(0)
     assert samples.flips is not None and samples.rewards is not None and samples.log_probs is not None
-    assert set(np.unique(samples.rewards)) == {-1.0, 0.0, 1.0}, "eager flips break some shots and mend others"
+    assert set(np.unique(samples.rewards)) == {-1.0, 0.0, 1.0}, "frequent flips break some shots and fix others"
     assert (samples.rewards == infos["PlainFail"].astype(int) - infos["PredecoderFail"]).all()
     assert infos["Return"] == pytest.approx(samples.rewards - 0.01 * samples.flips.sum(1))
-    # Decoded again by the door that judges: ±1 stands for the same flips.
+    # Decoded again through the soft interface: ±1 stands for the same flips.
     flipper = backends.make_soft_backend(problem, "hard_flip")
     assert isinstance(flipper, backends.HardFlipBackend)
     packed = sampling.pack(samples.detections)
@@ -63,7 +63,7 @@ def test_the_reward_is_success_with_the_flips_minus_success_without(problem: Pro
     assert (disagree == (samples.rewards != 0)).all(), "one observable: another answer is a gain or a loss"
 
 
-def test_without_flips_the_baseline_leaves_nothing(problem: Problem) -> None:
+def test_without_flips_every_reward_is_zero(problem: Problem) -> None:
     sampler = started(problem)
     sampler.agent.model.prior -= 100.0
     samples, infos = sampler.obtain_samples(0)
@@ -115,7 +115,7 @@ def test_the_gradient_is_the_score_times_the_reward_and_the_exact_cost(problem: 
     assert gradient(problem, stale)[1]["weight"] == pytest.approx(2.0), "a stale action counts twice at most"
 
 
-def test_a_policy_that_flips_wrongly_learns_to_leave_it(problem: Problem, layout: RoundLayout) -> None:
+def test_a_policy_unlearns_wrong_flips(problem: Problem, layout: RoundLayout) -> None:
     agent = make_agent(problem, config=FLIPS)
     bad = int(np.nonzero(np.asarray(problem.L.todense())[0])[0][0])
     agent.model.prior[bad] = 1.0
@@ -133,7 +133,7 @@ def test_a_policy_that_flips_wrongly_learns_to_leave_it(problem: Problem, layout
     assert returns[-1] > returns[0] + 0.02
 
 
-def test_codes_without_two_classes_learn_from_shots_as_they_come(env: EnvSpec) -> None:
+def test_codes_without_two_classes_use_unselected_shots(env: EnvSpec) -> None:
     problem = Problem.from_env(env.model_copy(update={"backend": "bposd", "baselines": ("bposd0",)}))
     sampler = acting(problem)
     sampler.initialize(make_agent(problem, config={**FLIPS, "mlp": {"hidden": 8, "inputs": "all"}}))
@@ -176,13 +176,13 @@ def config(**training: Any) -> dict[str, Any]:
         ({**FLIPS, "output_mode": "soft_priors", "training": {"policy_gradient": {}}}, "set `output_mode: hard_flip`"),
     ],
 )
-def test_a_config_that_contradicts_itself_is_refused_in_one_sentence(bad: dict[str, Any], words: str) -> None:
+def test_a_contradictory_config_is_refused(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(ContractError) as refusal:
         parse_dsl(bad)
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
-def test_blocks_that_are_absent_leave_a_configs_hash_as_it_was() -> None:
+def test_absent_blocks_do_not_change_the_config_hash() -> None:
     """Tables of measured configs are keyed by it."""
     assert set(parse_dsl(FLIPS).config()["training"]) == {
         "loop", "init", "loss", "learning_rate", "batch_size", "weight_decay",
@@ -190,15 +190,15 @@ def test_blocks_that_are_absent_leave_a_configs_hash_as_it_was() -> None:
     }  # fmt: skip
 
 
-def test_every_knob_of_the_loops_reaches_what_it_sets(problem: Problem) -> None:
+def test_every_option_of_the_loops_reaches_its_parameter(problem: Problem) -> None:
     """What each then does is held by the tests of replay, throttle, ranks and policy."""
     assert set(SyncConfig.model_fields) == {"ranks", "backend"}
     assert set(ReplayConfig.model_fields) == {"ratio", "shots", "samplers", "throttle", "near_failure"}
     assert set(PolicyConfig.model_fields) == {"flip_cost", "temperature"}
     ranks = parse_dsl(config(loop="sync", sync={"ranks": 3, "backend": "nccl"}))
     plan = phases(problem, ranks, PROFILES["smoke"], TrainingBudget(512, 512), 0)
-    told = loop_options(ranks, plan[0])
-    assert (told["world_size"], told["backend"], told["build"].phase) == (3, "nccl", "training")
+    options = loop_options(ranks, plan[0])
+    assert (options["world_size"], options["backend"], options["build"].phase) == (3, "nccl", "training")
     apart = parse_dsl(config(loop="async", replay={"near_failure": 0.5}, policy_gradient=REWARD))
     labels, reward = phases(problem, apart, PROFILES["smoke"], TrainingBudget(512, 512), 0)
     assert loop_options(apart, labels)["replay"] is apart.training.replay

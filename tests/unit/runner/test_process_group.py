@@ -85,7 +85,7 @@ def test_arrays_tokens_and_mutexes_are_shared_and_leave_no_file() -> None:
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_a_member_that_fails_gives_its_reason_and_the_others_are_ended() -> None:
+def test_a_failed_worker_reports_its_reason_and_the_others_end() -> None:
     team = start_sleepers("", "raise")
     with pytest.raises(RoundError, match="sampler 1: the loss is not finite at step 3") as failure:
         team.join()
@@ -94,20 +94,20 @@ def test_a_member_that_fails_gives_its_reason_and_the_others_are_ended() -> None
     assert not any(map(alive, team.pids.values()))
 
 
-def test_a_member_that_is_killed_is_named_with_its_signal() -> None:
+def test_a_killed_worker_is_named_with_its_signal() -> None:
     team = start_sleepers()
     team.await_ready()
     victim = team.pids["sampler 0"]
     os.kill(victim, signal.SIGKILL)
     cause = team.find_cause(RuntimeError("connection closed by peer"))
-    assert str(cause) == f"sampler 0 (process {victim}) was ended by signal 9."
+    assert str(cause) == f"sampler 0 (process {victim}) was ended by signal 9"
     team.close()
     assert not any(map(alive, team.pids.values()))
     own = RoundError("train_error", "mine")
     assert team.find_cause(own) is own
 
 
-def test_a_member_that_leaves_in_good_order_before_its_work_is_done_is_named() -> None:
+def test_a_worker_that_exits_early_with_status_0_is_named() -> None:
     team = start_sleepers("", "leave")
     with pytest.raises(RoundError, match=r"sampler 1 \(process \d+\) was ended by status 0"):
         team.join()
@@ -115,7 +115,7 @@ def test_a_member_that_leaves_in_good_order_before_its_work_is_done_is_named() -
     assert not any(map(alive, team.pids.values()))
 
 
-def test_nobody_outlives_a_leader_that_is_killed() -> None:
+def test_workers_exit_when_their_parent_is_killed() -> None:
     leader = subprocess.Popen([sys.executable, "-c", LEADER], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert leader.stdout is not None
     pids = [int(pid) for pid in leader.stdout.readline().split()]
@@ -126,6 +126,7 @@ def test_nobody_outlives_a_leader_that_is_killed() -> None:
     assert gone(pids)
 
 
-def test_shared_memory_that_is_not_to_be_had_is_said_in_one_sentence() -> None:
-    with pytest.raises(RoundError, match=r"shared memory are not to be had .*hint: lower `training.replay.shots`"):
+def test_failed_allocation_of_shared_memory_has_a_hint() -> None:
+    words = r"cannot allocate .* MB of shared memory.*hint: lower `training.replay.shots`"
+    with pytest.raises(RoundError, match=words):
         SharedArray((2**60,), np.uint8)

@@ -24,7 +24,8 @@ from autoqec.errors import UsageError
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner import artifact_manifest, runner
-from autoqec.runner.child import classify_failure as failure_of
+from autoqec.runner.child import classify_failure
+from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store import files
 
 from .conftest import SMALL, Ran, config_for
@@ -41,8 +42,8 @@ PATHS = {"checkpoint_path", "training_log_path"}
 ARTIFACTS = {"checkpoint_path", "training_log_path", "delta_ler", "ler_plain_classical", "ler_predecoder"}
 
 
-def surface(place: Path, at_top: str = "", in_forward: str = "") -> str:
-    """A copy of the search surface with lines added to its dense net."""
+def copy_modules(place: Path, at_top: str = "", in_forward: str = "") -> str:
+    """Copy the editable modules, with lines added to the dense network."""
     shutil.copytree(Path(autoqec.decoders.__file__).parent / "modules", place, ignore=shutil.ignore_patterns("__pyc*"))
     path = place / "mlp.py"
     text = path.read_text()
@@ -53,7 +54,7 @@ def surface(place: Path, at_top: str = "", in_forward: str = "") -> str:
     return str(place)
 
 
-def classify_failure(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None, **more: Any) -> RoundMetrics:
+def run_failing_round(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None, **more: Any) -> RoundMetrics:
     """Run a round that must fail, and check what every failed round leaves."""
     round_dir = tmp_path / "round_1"
     ran = Ran(config_for(env_text, round_dir, config, **more))
@@ -64,13 +65,13 @@ def classify_failure(env_text: str, tmp_path: Path, config: dict[str, Any] | Non
     assert on_disk["checkpoint_path"] is None and on_disk["delta_ler"] is None
     assert (on_disk["training_log_path"] is not None) == (round_dir / "train.log").exists()
     assert not (round_dir / "artifact_manifest.json").exists()
-    assert not (round_dir / runner.SCRATCH_DIR).exists()
+    assert not (round_dir / SCRATCH_DIR).exists()
     assert not processes_of(round_dir), "a child outlived its round"
     return metrics
 
 
 def processes_of(round_dir: Path) -> list[bytes]:
-    """Command lines that name a round's directory: the child's, and those of the walls round it."""
+    """Command lines that name a round's directory: the child's, and those of its sandbox."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
@@ -81,7 +82,7 @@ def processes_of(round_dir: Path) -> list[bytes]:
 # ---- a round that goes well
 
 
-def test_an_ok_round_leaves_its_files_and_nothing_else(ok_round: Ran) -> None:
+def test_an_ok_round_leaves_exactly_its_files(ok_round: Ran) -> None:
     assert ok_round.metrics.status == "ok", ok_round.metrics.status_reason
     left = sorted(path.relative_to(ok_round.layout.dir).as_posix() for path in ok_round.layout.dir.rglob("*"))
     assert left == [
@@ -111,7 +112,7 @@ def test_config_is_the_literal_dict(ok_round: Ran) -> None:
     assert files.load_yaml(text, location="config") == SMALL == ok_round.config.predecoder_config
 
 
-def test_the_checkpoint_rebuilds_the_net_that_was_measured(ok_round: Ran, problem: Problem) -> None:
+def test_the_checkpoint_rebuilds_the_measured_network(ok_round: Ran, problem: Problem) -> None:
     payload = torch.load(ok_round.layout.checkpoint, weights_only=True)
     assert set(payload) == {"class_name", "state_dict", "output_mode", "dsl_config"}
     assert payload["dsl_config"] == SMALL and payload["output_mode"] == "soft_priors"
@@ -124,14 +125,14 @@ def test_the_checkpoint_rebuilds_the_net_that_was_measured(ok_round: Ran, proble
     assert counts.errors_candidate == ok_round.metrics.val_errors_predecoder
 
 
-def test_train_log_has_a_line_a_batch_over_both_phases(ok_round: Ran) -> None:
+def test_train_log_has_one_line_per_batch_of_both_phases(ok_round: Ran) -> None:
     lines = ok_round.layout.train_log.read_text(encoding="utf-8").splitlines()
     assert all(re.fullmatch(r"\d+\t-?\d+(\.\d+)?(e-?\d+)?", line) for line in lines)
     assert [int(line.split("\t")[0]) for line in lines] == list(range(ok_round.metrics.train_steps or 0))
     assert float(lines[-1].split("\t")[1]) == pytest.approx(ok_round.metrics.final_loss, rel=1e-8)
 
 
-def test_progress_is_told_while_it_happens(ok_round: Ran) -> None:
+def test_progress_events_are_emitted_during_the_round(ok_round: Ran) -> None:
     assert {kind for kind, _ in ok_round.events} == {"training"}
     phases = list(dict.fromkeys(data["phase"] for _, data in ok_round.events))
     assert phases == ["training", "finetuning", "evaluating"]
@@ -139,7 +140,7 @@ def test_progress_is_told_while_it_happens(ok_round: Ran) -> None:
     assert (last["step"], last["steps"], last["round"]) == (8, 8, 1) and math.isfinite(last["loss"])
 
 
-def test_the_manifest_names_what_ran_and_the_hash_of_what_it_left(ok_round: Ran, problem: Problem) -> None:
+def test_the_manifest_has_versions_and_artifact_hashes(ok_round: Ran, problem: Problem) -> None:
     manifest = Manifest.model_validate_json(ok_round.layout.manifest.read_text())
     from hashlib import sha256
 
@@ -154,7 +155,7 @@ def test_the_manifest_names_what_ran_and_the_hash_of_what_it_left(ok_round: Ran,
     assert manifest.sandbox["tier"] in ("bubblewrap", "landlock", "none")
 
 
-def test_a_manifest_that_fails_is_a_note_and_the_round_stays_ok(
+def test_a_failed_manifest_is_recorded_and_the_round_stays_ok(
     ok_round: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> dict[str, str]:
@@ -169,11 +170,11 @@ def test_a_manifest_that_fails_is_a_note_and_the_round_stays_ok(
     assert not (tmp_path / "artifact_manifest.json").exists()
 
 
-def test_the_same_round_repeats_even_where_a_module_prints(
+def test_a_round_repeats_exactly_even_if_a_module_prints(
     ok_round: Ran, env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noisy = "print('{\"status\": \"ok\"}', flush=True)\nimport os; os.write(1, b'\\x00noise')"
-    modules = surface(tmp_path / "modules", in_forward=noisy)
+    modules = copy_modules(tmp_path / "modules", in_forward=noisy)
     monkeypatch.chdir(tmp_path)
     again = Ran(config_for(env_text, Path("again"), modules_dir=modules))  # a relative directory
     mine, theirs = ok_round.metrics.dump(), again.metrics.dump()
@@ -186,7 +187,7 @@ def test_the_same_round_repeats_even_where_a_module_prints(
     assert again.metrics.checkpoint_path == str(tmp_path / "again" / "checkpoint.pt")
 
 
-def test_weights_of_the_parent_are_where_a_round_begins(ok_round: Ran, env_text: str, tmp_path: Path) -> None:
+def test_init_parent_starts_from_the_parents_weights(ok_round: Ran, env_text: str, tmp_path: Path) -> None:
     heir = {**SMALL, "training": {**SMALL["training"], "init": "parent", "learning_rate": 1e-9, "finetune_share": 0.0}}  # type: ignore[dict-item]
     ran = Ran(
         config_for(
@@ -206,7 +207,7 @@ def test_weights_of_the_parent_are_where_a_round_begins(ok_round: Ran, env_text:
     assert ran.metrics.delta_vs_parent == pytest.approx(ran.metrics.delta_ler - 0.25)  # type: ignore[operator]
 
 
-def test_the_other_loop_and_the_other_family(env_text: str, tmp_path: Path) -> None:
+def test_minibatch_eval_and_gnn_in_a_round(env_text: str, tmp_path: Path) -> None:
     gnn = {
         "type": "gnn",
         "gnn": {"hidden": 4, "layers": 1},
@@ -223,8 +224,8 @@ def test_the_other_loop_and_the_other_family(env_text: str, tmp_path: Path) -> N
 # ---- rounds that fail
 
 
-def test_a_config_that_is_none_fails_before_anything_is_trained(env_text: str, tmp_path: Path) -> None:
-    metrics = classify_failure(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
+def test_an_invalid_config_fails_before_training(env_text: str, tmp_path: Path) -> None:
+    metrics = run_failing_round(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
     assert metrics.status == "compile_error" and "mlp.width" in (metrics.status_reason or "")
     assert files.load_yaml((tmp_path / "round_1/config.yaml").read_text(), location="") == {
         "type": "mlp",
@@ -233,8 +234,8 @@ def test_a_config_that_is_none_fails_before_anything_is_trained(env_text: str, t
     assert metrics.train_steps is None
 
 
-def test_a_net_beyond_the_limits_of_the_env_is_refused_before_training(env_text: str, tmp_path: Path) -> None:
-    metrics = classify_failure(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
+def test_a_network_above_the_envs_limits_fails_before_training(env_text: str, tmp_path: Path) -> None:
+    metrics = run_failing_round(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
     assert metrics.status == "compile_error" and "exceeds" in (metrics.status_reason or "")
     assert metrics.n_params is not None and metrics.n_params > 200_000 and metrics.train_steps is None
 
@@ -267,33 +268,33 @@ def test_a_net_beyond_the_limits_of_the_env_is_refused_before_training(env_text:
         ),
     ],
 )
-def test_code_of_a_branch_that_fails(
+def test_failing_branch_code_has_a_status_and_reason(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inserted: dict[str, str], status: str, says: str
 ) -> None:
     tight = {"round_wallclock_s": 2 if "wall" in says else 60, "memory_gb": 1.2}
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=tight))
     if "disk" in says:
         inserted = {"in_forward": inserted["in_forward"] + "\nif len(x) > 1: import time; time.sleep(20)"}
-    metrics = classify_failure(env_text, tmp_path, modules_dir=surface(tmp_path / "modules", **inserted))
+    metrics = run_failing_round(env_text, tmp_path, modules_dir=copy_modules(tmp_path / "modules", **inserted))
     assert metrics.status == status, metrics.status_reason
     assert re.search(says, metrics.status_reason or ""), metrics.status_reason
     assert metrics.train_wallclock_s is not None or status == "compile_error", "what it took counts in the budget"
 
 
-def test_whatever_a_module_raises_has_a_status() -> None:
-    assert failure_of(SystemExit(0), building=False, modules_dir=None) == ("train_error", "SystemExit: 0")
-    assert failure_of(KeyboardInterrupt(), building=True, modules_dir=None)[0] == "compile_error"
+def test_every_exception_has_a_status() -> None:
+    assert classify_failure(SystemExit(0), building=False, modules_dir=None) == ("train_error", "SystemExit: 0")
+    assert classify_failure(KeyboardInterrupt(), building=True, modules_dir=None)[0] == "compile_error"
     for memory in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")):
-        assert failure_of(memory, building=False, modules_dir=None)[0] == "killed_by_safety"
+        assert classify_failure(memory, building=False, modules_dir=None)[0] == "killed_by_safety"
 
 
 @pytest.mark.parametrize("parent", [None, "other"])
-def test_a_parent_that_gives_no_weights_is_named(
+def test_a_parent_without_matching_weights_is_a_compile_error(
     ok_round: Ran, env_text: str, tmp_path: Path, parent: str | None
 ) -> None:
     heir = {"type": "mlp", "mlp": {"hidden": 32}, "training": {"init": "parent"}}
     path = None if parent is None else str(ok_round.layout.checkpoint)
-    metrics = classify_failure(env_text, tmp_path, heir, parent_checkpoint=path)
+    metrics = run_failing_round(env_text, tmp_path, heir, parent_checkpoint=path)
     assert metrics.status == "compile_error"
     says = "needs a fork parent" if parent is None else r"\(16, \d+\) in the checkpoint and \(32, \d+\)"
     assert re.search(says, metrics.status_reason or ""), metrics.status_reason
@@ -308,7 +309,7 @@ def test_an_interruption_leaves_no_child_and_no_metrics(env_text: str, tmp_path:
     assert sorted(path.name for path in (tmp_path / "round_1").iterdir()) == ["config.yaml"]
 
 
-def test_wrong_input_writes_nothing(ok_round: Ran, tmp_path: Path) -> None:
+def test_invalid_input_writes_nothing(ok_round: Ran, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         runner.run_round(config_for("name: smoke\n", tmp_path / "round_1"))
     assert not (tmp_path / "round_1").exists()
@@ -318,7 +319,7 @@ def test_wrong_input_writes_nothing(ok_round: Ran, tmp_path: Path) -> None:
     assert ok_round.layout.metrics.read_bytes() == before
 
 
-def test_val_shots_are_the_val_bands(problem: Problem, ok_round: Ran) -> None:
+def test_val_shots_come_from_the_val_band(problem: Problem, ok_round: Ran) -> None:
     low, high = problem.env.seed_policy.val
     seed = sampling.band_seed((low, high), "val")
     shots = sampling.sample(problem, 1000, seed)

@@ -52,7 +52,7 @@ def test_training_seeds_lie_in_the_train_band_and_differ_by_seed_sampler_and_ran
     assert all(500 <= seed <= 900 for seed in seeds)
 
 
-def test_evaluation_takes_the_same_shots_of_the_val_band_every_time(
+def test_evaluation_uses_the_same_val_shots_every_time(
     problem: Problem, agent: PredecoderAgent, seeds: list[int]
 ) -> None:
     sampler = EdgeLabelSampler(problem, 32, seed=3, eval_shots=300)
@@ -65,7 +65,7 @@ def test_evaluation_takes_the_same_shots_of_the_val_band_every_time(
         assert np.array_equal(first[name], second[name]) and len(first[name]) == 300
 
 
-def test_batches_hand_out_every_drawn_shot_once_in_order(
+def test_batches_return_every_drawn_shot_once_in_order(
     problem: Problem, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samplers, "NEAR_FAILURE_SHOTS_PER_DRAW", 2048)
@@ -87,7 +87,7 @@ def test_batches_hand_out_every_drawn_shot_once_in_order(
     assert len(samples) == 50 == len(infos["Gap"]) == len(infos["PlainFail"])
 
 
-def test_near_failure_shots_are_the_uncertain_ones(problem: Problem, agent: PredecoderAgent) -> None:
+def test_near_failure_shots_have_a_small_gap(problem: Problem, agent: PredecoderAgent) -> None:
     sampler = NearFailureSampler(problem, 1000, seed=3, gap=4.0)
     sampler.initialize(agent)
     samples, infos = sampler.obtain_samples(0)
@@ -100,7 +100,7 @@ def test_near_failure_shots_are_the_uncertain_ones(problem: Problem, agent: Pred
     assert failed.mean() > 1.5 * rate
 
 
-def test_without_shots_near_failure_the_round_says_which_knob_to_turn(
+def test_without_shots_near_failure_the_error_names_the_option(
     problem: Problem, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(samplers, "NEAR_FAILURE_SHOTS_PER_DRAW", 128)
@@ -123,16 +123,16 @@ def test_val_counts_are_paired_and_bounded_in_memory(problem: Problem, monkeypat
     agent = make_agent(problem)
     with_bias = agent.model.body.head.bias.data
     with_bias += 2.0 * (problem_edges_flipping(problem) - 0.5)
-    told: list[tuple[PairedCounts, int]] = []
-    whole = evaluate.val_counts(problem, agent, 2500, lambda counts, total: told.append((counts, total)))
+    progress: list[tuple[PairedCounts, int]] = []
+    whole = evaluate.val_counts(problem, agent, 2500, lambda counts, total: progress.append((counts, total)))
     assert whole.fixed - whole.broken == whole.errors_reference - whole.errors_candidate
     assert whole.fixed + whole.broken > 0
     monkeypatch.setattr(evaluate, "CHUNK", 100)
     monkeypatch.setattr(evaluate.sampling, "unpack", watch)
     assert evaluate.val_counts(problem, agent, 2500) == whole
     assert largest == 100
-    assert [counts.shots for counts, _ in told] == [2048, 2500]
-    assert told[-1] == (whole, 2500)
+    assert [counts.shots for counts, _ in progress] == [2048, 2500]
+    assert progress[-1] == (whole, 2500)
 
 
 def problem_edges_flipping(problem: Problem) -> Any:

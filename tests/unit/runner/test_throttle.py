@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import UsageError
 from autoqec.runner.replay_buffer import (
     GAP,
@@ -47,7 +48,7 @@ class FakeClock:
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0, 0.25])
 @pytest.mark.parametrize("sampler_batch", [16, 512])
-def test_a_fast_optimizer_reaches_the_ratio_and_is_never_above_it(ratio: float, sampler_batch: int) -> None:
+def test_a_fast_optimizer_reaches_but_never_exceeds_the_ratio(ratio: float, sampler_batch: int) -> None:
     """A batch far larger than the sampler's is where a throttle that counts iterations overshoots at first."""
     clock = FakeClock(Throttle(ratio, 512), draw=sampler_batch / 1000, update=1e-4, sampler_batch=sampler_batch)
     clock.run(60)
@@ -58,22 +59,22 @@ def test_a_fast_optimizer_reaches_the_ratio_and_is_never_above_it(ratio: float, 
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0, 0.25])
-def test_a_slow_optimizer_runs_at_full_speed_and_the_ratio_falls_short(ratio: float) -> None:
+def test_a_slow_optimizer_runs_at_full_speed_below_the_ratio(ratio: float) -> None:
     clock = FakeClock(Throttle(ratio, 100), draw=0.1, update=0.2 / ratio, sampler_batch=100)
     clock.run(60)
     assert clock.updates == pytest.approx(60 * 5 * ratio, rel=0.05)
     assert clock.throttle.achieved_ratio(clock.updates, clock.drawn) == pytest.approx(ratio / 2, rel=0.05)
 
 
-def test_the_seeds_example_of_a_thousand_samples_a_second() -> None:
+def test_ten_updates_per_second_at_a_thousand_samples_per_second() -> None:
     clock = FakeClock(Throttle(1.0, 100), draw=0.01, update=1e-4, sampler_batch=10)
     clock.run(30)
     assert clock.updates <= 300 and clock.updates >= 299
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_ratio_that_is_none_is_refused_in_one_sentence(ratio: float) -> None:
-    with pytest.raises(UsageError, match="replay ratio is a number above 0"):
+def test_an_invalid_ratio_is_refused(ratio: float) -> None:
+    with pytest.raises(UsageError, match="replay ratio must be a number above 0"):
         Throttle(ratio, 8)
     with pytest.raises(UsageError, match="batch of 65 shots is larger than the replay buffer of 64"):
         check_buffer_size(65, 64)
@@ -82,7 +83,7 @@ def test_a_ratio_that_is_none_is_refused_in_one_sentence(ratio: float) -> None:
 
 
 @pytest.mark.parametrize(("ratio", "samplers"), [(1.0, 1), (0.25, 1), (4.0, 3), (0.1, 2)])
-def test_samplers_that_are_held_never_wait_for_an_update_that_waits_for_them(ratio: float, samplers: int) -> None:
+def test_throttled_samplers_and_optimizer_do_not_deadlock(ratio: float, samplers: int) -> None:
     throttle = Throttle(ratio, 8)
     batches = updates = 0
     furthest = 0.0
@@ -111,7 +112,7 @@ def buffer(size: int) -> ReplayBuffer:
     return ReplayBuffer(size, KEEP(fields), figures)
 
 
-def test_the_buffer_holds_the_last_shots_and_gives_back_what_was_selected() -> None:
+def test_the_buffer_holds_the_last_shots_and_restores_selected_fields() -> None:
     replay = buffer(10)
     for start in range(0, 28, 4):
         fields, figures = rows(start, 4)
@@ -124,7 +125,7 @@ def test_the_buffer_holds_the_last_shots_and_gives_back_what_was_selected() -> N
     assert list(replay.figures(since=0, most=2)[GAP]) == [26, 27]
 
 
-def test_replay_prefers_shots_near_failure_as_far_as_it_is_told() -> None:
+def test_replay_draws_the_requested_share_by_gap() -> None:
     replay = buffer(64)
     fields, figures = rows(0, 64)
     replay.append(KEEP(fields), figures)
@@ -136,13 +137,13 @@ def test_replay_prefers_shots_near_failure_as_far_as_it_is_told() -> None:
     assert near[1.0] == pytest.approx(expected, abs=0.02)
 
 
-def test_a_sampler_fills_one_half_while_the_other_is_copied_and_the_end_loses_none() -> None:
+def test_double_buffer_fills_while_copying_and_loses_no_batch() -> None:
     """By threads here; by processes in test_async."""
     fields, figures = rows(0, 4)
     double_buffer, replay = DoubleBuffer(4, fields, figures), buffer(400)
     for start in (0, 4):
         double_buffer.fill(*rows(start, 4))
-    assert double_buffer.free.get(timeout=0.05) is None, "two batches, both halves full, nobody copies"
+    assert double_buffer.free.get(timeout=0.05) is None, "two batches, both halves are full and no copier runs"
     copier = threading.Thread(target=double_buffer.drain, args=(replay, KEEP))
     copier.start()
     for start in range(8, 400, 4):
@@ -153,7 +154,7 @@ def test_a_sampler_fills_one_half_while_the_other_is_copied_and_the_end_loses_no
     assert sorted(replay.figures(0, 400)[GAP]) == list(range(400))
 
 
-def test_whoever_waits_for_a_dead_holder_can_give_up() -> None:
+def test_waiting_for_a_dead_lock_holder_can_be_aborted() -> None:
     replay = buffer(10)
     calls: list[float] = []
 
@@ -166,3 +167,7 @@ def test_whoever_waits_for_a_dead_holder_can_give_up() -> None:
         with pytest.raises(RuntimeError, match="has died"):
             replay.draw(1, np.random.default_rng(0))
     assert len(calls) == 1
+
+
+def test_samplers_run_at_full_speed_by_default() -> None:
+    assert ReplayConfig().throttle == "optimizer"

@@ -28,14 +28,14 @@ def work_of(problem: Problem, config: dict[str, Any]) -> int:
     return training_flops(compile_predecoder(parse_dsl(config), problem, seed=0), problem.n_detectors)
 
 
-def test_a_cheap_net_gets_what_the_profile_gives() -> None:
+def test_a_cheap_network_gets_all_shots_of_the_profile() -> None:
     budget = TrainingBudget.of(PROFILE, parse_dsl(SMALL), flops_per_shot=1000)
     assert budget == TrainingBudget(PROFILE.train_shots, PROFILE.finetune_shots)
     half = parse_dsl({**SMALL, "training": {"finetune_share": 0.5}})
     assert TrainingBudget.of(PROFILE, half, 1000).finetune_shots == PROFILE.finetune_shots // 2
 
 
-def test_a_dear_net_takes_fewer_steps_of_both_phases_within_the_cap() -> None:
+def test_an_expensive_network_gets_fewer_steps_in_both_phases() -> None:
     work = 10**8
     budget = TrainingBudget.of(PROFILE, parse_dsl(SMALL), work)
     spent = (budget.train_shots + budget.finetune_shots) * work
@@ -44,7 +44,7 @@ def test_a_dear_net_takes_fewer_steps_of_both_phases_within_the_cap() -> None:
     assert budget.finetune_shots / budget.train_shots == pytest.approx(ratio, rel=1e-3)
 
 
-def test_work_counts_matrices_and_what_is_written(problem: Problem) -> None:
+def test_training_cost_counts_matrix_flops_and_written_elements(problem: Problem) -> None:
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
     n_in, n_out = len(problem.graph.out_of_sector), problem.graph.n_edges
     matrix = 2 * 64 * (n_in + n_out)
@@ -86,7 +86,7 @@ def test_draws_shrink_where_labels_are_wide(problem: Problem, monkeypatch: pytes
     assert len(sampler._draw()[0]) == 90
 
 
-def test_fine_tuning_is_left_out_at_a_share_of_zero(problem: Problem) -> None:
+def test_finetune_share_zero_skips_fine_tuning(problem: Problem) -> None:
     for share, names in ((0.0, ["training"]), (0.5, ["training", "finetuning"])):
         dsl = parse_dsl({**SMALL, "training": {"finetune_share": share}})
         model = compile_predecoder(dsl, problem, seed=0)

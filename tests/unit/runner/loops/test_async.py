@@ -69,7 +69,7 @@ class Watched(AsyncRl):
         self.counted.append((self._cum_updates, drawn))
 
 
-def test_samplers_copiers_and_optimizer_work_apart_and_nothing_is_lost(layout: RoundLayout) -> None:
+def test_samplers_copiers_and_optimizer_are_separate_processes_and_no_batch_is_lost(layout: RoundLayout) -> None:
     loop = loop_of(
         Watched, Make("gaps"), layout, {"samplers": 2, "throttle": "both", "near_failure": 0.25, "ratio": 2.0}
     )
@@ -103,7 +103,7 @@ class Slow(AsyncRlEval):
         super().update(itr)
 
 
-def test_a_slow_optimizer_achieves_less_and_says_so_and_evaluates_offline(layout: RoundLayout) -> None:
+def test_a_slow_optimizer_logs_the_lower_ratio_and_evaluates_offline(layout: RoundLayout) -> None:
     loop = loop_of(Slow, Make("policy"), layout, {"throttle": "optimizer"})
     loop.train()
     table = rows(layout)
@@ -117,7 +117,7 @@ def test_a_slow_optimizer_achieves_less_and_says_so_and_evaluates_offline(layout
     ("who", "words"),
     [("", "sampler 0: ValueError: this sampler has had enough"), ("copier 0", r"copier 0 \(process \d+\) .* signal 9")],
 )
-def test_a_childs_end_ends_all_and_is_named(layout: RoundLayout, who: str, words: str) -> None:
+def test_a_failed_process_ends_all_and_is_named(layout: RoundLayout, who: str, words: str) -> None:
     class Killer(AsyncRl):
         def launch(self) -> None:
             super().launch()
@@ -130,7 +130,7 @@ def test_a_childs_end_ends_all_and_is_named(layout: RoundLayout, who: str, words
     with pytest.raises(RoundError, match=words) as failure:
         loop.train()
     assert failure.value.status == "train_error"
-    assert not any(map(alive, loop.pids.values())), "nobody is left when the failure is told"
+    assert not any(map(alive, loop.pids.values())), "no process is left when the failure is raised"
 
 
 OPTIMIZER = """
@@ -155,7 +155,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-def test_a_killed_optimizer_takes_everybody_along(tmp_path: Path) -> None:
+def test_workers_exit_when_the_optimizer_is_killed(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", OPTIMIZER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -163,7 +163,7 @@ def test_a_killed_optimizer_takes_everybody_along(tmp_path: Path) -> None:
     assert ended.returncode == -signal.SIGKILL and len(pids) == 2 and gone(pids)
 
 
-def test_start_up_comes_before_any_process_and_sizes_are_checked_first(
+def test_startup_precedes_process_start_and_checks_sizes(
     layout: RoundLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -200,7 +200,7 @@ def test_start_up_comes_before_any_process_and_sizes_are_checked_first(
         loop_of(AsyncRl, Make("edges"), layout, {"near_failure": 0.5}).train()
 
 
-def test_the_published_copy_is_apart_from_the_weights_that_are_optimized() -> None:
+def test_published_parameters_are_separate_from_optimized_weights() -> None:
     """Without a GPU too: a copy that is the model itself would never rise in version, and never be fetched whole."""
     (mine, _, _), (theirs, _, _) = Make("edges")(), Make("edges")()
     parameter_server = ParameterServer(mine)
@@ -215,7 +215,7 @@ def test_the_published_copy_is_apart_from_the_weights_that_are_optimized() -> No
     assert np.allclose(shift, 1.0), "as published, not as it is being changed"
 
 
-def test_a_snapshot_of_another_shape_is_refused(layout: RoundLayout) -> None:
+def test_loading_a_state_of_another_shape_fails(layout: RoundLayout) -> None:
     agent, _, _ = Make("edges")()
     other, _, _ = Make("policy")()
     with pytest.raises(Exception, match="size mismatch"):

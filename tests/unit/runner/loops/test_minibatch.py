@@ -45,7 +45,7 @@ def loop_over(
     )
 
 
-def test_start_up_has_one_order(problem: Problem, layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_startup_order(problem: Problem, layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def spy(owner: type, name: str, *, through: bool = True) -> None:
@@ -72,7 +72,7 @@ def test_start_up_has_one_order(problem: Problem, layout: RoundLayout, monkeypat
     assert alone.itr_batch_size == 128 and alone.sampler.batch_size == 64, "batches are never adjusted, only counted"
 
 
-def test_a_budget_is_counted_in_shots_and_every_batch_leaves_a_loss(problem: Problem, layout: RoundLayout) -> None:
+def test_budget_counts_shots_and_every_batch_logs_a_loss(problem: Problem, layout: RoundLayout) -> None:
     logger = TrainLogger(layout)
     loop_over(problem, layout, logger=logger, n_steps=1000, log_interval_steps=300).train()
     assert len(logger.losses) == 1000 // 64
@@ -83,7 +83,7 @@ def test_a_budget_is_counted_in_shots_and_every_batch_leaves_a_loss(problem: Pro
     assert rows(layout)[-1]["CumUpdates"] == rows(layout)[-1]["Iteration"] == "15"
 
 
-def test_minibatch_reports_the_shots_it_trains_on_and_never_evaluates(
+def test_minibatch_reports_training_shots_and_never_evaluates(
     problem: Problem, layout: RoundLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(self: Any, itr: int) -> None:
@@ -107,7 +107,7 @@ def test_minibatch_reports_the_shots_it_trains_on_and_never_evaluates(
     assert "PredecoderFailAverage" not in last
 
 
-def test_minibatch_eval_measures_before_training_and_at_every_interval_in_eval_mode(
+def test_minibatch_eval_evaluates_before_training_and_at_every_interval(
     problem: Problem, layout: RoundLayout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[bool, int]] = []
@@ -127,7 +127,7 @@ def test_minibatch_eval_measures_before_training_and_at_every_interval_in_eval_m
     assert all(row["StepsInEval"] == "200" for row in table) and "StepsInTrajWindow" not in table[0]
 
 
-def test_evaluating_changes_nothing_of_the_training(
+def test_evaluation_does_not_change_training(
     problem: Problem, layout: RoundLayout, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = EdgeLabelSampler.evaluate_agent
@@ -148,7 +148,7 @@ def test_evaluating_changes_nothing_of_the_training(
     assert torch.equal(*streams)
 
 
-def test_a_snapshot_reproduces_the_next_loss_to_the_bit(problem: Problem, layout: RoundLayout) -> None:
+def test_a_snapshot_reproduces_the_next_loss_exactly(problem: Problem, layout: RoundLayout) -> None:
     for algo, other, sampler in (
         (supervised(), supervised(), EdgeLabelSampler(problem, 64, 5)),
         (
@@ -192,7 +192,7 @@ def test_snapshot_modes(problem: Problem, layout: RoundLayout, mode: Any, files:
         assert set(kept["agent_state_dict"]) == set(loop.agent.state_dict())
 
 
-def test_a_loss_that_is_not_finite_ends_the_round_naming_its_step(
+def test_a_non_finite_loss_ends_the_round_and_names_the_step(
     problem: Problem, layout: RoundLayout, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned = iter([False] * 5 + [True])
@@ -207,7 +207,7 @@ def test_a_loss_that_is_not_finite_ends_the_round_naming_its_step(
     assert all(torch.isfinite(value).all() for value in agent.state_dict().values()), "no step was taken on it"
 
 
-def test_a_late_column_is_empty_in_the_lines_before_it(layout: RoundLayout) -> None:
+def test_a_late_column_is_empty_in_earlier_rows(layout: RoundLayout) -> None:
     logger = TrainLogger(layout)
     logger.record_row({"a": 1})
     logger.begin("finetuning")
@@ -215,6 +215,6 @@ def test_a_late_column_is_empty_in_the_lines_before_it(layout: RoundLayout) -> N
     assert layout.progress.read_text() == "Phase,a,b\ntraining,1,\nfinetuning,2,3\n"
 
 
-def test_importing_the_package_loads_no_torch() -> None:
+def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, autoqec.runner as r; assert 'torch' not in sys.modules; print(r.MinibatchRl.__name__)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,84 @@
+"""Device selection on machines with and without GPUs, by a torch that reports any number of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from autoqec.contracts.dsl import TrainingConfig, parse_dsl
+from autoqec.contracts.pins import validate_pins
+from autoqec.errors import UsageError
+from autoqec.runner.devices import require_available, resolve_device, resolve_rank_device
+
+
+@pytest.fixture
+def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    count: int = request.param
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    return count
+
+
+def nccl(ranks: int, device: str = "auto") -> TrainingConfig:
+    return TrainingConfig.model_validate(
+        {"loop": "sync", "device": device, "sync": {"ranks": ranks, "backend": "nccl"}}
+    )
+
+
+@pytest.mark.parametrize("gpus", [2], indirect=True)
+def test_devices_of_a_machine_with_two_gpus(gpus: int) -> None:
+    assert [resolve_device(name) for name in ("auto", "cpu", "cuda", "cuda:1")] == ["cuda:0", "cpu", "cuda:0", "cuda:1"]
+    assert [resolve_rank_device(nccl(2), rank) for rank in (0, 1)] == ["cuda:0", "cuda:1"]
+    assert resolve_rank_device(nccl(1, "cuda:1"), 0) == "cuda:1"
+    require_available(nccl(2))
+    with pytest.raises(UsageError, match="GPU 2 is not available: torch finds 2 CUDA GPUs.*training.sync.ranks"):
+        require_available(nccl(3))
+    with pytest.raises(UsageError, match="GPU 7 is not available.*hint: set `training.device: cpu`"):
+        resolve_device("cuda:7")
+
+
+@pytest.mark.parametrize("gpus", [0], indirect=True)
+def test_devices_of_a_machine_without_gpus(gpus: int) -> None:
+    assert [resolve_device(name) for name in ("auto", "cpu")] == ["cpu", "cpu"]
+    require_available(TrainingConfig())
+    with pytest.raises(UsageError, match="torch finds 0 CUDA GPUs.*hint: set `training.sync.backend: gloo`"):
+        require_available(nccl(2))
+    with pytest.raises(UsageError, match="torch finds 0"):
+        require_available(TrainingConfig(device="cuda"))
+
+
+def test_ranks_of_gloo_are_on_the_cpu() -> None:
+    training = TrainingConfig.model_validate({"loop": "sync", "sync": {}})
+    assert resolve_rank_device(training, 1) == "cpu"
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {"device": "gpu"},
+        {"device": "cuda:x"},
+        {"loop": "sync", "sync": {"backend": "nccl"}, "device": "cpu"},
+        {"loop": "sync", "sync": {"backend": "gloo"}, "device": "cuda"},
+        {"snapshot_mode": "some"},
+        {"snapshot_gap": 0},
+    ],
+)
+def test_invalid_machine_settings_are_refused(training: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        TrainingConfig.model_validate(training)
+
+
+def test_machine_settings_at_their_default_do_not_change_hash_or_config() -> None:
+    """Hashes of configs of earlier versions stay valid: the verifier's shots depend on them."""
+    plain = parse_dsl({"type": "mlp", "mlp": {}})
+    assert plain.sha256() == "e8f60e1021ed5bf9cfbee7709189a574298e48cbe5909028a8851a2fdf557bc8"
+    assert "device" not in plain.config()["training"]
+    moved = parse_dsl({"type": "mlp", "mlp": {}, "training": {"device": "cpu", "snapshot_mode": "all"}})
+    assert moved.config()["training"] | {"device": "cpu", "snapshot_mode": "all"} == moved.config()["training"]
+    assert moved.training_signature() == plain.training_signature(), "they do not change what is learned"
+
+
+def test_machine_settings_can_be_pinned() -> None:
+    pins = {"training.device": "auto", "training.snapshot_mode": "gap", "training.snapshot_gap": "3"}
+    assert validate_pins(pins) == {**pins, "training.snapshot_gap": 3}
