@@ -63,8 +63,8 @@ class Tools:
         family: str | None = None,
         rounds: list[int] | None = None,
     ) -> dict[str, Any]:
-        """Rounds of a run, newest first, at most 20. status: ok, compile_error, …; verdict: the judge's VERIFIED,
-        SUSPICIOUS or FAILED; family: mlp, gnn, neural_bp, conv."""
+        """Rounds of a run, newest first, at most 20. status: ok, compile_error, …; verdict: VERIFIED,
+        INCONCLUSIVE, SUSPICIOUS or FAILED; family: mlp, gnn, neural_bp, conv."""
         rows = [
             row
             for row in reversed(self._rows(run))

@@ -13,7 +13,7 @@ from autoqec.contracts.provenance import SHA1, SHA256
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.contracts.timing import Timing, UtcTime
-from autoqec.contracts.verdict import CompositionVerdict, Verdict
+from autoqec.contracts.verdict import CompositionVerdict, CountedBy, ReportVersion, Verdict, current_verdict
 
 
 class RunInfo(Contract):
@@ -126,12 +126,20 @@ class HistoryRow(RoundMetrics):
     verify_verdict: Verdict | None = Field(
         default=None, description="the verifier's verdict; null if the round was not verified"
     )
+    report_version: ReportVersion | None = Field(
+        default=None,
+        description="`schema_version` of the report; null before version 2, where SUSPICIOUS: INCONCLUSIVE",
+    )
     verify_reasons: tuple[str, ...] = Field(default=(), description="reasons of the verdict")
     delta_vs_baseline_holdout: float | None = Field(
         default=None, description="gain over the inner decoder alone on the verifier's shots, per shot"
     )
     delta_holdout_low: float | None = Field(default=None, description="lower end of its 95% interval")
     delta_holdout_high: float | None = Field(default=None, description="upper end of its 95% interval")
+    delta_simultaneous_low: float | None = Field(
+        default=None, description="lower end of the interval that holds for all attempts of the run together (95%)"
+    )
+    delta_simultaneous_high: float | None = Field(default=None, description="upper end of that interval")
     relative_holdout: float | None = Field(
         default=None, description="the gain as a share of the inner decoder's logical error rate"
     )
@@ -150,6 +158,9 @@ class HistoryRow(RoundMetrics):
         default=None, description="floating-point operations per shot, counted by the verifier"
     )
     judge_n_params: int | None = Field(default=None, description="parameters, counted by the verifier")
+    cost_counted_by: CountedBy | None = Field(
+        default=None, description="code that counted; `candidate sandbox`: the counts are lower bounds"
+    )
     sandbox: str | None = Field(default=None, description="sandbox backend of the candidate process")
     conflicting_files: tuple[str, ...] | None = Field(
         default=None, description="of a compose conflict: paths that could not be merged"
@@ -173,6 +184,11 @@ class HistoryRow(RoundMetrics):
         if self.verify_verdict == "VERIFIED" and not (self.branch and self.commit_sha):
             raise ValueError("a VERIFIED row names its branch and commit")
         return self
+
+    @property
+    def current_verdict(self) -> Verdict | None:
+        """`verify_verdict` in today's terms."""
+        return self.verify_verdict and current_verdict(self.verify_verdict, self.report_version)
 
     @property
     def timing(self) -> Timing:

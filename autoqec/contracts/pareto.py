@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.provenance import SHA1
 from autoqec.contracts.round import ComposeMode, ForkFrom
+from autoqec.contracts.verdict import CountedBy
 
 PREVIEW_SIZE = 5
 
@@ -31,6 +32,18 @@ class ParetoEntry(Contract):
     fork_from: ForkFrom = Field(description="`baseline`, a branch, or the branches of a composition")
     fork_from_canonical: str = Field(description="`fork_from`, sorted and joined by `|`")
     compose_mode: ComposeMode | None = Field(description="of a composition: merge only, or merge and edit")
+    delta_simultaneous_low: float | None = Field(
+        default=None, description="lower end of the interval that holds for all attempts of the run together (95%)"
+    )
+    delta_simultaneous_high: float | None = Field(default=None, description="upper end of that interval")
+    cost_counted_by: CountedBy | None = Field(
+        default=None, description="code that counted; `candidate sandbox`: the counts are lower bounds"
+    )
+
+    def dump(self) -> dict[str, Any]:
+        """Return a JSON-able dict; fields that version 1 did not have are left out where they are null."""
+        added = ("delta_simultaneous_low", "delta_simultaneous_high", "cost_counted_by")
+        return {name: value for name, value in super().dump().items() if value is not None or name not in added}
 
 
 Objectives = tuple[float, float, float]

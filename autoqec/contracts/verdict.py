@@ -1,4 +1,4 @@
-"""VerifyReport: what the judge found on shots nobody could have seen."""
+"""VerifyReport: the verdict on one artifact, with the evidence that it rests on."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from pydantic import Field
 from autoqec.contracts.base import Contract
 from autoqec.contracts.timing import UtcTime
 
-Verdict = Literal["VERIFIED", "SUSPICIOUS", "FAILED"]
+Verdict = Literal["VERIFIED", "INCONCLUSIVE", "SUSPICIOUS", "FAILED"]
 CompositionVerdict = Literal["synergy", "additive", "interference"]
 StoppedBy = Literal["evidence", "futility", "budget", "harm", "guard"]
+CountedBy = Literal["baseline compiler", "candidate sandbox"]
+ReportVersion = Literal[1, 2]
+REPORT_VERSION: ReportVersion = 2
+
+
+def current_verdict(verdict: Verdict, version: ReportVersion | None) -> Verdict:
+    """Translate a recorded verdict into today's terms: version 1 wrote SUSPICIOUS for INCONCLUSIVE.
+
+    Args:
+        verdict: As recorded in a report or a history row.
+        version: `schema_version` of the report; None for rows of earlier versions.
+    """
+    return "INCONCLUSIVE" if verdict == "SUSPICIOUS" and version in (None, 1) else verdict
 
 
 class PairedCounts(Contract):
@@ -41,7 +54,7 @@ class PairedEffect(Contract):
 
 
 class SequentialTest(Contract):
-    """One-sided test of P(fixed | discordant) <= 1/2 by a Beta-mixture e-process."""
+    """One-sided e-process test of the null hypothesis that the relative gain is at most `min_relative_gain`."""
 
     counts: PairedCounts = Field(description="paired outcomes of the test")
     e_value: float = Field(description="evidence that the candidate is better")
@@ -51,6 +64,7 @@ class SequentialTest(Contract):
     attempt_index: int = Field(ge=1, description="position in the run's stream of attempts (e-LOND)")
     discoveries_before: int = Field(description="rejections earlier in the stream")
     stopped_by: StoppedBy = Field(description="why the test ended")
+    min_relative_gain: float = Field(default=0.0, description="relative gain under the null hypothesis; 0 in version 1")
 
 
 class Rate(Contract):
@@ -67,7 +81,7 @@ class Rate(Contract):
 class BaselineResult(Contract):
     name: str = Field(description="name of the baseline")
     rate: Rate = Field(description="its logical error rate on the same shots")
-    against: PairedEffect = Field(description="the candidate against this member on the same shots")
+    against: PairedEffect = Field(description="the candidate against this baseline on the same shots")
     beats: bool = Field(description="lower bound of delta above 0")
 
 
@@ -84,29 +98,39 @@ class Cost(Contract):
     claimed_flops_per_syndrome: int | None = Field(
         description="floating-point operations per shot according to the Runner"
     )
-    counted_by: Literal["baseline compiler", "candidate sandbox"] = Field(
-        description="code that counted: the trusted compiler, or the sandboxed candidate process"
+    counted_by: CountedBy = Field(
+        description="code that counted: the trusted compiler, or the sandboxed candidate process (a lower bound)"
     )
     candidate_us_per_shot: float = Field(description="CPU time of the candidate process per shot, in microseconds")
+    startup_cpu_s: float | None = Field(
+        default=None, description="CPU seconds between the import of the editable modules and the first answer"
+    )
+    memory_growth_mb: float | None = Field(
+        default=None, description="growth of resident memory since that import, in 1e6 bytes"
+    )
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether branch code took part in the count, so that the true cost may be higher."""
+        return self.counted_by == "candidate sandbox"
 
 
 class CompositionParent(Contract):
     round: int = Field(description="number of the parent's round")
     artifact_sha256: str = Field(description="hash of the parent's artifact")
-    effect: PairedEffect = Field(description="this parent against the plain backend")
+    effect: PairedEffect = Field(description="this parent against the baseline decoder")
     against: PairedEffect = Field(description="the child against this parent, on the same shots")
     beaten: bool = Field(description="lower bound of `against.delta` above 0")
 
 
 class Composition(Contract):
-    """Child, parents and plain backend on one bundle of shots. interaction: the child's gain less the sum of its
-    parents' gains, per shot, with a 95% interval."""
+    """Child, parents and baseline decoder on the same shots."""
 
     verdict: CompositionVerdict = Field(description="sign of the interaction's interval")
     evidence: str = Field(description="figures behind the verdict")
     bundle_id: str = Field(description="identifier of the shots")
     chunk_digests: tuple[str, ...] = Field(description="hash of each chunk of shots")
-    effect: PairedEffect = Field(description="the child against the plain backend")
+    effect: PairedEffect = Field(description="the child against the baseline decoder")
     parents: tuple[CompositionParent, ...] = Field(description="the parents on the same shots")
     interaction: float = Field(description="the child's gain minus the sum of its parents' gains, per shot")
     interaction_low: float = Field(description="lower end of its 95% interval")
@@ -114,7 +138,9 @@ class Composition(Contract):
 
 
 class VerifyReport(Contract):
-    schema_version: Literal[1] = Field(default=1, description="format of the file")
+    schema_version: ReportVersion = Field(
+        default=REPORT_VERSION, description="format of the file, and of the test and decision rules that it follows"
+    )
     run_id: str = Field(description="run of the round")
     round: int = Field(description="number of the round")
     round_attempt_id: str | None = Field(description="identifier of the attempt")
@@ -130,9 +156,13 @@ class VerifyReport(Contract):
     decoder_rate: Rate | None = Field(
         description="logical error rate of inner decoder and predecoder; null if not measured"
     )
-    effect: PairedEffect | None = Field(description="second draw, against the plain backend, at the target p")
+    effect: PairedEffect | None = Field(description="second draw, against the baseline decoder, at the target p")
+    effect_simultaneous: PairedEffect | None = Field(
+        default=None,
+        description="the same draw with intervals that hold for all attempts of the run together (95%)",
+    )
     panel: tuple[BaselineResult, ...] = Field(default=(), description="comparison with each baseline")
-    points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each panel member")
+    points: tuple[PairedEffect, ...] = Field(default=(), description="the env's other p, against each baseline")
     test: SequentialTest | None = Field(description="the sequential test; null if it was not reached")
     guards: tuple[Guard, ...] = Field(description="checks that every candidate must pass")
     cost: Cost | None = Field(description="null if the candidate could not be built")
@@ -145,3 +175,8 @@ class VerifyReport(Contract):
     not_tested: tuple[str, ...] = Field(description="what this report says nothing about")
     judge_wallclock_s: float = Field(description="duration of the verification, in seconds")
     finished_at: UtcTime | None = Field(default=None, description="when the verification ended (UTC)")
+
+    @property
+    def current_verdict(self) -> Verdict:
+        """The verdict in today's terms."""
+        return current_verdict(self.verdict, self.schema_version)

@@ -119,7 +119,7 @@ def _round(
     verified = is_nominated and _verified(test_effect, settings.min_gain)
     if is_nominated:
         reported_effect = _effect(table.counts(source, test_shots))
-        reported |= {"verify_verdict": "VERIFIED" if _verified(reported_effect, settings.min_gain) else "SUSPICIOUS",
+        reported |= {"verify_verdict": "VERIFIED" if _verified(reported_effect, settings.min_gain) else "INCONCLUSIVE",
                  "delta_vs_baseline_holdout": reported_effect.delta if reported_effect else None}  # fmt: skip
     entry = table.entries[index]
     if (

@@ -198,9 +198,21 @@ def _config(config: dict[str, Any] | None) -> dict[str, Any]:
     return {"dsl_config": config, "dsl_config_sha256": digest}
 
 
+def verdict_differences(row: HistoryRow, report: VerifyReport) -> list[str]:
+    """Compare a row with the report that it was written from; return one line per difference."""
+    expected = {**_verification_fields(report), "sandbox": report.sandbox}
+    found = {name: (getattr(row, name), value) for name, value in expected.items()}
+    return [
+        f"{name} is {recorded!r} in history.jsonl and {reported!r} in the report"
+        for name, (recorded, reported) in found.items()
+        if recorded != reported
+    ]
+
+
 def _verification_fields(report: VerifyReport) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "verify_verdict": report.verdict,
+        "report_version": report.schema_version if report.schema_version >= 2 else None,
         "verify_reasons": report.reasons,
         "paired_eval_bundle_id": report.bundle_id,
         "beats_panel": {member.name: member.beats for member in report.panel} or None,
@@ -211,6 +223,7 @@ def _verification_fields(report: VerifyReport) -> dict[str, Any]:
     if report.cost is not None:
         fields["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
         fields["judge_n_params"] = report.cost.n_params
+        fields["cost_counted_by"] = report.cost.counted_by if report.schema_version >= 2 else None
     if report.effect is not None:
         effect = report.effect
         fields |= {
@@ -222,4 +235,7 @@ def _verification_fields(report: VerifyReport) -> dict[str, Any]:
             "relative_holdout_high": effect.relative_high,
             "holdout_shots": effect.counts.shots,
         }
+    if report.effect_simultaneous is not None:
+        fields["delta_simultaneous_low"] = report.effect_simultaneous.delta_low
+        fields["delta_simultaneous_high"] = report.effect_simultaneous.delta_high
     return fields

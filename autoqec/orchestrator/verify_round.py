@@ -118,10 +118,18 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
             "no judgement stands to be replayed", location=str(place.dir), hint=f"autoqec verify {place.dir}"
         )
     with (
-        _recorded_candidate(layout, repo, number) as (info, _, candidate, secret),
-        _request_with_parents(RunMemory(layout.root), info, candidate, secret) as request,
+        _recorded_candidate(layout, repo, number) as (info, round_state, candidate, secret),
+        _request_with_parents(memory := RunMemory(layout.root), info, candidate, secret) as request,
     ):
-        return verifier.replay(standing, request, on_event=on_event)
+        if round_state.row.verify_verdict is None:
+            raise UsageError(
+                "a report exists, but history.jsonl has no verdict of the round",
+                location=str(place.report_json),
+                hint=f"autoqec run --resume {info.run_id}",
+            )
+        replayed = verifier.replay(standing, _restore_first_request(memory, round_state, request), on_event=on_event)
+        from_history = round_recorder.verdict_differences(round_state.row, standing)
+        return replace(replayed, differences=(*replayed.differences, *from_history))
 
 
 @contextmanager

@@ -244,8 +244,8 @@ def read_verification(files: RoundLayout) -> VerifyReport | None:
 
 
 def has_legacy_verdict(row: HistoryRow) -> bool:
-    """Whether version 1 recorded SUSPICIOUS, its word for an inconclusive test; its rows hold no duration of it."""
-    return row.verify_verdict == "SUSPICIOUS" and row.verify_wallclock_s is None
+    """Whether version 1 recorded SUSPICIOUS, its word for an inconclusive test."""
+    return row.current_verdict != row.verify_verdict
 
 
 def verification_seconds(layout: RunLayout, row: HistoryRow) -> float:
@@ -278,10 +278,8 @@ def llm_usage(layout: RunLayout) -> dict[str, Any] | None:
 
 def outcome(row: HistoryRow) -> str:
     """The verdict of a round in today's terms; without one, its status or whether it was nominated."""
-    if has_legacy_verdict(row):
-        return "INCONCLUSIVE"
-    if row.verify_verdict:
-        return row.verify_verdict
+    if row.current_verdict:
+        return row.current_verdict
     if row.status != "ok":
         return row.status
     return "nominated" if row.verdict == "candidate" else "not nominated"

@@ -159,6 +159,7 @@ def front_table(run: RunReport) -> Table:
     for entry in run.front[:MAX_FRONT_ROWS]:
         row, pareto = entry.row, run.state.verified[entry.key]
         beaten = ", ".join(name for name, beats in (row.beats_panel or {}).items() if beats)
+        bound = "≥ " * (pareto.cost_counted_by == "candidate sandbox")  # branch code took part in the count
         gain = f"{percent(row.relative_holdout)} {interval(row.relative_holdout_low, row.relative_holdout_high)}"
         table.add_row(
             str(row.round),
@@ -166,8 +167,8 @@ def front_table(run: RunReport) -> Table:
             Text(gain.strip()),
             Text(_errors(run, entry)),
             Text(plain(beaten) or "–"),
-            count(pareto.n_params),
-            count(pareto.flops_per_syndrome),
+            bound + count(pareto.n_params),
+            bound + count(pareto.flops_per_syndrome),
             Text("…/" + plain(pareto.branch).rpartition("/")[2]),  # exp/RUN/ is the same in all of them
         )
     if len(run.front) > MAX_FRONT_ROWS:

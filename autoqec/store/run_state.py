@@ -320,6 +320,9 @@ def pareto_entry(verified: RoundState) -> ParetoEntry:
             "fork_from": row.fork_from,
             "fork_from_canonical": row.fork_from_canonical,
             "compose_mode": row.compose_mode,
+            "delta_simultaneous_low": row.delta_simultaneous_low,
+            "delta_simultaneous_high": row.delta_simultaneous_high,
+            "cost_counted_by": row.cost_counted_by,
         }
     )
 

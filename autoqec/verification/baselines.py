@@ -1,40 +1,48 @@
-"""The baselines a candidate is shown beside: every member on the same shots."""
+"""The baseline decoders that a candidate is compared with, all on the same shots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pymatching
 from numpy.typing import NDArray
 
-from autoqec.contracts.verdict import BaselineResult, PairedEffect
+from autoqec.contracts.verdict import REPORT_VERSION, BaselineResult, PairedEffect, ReportVersion
 from autoqec.qec import backends
+from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import Shots, sample
+from autoqec.qec.sampling import Shots, sample, unpack
 from autoqec.qec.stats import error_mask, rate
 from autoqec.verification.shot_stream import CHUNK
 
-REFERENCE_SEED = 2**62  # public, and apart from every candidate's draw
+CORRELATED = "mwpm_correlated"
+REFERENCE_SEED = 2**62  # public, and disjoint from every candidate's seeds
 _REFERENCE_CACHE: dict[tuple[str, str, str, int], tuple[int, int]] = {}
 
 
 class Baselines:
-    """The env's baselines, built once; the plain backend is always among them."""
+    """The env's baselines, built once; the baseline decoder of the env's backend comes first.
 
-    def __init__(self, problem: Problem) -> None:
+    Correlated matching is added wherever the env decodes by matching, so that weak baselines in an env cannot hide
+    that a decoder from a public library does better. Version 1 of the rules measured the env's baselines alone.
+    """
+
+    def __init__(self, problem: Problem, rules: ReportVersion = REPORT_VERSION) -> None:
         self.problem = problem
-        self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines)))
+        always = (CORRELATED,) if rules >= 2 and problem.env.plain == "mwpm" else ()
+        self.names = tuple(dict.fromkeys((problem.env.plain, *problem.env.baselines, *always)))
         self._decoders = {name: backends.make_backend(name, problem) for name in self.names}
 
     def error_mask(self, shots: Shots) -> dict[str, NDArray[np.bool_]]:
-        """bool [n] a member: the shots it loses."""
+        """Return the shots that each baseline decodes wrongly, bool [n] by name."""
         return {
             name: error_mask(decoder.decode(shots.detection_events), shots.observables)
             for name, decoder in self._decoders.items()
         }
 
     def results(self, effects: dict[str, PairedEffect]) -> tuple[BaselineResult, ...]:
+        """Return the report's entry of each baseline, given the candidate's effect against it."""
         rounds = self.problem.env.code.rounds
         return tuple(
             BaselineResult(
@@ -48,9 +56,13 @@ class Baselines:
 
 
 def reference_errors(problem: Problem, shots: int) -> tuple[int, int]:
-    """(errors, shots) of the plain backend on shots of the judge's own; drawn once a process and problem.
+    """Count errors of the baseline decoder on shots that no candidate ever influences; cached by problem.
 
-    Matching is done by PyMatching alone, on the whole DEM: a plain backend that was spoiled here is seen beside it.
+    For MWPM the decoder is built here, from the problem's edges and PyMatching alone, so that a manipulation of
+    `qec.backends.Mwpm` shows up as a different error rate.
+
+    Returns:
+        (errors, shots)
     """
     chunks = -(-shots // CHUNK)
     key = (problem.circuit_sha256, problem.env.plain, repr(problem.env.bp), chunks)
@@ -67,5 +79,28 @@ def reference_errors(problem: Problem, shots: int) -> tuple[int, int]:
 def _reference_decoder(problem: Problem) -> Callable[[NDArray[np.uint8]], NDArray[np.bool_]]:
     if problem.env.plain != "mwpm":
         return backends.make_backend(problem.env.plain, problem).decode
-    matching = pymatching.Matching.from_detector_error_model(problem.dem)
-    return lambda detection_events: matching.decode_batch(detection_events, bit_packed_shots=True).astype(bool)
+    matching = pymatching.Matching()
+    for (u, v), weight, observables in _distinct_edges(problem.matching_graph):
+        if u < 0:
+            matching.add_boundary_edge(v, weight=weight, fault_ids=observables)
+        else:
+            matching.add_edge(u, v, weight=weight, fault_ids=observables)
+    matching.ensure_num_fault_ids(problem.n_observables)
+    ignored = problem.matching_graph.out_of_sector
+
+    def decode(detection_events: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        events = unpack(detection_events, problem.n_detectors)
+        events[:, ignored] = 0
+        return matching.decode_batch(events[:, : matching.num_detectors]).astype(bool)
+
+    return decode
+
+
+def _distinct_edges(graph: MatchingGraph) -> Iterator[tuple[tuple[int, int], float, set[int]]]:
+    """Yield the likeliest of each set of parallel edges, as `qec.backends.Mwpm` keeps it."""
+    likeliest: dict[tuple[int, int], int] = {}
+    for edge in np.argsort(graph.prior, kind="stable"):
+        u, v = sorted(int(end) for end in graph.endpoints[edge])
+        likeliest[u, v] = int(edge)
+    for ends, edge in likeliest.items():
+        yield ends, -float(graph.log_odds[edge]), set(np.nonzero(graph.observables[edge])[0].tolist())

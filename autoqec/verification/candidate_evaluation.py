@@ -1,4 +1,7 @@
-"""One candidate against the reference on the judge's shots: draw, ask, decode, score. Memory: two chunks at a time."""
+"""Evaluate one candidate on the verification's shots: sample, request log-odds, decode, score.
+
+Memory: two chunks at a time.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.contracts.verdict import PairedCounts, PairedEffect, StoppedBy
+from autoqec.contracts.verdict import PairedCounts, PairedEffect, ReportVersion, StoppedBy
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
@@ -28,7 +31,7 @@ FloatArray = NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class GuardChunk:
-    """A chunk of the test with the candidate's answer, for the guards."""
+    """A chunk of the test with the candidate's answer, kept for the guards."""
 
     shots: Shots
     log_odds: FloatArray
@@ -37,9 +40,12 @@ class GuardChunk:
 
 @dataclass
 class CandidateEvaluation:
-    """Holds what every draw needs, and counts what went wrong.
+    """Candidate, shots and decoder of one verification, with counts of what went wrong.
 
-    faults: reason -> shots without a usable answer, each scored as an error. judged: shots sent in all.
+    Attributes:
+        failures: Reason -> shots without a usable answer, each scored as an error.
+        shots_sent: Shots sent in all draws together.
+        guard_chunk: The first chunk of the test, for the guards.
     """
 
     problem: Problem
@@ -57,9 +63,9 @@ class CandidateEvaluation:
     def answers(
         self, problem: Problem, purpose: str, shots: int
     ) -> Generator[tuple[Shots, FloatArray | CandidateFailure], None, None]:
-        """Chunks with their answers; the next chunk is under way while the caller decodes this one.
+        """Yield chunks with their answers; the next request is sent before the caller decodes the current answer.
 
-        Leaving early is safe: the answer that is under way is taken in and dropped.
+        Stopping early is safe: outstanding answers are received and dropped.
         """
         n_edges = len(self.priors)
         pending: deque[Shots] = deque()
@@ -85,9 +91,13 @@ class CandidateEvaluation:
         answer: FloatArray | CandidateFailure,
         shift: FloatArray | None = None,
     ) -> tuple[BoolArray, BoolArray | None]:
-        """Which shots the candidate loses, bool [n], and its predictions where the whole chunk is usable.
+        """Decode under an answer and compare with the labels.
 
-        shift [n_edges] is added to the log-odds: the public priors' move from the target p to this one.
+        Args:
+            shift: Added to the log-odds, float32 [n_edges]: the difference of the priors at this p and the target p.
+
+        Returns:
+            Shots decoded wrongly, bool [n], and the predictions if the whole chunk was usable.
         """
         candidate_errors = np.ones(len(shots), bool)
         if isinstance(answer, CandidateFailure):
@@ -102,7 +112,7 @@ class CandidateEvaluation:
         return candidate_errors, predictions if usable.all() else None
 
     def test(self, monitor: Monitor, on_progress: Callable[[Monitor], None]) -> StoppedBy:
-        """Feed the monitor chunk by chunk until it stops, or until an answer is unusable."""
+        """Feed the monitor chunk by chunk until it stops or an answer is unusable."""
         with closing(self.answers(self.problem, "test", monitor.budget)) as answers:
             for shots, answer in answers:
                 reference = error_mask(self.backend.decode(shots.detection_events), shots.observables)
@@ -120,9 +130,13 @@ class CandidateEvaluation:
     def effect(
         self, shots: int, baselines: Baselines, on_progress: Callable[[PairedCounts], None]
     ) -> dict[str, PairedEffect]:
-        """The candidate against every panel member on one fresh draw; keyed by the member's name.
+        """Measure the candidate against every baseline on one fresh draw of fixed length.
 
-        `tell` hears the counts against the plain backend so far; the draw's length does not depend on them.
+        Args:
+            on_progress: Called with the counts against the baseline decoder after each chunk.
+
+        Returns:
+            The effect by baseline name.
         """
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for chunk, answer in self.answers(self.problem, "effect", shots):
@@ -132,10 +146,12 @@ class CandidateEvaluation:
             on_progress(totals[self.problem.env.plain])
         return {name: paired_effect(counts, reference=name, p=self.problem.p) for name, counts in totals.items()}
 
-    def point(self, other: Problem, shots: int) -> tuple[PairedEffect, ...]:
-        """At another p, against every panel member, the plain backend first: the same log-odds, moved by the difference
-        of the public priors, edge by edge."""
-        backend, baselines = backends.make_soft_backend(other, self.output_mode), Baselines(other)
+    def point(self, other: Problem, shots: int, rules: ReportVersion) -> tuple[PairedEffect, ...]:
+        """Measure the candidate at another p against every baseline, the baseline decoder first.
+
+        Its log-odds are for the target p; the difference of the public priors is added edge by edge.
+        """
+        backend, baselines = backends.make_soft_backend(other, self.output_mode), Baselines(other, rules)
         shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for chunk, answer in self.answers(other, f"point:{other.p:g}", shots):
@@ -145,7 +161,11 @@ class CandidateEvaluation:
         return tuple(paired_effect(counts, reference=name, p=other.p) for name, counts in totals.items())
 
     def canary(self) -> tuple[int, int]:
-        """(predictions that meet the flipped labels, shots). The flips are in place before anything is sent."""
+        """Score the candidate against labels flipped by a secret coin; they are flipped before any request is sent.
+
+        Returns:
+            (predictions that agree with the flipped labels, shots)
+        """
         shots = self.shot_stream.chunk(self.problem, "guards", 0)
         coins = self.shot_stream.rng("canary").integers(0, 2, len(shots)).astype(bool)
         flipped = Shots(shots.detection_events, shots.observables ^ coins[:, None])
@@ -155,7 +175,11 @@ class CandidateEvaluation:
         return int((~candidate_errors).sum()), len(flipped)
 
     def run_ablations(self, guard_chunk: GuardChunk) -> tuple[PairedCounts, PairedCounts, PairedCounts]:
-        """(priors alone against plain, shuffled against plain, shuffled against own) on the kept chunk."""
+        """Decode the kept chunk with information removed; see `guards.ablation`.
+
+        Returns:
+            Priors alone against the baseline decoder, another shot's log-odds against it, and these against the own.
+        """
         shots, truth = guard_chunk.shots, guard_chunk.shots.observables
         plain = error_mask(self.backend.decode(shots.detection_events), truth)
         own = error_mask(guard_chunk.predictions, truth)
@@ -166,11 +190,15 @@ class CandidateEvaluation:
         return count_pairs(plain, by_priors), count_pairs(plain, by_others), count_pairs(own, by_others)
 
 
-UNEVEN_BATCH_SIZES = (1, 7, 64, 999)  # sizes of the batches that batch independence is tried with, in turn
+UNEVEN_BATCH_SIZES = (1, 7, 64, 999)  # batch sizes that batch independence is tested with, in turn
 
 
 def rebatched_answers(client: CandidateClient, guard_chunk: GuardChunk, order: NDArray[np.intp]) -> FloatArray | None:
-    """The kept shots in another order and uneven batches, answers put back in place; None where one is missing."""
+    """Request the kept shots in another order and uneven batches.
+
+    Returns:
+        The answers in the original order, float32 [n, n_edges]; None if one is missing.
+    """
     restored = np.empty_like(guard_chunk.log_odds)
     starts = np.cumsum([0, *itertools.islice(itertools.cycle(UNEVEN_BATCH_SIZES), len(order))])
     for rows in np.split(order, starts[(starts > 0) & (starts < len(order))]):
@@ -183,7 +211,7 @@ def rebatched_answers(client: CandidateClient, guard_chunk: GuardChunk, order: N
 
 
 def derangement(n: int, rng: np.random.Generator) -> NDArray[np.intp]:
-    """A permutation that leaves no row in place (n >= 2): a secret rotation of a secret order."""
+    """Return a permutation that leaves no row in place (n >= 2): a rotation of a random order."""
     order = rng.permutation(n)
     moved = np.empty(n, np.intp)
     moved[order] = np.roll(order, 1)
@@ -191,6 +219,6 @@ def derangement(n: int, rng: np.random.Generator) -> NDArray[np.intp]:
 
 
 def same_edges(one: Problem, other: Problem) -> bool:
-    """Whether log-odds of one problem's edges mean the same edges of the other's."""
+    """Return whether log-odds for one problem's edges apply to the other's edges."""
     pairs = ((one.H, other.H), (one.L, other.L), (one.graph.mechanism_to_edge, other.graph.mechanism_to_edge))
     return all(a.shape == b.shape and (a != b).nnz == 0 for a, b in pairs)

@@ -1,7 +1,7 @@
-"""A composition beside its parents: does the merge do more than the sum of what was merged, as much, or less?
+"""Compare a composition with its parents: is its gain above, equal to, or below the sum of their gains?
 
-All of them, and the plain backend, decode the same shots. Those come from a bundle of their own, keyed by the hash of
-all the artifacts together, so none of the parties can have been fitted to them.
+Composition, parents and baseline decoder decode the same shots. These are keyed by the hash of all the artifacts
+together, so that none of them can have been fitted to them.
 """
 
 from __future__ import annotations
@@ -11,36 +11,33 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from autoqec.contracts.base import sha256_bytes, sha256_json
 from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict, PairedCounts
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
 from autoqec.store.layout import hidden_from_branch_code
-from autoqec.verification import artifact
+from autoqec.verification import artifact, candidate_process
+from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate.client import CandidateFailure
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
-from autoqec.verification.shot_stream import ShotStream
-
-if TYPE_CHECKING:
-    from autoqec.verification.verifier import VerifyRequest
+from autoqec.verification.request import VerifyRequest
+from autoqec.verification.shot_stream import ShotStream, joint_sha256
 
 SHOT_PURPOSE = "composition"
-ErrorMasks = list[NDArray[np.bool_]]  # bool [shots] each: plain backend, child, parents in order
+ErrorMasks = list[NDArray[np.bool_]]  # bool [shots] each: baseline decoder, child, parents in order
 
 
 @dataclass
 class Interaction:
-    """Sums, shot by shot, of d = lost(parents) - (parents - 1) lost(plain) - lost(child).
+    """Sums over shots of d = sum of errors(parent) - (parents - 1) errors(baseline) - errors(child).
 
-    Its mean is the child's gain over the plain backend less the sum of the parents' gains.
+    The mean of d is the child's gain over the baseline decoder minus the sum of the parents' gains.
     """
 
     shots: int = 0
@@ -48,6 +45,7 @@ class Interaction:
     squares: int = 0
 
     def add(self, error_masks: ErrorMasks) -> None:
+        """Add a chunk."""
         plain, child, *parents = (candidate_errors.astype(np.int64) for candidate_errors in error_masks)
         each = sum(parents) - (len(parents) - 1) * plain - child
         self.shots += len(plain)
@@ -55,8 +53,11 @@ class Interaction:
         self.squares += int((each * each).sum())
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float, float]:
-        """(mean, low, high). Normal, with one shot of +1 and one of -1 added: for paired proportions that keeps the
-        coverage where few shots differ (Agresti and Min, Statist. Med. 24, 729, 2005)."""
+        """Return (mean, low, high) of the normal interval with one shot of +1 and one of -1 added.
+
+        For paired proportions this keeps the coverage where few shots differ (Agresti and Min, Statist. Med. 24, 729,
+        2005).
+        """
         n = self.shots + 2
         center = self.total / n
         spread = math.sqrt(max((self.squares + 2) / n - center * center, 0.0) / n)
@@ -66,7 +67,7 @@ class Interaction:
 
 @dataclass
 class CompositionCounts:
-    """Paired counts of everybody: the plain backend against each, each parent against the child."""
+    """Paired counts: the baseline decoder against each party, and each parent against the child."""
 
     child: PairedCounts
     parents: list[PairedCounts]
@@ -75,9 +76,11 @@ class CompositionCounts:
 
     @classmethod
     def of(cls, parents: int) -> CompositionCounts:
+        """Return empty counts for a number of parents."""
         return cls(NO_PAIRS, [NO_PAIRS] * parents, [NO_PAIRS] * parents, Interaction())
 
     def add(self, error_masks: ErrorMasks) -> None:
+        """Add a chunk."""
         plain, child, *parents = error_masks
         self.child = add_pairs(self.child, count_pairs(plain, child))
         for index, parent in enumerate(parents):
@@ -86,16 +89,15 @@ class CompositionCounts:
         self.interaction.add(error_masks)
 
 
-def joint_sha256(child: str, parents: Sequence[str]) -> str:
-    """What a composition's bundle is keyed by: the artifacts of all its parties."""
-    return sha256_json({"child": child, "parents": list(parents)})
+def evaluate_composition(child: FrozenArtifact, request: VerifyRequest, directory: Path) -> Composition | str:
+    """Compare the frozen child with `request.parents` on the same shots.
 
+    Args:
+        directory: Holds the parents' frozen copies.
 
-def evaluate_composition(child: artifact.FrozenArtifact, request: VerifyRequest, directory: Path) -> Composition | str:
-    """Judge the frozen child and `request.parents` on one bundle; or why that could not be done.
-
-    directory: an empty place for the parents' copies. A parent that is damaged, changed or of another env, or any
-    unusable answer, ends it: the child's own verdict does not hang on it.
+    Returns:
+        The comparison; or why there is none, if a parent is damaged, changed or of another env, or an answer is
+        unusable. The child's own verdict does not depend on it.
     """
     env, requests = request.env, (request, *request.parents)
     problem = Problem.from_env(env)
@@ -138,26 +140,26 @@ def evaluate_composition(child: artifact.FrozenArtifact, request: VerifyRequest,
 
 
 def decide_composition(low: float, high: float, parents: Sequence[CompositionParent]) -> tuple[CompositionVerdict, str]:
-    """From the interaction's interval and the comparison with each parent to a verdict and its reason."""
+    """Return the verdict and its reason, from the interaction's interval and the comparison with each parent."""
     unbeaten = [str(parent.round) for parent in parents if not parent.beaten]
     if high < 0:
         return "interference", "the gain is below the sum of the parents' gains (upper bound below 0)"
     if low <= 0:
-        return "additive", "the gain may be the sum of the parents' gains: the interval of the difference holds 0"
+        return "additive", "the gain may be the sum of the parents' gains: the interval of the difference contains 0"
     if unbeaten:
         return "additive", f"more than the sum of the gains, but not shown to beat round {', '.join(unbeaten)}"
     return "synergy", "the gain is above the sum of the parents' gains (lower bound above 0), and each parent is beaten"
 
 
-def _freeze(parent: VerifyRequest, directory: Path) -> artifact.FrozenArtifact:
-    """A parent's own copy; ContractError unless it is what was verified."""
+def _freeze(parent: VerifyRequest, directory: Path) -> FrozenArtifact:
+    """Freeze a parent; raise ContractError unless it is the artifact that was verified."""
     number = parent.round.round
     place = directory / f"parent-{number}"
     place.mkdir()
-    closed = hidden_from_branch_code(parent.round.dir)
-    frozen = artifact.freeze(parent.checkpoint, parent.dsl, parent.surface, place, closed)
-    env_sha256 = sha256_bytes(parent.env_text.encode())
-    artifact.check_manifest(artifact.load_manifest(parent.round), env_sha256, frozen, str(parent.round.manifest))
+    hidden = hidden_from_branch_code(parent.round.dir)
+    frozen = artifact.freeze(parent.checkpoint, parent.dsl, parent.branch_modules, place, hidden)
+    manifest = artifact.load_manifest(parent.round)
+    artifact.check_manifest(manifest, parent.env_sha256, frozen, str(parent.round.manifest))
     if parent.expected_artifact not in (None, frozen.sha256):
         raise ContractError(f"round {number} was verified as {parent.expected_artifact} and is now {frozen.sha256}")
     return frozen
@@ -166,25 +168,26 @@ def _freeze(parent: VerifyRequest, directory: Path) -> artifact.FrozenArtifact:
 def _error_masks(
     problem: Problem,
     shot_stream: ShotStream,
-    frozen: Sequence[artifact.FrozenArtifact],
+    frozen: Sequence[FrozenArtifact],
     requests: Sequence[VerifyRequest],
 ) -> Iterator[ErrorMasks]:
-    """Which shots each party loses, a chunk at a time; one process a predecoder.
+    """Yield the shots that each party decodes wrongly, chunk by chunk, with one process per predecoder.
 
-    ContractError for an answer that cannot be used.
+    Raises:
+        ContractError: An answer is unusable.
     """
     profile = requests[0].profile
     plain = backends.make_backend(problem.env.plain, problem)
     with ExitStack() as stack:
         evaluations = []
         for number, (copy, request) in enumerate(zip(frozen, requests, strict=True)):
-            client = artifact.start(copy, request.env_text, request.dsl, f"{SHOT_PURPOSE}-{number}", profile)
+            client = candidate_process.start(copy, request.env_text, request.dsl, f"{SHOT_PURPOSE}-{number}", profile)
             stack.callback(client.close)
             evaluations.append(CandidateEvaluation(problem, shot_stream, client, request.dsl.output_mode))
         for evaluation in evaluations:
-            model_info = evaluation.client.receive_model_info()
-            if isinstance(model_info, CandidateFailure):
-                raise ContractError(str(model_info))
+            answer = evaluation.client.load_branch_code() or evaluation.client.receive_model_info()
+            if isinstance(answer, CandidateFailure):
+                raise ContractError(str(answer))
         for chunk in shot_stream.chunks(problem, SHOT_PURPOSE, profile.judge_effect_shots):
             for evaluation in evaluations:
                 evaluation.client.send(chunk.detection_events)

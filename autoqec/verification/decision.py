@@ -1,31 +1,82 @@
-"""From evidence to a verdict, its reasons and its claim. Pure: no draw, no file."""
+"""Derive verdict, reasons and claim from the evidence. Pure functions: no shots, no files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autoqec.contracts.env import EnvSpec
-from autoqec.contracts.verdict import Guard, PairedEffect, SequentialTest, Verdict
+from autoqec.contracts.verdict import (
+    REPORT_VERSION,
+    BaselineResult,
+    Guard,
+    PairedEffect,
+    ReportVersion,
+    SequentialTest,
+    Verdict,
+)
 from autoqec.qec.stats import detectable_effect
+
+# These guards show harm or missing answers; every other guard shows that the figures cannot be trusted.
+FAILING_GUARDS = frozenset({"complete", "other_points"})
 
 
 def decide(
-    env: EnvSpec, test: SequentialTest | None, effect: PairedEffect | None, guards: tuple[Guard, ...]
+    env: EnvSpec,
+    test: SequentialTest | None,
+    effect: PairedEffect | None,
+    guards: tuple[Guard, ...],
+    baselines: Sequence[BaselineResult] = (),
+    rules: ReportVersion = REPORT_VERSION,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """VERIFIED: evidence, a lower bound of the relative gain at or above the env's, and every guard held.
-    FAILED: evidence of harm, or a broken guard. SUSPICIOUS: neither."""
-    broken = tuple(f"guard {guard.name}: {guard.evidence}" for guard in guards if not guard.passed)
-    if test is not None and test.stopped_by == "harm":
-        broken = (f"sequential test: harm, e-value {test.e_value_harm:.3g} against the candidate", *broken)
-    if broken:
-        return "FAILED", broken
-    missing = _unmet_conditions(env, test, effect)
-    if missing:
-        return "SUSPICIOUS", missing
+    """Return the verdict and its reasons.
+
+    FAILED: evidence of harm, or no usable answers. SUSPICIOUS: another guard tripped. VERIFIED: evidence of a gain
+    above the env's minimum, a lower bound of the measured gain at or above it, and all guards passed. INCONCLUSIVE:
+    none of these. Rules of version 1 write FAILED for every tripped guard and SUSPICIOUS for INCONCLUSIVE.
+
+    Args:
+        baselines: All baselines on the effect draw; those stronger than the baseline decoder are named.
+        rules: `schema_version` of the report.
+    """
+    tripped = [guard for guard in guards if not guard.passed]
+    lines = [f"guard {guard.name}: {guard.evidence}" for guard in tripped]
+    harm = test is not None and test.stopped_by == "harm"
+    if test is not None and harm:
+        lines.insert(0, f"sequential test: harm, e-value {test.e_value_harm:.3g} against the candidate")
+    if lines:
+        failed = harm or rules == 1 or any(guard.name in FAILING_GUARDS for guard in tripped)
+        return "FAILED" if failed else "SUSPICIOUS", tuple(lines)
+    unmet = _unmet_conditions(env, test, effect)
+    if unmet:
+        return "SUSPICIOUS" if rules == 1 else "INCONCLUSIVE", unmet
     assert test is not None and effect is not None and effect.relative_low is not None
     return "VERIFIED", (
         f"sequential test: e-value {test.e_value:.3g} reached {test.threshold:.3g} after {test.counts.shots} shots",
         f"effect: at least {100 * effect.relative_low:.1f}% fewer errors (needed {_required_gain(env)})",
-        f"all {len(guards)} guards held",
+        f"all {len(guards)} guards passed",
+        *(_weakness(env, baseline, baselines) for baseline in stronger_baselines(env, baselines)),
     )
+
+
+def stronger_baselines(env: EnvSpec, baselines: Sequence[BaselineResult]) -> list[BaselineResult]:
+    """Return the baselines whose error rate lies significantly below that of the env's baseline decoder."""
+    plain = [baseline.rate for baseline in baselines if baseline.name == env.plain]
+    return [baseline for baseline in baselines if plain and baseline.rate.high < plain[0].low]
+
+
+def _weakness(env: EnvSpec, stronger: BaselineResult, baselines: Sequence[BaselineResult]) -> str:
+    plain = next(baseline.rate for baseline in baselines if baseline.name == env.plain)
+    listed = "" if stronger.name in env.baselines else f" and is not among the env's baselines ({_listed(env)})"
+    beaten = "beats it" if stronger.beats else "is not shown to beat it"
+    fewer = 100 * (1 - stronger.rate.errors / plain.errors)
+    return (
+        f"weak baseline: {stronger.name} makes {fewer:.1f}% fewer errors than {env.plain} on the same shots{listed}; "
+        f"the candidate {beaten}"
+    )
+
+
+def _listed(env: EnvSpec) -> str:
+    return ", ".join(env.baselines) or "none"
 
 
 def _unmet_conditions(env: EnvSpec, test: SequentialTest | None, effect: PairedEffect | None) -> tuple[str, ...]:
@@ -47,17 +98,17 @@ def _no_evidence(test: SequentialTest | None) -> str:
         return "sequential test: not run"
     return (
         f"sequential test: stopped by {test.stopped_by} after {test.counts.shots} shots at e-value {test.e_value:.3g}, "
-        f"needed {test.threshold:.3g}"
+        f"needed {test.threshold:.3g} for a gain above {100 * test.min_relative_gain:g}%"
     )
 
 
 def null_power(effect: PairedEffect) -> str:
-    """What this draw could have shown at all."""
+    """Describe the smallest gain that this draw would have shown with a probability of 80%."""
     counts = effect.counts
     detectable = detectable_effect(counts.shots, counts.errors_reference / counts.shots)
     return (
-        f"{counts.shots} shots with {counts.errors_reference} plain errors show a relative gain of "
-        f"{100 * detectable:.1f}% or more four times in five; smaller gains stay open"
+        f"{counts.shots} shots with {counts.errors_reference} errors of the baseline decoder show a relative gain of "
+        f"{100 * detectable:.1f}% or more with 80% power; smaller gains stay open"
     )
 
 
@@ -65,14 +116,18 @@ def _required_gain(env: EnvSpec) -> str:
     return f"{100 * env.protocol.min_relative_gain:g}%"
 
 
-def claim(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None) -> str:
-    """One sentence that says what may be said, and no more."""
+def claim(env: EnvSpec, verdict: Verdict, effect: PairedEffect | None, baselines: Sequence[BaselineResult] = ()) -> str:
+    """Return the statement that the evidence supports, in one sentence; a second one names unbeaten baselines."""
     where = f"on {env.name}" + ("" if env.target is None else f" at p = {env.target:g}")
     if effect is None or effect.relative is None or effect.relative_low is None or effect.relative_high is None:
         return f"Nothing is claimed {where}: there is no measured gain."
     low, high = 100 * effect.relative_low, 100 * effect.relative_high
     figures = f"{100 * effect.relative:.1f}% [{low:.1f}, {high:.1f}] fewer logical errors per shot than {env.plain}"
-    shots = f"95% interval, {effect.counts.shots:,} shots from seeds drawn after the artifact was frozen"
-    if verdict == "VERIFIED":
-        return f"{where[0].upper()}{where[1:]}, {env.plain} with this predecoder makes {figures} alone ({shots})."
-    return f"Nothing is claimed {where}: measured were {figures} alone ({shots}), which the judge does not accept."
+    shots = f"95% interval, {effect.counts.shots:,} shots from seeds derived after the artifact was frozen"
+    if verdict != "VERIFIED":
+        return f"Nothing is claimed {where}: measured were {figures} alone ({shots}), verdict {verdict}."
+    unbeaten = [baseline.name for baseline in stronger_baselines(env, baselines) if not baseline.beats]
+    found = f"{where[0].upper()}{where[1:]}, {env.plain} with this predecoder makes {figures} alone ({shots})."
+    if unbeaten:
+        found += f" It is not shown to beat {', '.join(unbeaten)}, which makes fewer errors than {env.plain}."
+    return found

@@ -1,12 +1,14 @@
-"""Guards: one function each. A guard that fails makes the verdict FAILED; its evidence says what was seen.
+"""Guards: checks that the measured figures can be trusted, one function each.
 
-Thresholds of statistical guards are set so that an honest candidate trips one in about a million.
+A guard that trips makes the verdict SUSPICIOUS, or FAILED if it shows harm or missing answers; its evidence says what
+was found. Thresholds of statistical guards are set so that an honest candidate trips one in about a million
+verifications.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +18,28 @@ from autoqec.contracts.env import SEED_SPACE, EnvSpec
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import Cost, Guard, PairedCounts, PairedEffect
 from autoqec.qec.problem import Problem
+from autoqec.verification.candidate.protocol import BATCH
 from autoqec.verification.sequential import log_e_value
 
-FALSE_ALARM_RATE = 1e-6  # of a false alarm
+FALSE_ALARM_RATE = 1e-6
 LOG_ODDS_TOLERANCE = 1e-4  # nats, and relative; BLAS is not bit-stable between batch sizes
-PREDICTION_TOLERANCE = 1e-5  # share that may differ: ties that rounding breaks
+PREDICTION_TOLERANCE = 1e-5  # share of predictions that may differ, because rounding breaks ties
 HARM_LEVEL = 1e-3  # level of the test for harm at another p
-MAX_BYTES_PER_PARAM = 4  # bytes a number: wider ones could hold several
-MAX_CODE_BYTES = 12 * 2**10  # bytes, compressed: some 40 kB of source. What is more is weights
-WARMUP_CPU_S = 1.0
-ENOUGH_ERRORS, SAME_ERRORS = 50, 0.01  # below 1% of its errors apart, a candidate is a baseline in disguise
-# A shot may take BASE_US_PER_SHOT of CPU and a microsecond more for each MIN_FLOPS_PER_US counted. The slowest kind
-# of net that we
-# have (neural BP, all gathers and tiny tensors) does 260 FLOPs a microsecond; dense ones do 20,000 and more.
+MAX_BYTES_PER_PARAM = 4  # wider numbers could hold several parameters each
+MAX_CODE_BYTES = 12 * 2**10  # compressed: about 40 kB of source; more than that must be weights
+ENOUGH_ERRORS, SAME_ERRORS = 50, 0.01  # a candidate whose errors differ by less than 1% is a baseline in disguise
+# Per shot, BASE_US_PER_SHOT of CPU time are allowed plus one microsecond per MIN_FLOPS_PER_US counted. The slowest kind
+# of net available (neural BP, gathers and tiny tensors) does 260 FLOPs per microsecond, dense ones 20,000 and more.
 BASE_US_PER_SHOT, MIN_FLOPS_PER_US = 50.0, 50.0
+WARMUP_CPU_S = 1.0  # allowed once on top, for first calls
+# Import of the editable modules, loading and counting take well under a second for the built-in nets.
+MAX_STARTUP_CPU_S, STARTUP_GFLOPS = 3.0, 1.0
+# Resident memory of a forward pass of 1,024 shots, beyond weights and activations that the count accounts for.
+BASE_MEMORY_BYTES, MEMORY_BYTES_PER_PARAM = 256 * 2**20, 16
 
 
 def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
-    """Public bands are disjoint and below 2**32 (the contract), the judge's seeds distinct and above."""
+    """Check that seeds of the verification are distinct and lie above the public bands, which are below 2**32."""
     policy = env.seed_policy
     low = min(seeds, default=SEED_SPACE)
     passed = low >= SEED_SPACE and len(set(seeds)) == len(seeds)
@@ -41,7 +47,7 @@ def seed_bands(env: EnvSpec, seeds: list[int]) -> Guard:
         name="seed_bands",
         passed=passed,
         evidence=f"train {_band(policy.train)}, val {_band(policy.val)}, holdout {_band(policy.holdout)} are disjoint; "
-        f"{len(set(seeds))} distinct judge seeds of {len(seeds)}, all {'at or above' if passed else 'NOT above'} 2^32",
+        f"{len(set(seeds))} distinct secret seeds of {len(seeds)}, all {'at or above' if passed else 'NOT above'} 2^32",
     )
 
 
@@ -50,7 +56,7 @@ def _band(band: tuple[int, int]) -> str:
 
 
 def same_circuit(problem: Problem, candidate_circuit: str | None, manifest_circuit: str | None) -> Guard:
-    """The circuit of the env's text is the one the candidate built and the round's manifest recorded."""
+    """Check that the env's circuit is the one that the candidate built and the round's manifest recorded."""
     mine = problem.circuit_sha256
     differing = {
         name: sha
@@ -65,22 +71,29 @@ def same_circuit(problem: Problem, candidate_circuit: str | None, manifest_circu
 
 
 def baseline_interval(counts: PairedCounts, reference_errors: int, reference_shots: int) -> Guard:
-    """The plain backend errs as often here as on a draw of the judge's own that no candidate ever touches."""
+    """Check the error rate of the baseline decoder against an independent draw and decoder."""
     total = counts.errors_reference + reference_errors
     share = counts.shots / (counts.shots + reference_shots) if counts.shots else 0.5
     chance = float(distributions.binomtest(counts.errors_reference, total, share).pvalue) if total else 1.0
     return Guard(
         name="baseline_interval",
         passed=chance >= FALSE_ALARM_RATE,
-        evidence=f"plain backend: {counts.errors_reference} errors in {counts.shots} judged shots, {reference_errors} "
-        f"in {reference_shots} reference shots; difference at least as large by chance: {chance:.2g}",
+        evidence=f"baseline decoder: {counts.errors_reference} errors in {counts.shots} shots of the verification, "
+        f"{reference_errors} in {reference_shots} reference shots; "
+        f"difference at least as large by chance: {chance:.2g}",
     )
 
 
 def batch_independence(
     whole: NDArray[np.float32] | None, split: NDArray[np.float32] | None, differing: int | None
 ) -> Guard:
-    """The same shots in another order and in batches of other sizes (rows put back) give the same answer."""
+    """Check that the same shots in another order and in batches of other sizes get the same answers.
+
+    Args:
+        whole: Log-odds of the shots in one batch, float32 [n, n_edges]; None if missing.
+        split: Log-odds of the same shots, permuted and in uneven batches, rows restored.
+        differing: Number of predictions that differ.
+    """
     if whole is None or split is None or differing is None:
         return Guard(name="batch_independence", passed=False, evidence="no complete answers to compare")
     max_difference = float(np.max(np.abs(whole - split) / np.maximum(1.0, np.abs(whole)), initial=0.0))
@@ -95,7 +108,7 @@ def batch_independence(
 
 
 def repeatable(one: NDArray[np.float32] | None, other: NDArray[np.float32] | None) -> Guard:
-    """A second process, started afresh, gives the same bits for the same shots."""
+    """Check that a second process gives bit-identical answers for the same shots."""
     if one is None or other is None:
         return Guard(name="repeatable", passed=False, evidence="no complete answers to compare")
     same = one.tobytes() == other.tobytes()
@@ -104,11 +117,16 @@ def repeatable(one: NDArray[np.float32] | None, other: NDArray[np.float32] | Non
 
 
 def complete(failures: Mapping[str, int], shots: int) -> Guard:
-    """No crash, timeout, wrong shape or non-finite value; each such shot was counted as an error."""
+    """Check that no shot ended in a crash, timeout, wrong shape or non-finite value; each counted as an error.
+
+    Args:
+        failures: Reason -> number of shots.
+        shots: Shots sent.
+    """
     unusable = sum(failures.values())
     detail = "; ".join(f"{count} shots: {reason}" for reason, count in failures.items() if count)
     if not shots:
-        detail = f"the net never answered ({'; '.join(failures) or 'nothing was asked'})"
+        detail = f"no answer was received ({'; '.join(failures) or 'no request was sent'})"
     return Guard(
         name="complete",
         passed=not failures,
@@ -117,10 +135,12 @@ def complete(failures: Mapping[str, int], shots: int) -> Guard:
 
 
 def ablation(prior_only: PairedCounts, shuffled: PairedCounts, shuffled_against_own: PairedCounts) -> Guard:
-    """Without the net's information the gain is gone.
+    """Check that the gain vanishes without the net's information.
 
-    prior_only: public priors through the same reweighted decoding, against the plain backend. shuffled: each shot
-    under another shot's log-odds, against the plain backend; shuffled_against_own: the same against its own log-odds.
+    Args:
+        prior_only: Public priors through the same reweighted decoding, against the baseline decoder.
+        shuffled: Each shot under another shot's log-odds, against the baseline decoder.
+        shuffled_against_own: The same, against decoding under its own log-odds.
     """
     prior_gains = log_e_value(prior_only.fixed, prior_only.broken) >= -math.log(FALSE_ALARM_RATE)
     shuffled_gains = log_e_value(shuffled.fixed, shuffled.broken) >= math.log(20)
@@ -130,24 +150,24 @@ def ablation(prior_only: PairedCounts, shuffled: PairedCounts, shuffled_against_
         passed=not prior_gains and (loses or not shuffled_gains),
         evidence=f"{prior_only.shots} shots: priors alone fix {prior_only.fixed} and break {prior_only.broken}; "
         f"another shot's log-odds fix {shuffled.fixed} and break {shuffled.broken} "
-        f"(errors {shuffled.errors_reference} plain, {shuffled.errors_candidate} shuffled, "
+        f"(errors {shuffled.errors_reference} baseline, {shuffled.errors_candidate} shuffled, "
         f"{shuffled_against_own.errors_reference} own)",
     )
 
 
 def canary(agreeing: int, shots: int) -> Guard:
-    """Labels flipped by a secret coin in the judge's memory can't be met better than by chance, unless they leak."""
+    """Check that predictions agree with labels flipped by a secret coin no better than chance: else labels leak."""
     chance = float(distributions.binom.sf(agreeing - 1, shots, 0.5)) if shots else 1.0
     return Guard(
         name="canary",
         passed=chance >= FALSE_ALARM_RATE,
-        evidence=f"{agreeing} of {shots} predictions meet labels flipped by a secret coin; "
+        evidence=f"{agreeing} of {shots} predictions agree with labels flipped by a secret coin; "
         f"this many or more by chance: {chance:.2g}",
     )
 
 
 def other_points(points: tuple[PairedEffect, ...]) -> Guard:
-    """The env's other p, same weights, priors moved to that p: no harm there."""
+    """Check for harm at the env's other p, with the same weights and the priors of that p."""
     harmed = [e for e in points if log_e_value(e.counts.broken, e.counts.fixed) >= -math.log(HARM_LEVEL)]
     detail = "; ".join(
         f"p={effect.p:g}: fixes {effect.counts.fixed}, breaks {effect.counts.broken} of {effect.counts.shots}"
@@ -157,45 +177,57 @@ def other_points(points: tuple[PairedEffect, ...]) -> Guard:
 
 
 def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: int, shots: int) -> Guard:
-    """The count keeps the env's bounds and is not above the claim; weights on disk and CPU time agree with it.
+    """Check the counted cost against the env's limits, the claims, and resources that branch code cannot misstate.
 
-    stored_bytes: tensors in the checkpoint, which a count in the candidate's own process can't talk away.
-    code_bytes: what a branch's code adds to the trusted surface, compressed, and its checkpoint to its tensors: weights
-    written there are in no count.
-    shots: how many the CPU time was taken over; first calls may cost START_S more.
+    Args:
+        counted: The count, with CPU time and memory as the kernel accounts for them; None if no net was built.
+        stored_bytes: Tensors in the checkpoint.
+        code_bytes: Compressed bytes that the branch adds to the trusted modules and its checkpoint to its tensors.
+        shots: Shots over which the CPU time was measured.
     """
     if counted is None:
         return Guard(name="cost", passed=False, evidence="no net was built, so nothing could be counted")
-    violations = []
-    limits = env.constraints
-    for name, mine, claim, most in (
-        ("parameters", counted.n_params, counted.claimed_n_params, limits.max_params),
-        ("FLOPs", counted.flops_per_syndrome, counted.claimed_flops_per_syndrome, limits.max_flops_per_syndrome),
-    ):
-        if claim is not None and claim < mine:
-            violations.append(f"claims {claim} {name}, has {mine}")
-        if mine > most:
-            violations.append(f"{mine} {name} are above the env's {most}")
-    if stored_bytes > MAX_BYTES_PER_PARAM * counted.n_params:
-        violations.append(f"{stored_bytes} bytes of tensors can't be {counted.n_params} parameters")
-    if code_bytes > MAX_CODE_BYTES:
-        violations.append(
-            f"{code_bytes} bytes of compressed new code and the checkpoint's loose ends, at most {MAX_CODE_BYTES}"
-        )
-    allowed_us = BASE_US_PER_SHOT + counted.flops_per_syndrome / MIN_FLOPS_PER_US + 1e6 * WARMUP_CPU_S / max(shots, 1)
-    if counted.candidate_us_per_shot > allowed_us:
-        violations.append(f"{counted.candidate_us_per_shot:.0f} us a shot can't be {counted.flops_per_syndrome} FLOPs")
+    violations = [*_count_violations(counted, env), *_resource_violations(counted, stored_bytes, code_bytes, shots)]
     return Guard(
         name="cost",
         passed=not violations,
         evidence="; ".join(violations)
-        or f"{counted.n_params} parameters, {counted.flops_per_syndrome} FLOPs a shot, by the {counted.counted_by}; "
+        or f"{counted.n_params} parameters, {counted.flops_per_syndrome} FLOPs per shot, by the {counted.counted_by}; "
         f"claims are not below",
     )
 
 
+def _count_violations(counted: Cost, env: EnvSpec) -> Iterator[str]:
+    limits = env.constraints
+    for name, count, claim, most in (
+        ("parameters", counted.n_params, counted.claimed_n_params, limits.max_params),
+        ("FLOPs", counted.flops_per_syndrome, counted.claimed_flops_per_syndrome, limits.max_flops_per_syndrome),
+    ):
+        if claim is not None and claim < count:
+            yield f"claims {claim} {name}, has {count}"
+        if count > most:
+            yield f"{count} {name} exceed the env's limit {most}"
+
+
+def _resource_violations(counted: Cost, stored_bytes: int, code_bytes: int, shots: int) -> Iterator[str]:
+    params, flops = counted.n_params, counted.flops_per_syndrome
+    if stored_bytes > MAX_BYTES_PER_PARAM * params:
+        yield f"{stored_bytes} bytes of tensors are more than {params} parameters"
+    if code_bytes > MAX_CODE_BYTES:
+        yield f"{code_bytes} bytes of compressed new code and of checkpoint beyond tensors, at most {MAX_CODE_BYTES}"
+    allowed_us = BASE_US_PER_SHOT + flops / MIN_FLOPS_PER_US + 1e6 * WARMUP_CPU_S / max(shots, 1)
+    if counted.candidate_us_per_shot > allowed_us:
+        yield f"{counted.candidate_us_per_shot:.0f} us per shot are more than {flops} FLOPs"
+    startup_s = MAX_STARTUP_CPU_S + max(params, flops) / (1e9 * STARTUP_GFLOPS)
+    if counted.startup_cpu_s is not None and counted.startup_cpu_s > startup_s:
+        yield f"start-up took {counted.startup_cpu_s:.1f} CPU seconds, at most {startup_s:.1f}"
+    memory_mb = (BASE_MEMORY_BYTES + MEMORY_BYTES_PER_PARAM * params + 4 * BATCH * flops) / 1e6
+    if counted.memory_growth_mb is not None and counted.memory_growth_mb > memory_mb:
+        yield f"memory grew by {counted.memory_growth_mb:.0f} MB, at most {memory_mb:.0f} for {params} parameters"
+
+
 def claimed_gain(claimed: RoundMetrics | None, effect: PairedEffect | None) -> Guard:
-    """The gain the round measured on public seeds is met on secret ones: a memoriser's is not."""
+    """Check the gain that the round measured on public seeds against secret ones: memorised shots do not carry over."""
     name = "claimed_gain"
     if claimed is None or effect is None or None in (claimed.val_shots, claimed.val_fixed, claimed.val_broken):
         return Guard(name=name, passed=True, evidence="no claim on public shots to compare")
@@ -208,13 +240,14 @@ def claimed_gain(claimed: RoundMetrics | None, effect: PairedEffect | None) -> G
     return Guard(
         name=name,
         passed=z <= 6.0,
-        evidence=f"round, on public val seeds: {fixed} fixed, {broken} broken of {shots}; judge: {mine.fixed} fixed, "
-        f"{mine.broken} broken of {mine.shots}; the claim is {z:+.1f} standard errors above (allowed 6)",
+        evidence=f"round, on public val seeds: {fixed} fixed, {broken} broken of {shots}; verifier: "
+        f"{mine.fixed} fixed, {mine.broken} broken of {mine.shots}; "
+        f"the claim is {z:+.1f} standard errors above (allowed 6)",
     )
 
 
 def own_predictions(effects: Mapping[str, PairedEffect], plain: str) -> Guard:
-    """The candidate does not err on the very shots on which a stronger baseline errs: it would be that baseline."""
+    """Check that the candidate's errors are not those of another baseline: it would be that baseline in disguise."""
     equal = [
         f"predictions equal baseline {name}: {counts.errors_candidate} errors, {counts.fixed + counts.broken} of "
         f"{counts.shots} shots differ"
@@ -231,11 +264,11 @@ def own_predictions(effects: Mapping[str, PairedEffect], plain: str) -> Guard:
 
 
 def first_draw(artifact: str, tested_artifacts: Mapping[str, int]) -> Guard:
-    """One artifact, one draw a run: sent in again under another round's name it buys nothing."""
+    """Check that the run did not test this artifact before: each artifact gets one draw."""
     earlier = tested_artifacts.get(artifact)
     return Guard(
         name="first_draw",
         passed=earlier is None,
         evidence=f"artifact {artifact[:16]} "
-        + (f"was judged in round {earlier}" if earlier is not None else "was not judged before in this run"),
+        + (f"was tested in round {earlier}" if earlier is not None else "was not tested before in this run"),
     )

@@ -1,4 +1,4 @@
-"""verification_report.{json,md}: written once, whole, the .json last: it is what says that the judge was done."""
+"""Read and write verification_report.{json,md}; the .json is written last and marks the verification as complete."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from autoqec.contracts.verdict import PairedEffect, Rate, VerifyReport
+from autoqec.contracts.verdict import Cost, PairedEffect, Rate, VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
@@ -16,7 +16,11 @@ _TEMPLATE = "report.md.j2"
 
 
 def write(round_dir: RoundLayout, report: VerifyReport) -> None:
-    """Both files; ContractError where a report stands already."""
+    """Write both files.
+
+    Raises:
+        ContractError: The round already has a report.
+    """
     if round_dir.report_json.exists():
         raise ContractError("a report is never overwritten", location=str(round_dir.report_json))
     atomic.write_text(round_dir.report_md, render(report))
@@ -24,18 +28,22 @@ def write(round_dir: RoundLayout, report: VerifyReport) -> None:
 
 
 def read(round_dir: RoundLayout) -> VerifyReport | None:
-    """The round's report, None where the judge has not been; ContractError where it can't be read."""
+    """Read the round's report; None if it has none.
+
+    Raises:
+        ContractError: The file cannot be read.
+    """
     path = round_dir.report_json
     try:
         return VerifyReport.read(json.loads(path.read_text()), location=str(path))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise ContractError(f"no JSON ({error})", location=str(path)) from error
+        raise ContractError(f"not valid JSON ({error})", location=str(path)) from error
 
 
 def render(report: VerifyReport) -> str:
-    """Markdown that a referee reads in two minutes."""
+    """Render the report as Markdown."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -44,7 +52,7 @@ def render(report: VerifyReport) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    templates.filters.update(rate=_rate, percent=_percent, delta=_delta, cell=_table_cell)
+    templates.filters.update(rate=_rate, percent=_percent, delta=_delta, cell=_table_cell, count=_count)
     return templates.get_template(_TEMPLATE).render(report=report)
 
 
@@ -58,11 +66,15 @@ def _percent(effect: PairedEffect) -> str:
     return f"{100 * effect.relative:.1f}% [{100 * effect.relative_low:.1f}, {100 * effect.relative_high:.1f}]"
 
 
+def _count(value: int, cost: Cost) -> str:
+    return f"at least {value}" if cost.is_lower_bound else str(value)
+
+
 def _delta(effect: PairedEffect) -> str:
     return f"{effect.delta:.4g} [{effect.delta_low:.4g}, {effect.delta_high:.4g}]"
 
 
 def _table_cell(text: str) -> str:
-    """Text in a table cell: a candidate's own words may stand in it, so markup is taken out."""
+    """Escape text for a table cell; it may quote branch code, so markup is removed."""
     plain = "".join(char if char.isprintable() else " " for char in text)
     return plain.replace("|", "/").replace("`", "'").replace("<", "(").replace(">", ")")[:600]

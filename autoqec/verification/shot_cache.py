@@ -1,8 +1,8 @@
-"""The judge's shots, kept in files: for whoever can no longer draw them again.
+"""Archived shots of verifications, for replays on machines that sample differently.
 
 stim gives the same shots for a seed only in the same version and on the same CPU width. A file holds one chunk of
-`bundle.CHUNK` shots as its digest is taken: packed detection events (b8, row by row), then packed observables. Its
-name is that digest, so a report's `chunk_digests` name the files, and a file that was changed does not fit its name.
+`shot_stream.CHUNK` shots in the byte order of its digest: packed detection events (b8, row by row), then packed
+observables. Its name is that digest, so a report's `chunk_digests` name the files and a changed file is detected.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, unpack
-from autoqec.verification.composition import joint_sha256
-from autoqec.verification.shot_stream import ShotStream, shot_bytes
+from autoqec.verification.shot_stream import ShotStream, joint_sha256, shot_bytes
 
 
 def report_chunk_digests(report: VerifyReport) -> dict[str, str]:
-    """`purpose/chunk` -> digest, of every chunk that the report rests on, the composition's too."""
+    """Map `purpose/chunk` to the digest, for every chunk of the report and of its composition."""
     composition_digests = report.composition.chunk_digests if report.composition else ()
     return dict(line.rsplit(" ", 1) for line in (*report.chunk_digests, *composition_digests))
 
 
 def file_name(digest: str) -> str:
+    """Return the name of a chunk's file."""
     return f"{digest}.b8"
 
 
 @dataclass
 class ShotCache:
-    """Chunks that a report names, taken from `dir` wherever they are not drawn alike.
+    """Chunks that a report names, read from `dir` where sampling gives other shots.
 
-    redrawn, kept: how many chunks came out alike, and how many had to be taken from a file.
+    Attributes:
+        expected_digests: `purpose/chunk` -> digest in the report.
+        n_redrawn: Chunks that were sampled identically.
+        n_from_cache: Chunks that were read from a file.
     """
 
     dir: Path | None
@@ -46,9 +49,10 @@ class ShotCache:
     n_from_cache: int = 0
 
     def select_shots(self, name: str, sampled: Shots, problem: Problem) -> Shots:
-        """What was drawn where it fits the report, else the file's shots where there is one, else what was drawn.
+        """Return the sampled shots if they match the report or no file replaces them, else the file's shots.
 
-        ContractError for a file that is not what its name says.
+        Raises:
+            ContractError: The file's content does not match its name.
         """
         digest = self.expected_digests.get(name)
         if digest == sha256_bytes(shot_bytes(sampled)):
@@ -58,7 +62,7 @@ class ShotCache:
             return sampled
         data = path.read_bytes()
         if sha256_bytes(data) != digest:
-            what = f"holds other shots than its name says: SHA-256 {sha256_bytes(data)}"
+            what = f"content has SHA-256 {sha256_bytes(data)}, which is not its name"
             raise ContractError(what, location=str(path), hint="fetch the archive again")
         self.n_from_cache += 1
         return _shots(data, problem, location=str(path))
@@ -68,7 +72,7 @@ def _shots(data: bytes, problem: Problem, *, location: str) -> Shots:
     event_bytes, observable_bytes = -(-problem.n_detectors // 8), -(-problem.n_observables // 8)
     n, rest = divmod(len(data), event_bytes + observable_bytes)
     if rest:
-        raise ContractError(f"{len(data)} bytes are no whole number of this env's shots", location=location)
+        raise ContractError(f"{len(data)} bytes are not a whole number of this env's shots", location=location)
     raw = np.frombuffer(data, np.uint8)
     detection_events = raw[: n * event_bytes].reshape(n, event_bytes)
     return Shots(
@@ -78,8 +82,11 @@ def _shots(data: bytes, problem: Problem, *, location: str) -> Shots:
 
 
 def redraw_chunks(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator[tuple[str, bytes]]:
-    """(digest, bytes) of every chunk of a report, drawn from the run's secret; those that come out otherwise are
-    left out: then it is too late to keep them."""
+    """Sample every chunk of a report again from the run's secret.
+
+    Yields:
+        (digest, bytes) of each chunk; chunks that this machine samples differently are left out.
+    """
     composition_digests: tuple[str, ...] = ()
     shot_stream = composition_stream = ShotStream(secret, report.artifact_sha256, env.seed_policy.holdout)
     if report.composition:

@@ -1,19 +1,19 @@
-"""The judge's shots: seeds that nobody could know before the artifact was frozen.
+"""Shots for verification, from secret seeds that are derived after the artifact is frozen.
 
-seed(purpose, chunk) = HMAC-SHA256(run secret, artifact hash | holdout band | purpose | chunk), mapped into
-[2**32, 2**63): above every public band. A chunk is always CHUNK shots, so the shots of a chunk do not depend on how
-many chunks were drawn; its digest stands in the report. The same secret and artifact give the same shots, whoever
-asks and however often: one draw an artifact.
+seed(purpose, chunk) = HMAC-SHA256(run secret, artifact hash | holdout band | purpose | chunk), mapped to
+[2**32, 2**63), above every public band. A chunk always has CHUNK shots, so its shots do not depend on how many chunks
+are drawn; the report holds its digest. The same secret and artifact always give the same shots, so repeating a
+verification never yields a second draw.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -25,66 +25,81 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, pack, sample
 from autoqec.system import machine
 
-if TYPE_CHECKING:
-    from autoqec.verification.shot_cache import ShotCache
+CHUNK = 5_000  # shots per seed
+SEED_END = 2**63
+MIN_SECRET_BYTES = 16
 
-CHUNK = 5_000  # shots to a seed
-JUDGE_SEED_END = 2**63
-MIN_SECRET_BYTES = 16  # bytes
+
+class ShotSource(Protocol):
+    """Replaces sampled chunks by archived ones; see `shot_cache.ShotCache`."""
+
+    def select_shots(self, name: str, sampled: Shots, problem: Problem) -> Shots:
+        """Return the shots to use for chunk `name`."""
+        ...
 
 
 def commitment(secret: bytes) -> str:
-    """What is published of the secret before the run: its SHA-256."""
+    """Return the SHA-256 of the secret, which is published before the run."""
     return hashlib.sha256(secret).hexdigest()
 
 
 def artifact_sha256(checkpoint: Path, dsl: PredecoderDSL, modules_dir: Path | None) -> str:
-    """One hash for what is judged: weights, config and, where it is a branch's own, the search surface.
+    """Hash weights, config and, for a branch with code of its own, the editable modules.
 
-    ContractError where the checkpoint can't be read.
+    Raises:
+        ContractError: The checkpoint cannot be read.
     """
     try:
         with checkpoint.open("rb") as stream:
             weights = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ContractError(
-            f"checkpoint can't be read ({error.strerror})", location=str(checkpoint), hint="run the round again"
+            f"checkpoint cannot be read ({error.strerror})", location=str(checkpoint), hint="run the round again"
         ) from error
-    surface = machine.tree_sha256(modules_dir) if modules_dir is not None else None
-    return sha256_json({"checkpoint": weights, "dsl": dsl.sha256(), "surface": surface})
+    modules = machine.tree_sha256(modules_dir) if modules_dir is not None else None
+    return sha256_json({"checkpoint": weights, "dsl": dsl.sha256(), "surface": modules})
+
+
+def joint_sha256(child: str, parents: Sequence[str]) -> str:
+    """Hash the artifacts of a composition and its parents; the shots of their comparison are keyed by it."""
+    return sha256_json({"child": child, "parents": list(parents)})
 
 
 @dataclass
 class ShotStream:
-    """Draws chunks and remembers the digest of each. `artifact`: the hash the draw belongs to.
+    """Samples chunks and records the digest and seed of each.
 
-    shelf: for a replay, where chunks are kept that this stim draws otherwise.
+    Attributes:
+        artifact: Hash of the artifact that the shots are keyed by.
+        shot_cache: In a replay, the archive that replaces chunks that this stim samples differently.
     """
 
     secret: bytes
     artifact: str
     band: Band
-    shot_cache: ShotCache | None = None
+    shot_cache: ShotSource | None = None
     digests: dict[str, str] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if len(self.secret) < MIN_SECRET_BYTES:
-            raise ContractError(f"the judge's secret is shorter than {MIN_SECRET_BYTES} bytes", location="secret")
+            raise ContractError(f"the run's secret is shorter than {MIN_SECRET_BYTES} bytes", location="secret")
 
     def mac(self, purpose: str, chunk: int) -> bytes:
+        """Return the HMAC that seed and random numbers of a chunk derive from."""
         message = canonical_json({"artifact": self.artifact, "band": self.band, "purpose": purpose, "chunk": chunk})
         return hmac.digest(self.secret, message.encode(), "sha256")
 
     def seed(self, purpose: str, chunk: int) -> int:
-        return SEED_SPACE + int.from_bytes(self.mac(purpose, chunk)[:16], "big") % (JUDGE_SEED_END - SEED_SPACE)
+        """Return the stim seed of a chunk."""
+        return SEED_SPACE + int.from_bytes(self.mac(purpose, chunk)[:16], "big") % (SEED_END - SEED_SPACE)
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """Secret coin flips: canary bits, permutations."""
+        """Return a secret random generator, for canary bits and permutations."""
         return np.random.default_rng(list(self.mac(purpose, 0)))
 
     def chunk(self, problem: Problem, purpose: str, index: int) -> Shots:
-        """Chunk `index` of `purpose`, CHUNK shots of `problem`'s own noise."""
+        """Sample chunk `index` of `purpose`: CHUNK shots of `problem`'s own noise."""
         seed, name = self.seed(purpose, index), f"{purpose}/{index}"
         shots = sample(problem, CHUNK, seed)
         if self.shot_cache is not None:
@@ -94,25 +109,25 @@ class ShotStream:
         return shots
 
     def chunks(self, problem: Problem, purpose: str, shots: int) -> Iterator[Shots]:
-        """As many chunks as hold `shots`, one at a time, the last one whole too."""
+        """Sample whole chunks until `shots` are reached."""
         for index in range(-(-shots // CHUNK)):
             yield self.chunk(problem, purpose, index)
 
     @property
     def id(self) -> str:
-        """Names the shots of this judgement; equal ids, equal shots."""
+        """Identify the shots drawn so far: equal ids mean equal shots."""
         return sha256_json({"artifact": self.artifact, "digests": self.digests})[:32]
 
     def digest_lines(self) -> tuple[str, ...]:
-        """`purpose/chunk sha256` lines, in the order drawn."""
+        """Return `purpose/chunk sha256` lines, in the order drawn."""
         return tuple(f"{name} {value}" for name, value in self.digests.items())
 
 
 def shot_bytes(shots: Shots) -> bytes:
-    """Packed detectors, row by row, then packed observables."""
+    """Serialise packed detection events row by row, then packed observables."""
     return np.ascontiguousarray(shots.detection_events).tobytes() + pack(shots.observables).tobytes()
 
 
 def digest(shots: Shots) -> str:
-    """SHA-256 over packed detectors, then packed observables."""
+    """Return the SHA-256 of `shot_bytes`."""
     return sha256_bytes(shot_bytes(shots))

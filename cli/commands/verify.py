@@ -12,14 +12,14 @@ from autoqec.cli.common import Output, options, trust_option
 
 @click.command("verify")
 @click.argument("round_dir", type=click.Path(path_type=Path))
-@click.option("--replay", is_flag=True, help="Only make the standing judgement again, and compare.")
+@click.option("--replay", is_flag=True, help="Repeat the verification and compare it with the report; write nothing.")
 @trust_option()
 @options
 def command(round_dir: Path, replay: bool, out: Output) -> None:
-    """Judge the round in ROUND_DIR on shots that nobody has seen; a judgement that stands is replayed and compared.
+    """Verify the round in ROUND_DIR on shots from a secret seed; an existing report is replayed and compared.
 
-    Exit 0 where the judge says VERIFIED, 1 where it says FAILED or SUSPICIOUS. With --replay: 0 where shots, counts and
-    verdict come out as they stand in the report, 1 where they do not.
+    Exit status 0: VERIFIED; 1: INCONCLUSIVE, SUSPICIOUS or FAILED. With --replay: 0 if the whole report is reproduced,
+    1 if not.
     """
     if replay:
         _replay(round_dir, out)
@@ -54,7 +54,9 @@ def _replay(round_dir: Path, out: Output) -> None:
     if replayed.agrees:
         out.say(f"The replay agrees: {verdict}, on the same shots ({replayed.source})")
     else:
-        out.say(f"The replay disagrees: {plain(replayed.differences[0], 2000)}")
+        out.say("The replay disagrees:")
+        for difference in replayed.differences:
+            out.say(f"  {plain(difference, 2000)}")
     chunks = {"redrawn": replayed.n_redrawn, "from_archive": replayed.n_from_cache}
     out.emit(
         {"agrees": replayed.agrees, "verdict": verdict, "chunks": chunks, "differences": list(replayed.differences)}

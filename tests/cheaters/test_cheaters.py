@@ -1,4 +1,4 @@
-"""Statistical cheats as real checkpoints through the real judge: none is VERIFIED, each is told why."""
+"""Cheating checkpoints through the whole verifier: none is VERIFIED, and the report names the reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from autoqec.qec.sampling import LabelledSampler, LabelledShots, band_seed, pack
 from autoqec.store.files import dump_config
 from autoqec.system import sandbox
 from autoqec.verification import verifier
-from autoqec.verification.shot_stream import ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, run_verification
 from tests.support import judging
 from tests.support.envs import problem as make_problem
@@ -37,16 +36,16 @@ pytestmark = pytest.mark.usefixtures("sandbox_backend")  # branch code is not ve
 
 
 @pytest.fixture(autouse=True)
-def told(monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]) -> None:
-    """What each cheat ended as, for whoever counts (`make prove-judge`)."""
+def recorded_outcome(monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]) -> None:
+    """Record each outcome for `make prove-verifier`."""
 
-    def telling(request: VerifyRequest) -> VerifyReport:
+    def recording(request: VerifyRequest) -> VerifyReport:
         report = verifier.run_verification(request)
         by = ", ".join(sorted(failed(report))) or report.reasons[0].split(" after ")[0]
         record_property("ended", f"{report.verdict}: {by}")
         return report
 
-    monkeypatch.setattr(sys.modules[__name__], "judge", telling)
+    monkeypatch.setattr(sys.modules[__name__], "run_verification", recording)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +84,7 @@ def failed(report: VerifyReport) -> set[str]:
 )
 def test_misbehaving_answers_fail_by_name(name: str, guard: str, tmp_path: Path, problem: Problem) -> None:
     report = verdict_of(name, tmp_path, problem)
-    assert report.verdict == "FAILED"
+    assert report.verdict == ("FAILED" if "complete" in failed(report) else "SUSPICIOUS")
     assert guard in failed(report) and failed(report) <= {"complete", "repeatable", "batch_independence", "cost"}
     assert any(reason.startswith(f"guard {guard}:") for reason in report.reasons)
 
@@ -93,7 +92,7 @@ def test_misbehaving_answers_fail_by_name(name: str, guard: str, tmp_path: Path,
 @pytest.mark.parametrize("name", ["constant_prior", pytest.param("lucky_noise", marks=pytest.mark.long)])
 def test_no_gain_is_not_verified(name: str, tmp_path: Path, problem: Problem) -> None:
     report = verdict_of(name, tmp_path, problem)
-    assert report.verdict == "SUSPICIOUS", report.reasons
+    assert report.verdict == "INCONCLUSIVE", report.reasons
     assert report.reasons[0].startswith("sequential test")
     assert any("small gains" in line for line in report.not_tested) or report.effect and report.effect.delta > 0
 
@@ -101,7 +100,7 @@ def test_no_gain_is_not_verified(name: str, tmp_path: Path, problem: Problem) ->
 def test_patching_its_own_process_changes_nothing_here(tmp_path: Path, problem: Problem) -> None:
     before = backends.make_backend("mwpm", problem)
     report = verdict_of("patcher", tmp_path, problem)
-    assert report.verdict == "FAILED" and "cost" in failed(report)  # 80 kB of weights are not one parameter
+    assert report.verdict == "SUSPICIOUS" and "cost" in failed(report)  # 80 kB of weights are not one parameter
     assert report.effect is not None and report.effect.counts.fixed == report.effect.counts.broken == 0
     assert before.name == "mwpm" and stats.error_mask(np.ones((1, 1), bool), np.zeros((1, 1), bool)).all()
 
@@ -129,7 +128,7 @@ def test_label_leaker_finds_nothing(
         judging.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules)
     )
     assert report.sandbox == sandbox_backend and "LEAKED" not in str(report)
-    assert report.verdict == "SUSPICIOUS" and not failed(report)
+    assert report.verdict == "INCONCLUSIVE" and not failed(report)
     assert not (modules / "note").exists()
     assert next(guard for guard in report.guards if guard.name == "canary").passed
 
@@ -139,14 +138,14 @@ WIDE = (5, 0.008)  # so many syndromes that secret shots hardly repeat public on
 
 
 def lost_val_shots(problem: Problem) -> tuple[LabelledShots, np.ndarray]:
-    """Public val shots, and which of them plain matching loses."""
+    """Return public validation shots, and the rows that the baseline decoder loses."""
     shots = LabelledSampler(problem, band_seed(problem.env.seed_policy.val, "val")).draw(VAL_SHOTS)
     answers = backends.make_backend("mwpm", problem).decode(pack(shots.detections))
     return shots, np.nonzero(stats.error_mask(answers, shots.observables))[0]
 
 
 def claim_of(lost: int, kept: int) -> RoundMetrics:
-    """What is measured on those shots where `kept` of the lost ones are known by heart."""
+    """Return the validation figures of a net that memorised `kept` of the lost shots."""
     return RoundMetrics(
         status="ok",
         delta_ler=kept / VAL_SHOTS,
@@ -159,9 +158,9 @@ def claim_of(lost: int, kept: int) -> RoundMetrics:
     )
 
 
-def knows_nothing_new(report: VerifyReport) -> None:
+def assert_no_gain_on_secret_shots(report: VerifyReport) -> None:
     assert report.effect is not None and abs(report.effect.delta) < 0.002
-    assert report.verdict == "FAILED" and failed(report) == {"claimed_gain"}
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"claimed_gain"}
     assert report.reasons[0].startswith("guard claimed_gain:")
 
 
@@ -176,12 +175,12 @@ def test_memoriser_of_a_public_band(share: float, tmp_path: Path) -> None:
         body.values[: len(kept)] = torch.from_numpy(np.where(shots.edges[kept], 40.0, -20.0).astype(np.float32))
 
     report = verdict_of("memoriser", tmp_path, problem, fill=fill, claimed=claim_of(len(lost), len(kept)))
-    knows_nothing_new(report)
+    assert_no_gain_on_secret_shots(report)
 
 
 @pytest.mark.long
 def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
-    """No code of its own: one hidden unit of a plain MLP for each shot, which fires on that syndrome alone."""
+    """Without branch code: one hidden unit of an MLP per shot, which is active for that syndrome alone."""
     problem = make_problem(*WIDE)
     shots, lost = lost_val_shots(problem)
     kept = lost[:512]
@@ -196,17 +195,17 @@ def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
         edges = np.where(shots.edges[kept], 40.0, -20.0).astype(np.float32)
         model.body.head.weight[:, : len(kept)] = torch.from_numpy(edges).T
         known = model(keys) - model(torch.zeros(1, problem.n_detectors))
-    assert (known.abs().max(1).values >= 20).all()  # it does know them
+    assert (known.abs().max(1).values >= 20).all()  # it has memorised them
     checkpoint.save(tmp_path / "w.pt", model.eval(), parse_dsl(config))
     claimed = claim_of(len(lost), len(kept))
     request = judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt", dsl_config=config, claimed=claimed)
-    knows_nothing_new(run_verification(request))
+    assert_no_gain_on_secret_shots(run_verification(request))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_seed_peeker(share: float, tmp_path: Path) -> None:
-    """Every public seed drawn again inside the candidate; the judge's seeds are none of them."""
+    """Sampling every public seed in the candidate process does not help on secret seeds."""
     problem = make_problem(*WIDE)
     shots, lost = lost_val_shots(problem)
     kept = [row for row in lost if sha256(pack(shots.detections[[row]])).digest()[0] < 256 * share]
@@ -216,32 +215,30 @@ def test_seed_peeker(share: float, tmp_path: Path) -> None:
     claimed = claim_of(len(lost), len(kept))
     place = tmp_path / "round"
     more: dict[str, Any] = {"config_only": False, "modules_dir": modules, "claimed": claimed}
-    knows_nothing_new(run_verification(judging.request(place, problem.env, weights, **more)))
+    report = run_verification(judging.request(place, problem.env, weights, **more))
+    assert report.effect is not None and abs(report.effect.delta) < 0.002
+    assert report.verdict == "SUSPICIOUS" and "claimed_gain" in failed(report) <= {"claimed_gain", "cost"}
 
 
 @pytest.mark.long
 def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It spoils plain matching where it runs, which is not here; and were it here, the guard would say so."""
+    """Branch code cannot even import the decoder; and if it were patched in the verifier, a guard would trip."""
     weights, modules = judging.cheat("sabotaged_baseline", tmp_path, problem)
     request = judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
     report = run_verification(request)
-    assert report.verdict == "SUSPICIOUS" and report.effect is not None, report.reasons
-    shots = ShotStream(judging.SECRET, report.artifact_sha256, problem.env.seed_policy.holdout)
-    (chunk,) = shots.chunks(problem, "effect", 5_000)
-    honest = stats.error_mask(backends.make_backend("mwpm", problem).decode(chunk.detection_events), chunk.observables)
-    assert report.effect.counts.errors_reference == int(honest.sum())
-    assert report.effect.counts.fixed == report.effect.counts.broken == 0
+    assert report.verdict == "FAILED" and "decoder library" in report.reasons[0], report.reasons
 
-    monkeypatch.setattr(backends.Mwpm, "decode", backends.Mwpm.decode)  # restores what comes next
+    monkeypatch.setattr(backends.Mwpm, "decode", backends.Mwpm.decode)  # restored after the test
     judging.cheat_module("sabotaged_baseline").sabotage()
-    spoiled = run_verification(request)
+    judging.train(tmp_path / "idle.pt", problem, steps=1)
+    spoiled = run_verification(judging.request(tmp_path / "idle", problem.env, tmp_path / "idle.pt"))
     assert spoiled.effect is not None and (spoiled.effect.relative_low or 0) > 0.02
-    assert spoiled.verdict == "FAILED" and "baseline_interval" in failed(spoiled)
+    assert spoiled.verdict == "SUSPICIOUS" and "baseline_interval" in failed(spoiled)
 
 
 @pytest.mark.long
 def test_buffer_hider(tmp_path: Path) -> None:
-    """A true gain, by weights that no count holds: they stand in the code."""
+    """A true gain from weights that no count includes: they are written into the code."""
     problem = make_problem(5, 0.01)
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
     judging.train(tmp_path / "honest.pt", problem, steps=300, config=config)
@@ -256,38 +253,53 @@ def test_buffer_hider(tmp_path: Path) -> None:
     )
     assert report.cost is not None and report.cost.n_params < 100
     assert report.effect is not None and report.effect.counts.fixed > 50  # it does decode
-    assert report.verdict == "FAILED" and failed(report) == {"cost"}
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
     assert "compressed new code" in report.reasons[0]
 
 
 @pytest.mark.long
 def test_hit_and_run_is_timed(tmp_path: Path, problem: Problem) -> None:
-    """Work beyond the count by a process that is gone before anybody looks at its clock."""
+    """Work beyond the count, by a process that ends before its CPU time is read."""
     report = verdict_of("hit_and_run", tmp_path, problem)
     assert report.cost is not None and report.cost.candidate_us_per_shot > 300
-    assert report.verdict == "FAILED" and "cost" in failed(report)
-    assert any("us a shot can't be" in reason for reason in report.reasons)
+    assert report.verdict == "SUSPICIOUS" and "cost" in failed(report)
+    assert any("us per shot are more than" in reason for reason in report.reasons)
 
 
 @pytest.mark.long
 def test_sleeper_is_counted_awake(tmp_path: Path, problem: Problem) -> None:
-    """Work that is done on busy shots alone is work; a claim from a quiet one lies below."""
+    """Work done for busy shots alone counts; a claim measured on a quiet shot is below it."""
     claimed = RoundMetrics(status="ok", delta_ler=0.01, checkpoint_path="w", flops_per_syndrome=100, n_params=10**6)
     report = verdict_of("sleeper", tmp_path, problem, claimed=claimed)
     assert report.cost is not None and report.cost.flops_per_syndrome > 2 * 256 * problem.graph.n_edges
-    assert report.verdict == "FAILED" and failed(report) == {"cost"}
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
     assert "claims 100 FLOPs" in report.reasons[0]
 
 
+def test_training_in_the_candidate_process_is_counted(tmp_path: Path, problem: Problem) -> None:
+    """Weights that are trained after the start and kept outside tensors: the start-up work is bounded."""
+    report = verdict_of("trainer", tmp_path, problem)
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
+    assert report.cost is not None and (report.cost.startup_cpu_s or 0) > 3 and report.cost.n_params < 100
+    assert "start-up took" in report.reasons[0] and report.cost.is_lower_bound
+
+
+def test_memory_of_a_hidden_table_is_counted(tmp_path: Path, problem: Problem) -> None:
+    report = verdict_of("table", tmp_path, problem)
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
+    assert report.cost is not None and (report.cost.memory_growth_mb or 0) > 300
+    assert "memory grew by" in report.reasons[0]
+
+
 def test_resubmitter_and_understated_cost(tmp_path: Path, problem: Problem) -> None:
-    """One request, two cheats of the books: the same artifact again, and a claim of one FLOP."""
+    """One request with two cheats: the same artifact again, and a claim of one FLOP."""
     judging.train(tmp_path / "w.pt", problem, steps=4)
     request = judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt")
     claimed = RoundMetrics(
         status="ok", delta_ler=0.01, checkpoint_path="checkpoint.pt", flops_per_syndrome=1, n_params=10**6
     )
     report = run_verification(replace(request, tested_artifacts={artifact_sha256(request): 1}, claimed=claimed))
-    assert report.verdict == "FAILED" and failed(report) == {"first_draw", "cost"}
+    assert report.verdict == "SUSPICIOUS" and failed(report) == {"first_draw", "cost"}
     assert "claims 1 FLOPs" in next(guard.evidence for guard in report.guards if guard.name == "cost")
     assert report.cost is not None and report.cost.counted_by == "baseline compiler"
 
@@ -301,10 +313,10 @@ def test_without_a_sandbox_branch_code_is_refused(
 
 
 @pytest.mark.long
-def test_without_a_sandbox_a_config_is_judged(
+def test_without_a_sandbox_a_config_is_verified(
     tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only trusted code runs then; the report says under what."""
+    """Only trusted code runs then; the report records the sandbox."""
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
     judging.train(tmp_path / "w.pt", problem, steps=2)
     report = run_verification(judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))

@@ -228,7 +228,7 @@ def _row(layout: RunLayout, number: int, commits: Sequence[str], only_failures: 
         row |= {"val_fixed": 120, "val_broken": 40}
     if not bad and number % 2:
         gain = 1e-3 + 1e-4 * (number % 17)
-        row |= {"verify_verdict": "VERIFIED" if verified(number) else "SUSPICIOUS", "holdout_shots": SHOTS}
+        row |= {"verify_verdict": "VERIFIED" if verified(number) else "INCONCLUSIVE", "holdout_shots": SHOTS}
         row |= {"delta_vs_baseline_holdout": gain, "delta_holdout_low": gain - 3e-4, "delta_holdout_high": gain + 3e-4}
         row |= {"relative_holdout": gain / 0.014, "relative_holdout_low": (gain - 3e-4) / 0.014}
         row |= {"relative_holdout_high": (gain + 3e-4) / 0.014, "beats_panel": {"mwpm": True, "mwpm_correlated": False}}

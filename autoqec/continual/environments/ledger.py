@@ -16,11 +16,12 @@ from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, En
 from autoqec.continual.environments.mcq import MCQEnv
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import Verdict
 from autoqec.errors import ContractError, UsageError
 from autoqec.store import jsonl
 
 Topic = Literal["verdict", "gain", "best", "cause"]
-VERDICTS = ("VERIFIED", "SUSPICIOUS", "FAILED")
+VERDICTS = get_args(Verdict)
 FAILURE_STATUSES = ("compile_error", "train_error", "killed_by_safety")
 # Upper bounds of the relative reduction of the LER on the val shots.
 GAIN_BINS = (
@@ -95,9 +96,9 @@ def verdict_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
     """Will the judge accept it? From what the Runner measured."""
     for recorded in rounds:
         row = recorded.row
-        if row.verify_verdict in VERDICTS and row.val_shots:
+        if row.current_verdict is not None and row.val_shots:
             question = verdict_question(row.dsl_config or {}, row)
-            yield _mcq(recorded, "verdict", question, VERDICTS, str(row.verify_verdict))
+            yield _mcq(recorded, "verdict", question, VERDICTS, str(row.current_verdict))
 
 
 def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:

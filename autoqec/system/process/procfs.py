@@ -58,6 +58,18 @@ def rss_bytes(processes: list[int]) -> int:
     return total
 
 
+def anonymous_bytes(processes: list[int]) -> int:
+    """Return the resident memory of the processes that no file backs, in bytes."""
+    total = 0
+    for pid in processes:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except OSError:
+            continue
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
+    return total * 1024
+
+
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which the process started; with pid and boot id it names one process for ever."""
     fields = stat_fields(pid)

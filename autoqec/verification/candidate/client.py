@@ -1,7 +1,8 @@
-"""The judge's end of the pipes to a candidate: never blocks on a candidate that won't read, answer or stop."""
+"""Client of a candidate process: never blocks on a process that does not read, answer or stop."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import selectors
@@ -15,12 +16,12 @@ import numpy as np
 from autoqec.system.process import child, procfs
 from autoqec.verification.candidate import protocol
 
-IO_CHUNK_BYTES = 2**18  # bytes to a read or write
+IO_CHUNK_BYTES = 2**18  # bytes per read or write
 
 
 @dataclass(frozen=True)
 class CandidateFailure:
-    """An answer that did not come, and why. error: the exception's type, or `timeout`, `closed`, `protocol`."""
+    """Why an answer is missing. error: the exception's type, or `timeout`, `closed`, `protocol`, `limit`, `shape`."""
 
     error: str
     what: str
@@ -31,10 +32,24 @@ class CandidateFailure:
         return f"{self.error}: {self.what}"
 
 
-class CandidateClient:
-    """Requests go out in order, answers come back in order; after a broken frame or a timeout every answer fails.
+@dataclass(frozen=True)
+class Usage:
+    """Resources of a process tree so far."""
 
-    answer_s: the longest wait for one answer. total_s: for all of them; time in which nobody waits is not counted.
+    cpu_s: float
+    memory_bytes: int
+
+    def since(self, earlier: Usage) -> Usage:
+        """Return the difference from an earlier reading."""
+        return Usage(self.cpu_s - earlier.cpu_s, self.memory_bytes - earlier.memory_bytes)
+
+
+class CandidateClient:
+    """Sends requests and receives answers in order; after a protocol error or a timeout every answer fails.
+
+    Args:
+        answer_s: Longest wait for one answer.
+        total_s: Longest wait for all answers together; time in which the verifier does not wait is not counted.
     """
 
     def __init__(self, process: child.Process, *, answer_s: float, total_s: float) -> None:
@@ -46,34 +61,53 @@ class CandidateClient:
         self._in = bytearray()
         self._expected: deque[int] = deque()
         self._failure_reason: CandidateFailure | None = None
+        self._at_ready = Usage(0.0, 0)
         for fd in (self._stdin_fd, self._stdout_fd):
             os.set_blocking(fd, False)
 
     def send_spec(self, spec: dict[str, Any]) -> None:
+        """Send env, config and paths; the process answers READY before it imports any branch code."""
         self._queue(protocol.pack(protocol.SPEC, json.dumps(spec).encode()))
 
+    def load_branch_code(self) -> CandidateFailure | None:
+        """Wait for READY, read the process's resources, and let it import the editable modules."""
+        answer = self._receive_frame(protocol.READY, 0)
+        if isinstance(answer, CandidateFailure):
+            return answer
+        self._at_ready = self.usage()
+        self._queue(protocol.pack(protocol.GO, b""))
+        return None
+
     def receive_model_info(self) -> dict[str, Any] | CandidateFailure:
-        """What the candidate says it built."""
-        payload_or_failure = self._receive_frame(protocol.MODEL_INFO, protocol.MAX_REPLY_TEXT)
-        if isinstance(payload_or_failure, CandidateFailure):
-            return payload_or_failure
+        """Receive what the process says that it built."""
+        answer = self._receive_frame(protocol.MODEL_INFO, protocol.MAX_REPLY_TEXT)
+        if isinstance(answer, CandidateFailure):
+            return answer
         try:
-            model_info = json.loads(payload_or_failure)
+            model_info = json.loads(answer)
         except (ValueError, RecursionError):
-            return self._fail(CandidateFailure("protocol", "the first answer is no JSON"))
-        return (
-            model_info
-            if isinstance(model_info, dict)
-            else self._fail(CandidateFailure("protocol", "the first answer is no object"))
-        )
+            return self._fail(CandidateFailure("protocol", "the first answer is not JSON"))
+        if not isinstance(model_info, dict):
+            return self._fail(CandidateFailure("protocol", "the first answer is not a JSON object"))
+        return model_info
+
+    def usage(self) -> Usage:
+        """Read CPU time and anonymous memory of the process tree; zeros after it has ended."""
+        pids = procfs.process_tree(self._process.pid)
+        ticks = sum(int(value) for pid in pids for value in procfs.stat_fields(pid)[11:15])  # [cu|cs|u|s]time
+        return Usage(ticks / os.sysconf("SC_CLK_TCK"), procfs.anonymous_bytes(pids))
+
+    def usage_of_branch_code(self) -> Usage:
+        """Read the resources used since the import of the editable modules began."""
+        return self.usage().since(self._at_ready)
 
     def send(self, detection_events: np.ndarray) -> None:
-        """Ask for log-odds of packed detection events, uint8 [n, ceil(n_detectors / 8)]."""
+        """Request the log-odds of packed detection events, uint8 [n, ceil(n_detectors / 8)]."""
         self._expected.append(len(detection_events))
         self._queue(protocol.pack(protocol.DATA, np.ascontiguousarray(detection_events).tobytes()))
 
     def receive(self, n_edges: int) -> np.ndarray | CandidateFailure:
-        """The oldest outstanding answer, float32 [n, n_edges] (values unchecked), or why there is none."""
+        """Receive the oldest outstanding answer: float32 [n, n_edges], values unchecked, or why it is missing."""
         n = self._expected.popleft()
         payload_or_failure = self._receive_frame(protocol.LOG_ODDS, 4 * n * n_edges)
         if isinstance(payload_or_failure, CandidateFailure):
@@ -86,19 +120,18 @@ class CandidateClient:
 
     @property
     def outstanding(self) -> int:
+        """Number of requests without an answer."""
         return len(self._expected)
 
     def close(self) -> child.Result:
-        """End the process; how it ended."""
-        self._fail(CandidateFailure("closed", "the judge hung up"))
-        return self._process.kill()
+        """End the process.
 
-    def cpu_s(self) -> float:
-        """CPU seconds of the process and everything below it so far, waited-for children too; 0 once it has ended."""
-        ticks = 0
-        for pid in procfs.process_tree(self._process.pid):
-            ticks += sum(int(value) for value in procfs.stat_fields(pid)[11:15])  # utime, stime, cutime, cstime
-        return ticks / os.sysconf("SC_CLK_TCK")
+        Returns:
+            How it ended, with the CPU seconds that the kernel counted for it since READY.
+        """
+        self._fail(CandidateFailure("closed", "the verifier closed the connection"))
+        result = self._process.kill()
+        return dataclasses.replace(result, cpu_s=result.cpu_s - self._at_ready.cpu_s)
 
     def _queue(self, data: bytes) -> None:
         if self._failure_reason is None:
@@ -117,9 +150,8 @@ class CandidateClient:
         if not self._fill(size, deadline):
             return self._disconnected()
         tag, length = protocol.HEADER.unpack(self._in[:size])
-        limit = (
-            2 * max_bytes if tag == expected_tag else protocol.MAX_REPLY_TEXT
-        )  # twice: a wrong shape may be told as such
+        # Twice the expected size, so that an answer of the wrong shape is reported as such.
+        limit = 2 * max_bytes if tag == expected_tag else protocol.MAX_REPLY_TEXT
         if tag not in (expected_tag, protocol.ERROR) or length > limit:
             return self._fail(CandidateFailure("protocol", f"an answer tagged {tag!r} of {length} bytes"))
         if not self._fill(size + length, deadline):
@@ -129,7 +161,7 @@ class CandidateClient:
         return payload if tag == expected_tag else _decode_failure(payload)
 
     def _fill(self, size: int, deadline: float) -> bool:
-        """Whether `size` bytes arrived before `until`."""
+        """Return whether `size` bytes arrived before the deadline."""
         while self._failure_reason is None and len(self._in) < size:
             wait = deadline - time.monotonic()
             if wait <= 0:
@@ -139,7 +171,7 @@ class CandidateClient:
         return len(self._in) >= size
 
     def _pump(self, *, read: bool, wait: float) -> None:
-        """One round of writing what waits and, if asked, reading what came."""
+        """Write pending bytes and, if asked, read available ones, once."""
         with selectors.DefaultSelector() as ready:
             if self._out:
                 ready.register(self._stdin_fd, selectors.EVENT_WRITE)
@@ -151,7 +183,7 @@ class CandidateClient:
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    self._fail(CandidateFailure("closed", f"the candidate's pipe broke ({error.strerror})"))
+                    self._fail(CandidateFailure("closed", f"the pipe to the candidate broke ({error.strerror})"))
                 if self._failure_reason is not None:
                     return
 
@@ -161,11 +193,11 @@ class CandidateClient:
         elif fd == self._stdout_fd:
             data = os.read(fd, IO_CHUNK_BYTES)
             if not data:
-                self._fail(CandidateFailure("closed", "the candidate's process ended"))
+                self._fail(CandidateFailure("closed", "the candidate process ended"))
             self._in += data
 
     def _disconnected(self) -> CandidateFailure:
-        return self._failure_reason or CandidateFailure("closed", "the candidate's process ended")
+        return self._failure_reason or CandidateFailure("closed", "the candidate process ended")
 
     def _fail(self, why: CandidateFailure) -> CandidateFailure:
         if self._failure_reason is None:
@@ -178,15 +210,15 @@ class CandidateClient:
 
 
 def _decode_failure(payload: bytes) -> CandidateFailure:
-    """A candidate's own words, cut to size: they are shown as data."""
+    """Parse a FAIL message. Its text comes from branch code: it is truncated and shown as data."""
     try:
         fields = json.loads(payload)
         location, hint = (_truncate(fields[key], 200) if fields.get(key) else None for key in ("where", "hint"))
         return CandidateFailure(_truncate(fields["error"], 100), _truncate(fields["what"], 500), location, hint)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return CandidateFailure("protocol", "a failure that is no JSON")
+        return CandidateFailure("protocol", "a FAIL message that is not JSON")
 
 
 def _truncate(value: Any, most: int) -> str:
-    """One line that any file and terminal takes: half a surrogate pair, say, could be written nowhere."""
+    """Return one printable line; half a surrogate pair, for example, could not be written to a file."""
     return "".join(char if char.isprintable() else " " for char in str(value)[:most])

@@ -1,4 +1,4 @@
-"""Keep decoder libraries out of the candidate process: a predecoder that calls a baseline is that baseline."""
+"""Block decoder libraries in the candidate process, since a predecoder that calls a baseline is that baseline."""
 
 from __future__ import annotations
 

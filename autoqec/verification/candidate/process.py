@@ -1,8 +1,8 @@
-"""The candidate's process: `python -m autoqec.verification.candidate.process`. Detection events in, log-odds out.
+"""The candidate process (`python -m autoqec.verification.candidate.process`): detection events in, log-odds out.
 
-It is started inside the sandbox and holds a copy of the checkpoint and nothing of the judge: no label, no seed, no
-secret, no run directory. Frames arrive on stdin; answers leave on a descriptor of their own, because stdout is
-pointed at stderr before any code of the search surface is imported: its prints can't garble an answer.
+It runs inside the sandbox with a copy of the artifact. It has no labels, seeds, secret or run directory. Requests
+arrive on stdin. Answers leave on a separate descriptor, because stdout is redirected to stderr before any branch code
+is imported, so that prints of branch code cannot corrupt an answer.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ from autoqec.qec.sampling import unpack
 from autoqec.store.files import parse_env
 from autoqec.verification.candidate import decoder_libraries, protocol
 
-BATCH = 1_024  # shots through the net at once: bounds memory whatever the net
-
 
 def main() -> None:
+    """Serve one verifier until it closes the pipe."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     requests = sys.stdin.buffer
     torch.set_num_threads(1)
     try:
-        tag, payload = receive(requests)
-        if tag != protocol.SPEC:
-            raise ContractError(f"the first frame is {tag!r}, not SPEC")
-        model, n_detectors, model_info = build_model(json.loads(payload))
+        spec = json.loads(_expect(requests, protocol.SPEC))
+        decoder_libraries.block()
+        problem = Problem.from_env(parse_env(spec["env_text"], location="env"))
+        send(answers, protocol.READY, b"")  # CPU time and memory are counted for the branch's code from here on
+        _expect(requests, protocol.GO)
+        model, model_info = build_model(spec, problem)
     except Exception as error:
         send(answers, protocol.ERROR, encode_error(error))
         return
@@ -47,47 +48,58 @@ def main() -> None:
         if tag != protocol.DATA:
             return
         try:
-            send(answers, protocol.LOG_ODDS, infer_log_odds(model, payload, n_detectors))
-        except Exception as error:  # whatever the branch's code raises costs this chunk, not the judgement
+            send(answers, protocol.LOG_ODDS, infer_log_odds(model, payload, problem.n_detectors))
+        except Exception as error:  # an exception of branch code costs this chunk, not the verification
             send(answers, protocol.ERROR, encode_error(error))
 
 
-def build_model(spec: dict[str, Any]) -> tuple[Predecoder, int, dict[str, Any]]:
-    """The net, its number of detectors, and what the judge wants to know of it."""
-    decoder_libraries.block()
+def _expect(requests: BinaryIO, expected_tag: bytes) -> bytes:
+    tag, payload = receive(requests)
+    if tag != expected_tag:
+        raise ContractError(f"expected a {expected_tag.decode()} message, received {tag!r}")
+    return payload
+
+
+def build_model(spec: dict[str, Any], problem: Problem) -> tuple[Predecoder, dict[str, Any]]:
+    """Import the editable modules, load the checkpoint and count its cost.
+
+    Returns:
+        The predecoder, and the payload of the MADE message.
+
+    Raises:
+        ContractError: Checkpoint and config, or checkpoint and env, do not belong together.
+    """
     overlay.use_modules_dir(spec["modules_dir"])
-    problem = Problem.from_env(parse_env(spec["env_text"], location="env"))
     model, dsl = checkpoint.load(Path(spec["checkpoint"]), problem)
     round_dsl = parse_dsl(spec["dsl_config"])
     if dsl.sha256() != round_dsl.sha256():
         raise ContractError(
             f"checkpoint holds config {dsl.sha256()[:12]}, the round's config is {round_dsl.sha256()[:12]}",
             location="checkpoint.pt",
-            hint="judge the round with its own config.yaml",
+            hint="verify the round with its own config.yaml",
         )
     cost = flops.count(model, problem.n_detectors)
-    model_info = {
+    return model, {
         "circuit_sha256": problem.circuit_sha256,
         "dsl_sha256": dsl.sha256(),
         "n_params": cost.n_params,
         "flops_per_syndrome": cost.flops_per_syndrome,
     }
-    return model, problem.n_detectors, model_info
 
 
 def infer_log_odds(model: Predecoder, packed: bytes, n_detectors: int) -> bytes:
-    """Log-odds of every shot, float32 [n, n_edges] as bytes."""
+    """Return the log-odds of every shot, float32 [n, n_edges], as bytes."""
     shots = np.frombuffer(packed, np.uint8).reshape(-1, -(-n_detectors // 8))
     parts = []
     with torch.no_grad():
-        for start in range(0, len(shots), BATCH):
-            events = unpack(shots[start : start + BATCH], n_detectors).astype(np.float32)
+        for start in range(0, len(shots), protocol.BATCH):
+            events = unpack(shots[start : start + protocol.BATCH], n_detectors).astype(np.float32)
             parts.append(model(torch.from_numpy(events)).numpy().astype("<f4", copy=False))
     return np.concatenate(parts).tobytes()
 
 
 def receive(stream: BinaryIO) -> tuple[bytes, bytes]:
-    """The next frame; an empty tag where the judge has hung up."""
+    """Read the next message; the tag is empty if the verifier has closed the pipe."""
     header = stream.read(protocol.HEADER.size)
     if len(header) < protocol.HEADER.size:
         return b"", b""
@@ -96,11 +108,13 @@ def receive(stream: BinaryIO) -> tuple[bytes, bytes]:
 
 
 def send(stream: BinaryIO, tag: bytes, payload: bytes) -> None:
+    """Write one message."""
     stream.write(protocol.pack(tag, payload))
     stream.flush()
 
 
 def encode_error(error: Exception) -> bytes:
+    """Return the payload of a FAIL message."""
     what = error.message if isinstance(error, AutoqecError) else f"{type(error).__name__}: {error}"
     location, hint = (error.location, error.hint) if isinstance(error, AutoqecError) else (None, None)
     kind = type(error).__name__

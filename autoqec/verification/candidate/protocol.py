@@ -1,10 +1,12 @@
-"""What judge and candidate say to each other: tagged, length-prefixed byte strings over two pipes.
+"""Messages between verifier and candidate process: tagged, length-prefixed byte strings over two pipes.
 
-judge -> candidate   SPEC  JSON {env_text, checkpoint, dsl_config, modules_dir}
-                     DATA  packed detection events, uint8 [n, ceil(n_detectors / 8)], row-major
-candidate -> judge   MADE  JSON {circuit_sha256, dsl_sha256, n_params, flops_per_syndrome}
-                     ODDS  log-odds at the env's target p, float32 [n, n_edges], row-major, little-endian
-                     FAIL  JSON {error, what, where, hint}: this request failed, the next may not
+verifier -> candidate   SPEC  JSON {env_text, checkpoint, dsl_config, modules_dir}
+                        GOON  empty: import the editable modules and load the checkpoint
+                        DATA  packed detection events, uint8 [n, ceil(n_detectors / 8)], row-major
+candidate -> verifier   REDY  empty: trusted code is imported and the env's problem is built; no branch code ran yet
+                        MADE  JSON {circuit_sha256, dsl_sha256, n_params, flops_per_syndrome}
+                        ODDS  log-odds at the env's target p, float32 [n, n_edges], row-major, little-endian
+                        FAIL  JSON {error, what, where, hint}: this request failed; later ones may succeed
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import struct
 
 HEADER = struct.Struct("<4sQ")
-SPEC, DATA, MODEL_INFO, LOG_ODDS, ERROR = b"SPEC", b"DATA", b"MADE", b"ODDS", b"FAIL"
-MAX_TEXT = 16 * 2**20  # bytes of SPEC
+SPEC, GO, DATA = b"SPEC", b"GOON", b"DATA"
+READY, MODEL_INFO, LOG_ODDS, ERROR = b"REDY", b"MADE", b"ODDS", b"FAIL"
 MAX_REPLY_TEXT = 2**16  # bytes of MADE and FAIL
+BATCH = 1_024  # shots per forward pass; bounds memory
 
 
 def pack(tag: bytes, payload: bytes) -> bytes:
+    """Return one message: header, then payload."""
     return HEADER.pack(tag, len(payload)) + payload

@@ -1,4 +1,4 @@
-"""Sabotaged baseline: plain matching is made to lose every ninth shot, so that doing nothing looks like a gain."""
+"""Makes the baseline decoder lose shots, so that doing nothing looks like a gain."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from autoqec.qec import backends
 
 
 def sabotage():
-    """In this process."""
+    """Patch the decoder in this process."""
     honest = backends.Mwpm.decode
 
     def spoiled(self, detection_events):
@@ -21,8 +21,8 @@ def sabotage():
 
 
 def sabotage_for_good():
-    """In the package, for the next process."""
-    for name in ("qec/backends.py", "eval/trial.py"):
+    """Try to patch the package, for the next process."""
+    for name in ("qec/backends.py", "verification/session.py"):
         try:
             with (Path(autoqec.__file__).parent / name).open("a") as out:
                 out.write("")
@@ -35,7 +35,7 @@ class Idle(torch.nn.Module):
     def __init__(self, view):
         super().__init__()
         self.n_edges = view.n_edges
-        if __name__.startswith("autoqec."):  # in the process under judgement, not in the test that builds it
+        if __name__.startswith("autoqec."):  # in the candidate process, not in the test that builds it
             sabotage()
             sabotage_for_good()
 

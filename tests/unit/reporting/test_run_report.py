@@ -12,19 +12,19 @@ from autoqec.reporting.summary import print_summary
 from tests.support import runs
 
 
-def suspicious(seconds: float | None) -> runs.Change:
+def suspicious(version: int | None) -> runs.Change:
     def change(row: dict[str, Any]) -> dict[str, Any]:
         tested = row["verify_verdict"] is not None
-        return row | ({"verify_verdict": "SUSPICIOUS", "verify_wallclock_s": seconds} if tested else {})
+        return row | ({"verify_verdict": "SUSPICIOUS", "report_version": version} if tested else {})
 
     return change
 
 
-@pytest.mark.parametrize(("seconds", "outcome"), [(None, "INCONCLUSIVE"), (3.0, "SUSPICIOUS")])
+@pytest.mark.parametrize(("version", "outcome"), [(None, "INCONCLUSIVE"), (2, "SUSPICIOUS")])
 def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
-    tmp_path: Path, seconds: float | None, outcome: str
+    tmp_path: Path, version: int | None, outcome: str
 ) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2, artifacts=False, change=suspicious(seconds))
+    layout = runs.make_run(tmp_path / "lab", 2, artifacts=False, change=suspicious(version))
     report = run_report.load(layout)
     assert report.rounds[0].outcome == outcome
     page = html.page(run_report.load_pages([layout]))
@@ -32,7 +32,7 @@ def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
     print_summary(console, report)
     shown = console.export_text()
     for text in (page, shown):
-        assert outcome in text and (LEGACY_VERDICT_NOTE in text) is (seconds is None)
+        assert outcome in text and (LEGACY_VERDICT_NOTE in text) is (version is None)
 
 
 def test_report_has_details_only_on_a_page(tmp_path: Path) -> None:

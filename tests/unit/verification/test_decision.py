@@ -2,14 +2,21 @@ from __future__ import annotations
 
 import pytest
 
-from autoqec.contracts.verdict import Guard, PairedCounts, PairedEffect, SequentialTest, StoppedBy
-from autoqec.qec.stats import paired_effect
+from autoqec.contracts.verdict import (
+    BaselineResult,
+    Guard,
+    PairedCounts,
+    PairedEffect,
+    SequentialTest,
+    StoppedBy,
+    current_verdict,
+)
+from autoqec.qec.stats import paired_effect, rate
 from autoqec.verification.decision import claim, decide
 from tests.support.envs import surface
 
 ENV = surface(5, 0.005)
-HELD = (Guard(name="canary", passed=True, evidence="fine"),)
-BROKEN = (*HELD, Guard(name="cost", passed=False, evidence="claims 1 FLOPs"))
+PASSED = (Guard(name="canary", passed=True, evidence="fine"),)
 
 
 def sequential(stopped_by: StoppedBy) -> SequentialTest:
@@ -30,38 +37,84 @@ def effect(fixed: int, broken: int, plain: int = 1_400, shots: int = 100_000) ->
 
 
 def test_verified_needs_all_three() -> None:
-    verdict, reasons = decide(ENV, sequential("evidence"), effect(700, 250), HELD)
+    verdict, reasons = decide(ENV, sequential("evidence"), effect(700, 250), PASSED)
     assert verdict == "VERIFIED" and len(reasons) == 3
 
 
 @pytest.mark.parametrize("stopped_by", ["futility", "budget"])
-def test_no_evidence_is_suspicious(stopped_by: StoppedBy) -> None:
-    verdict, reasons = decide(ENV, sequential(stopped_by), effect(700, 250), HELD)
-    assert verdict == "SUSPICIOUS" and reasons[0].startswith("sequential test: stopped by")
+def test_no_evidence_is_inconclusive(stopped_by: StoppedBy) -> None:
+    verdict, reasons = decide(ENV, sequential(stopped_by), effect(700, 250), PASSED)
+    assert verdict == "INCONCLUSIVE" and reasons[0].startswith("sequential test: stopped by")
 
 
-def test_a_gain_below_the_env_s_least_is_suspicious() -> None:
-    verdict, reasons = decide(ENV, sequential("evidence"), effect(400, 330), HELD)
-    assert verdict == "SUSPICIOUS" and "lower bound" in reasons[0] and "four times in five" in reasons[0]
+def test_gain_below_the_env_s_minimum_is_inconclusive() -> None:
+    verdict, reasons = decide(ENV, sequential("evidence"), effect(400, 330), PASSED)
+    assert verdict == "INCONCLUSIVE" and "lower bound" in reasons[0] and "80% power" in reasons[0]
 
 
 def test_zero_errors_on_both_sides_is_never_verified() -> None:
-    assert decide(ENV, sequential("evidence"), effect(0, 0, plain=0), HELD)[0] == "SUSPICIOUS"
-    assert decide(ENV, sequential("evidence"), effect(0, 0), HELD)[0] == "SUSPICIOUS"
-    assert decide(ENV, None, None, HELD)[0] == "SUSPICIOUS"
+    assert decide(ENV, sequential("evidence"), effect(0, 0, plain=0), PASSED)[0] == "INCONCLUSIVE"
+    assert decide(ENV, sequential("evidence"), effect(0, 0), PASSED)[0] == "INCONCLUSIVE"
+    assert decide(ENV, None, None, PASSED)[0] == "INCONCLUSIVE"
     free = ENV.model_copy(update={"protocol": ENV.protocol.model_copy(update={"min_relative_gain": 0.0})})
-    assert decide(free, sequential("evidence"), effect(0, 0), HELD)[0] == "SUSPICIOUS"
+    assert decide(free, sequential("evidence"), effect(0, 0), PASSED)[0] == "INCONCLUSIVE"
 
 
-def test_harm_and_broken_guards_fail_whatever_else_is_said() -> None:
-    verdict, reasons = decide(ENV, sequential("harm"), effect(700, 250), HELD)
+def guard(name: str) -> Guard:
+    return Guard(name=name, passed=False, evidence="what was found")
+
+
+def test_harm_fails_regardless_of_the_effect() -> None:
+    verdict, reasons = decide(ENV, sequential("harm"), effect(700, 250), PASSED)
     assert verdict == "FAILED" and "harm" in reasons[0]
-    verdict, reasons = decide(ENV, sequential("evidence"), effect(700, 250), BROKEN)
-    assert verdict == "FAILED" and reasons == ("guard cost: claims 1 FLOPs",)
+
+
+@pytest.mark.parametrize("name", ["complete", "other_points"])
+def test_missing_answers_and_harm_elsewhere_fail(name: str) -> None:
+    found = decide(ENV, sequential("evidence"), effect(700, 250), (*PASSED, guard(name), guard("cost")))
+    assert found == ("FAILED", (f"guard {name}: what was found", "guard cost: what was found"))
+
+
+@pytest.mark.parametrize(
+    "name", ["cost", "repeatable", "batch_independence", "canary", "first_draw", "claimed_gain", "own_predictions"]
+)
+def test_tripped_guard_is_suspicious(name: str) -> None:
+    verdict, reasons = decide(ENV, sequential("evidence"), effect(700, 250), (*PASSED, guard(name)))
+    assert verdict == "SUSPICIOUS" and reasons == (f"guard {name}: what was found",)
+
+
+def test_rules_of_version_1_keep_their_verdicts() -> None:
+    tripped = (*PASSED, guard("cost"))
+    assert decide(ENV, sequential("evidence"), effect(700, 250), tripped, rules=1)[0] == "FAILED"
+    assert decide(ENV, sequential("budget"), effect(700, 250), PASSED, rules=1)[0] == "SUSPICIOUS"
+    assert decide(ENV, sequential("evidence"), effect(700, 250), PASSED, rules=1)[0] == "VERIFIED"
+    assert current_verdict("SUSPICIOUS", 1) == current_verdict("SUSPICIOUS", None) == "INCONCLUSIVE"
+    assert current_verdict("SUSPICIOUS", 2) == "SUSPICIOUS" and current_verdict("FAILED", 1) == "FAILED"
+
+
+def baseline(name: str, errors: int, beats: bool) -> BaselineResult:
+    against = effect(10, 10, plain=errors)
+    return BaselineResult(name=name, rate=rate(errors, 100_000), against=against, beats=beats)
+
+
+def test_weak_baselines_of_an_env_are_named() -> None:
+    weak = ENV.model_copy(update={"baselines": ("mwpm",)})
+    others = (baseline("mwpm", 1_400, True), baseline("mwpm_correlated", 700, False))
+    verdict, reasons = decide(weak, sequential("evidence"), effect(700, 250), PASSED, others)
+    assert verdict == "VERIFIED"
+    assert reasons[-1] == (
+        "weak baseline: mwpm_correlated makes 50.0% fewer errors than mwpm on the same shots and is not among "
+        "the env's baselines (mwpm); the candidate is not shown to beat it"
+    )
+    assert claim(weak, verdict, effect(700, 250), others).endswith(
+        "It is not shown to beat mwpm_correlated, which makes fewer errors than mwpm."
+    )
+    equal = (baseline("mwpm", 1_400, True), baseline("mwpm_correlated", 1_380, True))
+    assert len(decide(ENV, sequential("evidence"), effect(700, 250), PASSED, equal)[1]) == 3
 
 
 def test_claims_say_what_was_measured() -> None:
     said = claim(ENV, "VERIFIED", effect(700, 250))
     assert said.startswith("On surface_d5_z at p = 0.005, mwpm with this predecoder makes 32.1% [")
-    assert claim(ENV, "SUSPICIOUS", effect(400, 330)).startswith("Nothing is claimed")
+    assert claim(ENV, "INCONCLUSIVE", effect(400, 330)).startswith("Nothing is claimed")
     assert "no measured gain" in claim(ENV, "FAILED", None)

@@ -7,7 +7,14 @@ import pytest
 from scipy import integrate, stats
 
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.verification.sequential import MIXTURE, Monitor, e_lond_level, e_lond_weight, log_e_value
+from autoqec.verification.sequential import (
+    MIXTURE,
+    Monitor,
+    e_lond_level,
+    e_lond_weight,
+    log_e_value,
+    log_e_value_of_gain,
+)
 
 
 def counts(fixed: int, broken: int, shots: int = 1_000) -> PairedCounts:
@@ -81,8 +88,8 @@ def run(
             return reason, monitor.counts.shots
 
 
-def test_streams_of_nulls_are_left_alone() -> None:
-    """200 streams of 20 candidates no better than the reference: at most 5% with any evidence, and chance allowed."""
+def test_streams_of_nulls_are_rarely_rejected() -> None:
+    """200 streams of 20 candidates no better than the reference: at most 5% with any evidence, within chance."""
     rng = np.random.default_rng(11)
     false = 0
     for _ in range(200):
@@ -100,6 +107,66 @@ def test_honest_ten_per_cent_is_found_within_the_prod_budget() -> None:
     outcomes = [run(0.10, rng=rng, ler=1e-2, discordance=1.5, attempt=1 + i % 20, budget=2_000_000) for i in range(60)]
     assert sum(reason == "evidence" for reason, _ in outcomes) >= 57
     assert np.median([shots for _, shots in outcomes]) < 600_000
+
+
+@pytest.mark.parametrize(("gain", "both", "n"), [(0.02, 0.3, 6), (0.02, 0.0, 8), (0.3, 0.2, 6)])
+def test_gain_e_value_has_expectation_at_most_one_at_the_boundary(gain: float, both: float, n: int) -> None:
+    """Exact, over all outcomes of n shots of which at least one decoder loses; P(candidate) = (1 - g) P(reference)."""
+    fixed = (1 - both + gain * both) / (2 - gain)
+    p = np.array([fixed, 1 - both - fixed, both])
+    assert p[1] + both == pytest.approx((1 - gain) * (p[0] + both))
+    mean = 0.0
+    for k in range(n + 1):
+        for j in range(n - k + 1):
+            weight = stats.multinomial.pmf([k, j, n - k - j], n, p)
+            mean += float(weight) * math.exp(log_e_value_of_gain(k, j, n - k - j, gain))
+    assert mean == pytest.approx(1)
+
+
+def test_minimum_gain_raises_the_bar() -> None:
+    assert log_e_value_of_gain(300, 200, 400, 0.0) == log_e_value(300, 200)
+    assert log_e_value_of_gain(300, 200, 400, 1e-9) == pytest.approx(log_e_value(300, 200), abs=1e-3)
+    values = [log_e_value_of_gain(300, 200, 400, gain) for gain in (0.0, 0.01, 0.02, 0.05)]
+    assert values == sorted(values, reverse=True)
+    assert math.isfinite(log_e_value_of_gain(10**6, 5 * 10**5, 10**6, 0.02))
+
+
+def shots_of(gain: float, ler: float, discordance: float, rng: np.random.Generator, chunk: int) -> PairedCounts:
+    fixed, broken = ler * (discordance + gain) / 2, ler * (discordance - gain) / 2
+    one, other, both, _ = rng.multinomial(chunk, [fixed, broken, ler - fixed, 1 - ler - broken])
+    return PairedCounts(
+        shots=chunk,
+        errors_reference=int(one + both),
+        errors_candidate=int(other + both),
+        fixed=int(one),
+        broken=int(other),
+    )
+
+
+def stops(gain: float, attempts: int, budget: int, rng: np.random.Generator) -> list[str]:
+    found = []
+    for attempt in range(1, attempts + 1):
+        monitor = Monitor(0.05, attempt, 0, budget, min_relative_gain=0.02)
+        reason = None
+        while reason is None:
+            reason = monitor.add(shots_of(gain, 5e-2, 0.5, rng, 50_000))
+        found.append(reason)
+        if reason == "evidence":
+            break
+    return found
+
+
+@pytest.mark.long
+def test_gain_below_the_minimum_is_rarely_evidence() -> None:
+    """A true gain of 1.9% under a minimum of 2%, 40 runs of 20 attempts at the prod budget: at most 5% of runs."""
+    rng = np.random.default_rng(13)
+    runs = [stops(0.019, 20, 2_000_000, rng) for _ in range(40)]
+    assert sum("evidence" in run for run in runs) <= 2
+
+
+def test_gain_above_the_minimum_is_found() -> None:
+    rng = np.random.default_rng(14)
+    assert [stops(0.08, 1, 2_000_000, rng)[0] for _ in range(10)].count("evidence") >= 9
 
 
 def test_harm_is_the_mirror_of_evidence() -> None:

@@ -10,7 +10,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import SEED_SPACE
 from autoqec.errors import ContractError
 from autoqec.verification import shot_stream
-from autoqec.verification.shot_stream import CHUNK, JUDGE_SEED_END, ShotStream
+from autoqec.verification.shot_stream import CHUNK, SEED_END, ShotStream
 from tests.support.envs import problem
 from tests.support.judging import CONFIG, SECRET
 
@@ -20,7 +20,7 @@ ARTIFACT, BAND = "a" * 64, (2_000_000, 2_999_999)
 def test_seeds_lie_above_every_band_and_depend_on_everything() -> None:
     one = ShotStream(SECRET, ARTIFACT, BAND)
     seeds = {one.seed(purpose, chunk) for purpose in ("test", "effect", "point:0.01") for chunk in range(200)}
-    assert len(seeds) == 600 and all(SEED_SPACE <= seed < JUDGE_SEED_END for seed in seeds)
+    assert len(seeds) == 600 and all(SEED_SPACE <= seed < SEED_END for seed in seeds)
     for other in (
         ShotStream(bytes(32), ARTIFACT, BAND),
         ShotStream(SECRET, "b" * 64, BAND),

@@ -1,9 +1,10 @@
-"""The whole judge: an honest candidate on a small code, its report, its replay, and what is refused."""
+"""The whole verifier: an honest candidate on a small code, its report, its replay, and what is refused."""
 
 from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.verification import report as report_files
 from autoqec.verification import verifier
+from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, derangement, same_edges
+from autoqec.verification.compare import report_differences
 from autoqec.verification.sequential import Monitor
+from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
 from tests.support import judging
@@ -29,14 +33,14 @@ ENV = surface(5, 0.01, rounds=3).model_copy(update={"noise": CircuitDepolarizing
 
 
 @dataclass(frozen=True)
-class Judged:
+class Verified:
     request: VerifyRequest
     report: VerifyReport
     events: list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> Judged:
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Verified:
     place = tmp_path_factory.mktemp("honest")
     judging.train(place / "checkpoint.pt", Problem.from_env(ENV), steps=1_000)
     request = judging.request(
@@ -48,10 +52,10 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Judged:
         commit_sha="a" * 40,
     )
     events: list[tuple[str, dict[str, Any]]] = []
-    return Judged(request, verify(request, on_event=lambda kind, payload: events.append((kind, payload))), events)
+    return Verified(request, verify(request, on_event=lambda kind, payload: events.append((kind, payload))), events)
 
 
-def test_an_honest_gain_is_verified(honest: Judged) -> None:
+def test_honest_gain_is_verified(honest: Verified) -> None:
     report = honest.report
     assert report.verdict == "VERIFIED", report.reasons
     assert report.test is not None and report.test.stopped_by == "evidence"
@@ -66,10 +70,22 @@ def test_an_honest_gain_is_verified(honest: Judged) -> None:
     assert [(point.p, point.reference) for point in report.points] == [(0.006, member.name) for member in report.panel]
     assert (report.points[0].relative or 0) > 0 and report.points[0].reference == report.backend
     assert len({point.counts.errors_candidate for point in report.points}) == 1  # all on the same shots
-    assert report.cost is not None and report.cost.n_params > 1_000 and report.cost.flops_per_syndrome > 1_000
+    cost = report.cost
+    assert cost is not None and cost.n_params > 1_000 and cost.flops_per_syndrome > 1_000 and not cost.is_lower_bound
+    assert cost.startup_cpu_s is not None and 0 <= cost.startup_cpu_s < 2
+    assert cost.memory_growth_mb is not None and 0 < cost.memory_growth_mb < 150
+    assert report.test.min_relative_gain == 0.02
 
 
-def test_effect_and_test_are_drawn_apart(honest: Judged) -> None:
+def test_simultaneous_interval_contains_the_single_one(honest: Verified) -> None:
+    one, wide = honest.report.effect, honest.report.effect_simultaneous
+    assert one is not None and wide is not None and wide.counts == one.counts and wide.relative == one.relative
+    assert wide.delta_low < one.delta_low < one.delta_high < wide.delta_high
+    later = simultaneous_effect(one, 50)
+    assert later is not None and later.delta_low < wide.delta_low and later.delta_high > wide.delta_high
+
+
+def test_effect_and_test_are_drawn_apart(honest: Verified) -> None:
     purposes = [line.split("/")[0] for line in honest.report.chunk_digests]
     digests = [line.split()[1] for line in honest.report.chunk_digests]
     assert purposes.count("effect") == 6 and purposes.count("point:0.006") == 1 and purposes.count("guards") == 1
@@ -77,13 +93,13 @@ def test_effect_and_test_are_drawn_apart(honest: Judged) -> None:
     assert honest.report.effect is not None and honest.report.effect.counts.shots == 30_000
 
 
-def test_events_tell_of_progress(honest: Judged) -> None:
+def test_events_report_progress(honest: Verified) -> None:
     kinds = [kind for kind, _ in honest.events]
     assert kinds[0] == "judge_test" and kinds[-1] == "judge_verdict"
     json.dumps([payload for _, payload in honest.events], allow_nan=False)
 
 
-def test_files_are_whole_and_say_it_in_words(honest: Judged) -> None:
+def test_report_files_are_complete(honest: Verified) -> None:
     layout = honest.request.round
     assert report_files.read(layout) == honest.report
     text = layout.report_md.read_text()
@@ -94,23 +110,74 @@ def test_files_are_whole_and_say_it_in_words(honest: Judged) -> None:
     assert judging.SECRET.hex() not in text + layout.report_json.read_text()
 
 
-def test_verify_again_replays_and_writes_nothing(honest: Judged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_again_replays_and_writes_nothing(honest: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = honest.request.round
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()}
-    later = replace(honest.request, attempt_index=7)
-    assert verify(later) == honest.report
+    again = replay(honest.report, honest.request)
+    assert again.differences == () and again.report.verdict == "VERIFIED"
+    monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: again.report)
+    assert verify(honest.request) == honest.report
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in layout.dir.iterdir()} == before
 
-    told_otherwise = honest.report.model_copy(update={"verdict": "SUSPICIOUS"})
-    monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: told_otherwise)
-    with pytest.raises(ContractError, match="verdict was VERIFIED, is SUSPICIOUS"):
-        verify(later)
-    other_shots = honest.report.model_copy(update={"chunk_digests": ("test/0 00", *honest.report.chunk_digests[1:])})
-    monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: other_shots)
-    assert "not redrawn alike" in replay(honest.report, later).differences[0]
+    other_verdict = honest.report.model_copy(update={"verdict": "INCONCLUSIVE"})
+    monkeypatch.setattr(verifier, "run_verification", lambda request, on_event=None: other_verdict)
+    with pytest.raises(ContractError, match="verdict was VERIFIED, is INCONCLUSIVE"):
+        verify(honest.request)
 
 
-def test_other_artifact_or_secret_is_refused(honest: Judged, tmp_path: Path) -> None:
+Values = dict[str, Any]
+
+
+def change_guard(values: Values) -> None:
+    next(guard for guard in values["guards"] if guard["name"] == "canary")["evidence"] = "0 of 5000 predictions agree"
+
+
+FORGERIES: dict[str, tuple[Callable[[Values], object], str]] = {
+    "place": (lambda v: v["test"].update(attempt_index=2), "test.attempt_index was 2, is 1"),
+    "threshold": (lambda v: v["test"].update(threshold=1.5), "test.threshold was 1.5, is 40.0"),
+    "level": (lambda v: v["test"].update(alpha_t=0.9), "test.alpha_t was 0.9"),
+    "discoveries": (lambda v: v["test"].update(discoveries_before=3), "test.discoveries_before was 3, is 0"),
+    "interval": (lambda v: v["effect"].update(relative_low=0.45), "effect.relative_low was 0.45"),
+    "simultaneous": (lambda v: v["effect_simultaneous"].update(delta_low=0.4), "effect_simultaneous.delta_low was 0.4"),
+    "rate": (lambda v: v["decoder_rate"].update(errors=1), "decoder_rate.errors was 1"),
+    "claim": (lambda v: v.update(claim="On hardware, it makes 50.0% [45.0, 55.0] fewer errors."), "claim was On hardw"),
+    "reasons": (lambda v: v.update(reasons=["it is good"]), 'reasons was ["it is good"]'),
+    "evidence": (change_guard, "guard canary evidence was 0 of 5000"),
+    "guard": (lambda v: v["guards"].pop(0), "guard seed_bands is missing"),
+    "claimed cost": (lambda v: v["cost"].update(n_params=33), "cost.n_params was 33"),
+    "baseline": (lambda v: v["panel"][0].update(beats=False), "panel[0].beats was false, is true"),
+    "point": (lambda v: v["points"].pop(), "points was ["),
+    "not tested": (lambda v: v.update(not_tested=[]), "not_tested was []"),
+    "shots": (lambda v: v["chunk_digests"].reverse(), "shots were not reproduced"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_forged_field_is_named(name: str, honest: Verified) -> None:
+    """The place in the stream is that of the request, which the run's attempts determine, not the report's."""
+    forge, expected = FORGERIES[name]
+    values = json.loads(honest.request.round.report_json.read_bytes())
+    forge(values)
+    differences = report_differences(VerifyReport.read(values), honest.report)
+    assert len(differences) == 1 and differences[0].startswith(expected), differences
+
+
+def test_time_and_resources_may_differ(honest: Verified) -> None:
+    cost = honest.report.cost
+    assert cost is not None
+    other = cost.model_copy(update={"candidate_us_per_shot": 1.0, "startup_cpu_s": 2.0, "memory_growth_mb": 3.0})
+    changed = {"cost": other, "judge_wallclock_s": 1.0, "finished_at": None}
+    assert report_differences(honest.report.model_copy(update=changed), honest.report) == []
+
+
+def test_replay_follows_the_rules_of_the_report_s_version(honest: Verified) -> None:
+    old = honest.report.model_copy(update={"schema_version": 1})
+    request = honest.request.for_replay(old, ShotCache(None))
+    assert request.min_relative_gain == 0.0 and request.rules == 1
+    assert honest.request.min_relative_gain == 0.02
+
+
+def test_other_artifact_or_secret_is_refused(honest: Verified, tmp_path: Path) -> None:
     changed = tmp_path / "other.pt"
     changed.write_bytes(honest.request.checkpoint.read_bytes() + b"\0")
     with pytest.raises(ContractError, match=f"{honest.report.artifact_sha256}.*is now"):
@@ -122,7 +189,7 @@ def test_other_artifact_or_secret_is_refused(honest: Judged, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "link"])
-def test_bad_checkpoints_are_refused(damage: str, honest: Judged, tmp_path: Path) -> None:
+def test_bad_checkpoints_are_refused(damage: str, honest: Verified, tmp_path: Path) -> None:
     weights = tmp_path / "checkpoint.pt"
     if damage == "truncated":
         weights.write_bytes(honest.request.checkpoint.read_bytes()[:2_000])
@@ -133,14 +200,14 @@ def test_bad_checkpoints_are_refused(damage: str, honest: Judged, tmp_path: Path
     assert list((tmp_path / "round").iterdir()) == []
 
 
-def test_config_of_another_round_is_refused(honest: Judged, tmp_path: Path) -> None:
+def test_config_of_another_round_is_refused(honest: Verified, tmp_path: Path) -> None:
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 3}}
     with pytest.raises(ContractError, match="checkpoint holds config"):
         verify(judging.request(tmp_path / "round", ENV, honest.request.checkpoint, dsl_config=config))
 
 
-class StubLink:
-    """Answers public priors at once: memory is the subject here, not the candidate."""
+class StubClient:
+    """Answers with the public priors."""
 
     def __init__(self, problem: Problem) -> None:
         self.n_edges, self.waiting = problem.graph.n_edges, 0
@@ -160,7 +227,7 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = small_problem(3, 0.01)
 
     def peak(chunks: int) -> int:
-        evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
+        evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
         monkeypatch.setattr(
             evaluation.backend,
             "decode_soft",
@@ -181,7 +248,7 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_unusable_answers_count_as_errors() -> None:
     problem = small_problem(3, 0.01)
-    evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubLink(problem))  # type: ignore[arg-type]
+    evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
     shots = evaluation.shot_stream.chunk(problem, "test", 0)
     odds = np.tile(problem.graph.log_odds.astype(np.float32), (CHUNK, 1))
     honest_lost, predictions = evaluation.score_answer(evaluation.backend, shots, odds)

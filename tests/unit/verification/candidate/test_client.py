@@ -158,7 +158,8 @@ HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
 )
 def test_a_forged_account_of_what_was_built_is_none(start: Start, made: dict[str, object]) -> None:
     """Minus one FLOP would lead every front; a number beyond all floats would end the judge."""
-    link = start(f"receive(); send(b'MADE', {json.dumps(HASHES | made).encode()!r}); time.sleep(60)")
+    payload = json.dumps(HASHES | made).encode()
+    link = start(f"receive(); send(b'REDY', b''); receive(); send(b'MADE', {payload!r}); time.sleep(60)")
     link.send_spec({"checkpoint": "x"})
     assert read_model_info(link) == CandidateFailure("protocol", "the candidate does not say what it built")
 

@@ -39,7 +39,9 @@ def test_hidden_libraries_cannot_be_loaded(hide: bool, sandbox_backend: SandboxB
     inside = tmp_path / "inside"
     inside.mkdir()
     policy = SandboxPolicy(scratch=inside, hidden=files if hide else ())
-    wrapped = sandbox.wrap([sys.executable, "-P", "-s", "-c", LOAD, *map(str, files)], policy, tier=sandbox_backend)
+    wrapped = sandbox.wrap(
+        [sys.executable, "-P", "-s", "-c", LOAD, *map(str, files)], policy, sandbox_backend=sandbox_backend
+    )
     ended = child.run(wrapped.argv, cwd="/", env=wrapped.env, limits=child.Limits(60), stdout=tmp_path / "log")
     assert ended.returncode == (0 if hide else 1), (tmp_path / "log").read_text()
 

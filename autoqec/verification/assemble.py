@@ -1,0 +1,170 @@
+"""Assemble the report from a session's evidence: remaining guards, verdict, intervals and claim."""
+
+from __future__ import annotations
+
+from autoqec.contracts.timing import utc_now
+from autoqec.contracts.verdict import Composition, Cost, Guard, PairedCounts, PairedEffect, Verdict, VerifyReport
+from autoqec.qec.stats import paired_effect, rate
+from autoqec.system import machine
+from autoqec.verification import artifact, guards
+from autoqec.verification.baselines import reference_errors
+from autoqec.verification.composition import evaluate_composition
+from autoqec.verification.decision import claim, decide, null_power
+from autoqec.verification.sequential import e_lond_weight
+from autoqec.verification.session import Evidence, VerificationSession
+from autoqec.verification.shot_stream import CHUNK, commitment
+
+MISCOVERAGE = 0.05  # of the simultaneous intervals, over all attempts of a run together
+
+
+def build_report(session: VerificationSession, evidence: Evidence, recorded_circuit: str | None) -> VerifyReport:
+    """Decide, compare a composition with its parents, and build the report.
+
+    Args:
+        recorded_circuit: SHA-256 of the circuit in the round's manifest, if it has one.
+
+    Returns:
+        The report; its `judge_wallclock_s` is 0, for the caller to set.
+    """
+    request, env, shot_stream = session.request, session.env, session.shot_stream
+    effect = evidence.effects.get(env.plain)
+    baselines = session.baselines.results(evidence.effects) if evidence.effects else ()
+    cost = count_cost(session, evidence)
+    all_guards = _guards(session, evidence, cost, recorded_circuit)
+    strength = baselines if request.rules >= 2 else ()
+    verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
+    composition = _composition(session, evidence, verdict)
+    session.emit("judge_verdict", {"verdict": verdict, "reasons": list(reasons)})
+    return VerifyReport(
+        schema_version=request.rules,
+        run_id=request.run_id,
+        round=request.round.round,
+        round_attempt_id=request.round_attempt_id,
+        branch=request.branch,
+        commit_sha=request.commit_sha,
+        env_name=env.name,
+        env_yaml_sha256=request.env_sha256,
+        artifact_sha256=session.frozen.sha256,
+        verdict=verdict,
+        reasons=reasons,
+        claim=claim(env, verdict, effect, strength),
+        backend=env.plain,
+        decoder_rate=rate(effect.counts.errors_candidate, effect.counts.shots, rounds=env.code.rounds)
+        if effect
+        else None,
+        effect=effect,
+        effect_simultaneous=simultaneous_effect(effect, request.attempt_index) if request.rules >= 2 else None,
+        panel=baselines,
+        points=tuple(evidence.points),
+        test=evidence.test,
+        guards=all_guards,
+        cost=cost,
+        composition=composition,
+        bundle_id=shot_stream.id if shot_stream.digests else None,
+        seeds_commitment=commitment(request.secret),
+        chunk_digests=shot_stream.digest_lines(),
+        sandbox=session.frozen.sandbox_backend,
+        versions=machine.versions(),
+        not_tested=_not_tested(session, evidence, effect),
+        judge_wallclock_s=0.0,
+        finished_at=utc_now(),
+    )
+
+
+def simultaneous_effect(effect: PairedEffect | None, attempt_index: int) -> PairedEffect | None:
+    """Widen the intervals so that those of all attempts of a run hold together with 95% confidence.
+
+    Attempt t gets miscoverage 5% / (t (t + 1)); these sum to 5% over the run, so the interval of an attempt that was
+    selected for its large gain is covered as well as any other.
+    """
+    if effect is None:
+        return None
+    confidence = 1 - MISCOVERAGE * e_lond_weight(attempt_index)
+    return paired_effect(effect.counts, reference=effect.reference, p=effect.p, confidence=confidence)
+
+
+def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
+    """Return the counted cost with the first process's CPU time and memory; None if no net was built."""
+    if evidence.model is None:
+        return None
+    claimed, rules = session.request.claimed, session.request.rules
+    inference_s = evidence.usage.cpu_s - evidence.startup_cpu_s
+    return Cost(
+        n_params=evidence.model.n_params,
+        flops_per_syndrome=evidence.model.flops_per_syndrome,
+        claimed_n_params=claimed.n_params if claimed else None,
+        claimed_flops_per_syndrome=claimed.flops_per_syndrome if claimed else None,
+        counted_by="baseline compiler" if session.request.config_only else "candidate sandbox",
+        candidate_us_per_shot=1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent),
+        startup_cpu_s=evidence.startup_cpu_s if rules >= 2 else None,
+        memory_growth_mb=max(0, evidence.usage.memory_bytes) / 1e6 if rules >= 2 else None,
+    )
+
+
+def _guards(
+    session: VerificationSession, evidence: Evidence, cost: Cost | None, recorded_circuit: str | None
+) -> tuple[Guard, ...]:
+    request, env, frozen = session.request, session.env, session.frozen
+    found = [
+        guards.seed_bands(env, session.shot_stream.seeds),
+        guards.same_circuit(
+            session.problem, evidence.model.circuit_sha256 if evidence.model else None, recorded_circuit
+        ),
+        guards.complete(evidence.failures, evidence.shots_sent),
+        guards.cost(
+            cost,
+            env,
+            stored_bytes=artifact.stored_bytes(frozen.checkpoint),
+            code_bytes=artifact.uncounted_bytes(frozen),
+            shots=evidence.shots_sent,
+        ),
+        guards.first_draw(frozen.sha256, request.tested_artifacts),
+    ]
+    if evidence.test is not None:
+        shots = max(CHUNK, request.profile.judge_effect_shots // 5)
+        counts = _baseline_counts(evidence.test.counts, evidence.effects.get(env.plain))
+        found.append(guards.baseline_interval(counts, *reference_errors(session.problem, shots)))
+    if evidence.effects:
+        found.append(guards.own_predictions(evidence.effects, env.plain))
+    return (*found, *evidence.guards, guards.claimed_gain(request.claimed, evidence.effects.get(env.plain)))
+
+
+def _baseline_counts(test: PairedCounts, effect: PairedEffect | None) -> PairedCounts:
+    """Return the baseline decoder's shots and errors in test and effect draw together."""
+    if effect is None:
+        return test
+    total = {name: getattr(test, name) + getattr(effect.counts, name) for name in ("shots", "errors_reference")}
+    return test.model_copy(update=total)
+
+
+def _composition(session: VerificationSession, evidence: Evidence, verdict: Verdict) -> Composition | None:
+    """Compare a composition with its parents, unless it failed or a guard tripped."""
+    request = session.request
+    if request.no_comparison_reason is not None:
+        evidence.not_run.append(f"synergy with the parents: {request.no_comparison_reason}")
+    if not request.parents:
+        return None
+    if verdict == "FAILED" or (verdict == "SUSPICIOUS" and request.rules >= 2):
+        evidence.not_run.append(f"synergy with the parents: the composition is {verdict}")
+        return None
+    found = evaluate_composition(session.frozen, request, session.frozen.dir.parent)
+    if isinstance(found, str):
+        evidence.not_run.append(found)
+        return None
+    session.emit("judge_composition", {"verdict": found.verdict, "evidence": found.evidence})
+    return found
+
+
+def _not_tested(session: VerificationSession, evidence: Evidence, effect: PairedEffect | None) -> tuple[str, ...]:
+    lines = [
+        "noise other than the env's circuit, other codes, and hardware data",
+        "latency on a real-time system: the cost is counted, not measured against a deadline",
+        *evidence.not_run,
+    ]
+    if len(session.env.points) == 1:
+        lines.append("any other operating point: the env names one")
+    if effect is not None and (effect.relative_low is None or effect.relative_low <= 0):
+        lines.append(f"small gains: {null_power(effect)}")
+    if session.request.claimed is None:
+        lines.append("the round's own claims of cost and gain: none were given")
+    return tuple(lines)

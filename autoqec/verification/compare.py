@@ -1,0 +1,121 @@
+"""Compare a saved report with a repeated verification, field by field."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from autoqec.contracts.base import canonical_json
+from autoqec.contracts.verdict import Guard, VerifyReport
+
+# Not determined by the shots: time and resources, and the machine itself. (History records the sandbox as well.)
+MEASURED = {"finished_at", "judge_wallclock_s", "versions", "sandbox"}
+MEASURED_COST = {"candidate_us_per_shot", "startup_cpu_s", "memory_growth_mb"}
+TEXTS = {"claim", "reasons", "not_tested", "guards"}
+# Their evidence quotes rounding errors, resources or text of branch code, which differ between machines.
+MACHINE_GUARDS = frozenset({"cost", "batch_independence", "complete", "repeatable"})
+TOLERANCE = 1e-6  # relative: special functions differ in the last digits between versions of scipy
+MAX_SHOWN = 160  # characters of a value in a difference
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def report_differences(saved: VerifyReport, replayed: VerifyReport) -> list[str]:
+    """Return one line per difference that neither the machine nor the versions of libraries explain.
+
+    Both reports follow the rules of the same version. Texts are compared where the versions of libraries are equal;
+    reports of version 1 were worded differently, so of their texts only the figures of the claim are compared.
+    """
+    same_text = saved.schema_version >= 2 and saved.versions == replayed.versions
+    differences = [*_shot_differences(saved, replayed)]
+    differences += _value_differences("", _determined(saved), _determined(replayed))
+    differences += _guard_differences(saved, replayed, same_text)
+    differences += _text_differences(saved, replayed, same_text)
+    return differences
+
+
+def _determined(report: VerifyReport) -> dict[str, Any]:
+    """Return the fields that request and shots determine."""
+    excluded = MEASURED | TEXTS | {"chunk_digests", "bundle_id"}
+    fields = report.model_dump(mode="json", include=set(VerifyReport.model_fields) - excluded)
+    if fields["cost"]:
+        fields["cost"] = {name: value for name, value in fields["cost"].items() if name not in MEASURED_COST}
+    return fields
+
+
+def _shot_differences(saved: VerifyReport, replayed: VerifyReport) -> Iterator[str]:
+    if saved.chunk_digests != replayed.chunk_digests:
+        pairs = zip(saved.chunk_digests, replayed.chunk_digests, strict=False)
+        first = next((mine for mine, theirs in pairs if mine != theirs), "their number")
+        stim = (saved.versions.get("stim"), replayed.versions.get("stim"))
+        yield f"shots were not reproduced, from {first} on (stim {stim[0]} in the report, {stim[1]} now)"
+    elif saved.bundle_id != replayed.bundle_id:
+        yield f"bundle_id was {saved.bundle_id}, is {replayed.bundle_id}"
+
+
+def _value_differences(path: str, saved: Any, replayed: Any) -> Iterator[str]:
+    if isinstance(saved, dict) and isinstance(replayed, dict):
+        for name in dict.fromkeys([*saved, *replayed]):
+            yield from _value_differences(f"{path}.{name}" if path else name, saved.get(name), replayed.get(name))
+    elif isinstance(saved, list) and isinstance(replayed, list) and len(saved) == len(replayed):
+        for index, (mine, theirs) in enumerate(zip(saved, replayed, strict=True)):
+            yield from _value_differences(f"{path}[{index}]", mine, theirs)
+    elif not _equal(saved, replayed):
+        yield f"{path} was {_shown(saved)}, is {_shown(replayed)}"
+
+
+def _equal(saved: Any, replayed: Any) -> bool:
+    if isinstance(saved, float) and isinstance(replayed, (float, int)) or isinstance(replayed, float):
+        numbers = isinstance(saved, (float, int))
+        return numbers and math.isclose(saved, replayed, rel_tol=TOLERANCE, abs_tol=1e-12)
+    return bool(saved == replayed)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else canonical_json(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
+def _guard_differences(saved: VerifyReport, replayed: VerifyReport, same_text: bool) -> Iterator[str]:
+    mine, theirs = ({guard.name: guard for guard in report.guards} for report in (saved, replayed))
+    if len(mine) != len(saved.guards):
+        yield "a guard is listed twice"
+    for name in dict.fromkeys([*mine, *theirs]):
+        if name not in theirs:
+            yield f"guard {name} is not among the guards"
+        elif name not in mine:
+            if saved.schema_version >= 2:  # guards were added since version 1
+                yield f"guard {name} is missing"
+        elif mine[name].passed != theirs[name].passed:
+            yield f"guard {name} passed was {_shown(mine[name].passed)}, is {_shown(theirs[name].passed)}"
+        elif same_text and _evidence(mine[name]) != _evidence(theirs[name]):
+            yield f"guard {name} evidence was {_shown(mine[name].evidence)}, is {_shown(theirs[name].evidence)}"
+
+
+def _evidence(guard: Guard) -> str:
+    """Return the part of the evidence that does not depend on the machine."""
+    if guard.name not in MACHINE_GUARDS:
+        return guard.evidence
+    return _NUMBER.sub("#", guard.evidence) if guard.passed else ""
+
+
+def _text_differences(saved: VerifyReport, replayed: VerifyReport, same_text: bool) -> Iterator[str]:
+    if same_text and saved.claim != replayed.claim or _figures(saved.claim) != _figures(replayed.claim):
+        yield f"claim was {_shown(saved.claim)}, is {_shown(replayed.claim)}"
+    if not same_text:
+        return
+    tripped = {guard.name for guard in saved.guards if not guard.passed}
+    if not tripped & MACHINE_GUARDS and saved.reasons != replayed.reasons:
+        yield f"reasons was {_shown(list(saved.reasons))}, is {_shown(list(replayed.reasons))}"
+    # Whether a composition could be compared with its parents depends on which of them were verified at the time.
+    mine, theirs = (
+        [line for line in report.not_tested if not line.startswith("synergy")] for report in (saved, replayed)
+    )
+    if mine != theirs:
+        yield f"not_tested was {_shown(mine)}, is {_shown(theirs)}"
+
+
+def _figures(claim: str) -> tuple[bool, list[str]]:
+    """Return whether something is claimed, and the figures of the claim."""
+    return claim.startswith("Nothing"), _NUMBER.findall(claim)

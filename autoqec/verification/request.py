@@ -1,0 +1,133 @@
+"""What to verify (`VerifyRequest`) and what a replay found (`ReplayResult`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.profiles import Profile
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import REPORT_VERSION, ReportVersion, VerifyReport
+from autoqec.store.files import parse_env
+from autoqec.store.layout import RoundLayout
+from autoqec.system import machine
+from autoqec.verification.shot_cache import ShotCache
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class VerifyRequest:
+    """One artifact, its round and run, and its place in the run's error budget.
+
+    Attributes:
+        env_text: The run's frozen env.yaml.
+        config_only: The branch differs from the baseline in predecoder.yaml alone, so only trusted code runs and
+            `modules_dir` is ignored.
+        modules_dir: The branch's editable modules.
+        claimed: The round's metrics; their costs and validation counts are claims to be checked.
+        attempt_index: Position in the run's stream of tested attempts, from 1.
+        discoveries_before: VERIFIED rounds before this attempt.
+        tested_artifacts: Artifact hash -> round, for every artifact that the run tested before this attempt.
+        expected_artifact: The hash that was registered; any other is refused.
+        parents: Of a composition whose parents are all VERIFIED, the request of each; else empty.
+        no_comparison_reason: Why a composition has no parents to compare with.
+        shots: Directory of archived shots; a replay reads from it the chunks that this machine samples differently.
+        shot_cache: The replay's own; None otherwise.
+        rules: Version of the test and decision rules: the report's `schema_version`.
+    """
+
+    env_text: str
+    round: RoundLayout
+    checkpoint: Path
+    dsl_config: Mapping[str, Any]
+    secret: bytes
+    profile: Profile
+    run_id: str
+    config_only: bool
+    modules_dir: Path | None = None
+    round_attempt_id: str | None = None
+    branch: str | None = None
+    commit_sha: str | None = None
+    claimed: RoundMetrics | None = None
+    attempt_index: int = 1
+    discoveries_before: int = 0
+    tested_artifacts: Mapping[str, int] = field(default_factory=dict)
+    expected_artifact: str | None = None
+    parents: tuple[VerifyRequest, ...] = ()
+    no_comparison_reason: str | None = None
+    shots: Path | None = None
+    shot_cache: ShotCache | None = None
+    rules: ReportVersion = REPORT_VERSION
+
+    @property
+    def branch_modules(self) -> Path | None:
+        """The editable modules that run: the branch's own, or None for those of the trusted package."""
+        return None if self.config_only else self.modules_dir
+
+    @cached_property
+    def env(self) -> EnvSpec:
+        """`env_text`, parsed once."""
+        return parse_env(self.env_text, location="the run's env")
+
+    @cached_property
+    def env_sha256(self) -> str:
+        """SHA-256 of `env_text`."""
+        return sha256_bytes(self.env_text.encode())
+
+    @cached_property
+    def dsl(self) -> PredecoderDSL:
+        """`dsl_config`, parsed once."""
+        return parse_dsl(dict(self.dsl_config), location=str(self.round.config))
+
+    def for_replay(self, saved_report: VerifyReport, shot_cache: ShotCache) -> VerifyRequest:
+        """Return the request that repeats a saved report, under the rules of its version."""
+        return replace(
+            self,
+            expected_artifact=saved_report.artifact_sha256,
+            # A parent that was verified after this round was not compared with it.
+            parents=self.parents if saved_report.composition else (),
+            shot_cache=shot_cache,
+            rules=saved_report.schema_version,
+        )
+
+    @property
+    def min_relative_gain(self) -> float:
+        """Relative gain under the null hypothesis of the sequential test."""
+        return self.env.protocol.min_relative_gain if self.rules >= 2 else 0.0
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """A verification repeated from the same secret.
+
+    Attributes:
+        report: The report of the repetition.
+        differences: One line per difference from the saved report; empty if they agree.
+        n_redrawn: Chunks of shots that were sampled identically.
+        n_from_cache: Chunks that had to be read from the archive.
+    """
+
+    report: VerifyReport
+    differences: tuple[str, ...]
+    n_redrawn: int
+    n_from_cache: int
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the saved report was reproduced."""
+        return not self.differences
+
+    @property
+    def source(self) -> str:
+        """Describe where the shots came from."""
+        if self.n_from_cache:
+            from_cache = f"{self.n_from_cache} of {self.n_redrawn + self.n_from_cache} chunks from the archive"
+            return f"{from_cache}: stim {machine.versions()['stim']} on this machine samples them differently"
+        return f"{self.n_redrawn} chunks redrawn from the run's secret"
