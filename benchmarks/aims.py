@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from autoqec.contracts.events import Event, TrainingProgress
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RunnerConfig
 from autoqec.contracts.verdict import PairedEffect
@@ -214,10 +215,12 @@ def train_or_load(aim: BenchmarkTarget, env_text: str, layout: RoundLayout) -> d
     return cost
 
 
-def progress(kind: str, event: dict[str, Any]) -> None:
-    if event.get("eta_s") is not None:
-        where = f"{event['phase']}: {event['step']} of {event['steps']}"
-        print(f"  {where}, loss {event['loss']:.4f}, {event['eta_s']:.0f} s left", flush=True)
+def progress(event: Event) -> None:
+    if isinstance(event, TrainingProgress) and event.eta_s is not None:
+        print(
+            f"  {event.phase}: {event.step} of {event.steps}, loss {event.loss:.4f}, {event.eta_s:.0f} s left",
+            flush=True,
+        )
 
 
 def compare(

@@ -17,6 +17,7 @@ from typing import Any
 
 from autoqec.cli import paths
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RunnerConfig
 from autoqec.ideators import analyst
@@ -61,7 +62,7 @@ def side_by_side(place: Path, count: int) -> float:
             env_yaml=ENV.read_text(encoding="utf-8"), predecoder_config=MLP, profile="smoke", seed=SEED,
             round_dir=directory, run_id="alone", round_idx=number,
         )  # fmt: skip
-        status = run_round(config, lambda kind, event: None).status
+        status = run_round(config, ignore).status
         assert status == "ok", status
 
     start = time.perf_counter()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec.cli import paths
+from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, OnEvent
 from autoqec.contracts.history import Begun
 from autoqec.contracts.pins import validate_pins
 from autoqec.contracts.settings import ModelSettings
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from autoqec.llm.ledger import Ledger
     from autoqec.orchestrator.run import Run
 
-OnEvent = Callable[[str, dict[str, Any]], None]
 View = dict[str, Any]
 
 NAMES = (*BUILTIN_IDEATORS, "llm", "hybrid", "replay")
@@ -269,8 +269,7 @@ class _LlmRoles:
             except (BudgetExceededError, CassetteMissError):
                 raise
             except (UsageError, ContractError, LlmError) as error:
-                about = {"role": name, "error": type(error).__name__, "what": str(error)[:400]}
-                self._on_event("lm_given_up", about)
+                self._on_event(LlmGivenUp(role=name, error=type(error).__name__, what=str(error)[:400]))
                 return None
 
         return call_role
@@ -314,7 +313,7 @@ class _LlmRoles:
                     return role(view)
             except BudgetExceededError as error:
                 self.budget_message = f"the models' budget: {error.message}"
-                self._on_event("lm_budget", {"what": error.message})
+                self._on_event(LlmBudgetExhausted(what=error.message))
                 return None
 
         return call_role

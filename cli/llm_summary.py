@@ -31,15 +31,19 @@ def summarize_findings(
     """The points of a model on findings that were shown already. One that gives no usable answer costs a note."""
     if model is None or not findings:
         return
+    from autoqec.contracts.events import Event, LlmCalled
     from autoqec.ideators.llm_reader import LlmReader
     from autoqec.reporting.text import plain
 
-    calls: list[dict[str, Any]] = []
-    answer = LlmReader(_client(model), on_event=lambda kind, data: calls.append(data) if kind == "lm_call" else None)(
-        findings, topic
-    )
-    costs = [one["cost_usd"] for one in calls]
-    cost = None if None in costs else sum(costs)
+    calls: list[LlmCalled] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, LlmCalled):
+            calls.append(event)
+
+    answer = LlmReader(_client(model), on_event=on_event)(findings, topic)
+    costs = [call.cost_usd for call in calls]
+    cost = None if None in costs else sum(filter(None, costs))
     if answer is None:
         out.note(f"{model} gave no usable answer; the findings above stand")
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from autoqec.cli import build_roles, paths, run_settings
 from autoqec.cli.common import Output
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.events import Event, OnEvent, RunOpened
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
@@ -29,8 +29,6 @@ from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox, slurm
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -205,7 +203,7 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
         format_pins = stack.enter_context(LiveStatusWriter(run.layout, _run_limits(run_options)))
         view.dashboard = Dashboard(run.layout)
         on_event = _broadcast(view, out, format_pins)
-        on_event("run_opened", {"run_id": run.layout.run_id, "root": str(run.layout.root)})
+        on_event(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))
         for note in run.notes:
             out.note(note)
         run.roles, limits = build_roles.build_roles(run_options.choice, run, on_event, run_options.budget)
@@ -287,9 +285,9 @@ def _run_limits(run_options: RunOptions) -> RunLimits:
 def _broadcast(view: LiveView, out: Output, *others: OnEvent) -> OnEvent:
     listeners: list[OnEvent] = [*others, view]
 
-    def on_event(kind: str, payload: dict[str, Any]) -> None:
+    def on_event(event: Event) -> None:
         for listener in listeners:
-            listener(kind, payload)
-        out.emit({"event": kind, **payload})
+            listener(event)
+        out.emit({"event": event.kind, **event.payload()})
 
     return on_event

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from autoqec.contracts.events import LlmCalled, LlmGivenUp, LlmRetried, LlmToolUsed, OnEvent, ignore
 from autoqec.errors import ContractError
 from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_tools import ViewTools
 from autoqec.llm.base import LanguageModel, Message, Request, Response, tool_results
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAnswerError, LlmError, LlmTruncatedError
 
-OnEvent = Callable[[str, dict[str, Any]], None]
 T = TypeVar("T")
 
 MAX_TOOL_TURNS = 6
@@ -23,14 +23,14 @@ class Role:
 
     Args:
         lm: the language model.
-        on_event: receives (kind, payload) of every event.
+        on_event: receives every event.
     """
 
     name = "agent"
 
     def __init__(self, lm: LanguageModel, *, on_event: OnEvent | None = None) -> None:
         self.lm = lm
-        self._on_event = on_event if on_event is not None else lambda kind, data: None
+        self._on_event = ignore if on_event is None else on_event
 
     def _request_with_retry(
         self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None
@@ -45,10 +45,10 @@ class Role:
             except (BudgetExceededError, CassetteMissError):
                 raise
             except (LlmBadAnswerError, LlmTruncatedError, ContractError) as error:
-                self._on_event("lm_given_up" if is_retry else "lm_retry", self._error_event(error))
+                self._on_event(LlmGivenUp(**self._about(error)) if is_retry else LlmRetried(**self._about(error)))
                 request = _retry_request(request, error)
             except LlmError as error:
-                self._on_event("lm_given_up", self._error_event(error))
+                self._on_event(LlmGivenUp(**self._about(error)))
                 return None
         return None
 
@@ -63,7 +63,7 @@ class Role:
             results, failed = {}, []
             for call in response.tool_calls:
                 results[call.id], succeeded = tools.run(call)
-                self._on_event("lm_tool", {"role": self.name, "tool": sanitize(call.name, 64), "good": succeeded})
+                self._on_event(LlmToolUsed(role=self.name, tool=sanitize(call.name, 64), good=succeeded))
                 failed += [] if succeeded else [call.id]
             turns = (*request.messages, response.turn(), tool_results(results, failed=tuple(failed)))
             request = request.model_copy(update={"messages": turns})
@@ -71,17 +71,17 @@ class Role:
 
     def _call(self, request: Request) -> Response:
         response = self.lm.complete(request)
-        payload = {
-            "role": self.name,
-            "model": response.model,
-            "usage": response.usage.dump(),
-            "cost_usd": response.cost_usd,
-            "duration_ms": response.duration_ms,
-        }
-        self._on_event("lm_call", payload)
+        event = LlmCalled(
+            role=self.name,
+            model=response.model,
+            usage=response.usage.dump(),
+            cost_usd=response.cost_usd,
+            duration_ms=response.duration_ms,
+        )
+        self._on_event(event)
         return response
 
-    def _error_event(self, error: Exception) -> dict[str, Any]:
+    def _about(self, error: Exception) -> dict[str, str]:
         return {"role": self.name, "error": type(error).__name__, "what": sanitize(error, 400)}
 
 

@@ -18,13 +18,14 @@ from pydantic import BaseModel, ValidationError
 from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.events import OnEvent
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import ContractError
 from autoqec.ideators import analyst, coder, prompts
 from autoqec.ideators.data_blocks import data_block, sanitize
-from autoqec.ideators.llm_role import OnEvent, Role
+from autoqec.ideators.llm_role import Role
 from autoqec.ideators.llm_tools import TOOLS, ViewTools
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round
 from autoqec.ideators.view_text import format_ideator_view, format_loss_curves, machine_block

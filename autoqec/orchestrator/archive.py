@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from autoqec.contracts.archive import BUNDLE, EXCLUDED_FILES, MAX_BYTES, RUN, ArchiveManifest
 from autoqec.contracts.base import first_validation_error, sha256_bytes
+from autoqec.contracts.events import OnEvent
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.names import RUN_REF
 from autoqec.contracts.provenance import Manifest
@@ -156,7 +157,7 @@ def replay_archive(
     archive: Path,
     into: Path,
     *,
-    on_event: verify_round.OnEvent,
+    on_event: OnEvent,
     on_plan: Callable[[Plan], None] = lambda plan_recovery: None,
 ) -> RestoredRun:
     """Restore an archive into a new repository at `into` and verify it again, offline.
@@ -279,7 +280,7 @@ def _restore_branches(manifest: ArchiveManifest, bundle: Path, layout: RunLayout
     return repo
 
 
-def _verify_rounds(layout: RunLayout, repo: Repo, on_event: verify_round.OnEvent) -> Iterator[tuple[int, str]]:
+def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator[tuple[int, str]]:
     memory = RunMemory(layout.root)
     try:
         stale = memory.rebuild_views()

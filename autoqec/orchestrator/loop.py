@@ -6,8 +6,8 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
+from autoqec.contracts.events import Event, OnEvent, RoundStarted, RunStopped
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import UsageError
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
@@ -19,7 +19,6 @@ from autoqec.orchestrator.executors.local import (
     SerialExecutor,
 )
 from autoqec.orchestrator.rounds import (
-    OnEvent,
     StartedRound,
     finish_round,
     reject_round,
@@ -94,7 +93,7 @@ def run_rounds(
                 elif pending:
                     recorded.append(_record_oldest(run, pending, emit))
                 else:
-                    run_log.event("run_stopped", {"why": str(stop_reason)})
+                    run_log.record(RunStopped(why=str(stop_reason)))
                     return LoopResult(tuple(recorded), str(stop_reason), interrupts.requested)
         except KeyboardInterrupt:
             for _, future in pending:
@@ -109,7 +108,7 @@ def _resume_cluster_rounds(run: Run, executor: Executor, emit: OnEvent) -> Itera
 
         cluster = executor if isinstance(executor, SlurmExecutor) else SlurmExecutor()
         for started, order in cluster_rounds:
-            emit("round_begun", {"round": started.attempt.round, "phase": "found again", "job": order.job_id})
+            emit(RoundStarted(round=started.attempt.round, phase="found again", job=order.job_id))
             yield started, cluster.attach(order, emit)
 
 
@@ -146,8 +145,8 @@ def _serialize_events(on_event: OnEvent) -> OnEvent:
     """Rounds that run at once tell their events one by one."""
     lock = threading.Lock()
 
-    def emit(kind: str, payload: dict[str, Any]) -> None:
+    def emit(event: Event) -> None:
         with lock:
-            on_event(kind, payload)
+            on_event(event)
 
     return emit

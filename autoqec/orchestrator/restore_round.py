@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
+from autoqec.contracts.events import OnEvent
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics
@@ -23,8 +21,6 @@ from autoqec.store.run_state import RoundState, fold
 from autoqec.system import run_lock
 from autoqec.system.git import Repo
 from autoqec.system.scratch import scratch
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 def adopt(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None = None) -> HistoryRow:

@@ -6,11 +6,19 @@ Every step leaves on disk what the next one needs, and recovery reads the same.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from autoqec.contracts.events import (
+    OnEvent,
+    RoundEnded,
+    RoundMeasured,
+    RoundNominated,
+    RoundPlanned,
+    RoundRecorded,
+    RoundStarted,
+)
 from autoqec.contracts.history import Begun, HistoryRow, Nominated, Planned
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
@@ -31,8 +39,6 @@ from autoqec.store.run_log import LOGGER
 from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import sandbox
 from autoqec.system.git import MergeConflictError, RefUpdate
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     history.append_attempt(begun)
     atomic.make_dir(run.layout.round(number).dir)
     failpoint("begun")
-    on_event("round_begun", {"round": number, "phase": "thinking"})
+    on_event(RoundStarted(round=number, phase="thinking"))
     attempt = Attempt(begun.round_attempt_id, number, begun.at)
     try:
         planned, edits, tips = _plan_round(run, attempt)
@@ -69,13 +75,8 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     history.append_attempt(planned)
     failpoint("planned")
     attempt = replace(attempt, planned=planned)
-    format_pins = {
-        "round": number,
-        "hypothesis": planned.ideator.hypothesis,
-        "branch": planned.branch,
-        "phase": "coding",
-    }
-    on_event("planned", format_pins)
+    hypothesis = planned.ideator.hypothesis
+    on_event(RoundPlanned(round=number, phase="coding", hypothesis=hypothesis, branch=planned.branch))
     try:
         sha = worktree.create(run.repo, run.layout, planned, tips, edits)
         _branch_config(run.layout.worktree(planned.branch))
@@ -161,7 +162,7 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
     """Pointer commit, nomination, judgement, row, views, pin; the worktree goes, the branch stays."""
     attempt, number = opened.attempt, opened.attempt.round
     failpoint("measured")
-    on_event("measured", {"round": number, "phase": "recording", **metrics.dump()})
+    on_event(RoundMeasured(round=number, phase="recording", metrics=metrics))
     tip = worktree.commit_pointer(run.repo, run.layout, opened.planned, opened.commit_sha)
     failpoint("pointer_committed")
     layout = run.layout.round(number)
@@ -169,8 +170,7 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
     nominated = Nominated(round_attempt_id=attempt.id, round=number, analyst=response, at=utc_now())
     run.memory.history.append_attempt(nominated)
     failpoint("nominated")
-    format_pins = {"round": number, "verdict": response.verdict, "summary_1line": response.summary_1line}
-    on_event("nominated", format_pins)
+    on_event(RoundNominated(round=number, verdict=response.verdict, summary_1line=response.summary_1line))
     attempt, report, unverified_reason = replace(attempt, nominated=nominated), None, None
     if response.verdict == "candidate":
         try:
@@ -308,13 +308,13 @@ def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
     failpoint("row_appended")
     run.memory.update_views(row)
     failpoint("views_written")
-    on_event("round_recorded", {"round": row.round, "phase": "done", "row": row.dump()})
+    on_event(RoundRecorded(round=row.round, phase="done", row=row))
 
 
 def _end_early(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason: str, **more: Any) -> StartedRound:
     """A round that came to its end before it could be measured."""
     metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason})
-    on_event("measured", {"round": attempt.round, "status": status, "status_reason": reason})
+    on_event(RoundEnded(round=attempt.round, status=metrics.status, status_reason=reason))
     row = round_recorder.build_row(attempt, metrics, finished_at=utc_now(), **more)
     _record_row(run, row, on_event)
     return StartedRound(attempt, row=row)

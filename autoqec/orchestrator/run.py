@@ -18,6 +18,7 @@ from typing import Any, Self
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.events import OnEvent, RunResumed, RunStarted
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.pins import Pins, validate_pins
@@ -28,7 +29,7 @@ from autoqec.ideators import analyst, coder
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import is_closed
-from autoqec.orchestrator.recovery.apply import OnEvent, recover
+from autoqec.orchestrator.recovery.apply import recover
 from autoqec.store import atomic, files, run_log
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
 from autoqec.system import machine, run_lock
@@ -205,7 +206,7 @@ def start_run(
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
     failpoint("run_created")
-    run_log.event("run_started", {"run_id": info.run_id, "env": info.env_name, "profile": profile, "seed": seed})
+    run_log.record(RunStarted(run_id=info.run_id, env=info.env_name, profile=profile, seed=seed))
     return run
 
 
@@ -240,7 +241,7 @@ def resume_run(
     _acquire(run)
     if note is not None:
         run.notes.append(note)
-    run_log.event("run_resumed", {"run_id": run_id, "notes": run.notes})
+    run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         recover(layout, workspace, run_log.logged(on_event), memory=run.memory)
     except BaseException:

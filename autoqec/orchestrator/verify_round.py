@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.events import OnEvent, VerificationStarted
 from autoqec.contracts.history import AlphaSpent, RunInfo
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, parent_branches
@@ -31,8 +32,6 @@ from autoqec.system.scratch import scratch
 
 if TYPE_CHECKING:
     from autoqec.verification.verifier import ReplayResult, VerifyRequest
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def verify_candidate(
             )
         )
         failpoint("charged")
-        on_event("judging", {"round": candidate.number, "phase": "judging"})
+        on_event(VerificationStarted(round=candidate.number, phase="judging"))
         report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
         failpoint("judged")
         return report

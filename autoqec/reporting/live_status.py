@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from types import TracebackType
 from typing import Any, Self
 
+from autoqec.contracts.events import Event, LiveProgress, RoundEvent, RoundRecorded
 from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
@@ -52,7 +53,7 @@ class LiveStatus:
     """Contents of live.json: the limits, and the payload of the last event of each unfinished round."""
 
     plan: RunLimits
-    rounds: dict[int, dict[str, Any]]
+    rounds: dict[int, LiveProgress]
 
 
 class LiveStatusWriter:
@@ -73,20 +74,17 @@ class LiveStatusWriter:
         with suppress(OSError):
             self.path.unlink()
 
-    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
-        number = payload.get("round")
-        if not isinstance(number, int):
+    def __call__(self, event: Event) -> None:
+        """Handle one event."""
+        if not isinstance(event, RoundEvent):
             return
-        if kind == "round_recorded":
-            self._rounds.pop(number, None)
+        if isinstance(event, RoundRecorded):
+            self._rounds.pop(event.round, None)
         else:
-            phase = {"phase": "verification"} if kind.startswith("judg") else {}
-            self._rounds[number] = {
-                "kind": kind,
-                **phase,
-                **{key: payload[key] for key in PUBLISHED_FIELDS if key in payload},
-            }
-        if self.clock() - self._last >= WRITE_INTERVAL_S or kind == "round_recorded":
+            payload = {"phase": event.phase, **event.payload()}
+            published = {key: payload[key] for key in PUBLISHED_FIELDS if payload.get(key) is not None}
+            self._rounds[event.round] = {"kind": event.kind, **published}
+        if self.clock() - self._last >= WRITE_INTERVAL_S or isinstance(event, RoundRecorded):
             self._write()
 
     def _write(self) -> None:
@@ -104,10 +102,14 @@ def read(layout: RunLayout) -> LiveStatus:
         plan = RunLimits(
             **{key: value for key, value in data["plan"].items() if key in names and _has_valid_type(key, value)}
         )
-        rounds = {int(number): dict(payload) for number, payload in data["rounds"].items()}
+        rounds = {int(number): _parse_progress(int(number), payload) for number, payload in data["rounds"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return LiveStatus(RunLimits(), {})
     return LiveStatus(plan, rounds)
+
+
+def _parse_progress(number: int, payload: dict[str, Any]) -> LiveProgress:
+    return LiveProgress.model_validate({**payload, "round": number}, strict=True, extra="ignore")
 
 
 def _has_valid_type(key: str, value: Any) -> bool:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from autoqec.contracts.events import Progress, RoundEnded, RoundEvent, RoundMeasured, RoundPlanned
+from autoqec.contracts.verdict import PairedCounts
 from autoqec.reporting.text import count, duration, plain, sparkline
-
-COUNTS = ("shots", "errors_reference", "errors_candidate", "fixed", "broken")
-TRACKED_FIELDS = (*COUNTS, "e_value", "threshold")
 
 
 @dataclass
 class RoundProgress:
-    """State of a running round; `latest` holds the interim counts of the current phase."""
+    """State of a running round; `counts` and `evidence` (e-value, threshold) are those of the current phase."""
 
     number: int
     clock: Callable[[], float]
@@ -32,30 +30,34 @@ class RoundProgress:
     phase_began: float = 0.0
     loss: float | None = None
     losses: list[float] = field(default_factory=list)
-    latest: dict[str, Any] = field(default_factory=dict)
+    counts: PairedCounts | None = None
+    evidence: tuple[float, float] | None = None
     last_printed: float = float("-inf")
     failed: bool = False
 
-    def update_from(self, payload: dict[str, Any]) -> None:
-        """Update from the payload of an event; values of unexpected types are ignored."""
-        phase = payload.get("phase")
-        if isinstance(phase, str) and phase != self.phase:
-            self.phase, self.phase_began, self.last_printed = phase, self.clock(), float("-inf")
-            self.done, self.total, self.latest, self.losses = 0, 0, {}, []
-        self.failed = self.failed or payload.get("status") not in (None, "ok")
-        self.hypothesis = str(payload.get("hypothesis") or self.hypothesis)
-        self.branch = str(payload.get("branch") or self.branch)
-        for done, total in (("step", "steps"), ("shots", "budget")):
-            if _is_count(payload.get(done)):
-                self.done = payload[done]
-                self.total = payload[total] if _is_count(payload.get(total)) else 0
-        self.eta_s = payload["eta_s"] if _is_finite_number(payload.get("eta_s")) else None
-        self.loss = (
-            payload["loss"] if isinstance(payload.get("loss"), float) and _is_finite_number(payload["loss"]) else None
-        )
-        if self.loss is not None:
-            self.losses.append(self.loss)
-        self.latest |= {name: payload[name] for name in TRACKED_FIELDS if payload.get(name) is not None}
+    def update(self, event: RoundEvent) -> None:
+        """Update from an event of the round."""
+        if event.phase is not None and event.phase != self.phase:
+            self.phase, self.phase_began, self.last_printed = event.phase, self.clock(), float("-inf")
+            self.done, self.total, self.counts, self.evidence, self.losses = 0, 0, None, None, []
+        if isinstance(event, RoundPlanned):
+            self.hypothesis = event.hypothesis or self.hypothesis
+            self.branch = event.branch or self.branch
+        self.failed = self.failed or isinstance(event, RoundEnded) or _is_failure(event)
+        self.eta_s = self.loss = None
+        if isinstance(event, Progress):
+            self._update_figures(event)
+
+    def _update_figures(self, event: Progress) -> None:
+        for done, total in ((event.step, event.steps), (event.shots, event.budget)):
+            if done is not None:
+                self.done, self.total = done, total or 0
+        self.eta_s, self.loss = event.eta_s, event.loss
+        if event.loss is not None:
+            self.losses.append(event.loss)
+        self.counts = event.counts or self.counts
+        if event.e_value is not None and event.threshold is not None:
+            self.evidence = (event.e_value, event.threshold)
 
     def figures(self) -> str:
         """Return phase, progress, loss, interim results and time left as one line."""
@@ -69,14 +71,12 @@ class RoundProgress:
 
     def interim_results(self) -> list[str]:
         """Return Δ_LER of the shots so far with its (not sequentially valid) interval, the counts, and the e-value."""
-        values = {name: self.latest.get(name) for name in COUNTS}
         parts = []
-        if all(_is_count(values[name]) for name in ("shots", "fixed", "broken")):
-            parts += [text for text in [_delta(values)] if text]
-            parts.append(f"fixed {values['fixed']} · broken {values['broken']}")
-        e_value, threshold = self.latest.get("e_value"), self.latest.get("threshold")
-        if isinstance(e_value, float) and isinstance(threshold, float):
-            parts.append(f"e-value {e_value:.3g} of {threshold:.3g}")
+        if self.counts is not None:
+            parts += [text for text in [_delta(self.counts)] if text]
+            parts.append(f"fixed {self.counts.fixed} · broken {self.counts.broken}")
+        if self.evidence is not None:
+            parts.append("e-value {:.3g} of {:.3g}".format(*self.evidence))
         return parts
 
     def screen(self) -> RenderableType:
@@ -98,17 +98,14 @@ class RoundProgress:
         return [f"{duration(left)} left"] if left is not None else []
 
 
-def _delta(values: dict[str, Any]) -> str:
+def _is_failure(event: RoundEvent) -> bool:
+    return isinstance(event, RoundMeasured) and event.metrics.status != "ok"
+
+
+def _delta(counts: PairedCounts) -> str:
     """`Δ_LER = +4.80e-03 [+3.53e-03, +6.17e-03] (70 → 50 errors in 5k shots)`; "" if the counts are inconsistent."""
-    from autoqec.contracts.verdict import PairedCounts
     from autoqec.qec.stats import paired_effect
 
-    before, after = values["errors_reference"], values["errors_candidate"]
-    known = _is_count(before) and _is_count(after)
-    # Δ and its interval need the discordant shots only; error counts are shown if the event has them.
-    errors = {"errors_reference": before, "errors_candidate": after} if known else {}
-    required_errors = {"errors_reference": values["fixed"], "errors_candidate": values["broken"]}
-    counts = PairedCounts.model_validate({**values, **required_errors, **errors})
     both_wrong = counts.errors_reference - counts.fixed
     if min(counts.fixed, counts.broken, both_wrong) < 0 or both_wrong + counts.broken != counts.errors_candidate:
         return ""
@@ -116,14 +113,5 @@ def _delta(values: dict[str, Any]) -> str:
         return ""
     effect = paired_effect(counts)
     figures = f"Δ_LER = {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}]"
-    return f"{figures} ({before} → {after} errors in {count(values['shots'])} shots)" if known else figures
-
-
-def _is_count(value: Any) -> bool:
-    """Whether it is an integer of bounded size: an untrusted process may write any number of digits."""
-    return isinstance(value, int) and _is_finite_number(value)
-
-
-def _is_finite_number(value: Any) -> bool:
-    """Whether it is a number that is neither NaN nor huge."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+    errors = f"{counts.errors_reference} → {counts.errors_candidate} errors in {count(counts.shots)} shots"
+    return f"{figures} ({errors})"

@@ -6,23 +6,32 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from autoqec.contracts.events import (
+    Event,
+    JobReported,
+    LlmBudgetExhausted,
+    LlmGivenUp,
+    LlmRetried,
+    RoundEnded,
+    RoundEvent,
+    RoundMeasured,
+    RoundNominated,
+    RoundPlanned,
+    RoundRecorded,
+    VerdictReached,
+)
 from autoqec.errors import AutoqecError
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.round_progress import RoundProgress
 from autoqec.reporting.text import count, plain
 
 PIPE_WIDTH = 160  # columns of tables that are not written to a terminal
-LLM_MESSAGES = {
-    "lm_retry": "the answer for the {} was invalid; its model is asked again",
-    "lm_given_up": "the {} proceeds without its model in this round",
-    "lm_budget": "the budget of the language models is used up",
-}
 PROGRESS_INTERVAL_S = 15.0  # between two progress lines of one phase, without a terminal
 
 
@@ -35,11 +44,7 @@ def console(*, err: bool = False) -> Console:
 
 
 class LiveView:
-    """Event callback that shows the progress of a run; a context manager.
-
-    Payloads are read by their keys (`phase`, `step`, `steps`, `loss`, `eta_s`, `shots`, `budget`, `fixed`,
-    `broken`, …), so that events of unknown kinds still update the progress bar.
-    """
+    """Event callback that shows the progress of a run; a context manager."""
 
     def __init__(
         self,
@@ -51,7 +56,6 @@ class LiveView:
         self.console, self.quiet, self.clock = target, quiet, clock
         self.dashboard: Dashboard | None = None  # set once the run exists
         self.rounds: dict[int, RoundProgress] = {}
-        self._last: int | None = None
         self._live: Live | None = None
 
     def __enter__(self) -> Self:
@@ -67,36 +71,27 @@ class LiveView:
             self._live.stop()
             self._live = None
 
-    def __call__(self, kind: str, payload: dict[str, Any]) -> None:
+    def __call__(self, event: Event) -> None:
         """Handle one event."""
-        now = self._update_round({"phase": "verification", **payload} if kind.startswith("judge") else payload)
+        now = self._update_round(event) if isinstance(event, RoundEvent) else None
         # The failure of a round has been reported: that it is not nominated follows from it.
-        already_reported = now is not None and now.failed and payload.get("verdict") == "ignore"
-        line = None if already_reported else event_line(kind, payload)
+        nomination = isinstance(event, RoundNominated) and event.verdict == "ignore"
+        line = None if now is not None and now.failed and nomination else event_line(event)
         if line is not None:
             self._print_line(line)
         elif now is not None and now.total and self._live is None:
             self._progress_line(now)
-        if kind == "round_recorded":
-            self.rounds = {
-                number: round_progress for number, round_progress in self.rounds.items() if round_progress is not now
-            }
+        if isinstance(event, RoundRecorded):
+            self.rounds = {number: progress for number, progress in self.rounds.items() if progress is not now}
             if self.dashboard is not None:
                 with suppress(AutoqecError):  # the screen keeps its state; the run itself reports what is wrong
                     self.dashboard.refresh()
 
-    def _update_round(self, payload: dict[str, Any]) -> RoundProgress | None:
-        """Update the round of an event; if it names none, the round named last."""
-        number = payload.get("round", self._last)
-        if not isinstance(number, int):
-            return None
-        if number not in self.rounds:
-            if "round" not in payload:
-                return None
-            self.rounds[number] = RoundProgress(number, self.clock, phase_began=self.clock())
-        self._last = number
-        self.rounds[number].update_from(payload)
-        return self.rounds[number]
+    def _update_round(self, event: RoundEvent) -> RoundProgress:
+        if event.round not in self.rounds:
+            self.rounds[event.round] = RoundProgress(event.round, self.clock, phase_began=self.clock())
+        self.rounds[event.round].update(event)
+        return self.rounds[event.round]
 
     def _progress_line(self, now: RoundProgress) -> None:
         if self.clock() - now.last_printed >= PROGRESS_INTERVAL_S:
@@ -118,26 +113,41 @@ class LiveView:
         return Group(self.dashboard.head(), *running, self.dashboard.body())
 
 
-def event_line(kind: str, payload: dict[str, Any]) -> str | None:
+def event_line(event: Event) -> str | None:
     """Format an event that deserves a permanent line; None for progress."""
-    number = payload.get("round")
-    head = f"Round {number}" if number is not None else ""
-    if "hypothesis" in payload:
-        return f"{head} hypothesis: {plain(str(payload['hypothesis']))}"
-    if isinstance(payload.get("delta_ler"), float):
-        shots = f" on {count(payload['val_shots'])} validation shots" if payload.get("val_shots") else ""
-        return f"{head} measured: Δ_LER = {payload['delta_ler']:+.2e}{shots}"
-    if payload.get("status") not in (None, "ok"):
-        return f"{head} ended {plain(str(payload['status']))}: {plain(str(payload.get('status_reason') or ''))}"
-    if payload.get("verdict") in ("candidate", "ignore"):
-        word = "nominated" if payload["verdict"] == "candidate" else "not nominated"
-        return f"{head} {word}: {plain(str(payload.get('summary_1line', '')))}"
-    if kind in LLM_MESSAGES:
-        return f"  {LLM_MESSAGES[kind].format(payload.get('role'))}: {plain(str(payload.get('what')))}"
-    if kind == "job":
-        why = f" ({plain(str(payload['why']))})" if payload.get("why") else ""
-        return f"{head} is SLURM job {plain(str(payload.get('job')))}: {plain(str(payload.get('state')))}{why}"
-    if kind == "judge_verdict":
-        reasons = "; ".join(plain(str(reason)) for reason in payload.get("reasons", ()))
-        return f"  verdict: {plain(str(payload.get('verdict')))}. {reasons}"
+    line = _round_line(event) if isinstance(event, RoundEvent) else None
+    return line or _llm_line(event)
+
+
+def _round_line(event: RoundEvent) -> str | None:
+    head = f"Round {event.round}"
+    match event:
+        case RoundPlanned(hypothesis=str() as hypothesis):
+            return f"{head} hypothesis: {plain(hypothesis)}"
+        case RoundMeasured(metrics=metrics) if metrics.delta_ler is not None:
+            shots = f" on {count(metrics.val_shots)} validation shots" if metrics.val_shots else ""
+            return f"{head} measured: Δ_LER = {metrics.delta_ler:+.2e}{shots}"
+        case RoundMeasured(metrics=metrics) if metrics.status != "ok":
+            return f"{head} ended {metrics.status}: {plain(metrics.status_reason or '')}"
+        case RoundEnded():
+            return f"{head} ended {event.status}: {plain(event.status_reason or '')}"
+        case RoundNominated():
+            nominated = "nominated" if event.verdict == "candidate" else "not nominated"
+            return f"{head} {nominated}: {plain(event.summary_1line)}"
+        case JobReported():
+            why = f" ({plain(event.why)})" if event.why else ""
+            return f"{head} is SLURM job {plain(str(event.job))}: {plain(event.state)}{why}"
+        case VerdictReached():
+            return f"  verdict: {plain(event.verdict)}. {'; '.join(map(plain, event.reasons))}"
+    return None
+
+
+def _llm_line(event: Event) -> str | None:
+    match event:
+        case LlmRetried():
+            return f"  the answer for the {event.role} was invalid; its model is asked again: {plain(event.what)}"
+        case LlmGivenUp():
+            return f"  the {event.role} proceeds without its model in this round: {plain(event.what)}"
+        case LlmBudgetExhausted():
+            return f"  the budget of the language models is used up: {plain(event.what)}"
     return None

@@ -10,6 +10,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from autoqec.contracts.events import (
+    LiveProgress,
+    RoundEvent,
+    RoundMeasured,
+    RoundNominated,
+    RoundPlanned,
+    VerdictReached,
+)
 from autoqec.contracts.history import HistoryRow
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
@@ -80,14 +88,12 @@ class WatchScreen:
     def _show_pending(self, pending_round: PendingRound) -> None:
         if pending_round.hypothesis and pending_round.round not in self._planned:
             self._planned.add(pending_round.round)
-            self.live_view(
-                "planned",
-                {"round": pending_round.round, "hypothesis": pending_round.hypothesis, "phase": pending_round.phase},
-            )
-        live_payload = self.dashboard.live.rounds.get(pending_round.round, {})
+            number, phase = pending_round.round, pending_round.phase
+            self.live_view(RoundPlanned(round=number, phase=phase, hypothesis=pending_round.hypothesis))
         if self._forward(pending_round.round):
             return
-        self.live_view("progress", {"round": pending_round.round, "phase": pending_round.phase, **live_payload})
+        progress = self.dashboard.live.rounds.get(pending_round.round) or LiveProgress(round=pending_round.round)
+        self.live_view(progress.model_copy(update={"phase": progress.phase or pending_round.phase}))
 
     def _forward(self, number: int) -> bool:
         """Forward the progress that the training process writes; return False if there is none."""
@@ -101,17 +107,16 @@ class WatchScreen:
         return True
 
     def _show_finished(self, row: HistoryRow) -> None:
-        for kind, payload in _events(row, planned=row.round in self._planned):
-            self.live_view(kind, payload)
+        for event in _events(row, planned=row.round in self._planned):
+            self.live_view(event)
 
 
-def _events(row: HistoryRow, *, planned: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(row: HistoryRow, *, planned: bool) -> Iterator[RoundEvent]:
     """Reconstruct the events of a finished round from its row."""
     if not planned:
-        yield "planned", {"round": row.round, "hypothesis": row.hypothesis}
-    measured = ("status", "status_reason", "delta_ler", "val_shots")
-    yield "measured", {"round": row.round, **{key: getattr(row, key) for key in measured}}
+        yield RoundPlanned(round=row.round, hypothesis=row.hypothesis)
+    yield RoundMeasured(round=row.round, metrics=row)
     if row.status == "ok":
-        yield "nominated", {"round": row.round, "verdict": row.verdict, "summary_1line": row.summary_1line}
+        yield RoundNominated(round=row.round, verdict=row.verdict, summary_1line=row.summary_1line)
     if row.verify_verdict is not None:
-        yield "judge_verdict", {"round": row.round, "verdict": row.verify_verdict, "reasons": row.verify_reasons}
+        yield VerdictReached(round=row.round, verdict=row.verify_verdict, reasons=row.verify_reasons)

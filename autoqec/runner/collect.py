@@ -6,12 +6,12 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.events import OnEvent, TrainingProgress
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import ContractError
 from autoqec.runner.spec import EVENTS, RESULT, ChildResult
@@ -24,8 +24,6 @@ MAX_FIGURE = 1e15  # absolute value of a number in an event
 SNAPSHOT_NAME = re.compile(r"^(training|finetuning)_(last|itr_\d{1,9})\.pt$")
 PHASES = ("training", "finetuning", "evaluating")
 COUNT_KEYS = ("budget", *PairedCounts.model_fields)  # val shots counted so far
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)
@@ -154,23 +152,26 @@ class EventForwarder:
         complete_lines = data[: data.rfind(b"\n") + 1]
         self._position += len(complete_lines) or (len(data) if len(data) == 16 * MAX_EVENT_BYTES else 0)
         for line in complete_lines.splitlines():
-            event = _event(line)
+            event = _parse_progress(line, self._round)
             if event is not None:
-                self._on_event("training", {"round": self._round, **event})
+                self._on_event(event)
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _parse_progress(line: bytes, round_idx: int) -> TrainingProgress | None:
+    """Return the event of one line of the child; a figure that is not one becomes None."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):
         return None
     if len(line) > MAX_EVENT_BYTES or not isinstance(event, dict) or event.get("phase") not in PHASES:
         return None
-    progress = {key: _number(event.get(key)) for key in ("step", "steps", "loss", "eta_s")}
-    return {"phase": event["phase"], **progress, **{key: _number(event[key]) for key in COUNT_KEYS if key in event}}
+    steps = {key: _figure(event.get(key), int) for key in ("step", "steps")}
+    seconds = {key: _figure(event.get(key), int | float) for key in ("loss", "eta_s")}
+    counts = {key: _figure(event[key], int) for key in COUNT_KEYS if key in event}
+    return TrainingProgress(round=round_idx, phase=event["phase"], **steps, **seconds, **counts)
 
 
-def _number(value: Any) -> float | int | None:
-    """Return the number; None for other types, NaN, infinities and integers beyond MAX_FIGURE."""
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_FIGURE
+def _figure(value: Any, types: Any) -> Any:
+    """Return the value, or None for another type, NaN, an infinity or a number that arithmetic cannot hold."""
+    fits = isinstance(value, types) and not isinstance(value, bool) and abs(value) <= MAX_FIGURE
     return value if fits else None

@@ -12,12 +12,13 @@ from typing import Any
 
 import autoqec
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import RunnerConfig
 from autoqec.errors import UsageError
 from autoqec.runner import collect, devices
 from autoqec.runner.artifact_manifest import resolve_modules_dir
-from autoqec.runner.collect import Artifact, OnEvent
+from autoqec.runner.collect import Artifact
 from autoqec.runner.spec import SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, hidden_from_branch_code

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.errors import ContractError, UsageError
 from autoqec.runner.artifact_manifest import find_worktree, write_artifact_manifest
-from autoqec.runner.collect import OnEvent
 from autoqec.runner.pointer import write_round_pointer
 from autoqec.runner.round_process import ChildOutcome, failed_result, run_in_child
 from autoqec.runner.spec import SCRATCH_DIR, ChildStatus
@@ -37,7 +37,7 @@ def run_round(
 
     Args:
         config: The round.
-        on_event: Receives `training` events: {round, phase, step, steps, loss, eta_s, counts of val shots so far}.
+        on_event: Receives `TrainingProgress` events.
         is_cancelled: Called while the child works and before anything of its result is written.
 
     Raises:

@@ -6,18 +6,18 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any, TextIO
 
+from autoqec.contracts.events import Event, OnEvent, RoundRecorded, RunRecovered
 from autoqec.store.layout import RunLayout
 
 LOGGER = logging.getLogger("autoqec")
 LOGGER.addHandler(logging.NullHandler())  # outside a run nothing is printed
 MAX_BYTES, BACKUPS = 2_000_000, 5
-PROGRESS = ("training", "judge_test", "judge_effect", "judge_point", "judge_composition")  # on screen with -vv only
 OF_ROW = ("status", "status_reason", "verdict", "verify_verdict", "branch", "commit_sha")
 _VALUE_CHARS = 400
 
@@ -82,28 +82,28 @@ def show(verbosity: int) -> None:
     LOGGER.setLevel(logging.INFO if verbosity == 1 else logging.DEBUG)
 
 
-def logged(on_event: Callable[[str, dict[str, Any]], None] | None) -> Callable[[str, dict[str, Any]], None]:
-    """The callback that writes each event to the log and then calls `on_event`."""
+def logged(on_event: OnEvent | None) -> OnEvent:
+    """Return a callback that writes each event to the log and then calls `on_event`."""
 
-    def tell(kind: str, payload: dict[str, Any]) -> None:
-        event(kind, payload)
+    def record_and_forward(event: Event) -> None:
+        record(event)
         if on_event is not None:
-            on_event(kind, payload)
+            on_event(event)
 
-    return tell
+    return record_and_forward
 
 
-def event(kind: str, payload: Mapping[str, Any]) -> None:
-    """Log one event: its kind and its plain values. Nested values stand in the run's own files."""
-    level = logging.DEBUG if kind in PROGRESS else logging.INFO
+def record(event: Event) -> None:
+    """Log one event: its kind and its plain values. Nested values are in the run's own files."""
+    level = logging.DEBUG if event.frequent else logging.INFO
     if not LOGGER.isEnabledFor(level):
         return
+    payload = event.payload()
     extra = {"round": payload.get("round", "-")}
-    row = payload.get("row", {})
-    fields = _fields({**{key: row.get(key) for key in OF_ROW}, **payload})
-    LOGGER.log(level, "%s%s", kind, fields, extra=extra)
-    for action in payload.get("actions", ()):
-        LOGGER.log(level, "%s action%s", kind, _fields(action), extra=extra)
+    of_row = {key: getattr(event.row, key) for key in OF_ROW} if isinstance(event, RoundRecorded) else {}
+    LOGGER.log(level, "%s%s", event.kind, _fields({**of_row, **payload}), extra=extra)
+    for action in event.actions if isinstance(event, RunRecovered) else ():
+        LOGGER.log(level, "%s action%s", event.kind, _fields(action), extra=extra)
 
 
 def _fields(payload: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autoqec.contracts.events import CompositionCompared, VerdictReached
 from autoqec.contracts.timing import utc_now
 from autoqec.contracts.verdict import Composition, Cost, Guard, PairedCounts, PairedEffect, Verdict, VerifyReport
 from autoqec.qec.stats import paired_effect, rate
@@ -34,7 +35,7 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     strength = baselines if request.rules >= 2 else ()
     verdict, reasons = decide(env, evidence.test, effect, all_guards, strength, request.rules)
     composition = _composition(session, evidence, verdict)
-    session.emit("judge_verdict", {"verdict": verdict, "reasons": list(reasons)})
+    session.on_event(VerdictReached(round=session.round, verdict=verdict, reasons=tuple(reasons)))
     return VerifyReport(
         schema_version=request.rules,
         run_id=request.run_id,
@@ -151,7 +152,7 @@ def _composition(session: VerificationSession, evidence: Evidence, verdict: Verd
     if isinstance(found, str):
         evidence.not_run.append(found)
         return None
-    session.emit("judge_composition", {"verdict": found.verdict, "evidence": found.evidence})
+    session.on_event(CompositionCompared(round=session.round, verdict=found.verdict, evidence=found.evidence))
     return found
 
 

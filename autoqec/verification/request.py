@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,6 @@ from autoqec.store.files import parse_env
 from autoqec.store.layout import RoundLayout
 from autoqec.system import machine
 from autoqec.verification.shot_cache import ShotCache
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 @dataclass(frozen=True)

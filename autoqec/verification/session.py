@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
+from autoqec.contracts.events import EffectProgress, OnEvent, PointMeasured, SequentialTestProgress
 from autoqec.contracts.provenance import SHA256
 from autoqec.contracts.verdict import Guard, PairedCounts, PairedEffect, SequentialTest
 from autoqec.errors import ContractError
@@ -17,7 +17,7 @@ from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.baselines import Baselines
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure, Usage
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, rebatched_answers, same_edges
-from autoqec.verification.request import OnEvent, VerifyRequest
+from autoqec.verification.request import VerifyRequest
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
 
@@ -64,15 +64,12 @@ class VerificationSession:
 
     def __init__(self, request: VerifyRequest, frozen: FrozenArtifact, on_event: OnEvent) -> None:
         self.request, self.frozen, self.on_event = request, frozen, on_event
+        self.round = request.round.round
         self.env = request.env
         self.problem = Problem.from_env(self.env)
         self.shot_stream = ShotStream(request.secret, frozen.sha256, self.env.seed_policy.holdout, request.shot_cache)
         self.baselines = Baselines(self.problem, request.rules)
         self.evidence = Evidence()
-
-    def emit(self, kind: str, payload: dict[str, Any]) -> None:
-        """Report progress."""
-        self.on_event(kind, {"round": self.request.round.round, **payload})
 
     def run(self) -> Evidence:
         """Run every step that the candidate's answers allow.
@@ -131,17 +128,18 @@ class VerificationSession:
         if same_edges(problem, self.problem):
             found = evaluation.point(problem, self.request.profile.judge_point_shots, self.request.rules)
             self.evidence.points += found
-            self.emit("judge_point", {"p": p, "relative": found[0].relative})
+            self.on_event(PointMeasured(round=self.round, p=p, relative=found[0].relative))
         else:
             self.evidence.not_run.append(f"p = {p:g}: its graph has other edges than the target's")
 
     def _emit_test(self, monitor: Monitor) -> None:
         evidence = {"e_value": monitor.e_value, "threshold": 1 / monitor.alpha_t}
-        self.emit("judge_test", {**monitor.counts.dump(), "budget": monitor.budget, **evidence})
+        counts = {**monitor.counts.dump(), "budget": monitor.budget}
+        self.on_event(SequentialTestProgress(round=self.round, **counts, **evidence))
 
     def _emit_effect(self, counts: PairedCounts) -> None:
         budget = self.request.profile.judge_effect_shots
-        self.emit("judge_effect", {"phase": "measuring the gain", **counts.dump(), "budget": budget})
+        self.on_event(EffectProgress(round=self.round, phase="measuring the gain", **counts.dump(), budget=budget))
 
     def _check_repeatability(self, evaluation: CandidateEvaluation, second: CandidateClient) -> None:
         """Repeat the kept chunk in a second process, then in another order and batches, then without the net."""

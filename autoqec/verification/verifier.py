@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from autoqec.contracts.events import OnEvent, ignore
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.layout import hidden_from_branch_code
@@ -12,7 +13,7 @@ from autoqec.system.scratch import scratch
 from autoqec.verification import artifact, report, shot_stream
 from autoqec.verification.assemble import build_report
 from autoqec.verification.compare import report_differences
-from autoqec.verification.request import OnEvent, ReplayResult, VerifyRequest
+from autoqec.verification.request import ReplayResult, VerifyRequest
 from autoqec.verification.session import VerificationSession
 from autoqec.verification.shot_cache import ShotCache, report_chunk_digests
 
@@ -61,7 +62,7 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
                 location=str(request.checkpoint),
                 hint="restore the round's files",
             )
-        session = VerificationSession(request, frozen, on_event or (lambda kind, payload: None))
+        session = VerificationSession(request, frozen, ignore if on_event is None else on_event)
         circuit = manifest.environment.circuit_sha256 if manifest else None
         found = build_report(session, session.run(), circuit)
     return found.model_copy(update={"judge_wallclock_s": time.monotonic() - start_time})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autoqec.cli.common import Output, options, trust_option
+from autoqec.contracts.events import ignore
 from autoqec.reporting.text import plain, pluralize
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def command(archive: Path, into: Path | None, out: Output) -> None:
     from autoqec.orchestrator.archive import replay_archive
 
     into = into or Path(archive.name.removesuffix(".tar") + "-replayed")
-    restored = replay_archive(archive, into, on_event=lambda kind, payload: None, on_plan=functools.partial(_show, out))
+    restored = replay_archive(archive, into, on_event=ignore, on_plan=functools.partial(_show, out))
     for number, outcome in sorted(restored.verdicts.items()):
         out.say(f"Round {number}: {plain(outcome)}")
         out.emit({"round": number, "found": outcome})

@@ -14,6 +14,7 @@ import pytest
 
 from autoqec.cli.commands import gc as gc_command
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import ignore
 from autoqec.errors import UsageError
 from autoqec.orchestrator import gc
 from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
@@ -237,7 +238,7 @@ def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
     assert "checkpoint" in kinds(gc.find_removable(layout, repo)), "what a closed run left, nobody judges any more"
     gc.remove(layout, repo, gc.find_removable(layout, repo))
     package_run(layout, repo, tmp_path / "run.tar")
-    found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=lambda kind, told: None)
+    found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=ignore)
     assert found.agrees
 
 

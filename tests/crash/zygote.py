@@ -16,6 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from autoqec.contracts.events import ignore
 from autoqec.orchestrator import failpoint
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import verify_or_replay
@@ -66,9 +67,7 @@ def _start(order: dict[str, Any], block: mmap.mmap) -> int:
             reconcile(RunLayout(workspace, order["run_id"]), Repo.discover(workspace))
             return 0
         if order["judge"]:
-            verify_or_replay(
-                RunLayout(workspace, order["run_id"]), Repo.discover(workspace), order["judge"], lambda kind, told: None
-            )
+            verify_or_replay(RunLayout(workspace, order["run_id"]), Repo.discover(workspace), order["judge"], ignore)
             return 0
         analyst = None if "quiet" in order["cases"] else canned.analyse
         return driver.main(workspace, order["rounds"], order["run_id"], set(order["cases"]), analyst=analyst)

@@ -11,6 +11,7 @@ import pytest
 
 from autoqec.cli.paths import builtin_envs
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import ignore
 from autoqec.errors import ContractError, UsageError
 from autoqec.orchestrator import archive as archive_module
 from autoqec.orchestrator.archive import package_run, replay_archive
@@ -26,17 +27,13 @@ from tests.support.archives import unpacked
 from tests.unit.system.test_run_lock import another
 
 
-def quiet(kind: str, payload: dict[str, object]) -> None:
-    """Nobody listens."""
-
-
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Path, Path]:
     """A closed run of one judged round: its layout, its archive closed, and one made while it was open."""
     root = tmp_path_factory.mktemp("archive")
     make_workspace(root / "lab", builtin_envs()["smoke"])
     with start_run(root / "lab/env.yaml", root / "lab", "smoke", 1) as run:
-        run_rounds(run, 1, quiet)
+        run_rounds(run, 1, ignore)
         layout, repo = run.layout, run.repo
     open_archive, closed_archive = root / "open.tar", root / "closed.tar"
     package_run(layout, repo, open_archive)
@@ -48,7 +45,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Path, P
 def test_a_closed_run_is_verified_again_elsewhere(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     layout, _, archive = packed
     row = History(layout).rows()[0]
-    found = replay_archive(archive, tmp_path / "there", on_event=quiet)
+    found = replay_archive(archive, tmp_path / "there", on_event=ignore)
     assert found.agrees
     if row.verify_verdict is not None:
         words = found.verdicts[1]
@@ -64,7 +61,7 @@ def test_an_open_runs_secret_stays_behind(packed: tuple[RunLayout, Path, Path], 
     manifest, members = unpacked(archive)
     assert not manifest.closed
     assert not {"run/secret", "run/owner.json"} & set(members)
-    found = replay_archive(archive, tmp_path / "there", on_event=quiet)
+    found = replay_archive(archive, tmp_path / "there", on_event=ignore)
     assert found.agrees and ("stay secret" in found.verdicts[1] or "never judged" in found.verdicts[1])
 
 
@@ -95,7 +92,7 @@ def test_a_run_that_was_cut_off_is_recovered_before_it_is_packed(
     assert not (tmp_path / "run.tar").exists()
     reconcile(layout, repo)
     package_run(layout, repo, tmp_path / "run.tar")
-    assert replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=quiet).agrees
+    assert replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=ignore).agrees
 
 
 def test_shots_that_cannot_be_redrawn_come_from_the_archive(
@@ -111,19 +108,19 @@ def test_shots_that_cannot_be_redrawn_come_from_the_archive(
     assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.report_chunk_digests(judgement).values()}
     real = shot_stream.sample
     monkeypatch.setattr(shot_stream, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
-    found = replay_archive(archive, tmp_path / "there", on_event=quiet)
+    found = replay_archive(archive, tmp_path / "there", on_event=ignore)
     assert found.agrees and f"{len(names)} of {len(names)} chunks from the archive: stim" in found.verdicts[1]
-    without = replay_archive(bare, tmp_path / "bare", on_event=quiet)
+    without = replay_archive(bare, tmp_path / "bare", on_event=ignore)
     assert not without.agrees and "not redrawn alike" in without.verdicts[1]
     kept = found.layout.shots / min(path.name for path in found.layout.shots.iterdir())
     kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     with pytest.raises(ContractError, match=f"{kept.name}: holds other shots"):
-        replay(found.layout, Repo.discover(found.layout.repo_root), 1, quiet)
+        replay(found.layout, Repo.discover(found.layout.repo_root), 1, ignore)
 
 
 @pytest.mark.long
 def test_what_was_restored_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
-    found = replay_archive(packed[2], tmp_path / "there", on_event=quiet)
+    found = replay_archive(packed[2], tmp_path / "there", on_event=ignore)
     package_run(found.layout, Repo.discover(found.layout.repo_root), tmp_path / "again.tar")
     again, first = unpacked(tmp_path / "again.tar")[0], unpacked(packed[2])[0]
     mine, theirs = ({e.name: e.sha256 for e in one.files if e.name != "branches.bundle"} for one in (again, first))
@@ -161,7 +158,7 @@ def test_what_was_tampered_with_is_named(
 ) -> None:
     changed = repacked(packed[2], tmp_path / "changed.tar", {name: data})
     with pytest.raises(ContractError, match=words):
-        replay_archive(changed, tmp_path / "there", on_event=quiet)
+        replay_archive(changed, tmp_path / "there", on_event=ignore)
     assert not (tmp_path / "there").exists()
 
 
@@ -200,11 +197,11 @@ def test_bad_places_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: 
     with pytest.raises(UsageError, match="there already"):
         package_run(layout, Repo.discover(layout.repo_root), archive)
     with pytest.raises(UsageError, match="no such archive"):
-        replay_archive(tmp_path / "none.tar", tmp_path / "there", on_event=quiet)
+        replay_archive(tmp_path / "none.tar", tmp_path / "there", on_event=ignore)
     (tmp_path / "full").mkdir()
     shutil.copy(archive, tmp_path / "full")
     with pytest.raises(UsageError, match="not an empty directory"):
-        replay_archive(archive, tmp_path / "full", on_event=quiet)
+        replay_archive(archive, tmp_path / "full", on_event=ignore)
 
 
 def test_no_archive_is_written_that_could_not_be_read_back(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.events import Event
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.profiles import PROFILES
 from autoqec.orchestrator.loop import run_rounds
@@ -85,8 +86,8 @@ def test_a_killed_process_of_a_round_fails_its_row_with_the_reason(
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=endless))
     killed: list[int] = []
 
-    def kill(kind: str, payload: dict[str, Any]) -> None:
-        if kind == "training" and not killed:
+    def kill(event: Event) -> None:
+        if event.kind == "training" and not killed:
             killed.append(victim())
             os.kill(killed[0], signal.SIGKILL)
 

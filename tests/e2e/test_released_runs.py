@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.contracts.events import ignore
 from autoqec.orchestrator.archive import RestoredRun, replay_archive
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
@@ -37,7 +38,7 @@ def archive(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="module")
 def restored(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> RestoredRun:
-    return replay_archive(archive, tmp_path_factory.mktemp("old") / "lab", on_event=lambda kind, told: None)
+    return replay_archive(archive, tmp_path_factory.mktemp("old") / "lab", on_event=ignore)
 
 
 def test_every_format_has_its_run() -> None:

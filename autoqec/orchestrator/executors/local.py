@@ -8,11 +8,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
+from autoqec.contracts.events import OnEvent, RoundWaiting
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 
-OnEvent = Callable[[str, dict[str, Any]], None]
 MeasureRound = Callable[[RunnerConfig, OnEvent], RoundMetrics]
 
 
@@ -111,7 +111,7 @@ class ParallelExecutor:
 
     def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
         if not self._free_slots.acquire(blocking=False):
-            on_event("waiting", {"round": config.round_idx, "phase": "queued"})
+            on_event(RoundWaiting(round=config.round_idx, phase="queued"))
             self._free_slots.acquire()
             reason = self._stop_reason()
             if reason is not None:

@@ -10,14 +10,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import autoqec
+from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.orchestrator import worktree
-from autoqec.orchestrator.executors.local import OnEvent
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch
@@ -91,7 +91,7 @@ class SlurmRoundFuture:
     def __init__(self, executor: SlurmExecutor, order: JobOrder, on_event: OnEvent) -> None:
         self._executor, self.order, self._on_event = executor, order, on_event
         self.layout = RoundLayout(Path(order.config.round_dir), order.config.round_idx)
-        self._last_event: dict[str, Any] = {}
+        self._last_event: JobReported | None = None
         self._events: EventForwarder | None = None
 
     def write(self) -> None:
@@ -195,15 +195,16 @@ class SlurmRoundFuture:
         phase = {"PENDING": "queued", "RUNNING": "running"}.get(
             job_status.state, job_status.state.lower() or job_status.life
         )
-        event = {
-            "job": self.order.job_id,
-            "state": job_status.state or job_status.life,
-            "why": job_status.why,
-            "phase": phase,
-        }
+        event = JobReported(
+            round=self.layout.round,
+            job=self.order.job_id,
+            state=job_status.state or job_status.life,
+            why=job_status.why,
+            phase=phase,
+        )
         if event != self._last_event:
             self._last_event = event
-            self._on_event("job", {"round": self.layout.round, **event})
+            self._on_event(event)
 
     def _final_metrics(self, job_status: slurm.Job) -> RoundMetrics:
         """A job that has ended: its files, once they can be seen; else the reason why there are none."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from autoqec.contracts.events import OnEvent, RunRecovered
 from autoqec.errors import ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.failpoint import failpoint
@@ -17,8 +17,6 @@ from autoqec.store import atomic, jsonl, run_log
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from autoqec.system.git import RefUpdate, Repo
-
-OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[RecoveryAction]:
@@ -43,7 +41,7 @@ def recover(
     actions = plan_recovery(inspect.inspect_run(repo, layout, memory))
     apply_plan(actions, memory, repo)
     if actions and on_event is not None:
-        on_event("recovered", {"actions": [action.dump() for action in actions]})
+        on_event(RunRecovered(actions=tuple(action.dump() for action in actions)))
     return actions
 
 

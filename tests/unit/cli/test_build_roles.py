@@ -14,6 +14,7 @@ from autoqec.cli.build_roles import RoleOptions, RunBudget
 from autoqec.continual.runtime.main import evaluate
 from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.events import ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.errors import UsageError
@@ -53,10 +54,6 @@ def model(tmp_path: Path) -> str:
 
 def view(run: Run) -> dict[str, Any]:
     return run.memory.l2_for_ideator(run.env, run.baseline_config)
-
-
-def silent(kind: str, payload: dict[str, Any]) -> None:
-    pass
 
 
 def test_every_search_has_its_name() -> None:
@@ -104,7 +101,7 @@ def test_budgets_of_the_loop_and_of_the_models_in_one_option() -> None:
 def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str) -> None:
     choice = RoleOptions("llm", model=model)
     build_roles.check(choice, run.repo.root)
-    roles, limits = build_roles.build_roles(choice, run, silent)
+    roles, limits = build_roles.build_roles(choice, run, ignore)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN and reply.source.startswith("llm scripted:")
     assert limits.exhausted(fold([]), 0.0) is None
@@ -118,7 +115,7 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
 def test_a_taped_run_speaks_again_without_the_model(
     run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build_roles.build_roles(RoleOptions("llm", model=model), run, silent)[0].ideator(view(run))
+    first = build_roles.build_roles(RoleOptions("llm", model=model), run, ignore)[0].ideator(view(run))
     cassette_file = tmp_path / "tape.jsonl"
     run.layout.cassette.rename(cassette_file)
     (tmp_path / "said.jsonl").unlink()
@@ -128,7 +125,7 @@ def test_a_taped_run_speaks_again_without_the_model(
         "the model was told of the machine"
     )
     monkeypatch.setattr(machine, "snapshot", lambda: {"cpu": {"cores": 4096}})
-    roles, _ = build_roles.build_roles(choice, run, silent)
+    roles, _ = build_roles.build_roles(choice, run, ignore)
     assert roles.ideator(view(run)) == first, "on another machine too"
     assert run.layout.cassette.read_bytes() == cassette_file.read_bytes(), "the tape travels with the run"
     with pytest.raises(CassetteMissError):
@@ -138,7 +135,7 @@ def test_a_taped_run_speaks_again_without_the_model(
 def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: Run, model: str) -> None:
     told: list[str] = []
     choice = RoleOptions("llm", model=model, max_tokens=100)
-    roles, limits = build_roles.build_roles(choice, run, lambda kind, payload: told.append(kind))
+    roles, limits = build_roles.build_roles(choice, run, lambda event: told.append(event.kind))
     assert limits.exhausted(fold([]), 0.0) is None
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
     assert "budget is 100" in str(limits.exhausted(fold([]), 0.0)) and told == ["lm_budget"]
@@ -147,7 +144,7 @@ def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: R
 
 
 def test_hybrid_asks_no_model_for_the_coders_words(run: Run, model: str) -> None:
-    roles, _ = build_roles.build_roles(RoleOptions("hybrid", model=model), run, silent)
+    roles, _ = build_roles.build_roles(RoleOptions("hybrid", model=model), run, ignore)
     reply = roles.ideator(view(run))
     assert isinstance(reply, IdeatorResponse) and reply.source == "hybrid tpe 0"
     coded = roles.coder({"proposal": GNN, "hypothesis": "h", "slug": "s", "compose_mode": None})
@@ -161,7 +158,7 @@ def test_replay_ends_with_the_older_run(run: Run) -> None:
     History(older).append_row(rounds.row(1, dsl_config=GNN))
     choice = RoleOptions("replay", replay_of=rounds.RUN_ID)
     build_roles.check(choice, run.repo.root)
-    roles, limits = build_roles.build_roles(choice, run, silent)
+    roles, limits = build_roles.build_roles(choice, run, ignore)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN
     assert limits.exhausted(fold([]), 0.0) is None
@@ -191,7 +188,7 @@ def test_a_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tm
     model = proposing(tmp_path, '{"type": "mlp", "mlp.depth": 2}')
     choice = RoleOptions("llm", model=model, ideator_memory=checkpoint)
     build_roles.check(choice, run.repo.root)
-    roles, _ = build_roles.build_roles(choice, run, silent)
+    roles, _ = build_roles.build_roles(choice, run, ignore)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal["mlp"]["depth"] == 2 and reply.source.startswith("MemoryAgent latest")
     assert Ledger(run.layout.ledger).by_attempt["attempt-1"].calls == 1
@@ -204,14 +201,14 @@ def test_what_a_trained_agent_says_amiss_is_for_the_search(
 ) -> None:
     told: list[str] = []
     choice = RoleOptions("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
-    roles, _ = build_roles.build_roles(choice, run, lambda kind, payload: told.append(kind))
+    roles, _ = build_roles.build_roles(choice, run, lambda event: told.append(event.kind))
     assert roles.ideator(view(run)) is None and told == ["lm_given_up"]
 
 
 def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_path: Path) -> None:
     file, row = tmp_path / "memory.jsonl", rounds.row(1, dsl_config=GNN, status="train_error", status_reason="NaN")
     CrossRunMemory(file).learn("an older run", run.env, [row])
-    roles, _ = build_roles.build_roles(RoleOptions("llm", model=model, memory=file), run, silent)
+    roles, _ = build_roles.build_roles(RoleOptions("llm", model=model, memory=file), run, ignore)
     assert roles.ideator(view(run)) is not None
     (line,) = jsonl.read(run.layout.cassette)
     prompt = json.dumps(line["request"])
@@ -232,7 +229,9 @@ def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkp
     for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
         (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "the judge say", "say": say}) + "\n")
         choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
-        roles, _ = build_roles.build_roles(choice, run, lambda kind, payload: told.append(f"{kind} {payload['role']}"))
+        roles, _ = build_roles.build_roles(
+            choice, run, lambda event: told.append(f"{event.kind} {event.payload()['role']}")
+        )
         said = roles.analyst(view)
         assert (said.verdict if said else None) == ends
     assert told == ["lm_given_up analyst"]

@@ -10,6 +10,7 @@ import pytest
 from autoqec.cli import build_roles
 from autoqec.cli.build_roles import RoleOptions, pins_of
 from autoqec.contracts.dsl import PredecoderDSL
+from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.errors import UsageError
@@ -62,8 +63,8 @@ def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspac
     build_roles.check(choice, workspace.root)
     stand_in = Roles(search("tpe"))
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
-        run.roles, _ = build_roles.build_roles(choice, run, lambda kind, payload: None)
-        opened = start_round(run, lambda kind, payload: None)
+        run.roles, _ = build_roles.build_roles(choice, run, ignore)
+        opened = start_round(run, ignore)
         planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row
         config = files.load_yaml((place / EDITABLE_CONFIG).read_text(encoding="utf-8"), location="branch")
@@ -90,7 +91,7 @@ def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspac
     with start_run(
         workspace.root / "env.yaml", workspace.root, "smoke", roles=roles, pins=pins_of(["head=mlp_small"])
     ) as run:
-        row = start_round(run, lambda kind, payload: None).row
+        row = start_round(run, ignore).row
         assert row is not None and row.status == "compile_error"
         assert "has no hidden features for a head" in str(row.status_reason)
 

@@ -14,6 +14,7 @@ import pytest
 from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.contracts.events import Event, LlmToolUsed
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, canonical_fork
@@ -106,12 +107,12 @@ def answer(config: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"hypothesis": "h", "slug": "try-it", "fork_from": [], "proposal": config} | more
 
 
-class Events(list[tuple[str, dict[str, Any]]]):
-    def __call__(self, kind: str, data: dict[str, Any]) -> None:
-        self.append((kind, data))
+class Events(list[Event]):
+    def __call__(self, event: Event) -> None:
+        self.append(event)
 
     def kinds(self) -> list[str]:
-        return [kind for kind, _ in self]
+        return [event.kind for event in self]
 
 
 @pytest.fixture
@@ -345,7 +346,7 @@ def test_tools_are_read_only_and_their_calls_counted(server: MessagesServer) -> 
     assert "r1; mlp()" in results[0]["content"] and "is_error" not in results[0]
     assert results[1]["is_error"] and "unknown tool 'bash'" in results[1]["content"]
     assert results[2]["is_error"] and "hidden" in results[2]["content"]
-    assert [data["good"] for kind, data in events if kind == "lm_tool"] == [True, False, False]
+    assert [event.good for event in events if isinstance(event, LlmToolUsed)] == [True, False, False]
 
 
 def test_endless_tools_are_a_bad_answer() -> None:

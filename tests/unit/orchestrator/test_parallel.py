@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from autoqec.cli.workspace import make_workspace
+from autoqec.contracts.events import Event, RoundWaiting, ignore
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
@@ -149,8 +150,8 @@ class ToldToStop:
         self.stop_reason = stop_reason
         return ParallelExecutor(slots, self.measure, stop_reason)
 
-    def listen(self, kind: str, payload: dict[str, Any]) -> None:
-        if (kind, payload.get("phase")) == ("waiting", "queued"):
+    def listen(self, event: Event) -> None:
+        if isinstance(event, RoundWaiting) and event.phase == "queued":
             self.waiting.set()
 
     def measure(self, config: RunnerConfig, on_event: Any) -> RoundMetrics:
@@ -202,8 +203,8 @@ def test_a_round_that_waits_when_the_hours_are_over_is_set_aside(
     clock, waiting = Clock(), threading.Event()
     measured: list[int] = []
 
-    def listen(kind: str, payload: dict[str, Any]) -> None:
-        if kind == "waiting":
+    def listen(event: Event) -> None:
+        if isinstance(event, RoundWaiting):
             clock.hours = 2.0
             waiting.set()
 
@@ -239,11 +240,11 @@ def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
 
     executor, tells = ParallelExecutor(1, measure, stop_reason), list[str]()
     config = RunnerConfig(env_yaml="", predecoder_config={}, round_dir="")
-    first = executor.submit(config, lambda kind, told: tells.append(kind))
-    second = executor.submit(config, lambda kind, told: (tells.append(kind), go_on.set()))
+    first = executor.submit(config, lambda event: tells.append(event.kind))
+    second = executor.submit(config, lambda event: (tells.append(event.kind), go_on.set())[0])
     assert first.result().status_reason == "round 1"
     with pytest.raises(NotStartedError, match="0.1 hours"):
         second.result()
     assert (len(asked), tells) == (1, ["waiting"])
     go_on.set()
-    assert executor.submit(config, lambda kind, told: None).result().status_reason == "round 1", "the place is free"
+    assert executor.submit(config, ignore).result().status_reason == "round 1", "the place is free"

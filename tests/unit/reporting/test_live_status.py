@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.events import (
+    LiveProgress,
+    LlmBudgetExhausted,
+    RoundRecorded,
+    SequentialTestProgress,
+    TrainingProgress,
+    VerdictReached,
+)
 from autoqec.reporting import live_status
 from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.store.layout import RunLayout
+from tests.support import rounds
 
 COUNTS = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
 
@@ -26,14 +35,19 @@ def test_it_says_the_plan_and_each_round_and_is_gone_at_the_end(layout: RunLayou
     plan = RunLimits(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
     with LiveStatusWriter(layout, plan, clock=iter(range(100)).__next__) as told:
         assert live_status.read(layout).plan == plan
-        told("judge_test", {"round": 2, **COUNTS, "budget": 100_000, "secret": "no figure"})
-        told("lm_call", {"role": "ideator"})
-        told("training", {"round": 3, "phase": "training", "step": 4, "steps": 9, "loss": float("nan")})
+        told(SequentialTestProgress(round=2, **COUNTS, budget=100_000))
+        told(LlmBudgetExhausted(what="no round"))
+        told(VerdictReached(round=4, verdict="FAILED", reasons=("no figure",)))
+        told(TrainingProgress(round=3, phase="training", step=4, steps=9))
         said = live_status.read(layout).rounds
-        assert said[2] == {"kind": "judge_test", "phase": "verification", **COUNTS, "budget": 100_000}
-        assert said[3]["step"] == 4 and "no figure" not in layout.live.read_text(encoding="utf-8")
-        told("round_recorded", {"round": 2, "row": {}})
-        assert set(live_status.read(layout).rounds) == {3}
+        assert said[2] == LiveProgress(round=2, kind="judge_test", phase="verification", **COUNTS, budget=100_000)
+        assert (
+            said[3].step == 4
+            and said[4].phase == "verification"
+            and "no figure" not in layout.live.read_text(encoding="utf-8")
+        )
+        told(RoundRecorded(round=2, row=rounds.row(2)))
+        assert set(live_status.read(layout).rounds) == {3, 4}
     assert not layout.live.exists()
 
 
@@ -42,14 +56,23 @@ def test_at_most_one_write_a_second(layout: RunLayout) -> None:
     with LiveStatusWriter(layout, RunLimits(), clock=lambda: next(times)) as told:
         seen = []
         for step in (1, 2, 3):
-            told("training", {"round": 1, "step": step})
-            seen.append(live_status.read(layout).rounds.get(1, {}).get("step"))
-    assert seen == [None, None, 3]
+            told(TrainingProgress(round=1, step=step))
+            seen += [progress.step for progress in live_status.read(layout).rounds.values()]
+    assert seen == [3]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", '{"plan": 1}', '{"plan": {}, "rounds": {"x": {}}}', '{"plan": {}, "rounds": {"1": 2}}'],
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"plan": 1}',
+        '{"plan": {}, "rounds": {"x": {}}}',
+        '{"plan": {}, "rounds": {"1": 2}}',
+        '{"plan": {}, "rounds": {"1": {"step": "2"}}}',
+    ],
 )
 def test_what_cannot_be_read_says_nothing(layout: RunLayout, text: str) -> None:
     layout.live.write_text(text, encoding="utf-8")
@@ -66,11 +89,11 @@ def test_a_directory_that_takes_no_file_costs_the_view_only(layout: RunLayout) -
     layout.root.rmdir()
     layout.root.symlink_to("/proc/self/fdinfo")  # takes no file, not even from root
     with LiveStatusWriter(layout, RunLimits()) as told:
-        told("training", {"round": 1, "step": 1})
+        told(TrainingProgress(round=1, step=1))
 
 
 def test_a_file_that_cannot_be_replaced_costs_the_view_only(layout: RunLayout) -> None:
     layout.live.mkdir()
     with LiveStatusWriter(layout, RunLimits()) as told:
-        told("training", {"round": 1, "step": 1})
+        told(TrainingProgress(round=1, step=1))
     assert live_status.read(layout).rounds == {}

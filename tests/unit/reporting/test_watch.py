@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from autoqec.contracts.events import RoundStarted, SequentialTestProgress
 from autoqec.reporting.watch import WatchScreen, watch
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
@@ -105,8 +106,8 @@ def test_what_the_judge_has_seen_so_far_is_shown_from_another_terminal(tmp_path:
     counts = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
     screen_of, lines = console(terminal=True), console()
     with run_lock.lock_run(layout.root), LiveStatusWriter(layout, RunLimits(rounds=9)) as told:
-        told("round_begun", {"round": 3, "phase": "thinking"})
-        told("judge_test", {"round": 3, **counts, "budget": 100_000, "e_value": 13.5, "threshold": 40.0})
+        told(RoundStarted(round=3, phase="thinking"))
+        told(SequentialTestProgress(round=3, **counts, budget=100_000, e_value=13.5, threshold=40.0))
         told._write()  # the second that it waits between two writes
         screen = WatchScreen(layout, screen_of)
         screen.poll()

@@ -10,6 +10,7 @@ import torch
 
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.events import Event
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.decoders import flops
@@ -82,8 +83,8 @@ class Ran:
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config
-        self.events: list[tuple[str, dict[str, Any]]] = []
-        self.metrics: RoundMetrics = run_round(config, on_event=lambda kind, data: self.events.append((kind, data)))
+        self.events: list[Event] = []
+        self.metrics: RoundMetrics = run_round(config, on_event=self.events.append)
         self.layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
 
 

@@ -120,8 +120,8 @@ def test_reasons_are_one_printable_line_of_bounded_length() -> None:
 
 
 def test_events_are_forwarded_once_and_only_their_known_fields(out: Path) -> None:
-    heard: list[tuple[str, dict[str, Any]]] = []
-    events = collect.EventForwarder(out, 4, lambda kind, data: heard.append((kind, data)))
+    heard: list[dict[str, Any]] = []
+    events = collect.EventForwarder(out, 4, lambda event: heard.append({"event": event.kind, **event.payload()}))
     events.forward()
     good = {"phase": "training", "step": 1, "steps": 9, "loss": 0.5, "eta_s": None}
     with (out / "events.jsonl").open("w") as stream:
@@ -130,12 +130,12 @@ def test_events_are_forwarded_once_and_only_their_known_fields(out: Path) -> Non
         stream.write(json.dumps(good)[:20])
         stream.flush()
         events.forward()
-        expected = {"round": 4, **good}
-        assert heard == [("training", expected), ("training", {**expected, "loss": None})]
+        expected = {"event": "training", "round": 4, **good}
+        assert heard == [expected, {**expected, "loss": None}] and list(heard[0]) == list(expected)
         stream.write(json.dumps(good)[20:] + "\n")
     events.forward()
     events.forward()
-    assert heard[2:] == [("training", expected)]
+    assert heard[2:] == [expected]
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400])
@@ -143,13 +143,13 @@ def test_invalid_numbers_in_events_become_none(out: Path, odd: float) -> None:
     heard: list[Any] = []
     said = {"phase": "evaluating", "step": odd, "steps": odd, "loss": odd, "eta_s": odd, "shots": odd}
     (out / "events.jsonl").write_text(json.dumps(said) + "\n")
-    collect.EventForwarder(out, 1, lambda kind, data: heard.append(data)).forward()
+    collect.EventForwarder(out, 1, lambda event: heard.append(event.payload())).forward()
     assert heard == [{**dict.fromkeys(said), "phase": "evaluating", "round": 1}]
 
 
 def test_a_long_line_without_newline_is_skipped(out: Path) -> None:
     heard: list[Any] = []
-    events = collect.EventForwarder(out, 1, lambda kind, data: heard.append(data))
+    events = collect.EventForwarder(out, 1, lambda event: heard.append(event.payload()))
     (out / "events.jsonl").write_text("x" * 200_000 + "\n" + '{"phase": "training", "step": 2}\n')
     for _ in range(6):
         events.forward()

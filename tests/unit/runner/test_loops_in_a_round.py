@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from autoqec.contracts.events import Event, TrainingProgress
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics
 from autoqec.runner.runner import run_round
@@ -104,8 +105,8 @@ def test_a_killed_sampler_fails_the_round_and_leaves_no_process(
     monkeypatch.setitem(PROFILES, "smoke", profile)
     victims: list[int] = []
 
-    def kill_the_sampler(kind: str, data: dict[str, Any]) -> None:
-        if not victims and data.get("phase") == "training" and data.get("step"):
+    def kill_the_sampler(event: Event) -> None:
+        if not victims and isinstance(event, TrainingProgress) and event.phase == "training" and event.step:
             victims.append(spawned()[-1])
             os.kill(victims[0], signal.SIGKILL)
 

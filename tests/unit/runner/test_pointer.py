@@ -46,9 +46,7 @@ def on_branch(workspace: Repo, env_text: str, config: dict[str, Any] = BROKEN, *
     )
 
 
-def test_a_round_on_a_branch_writes_two_identical_complete_pointers(
-    workspace: Repo, env_text: str
-) -> None:
+def test_a_round_on_a_branch_writes_two_identical_complete_pointers(workspace: Repo, env_text: str) -> None:
     config = on_branch(workspace, env_text, fork_from=("exp/r/02-b", "exp/r/01-a"), compose_mode="pure")
     metrics = run_round(config)
     here, there = workspace.root / f"runs/{RUN}/round_1/round_1_pointer.json", Path(config.code_cwd or "") / "round_1"
@@ -100,9 +98,7 @@ def test_every_missing_key_is_rejected(workspace: Repo, env_text: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"run_id": "other"}, {"round_idx": 2}, {"branch": "exp/x/01-y"}])
-def test_a_pointer_of_another_round_is_rejected(
-    workspace: Repo, env_text: str, wrong: dict[str, Any]
-) -> None:
+def test_a_pointer_of_another_round_is_rejected(workspace: Repo, env_text: str, wrong: dict[str, Any]) -> None:
     config = on_branch(workspace, env_text)
     run_round(config)
     text = (Path(config.round_dir) / "round_1_pointer.json").read_bytes()

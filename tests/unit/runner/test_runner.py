@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import autoqec.decoders
+from autoqec.contracts.events import Event
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.round import RoundMetrics
@@ -133,10 +134,10 @@ def test_train_log_has_one_line_per_batch_of_both_phases(ok_round: Ran) -> None:
 
 
 def test_progress_events_are_emitted_during_the_round(ok_round: Ran) -> None:
-    assert {kind for kind, _ in ok_round.events} == {"training"}
-    phases = list(dict.fromkeys(data["phase"] for _, data in ok_round.events))
+    assert {event.kind for event in ok_round.events} == {"training"}
+    phases = list(dict.fromkeys(event.payload()["phase"] for event in ok_round.events))
     assert phases == ["training", "finetuning", "evaluating"]
-    last = [data for _, data in ok_round.events if data["phase"] == "training"][-1]
+    last = [data for data in (event.payload() for event in ok_round.events) if data["phase"] == "training"][-1]
     assert (last["step"], last["steps"], last["round"]) == (8, 8, 1) and math.isfinite(last["loss"])
 
 
@@ -301,7 +302,7 @@ def test_a_parent_without_matching_weights_is_a_compile_error(
 
 
 def test_an_interruption_leaves_no_child_and_no_metrics(env_text: str, tmp_path: Path) -> None:
-    def stop(kind: str, data: dict[str, Any]) -> None:
+    def stop(event: Event) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from autoqec.contracts.events import RoundPlanned, RoundRecorded, RoundStarted, RunStopped, TrainingProgress
 from autoqec.store import run_log
 from autoqec.store.layout import RunLayout
+from tests.support import rounds
 
 LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR) round=(-|\d+) \S.*$")
 
@@ -36,11 +38,11 @@ def lines(layout: RunLayout) -> list[str]:
 
 def test_each_event_is_one_line_with_utc_time_and_round(layout: RunLayout) -> None:
     seen: list[str] = []
-    tell = run_log.logged(lambda kind, payload: seen.append(kind))
+    tell = run_log.logged(lambda event: seen.append(event.kind))
     with run_log.attach(layout):
-        tell("round_begun", {"round": 3, "phase": "thinking"})
-        tell("planned", {"round": 3, "hypothesis": "wider\nΔ \x1b[31mred"})
-        tell("training", {"round": 3, "step": 1})
+        tell(RoundStarted(round=3, phase="thinking"))
+        tell(RoundPlanned(round=3, hypothesis="wider\nΔ \x1b[31mred"))
+        tell(TrainingProgress(round=3, step=1))
     assert seen == ["round_begun", "planned", "training"]
     found = lines(layout)
     assert len(found) == 2 and all(LINE.match(line) for line in found), "progress is not logged"
@@ -50,10 +52,9 @@ def test_each_event_is_one_line_with_utc_time_and_round(layout: RunLayout) -> No
 
 def test_row_is_named_by_its_outcome(layout: RunLayout) -> None:
     with run_log.attach(layout):
-        run_log.event(
-            "round_recorded", {"round": 1, "row": {"status": "ok", "verify_verdict": "VERIFIED", "analysis": "x"}}
-        )
-    assert lines(layout)[0].endswith('round_recorded status="ok" verify_verdict="VERIFIED"')
+        run_log.record(RoundRecorded(round=1, row=rounds.row(1, verify_verdict="VERIFIED")))
+    line = lines(layout)[0]
+    assert 'round_recorded status="ok"' in line and 'verify_verdict="VERIFIED"' in line and "hypothesis" not in line
 
 
 def test_error_leaves_its_traceback_on_one_line(layout: RunLayout) -> None:
@@ -68,7 +69,7 @@ def test_warnings_of_any_module_of_the_package_are_there(layout: RunLayout) -> N
         logging.getLogger("autoqec.reporting.machine_state").warning("something", extra={"round": 7})
         logging.getLogger("another").warning("not ours")
     assert [line.split(" ", 1)[1] for line in lines(layout)] == ["WARNING round=7 something"]
-    run_log.event("after", {})
+    run_log.record(RunStopped(why="after"))
     assert len(lines(layout)) == 1, "nothing is written once the run is left"
 
 
@@ -76,7 +77,7 @@ def test_log_is_rotated(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(run_log, "MAX_BYTES", 1000)
     with run_log.attach(layout):
         for number in range(200):
-            run_log.event("planned", {"round": number})
+            run_log.record(RoundStarted(round=number))
     files = sorted(layout.log_file.parent.iterdir())
     assert len(files) == run_log.BACKUPS + 1 and all(path.stat().st_size <= 1000 for path in files)
 
@@ -84,18 +85,18 @@ def test_log_is_rotated(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> N
 def test_log_that_cannot_be_written_costs_nothing(layout: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
     layout.log_file.parent.write_text("a file where the directory should be")
     with run_log.attach(layout):
-        run_log.event("planned", {"round": 1})
+        run_log.record(RoundStarted(round=1))
     assert capsys.readouterr().err == ""
 
 
 def test_verbose_shows_events_on_stderr_and_twice_progress_too(capsys: pytest.CaptureFixture[str]) -> None:
     run_log.show(1)
-    run_log.event("planned", {"round": 1})
-    run_log.event("training", {"round": 1})
+    run_log.record(RoundStarted(round=1))
+    run_log.record(TrainingProgress(round=1))
     assert capsys.readouterr().err.count("\n") == 1
     run_log.LOGGER.handlers.pop()
     run_log.show(2)
-    run_log.event("training", {"round": 1})
+    run_log.record(TrainingProgress(round=1))
     assert "round=1 training" in capsys.readouterr().err
 
 
@@ -104,4 +105,4 @@ def test_full_disk_costs_the_lines_and_nothing_else(layout: RunLayout) -> None:
     layout.log_file.parent.mkdir()
     layout.log_file.symlink_to("/dev/full")
     with run_log.attach(layout):
-        run_log.event("planned", {"round": 1})
+        run_log.record(RoundStarted(round=1))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from autoqec.contracts.env import CircuitDepolarizing
+from autoqec.contracts.events import Event
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
@@ -36,7 +37,7 @@ ENV = surface(5, 0.01, rounds=3).model_copy(update={"noise": CircuitDepolarizing
 class Verified:
     request: VerifyRequest
     report: VerifyReport
-    events: list[tuple[str, dict[str, Any]]]
+    events: list[Event]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +52,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Verified:
         branch="exp/20250101-000000/01-mlp",
         commit_sha="a" * 40,
     )
-    events: list[tuple[str, dict[str, Any]]] = []
-    return Verified(request, verify(request, on_event=lambda kind, payload: events.append((kind, payload))), events)
+    events: list[Event] = []
+    return Verified(request, verify(request, on_event=events.append), events)
 
 
 def test_honest_gain_is_verified(honest: Verified) -> None:
@@ -94,9 +95,9 @@ def test_effect_and_test_are_drawn_apart(honest: Verified) -> None:
 
 
 def test_events_report_progress(honest: Verified) -> None:
-    kinds = [kind for kind, _ in honest.events]
+    kinds = [event.kind for event in honest.events]
     assert kinds[0] == "judge_test" and kinds[-1] == "judge_verdict"
-    json.dumps([payload for _, payload in honest.events], allow_nan=False)
+    json.dumps([event.payload() for event in honest.events], allow_nan=False)
 
 
 def test_report_files_are_complete(honest: Verified) -> None:

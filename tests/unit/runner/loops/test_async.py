@@ -163,9 +163,7 @@ def test_workers_exit_when_the_optimizer_is_killed(tmp_path: Path) -> None:
     assert ended.returncode == -signal.SIGKILL and len(pids) == 2 and gone(pids)
 
 
-def test_startup_precedes_process_start_and_checks_sizes(
-    layout: RoundLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_startup_precedes_process_start_and_checks_sizes(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     class Stop(Exception):

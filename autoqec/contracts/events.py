@@ -1,0 +1,288 @@
+"""Progress events: one frozen model per kind, and the callback that receives them.
+
+`payload()` holds the keys that `--json` prints beside `event`: those that the producer set. A default is for readers of
+the model only, such as the phase of the verifier's events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from autoqec.contracts.base import Contract
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.round import RoundMetrics, RoundStatus
+from autoqec.contracts.verdict import PairedCounts
+
+
+class Event(Contract):
+    """Something that happened in a run. `frequent` kinds are left out of the run's log."""
+
+    frequent: ClassVar[bool] = False
+
+    kind: str
+
+    def payload(self) -> dict[str, Any]:
+        """Return the keys and plain values of the event, without its kind."""
+        return self.model_dump(mode="json", exclude_unset=True, exclude={"kind"})
+
+
+OnEvent = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """Do nothing with an event: the callback of callers that do not listen."""
+
+
+class RunStarted(Event):
+    """A new run was created; only logged."""
+
+    kind: Literal["run_started"] = "run_started"
+    run_id: str
+    env: str
+    profile: str
+    seed: int
+
+
+class RunResumed(Event):
+    """A run continues; only logged."""
+
+    kind: Literal["run_resumed"] = "run_resumed"
+    run_id: str
+    notes: tuple[str, ...] = ()
+
+
+class RunStopped(Event):
+    """No further round begins; only logged."""
+
+    kind: Literal["run_stopped"] = "run_stopped"
+    why: str
+
+
+class RunOpened(Event):
+    """The run's directory is known."""
+
+    kind: Literal["run_opened"] = "run_opened"
+    run_id: str
+    root: str
+
+
+class RunRecovered(Event):
+    """Recovery changed something. `actions` are its steps in the order in which they were applied."""
+
+    kind: Literal["recovered"] = "recovered"
+    actions: tuple[dict[str, Any], ...]
+
+
+class RoundEvent(Event):
+    """An event of one round. `phase` is what the round does from now on; None: unchanged."""
+
+    round: int
+    phase: str | None = None
+
+
+class RoundStarted(RoundEvent):
+    """A round was begun, or its SLURM job was found again on resume (`job`)."""
+
+    kind: Literal["round_begun"] = "round_begun"
+    job: str | None = None
+
+
+class RoundPlanned(RoundEvent):
+    """The ideator's proposal was recorded."""
+
+    kind: Literal["planned"] = "planned"
+    hypothesis: str | None
+    branch: str | None = None
+
+
+class RoundWaiting(RoundEvent):
+    """The round waits for a free slot."""
+
+    kind: Literal["waiting"] = "waiting"
+
+
+class JobReported(RoundEvent):
+    """SLURM reports another state of the round's job."""
+
+    kind: Literal["job"] = "job"
+    job: str | None
+    state: str
+    why: str
+
+
+class Progress(RoundEvent):
+    """How far a phase is. Steps in training, shots out of `budget` elsewhere; what is not known is None."""
+
+    frequent: ClassVar[bool] = True
+
+    step: int | None = None
+    steps: int | None = None
+    loss: float | None = None
+    eta_s: float | None = Field(default=None, description="seconds left")
+    budget: int | None = None
+    shots: int | None = None
+    errors_reference: int | None = None
+    errors_candidate: int | None = None
+    fixed: int | None = None
+    broken: int | None = None
+    e_value: float | None = None
+    threshold: float | None = None
+
+    @property
+    def counts(self) -> PairedCounts | None:
+        """The paired counts so far; None unless all are known."""
+        counts = {name: getattr(self, name) for name in PairedCounts.model_fields}
+        return None if None in counts.values() else PairedCounts(**counts)
+
+
+class TrainingProgress(Progress):
+    """Progress of the child process that trains and validates."""
+
+    kind: Literal["training"] = "training"
+
+
+class SequentialTestProgress(Progress):
+    """Progress of the verifier's sequential test."""
+
+    kind: Literal["judge_test"] = "judge_test"
+    phase: str | None = "verification"
+
+
+class EffectProgress(Progress):
+    """Progress of the second draw, on which the verifier measures the gain."""
+
+    kind: Literal["judge_effect"] = "judge_effect"
+
+
+class LiveProgress(Progress):
+    """The latest event of a round as live.json holds it, reduced to figures."""
+
+    kind: str = "progress"
+    p: float | None = None
+
+
+class RoundMeasured(RoundEvent):
+    """The Runner is done. The payload is flat: the metrics stand beside the round."""
+
+    kind: Literal["measured"] = "measured"
+    metrics: RoundMetrics
+
+    def payload(self) -> dict[str, Any]:
+        """Return round, phase and every metric."""
+        about = self.model_dump(mode="json", exclude_unset=True, exclude={"kind", "metrics"})
+        return {**about, **self.metrics.dump()}
+
+
+class RoundEnded(RoundEvent):
+    """The round ended before it could be measured."""
+
+    kind: Literal["measured"] = "measured"
+    status: RoundStatus
+    status_reason: str | None
+
+
+class RoundNominated(RoundEvent):
+    """The Analyst's nomination."""
+
+    kind: Literal["nominated"] = "nominated"
+    verdict: Literal["candidate", "ignore"]
+    summary_1line: str
+
+
+class VerificationStarted(RoundEvent):
+    """The verifier begins."""
+
+    kind: Literal["judging"] = "judging"
+
+
+class PointMeasured(RoundEvent):
+    """The verifier measured the gain at another physical error rate `p`."""
+
+    frequent: ClassVar[bool] = True
+
+    kind: Literal["judge_point"] = "judge_point"
+    phase: str | None = "verification"
+    p: float
+    relative: float | None
+
+
+class CompositionCompared(RoundEvent):
+    """A composition was compared with its parents."""
+
+    frequent: ClassVar[bool] = True
+
+    kind: Literal["judge_composition"] = "judge_composition"
+    phase: str | None = "verification"
+    verdict: str
+    evidence: str
+
+
+class VerdictReached(RoundEvent):
+    """The verifier's verdict and its reasons."""
+
+    kind: Literal["judge_verdict"] = "judge_verdict"
+    phase: str | None = "verification"
+    verdict: str
+    reasons: tuple[str, ...]
+
+
+class RoundRecorded(RoundEvent):
+    """The round's row stands in history.jsonl."""
+
+    kind: Literal["round_recorded"] = "round_recorded"
+    row: HistoryRow
+
+    def payload(self) -> dict[str, Any]:
+        """Return round, phase and the row as history.jsonl holds it."""
+        about = self.model_dump(mode="json", exclude_unset=True, exclude={"kind", "row"})
+        return {**about, "row": self.row.dump()}
+
+
+class LlmEvent(Event):
+    """An event of a role that asks a language model."""
+
+    role: str
+
+
+class LlmCalled(LlmEvent):
+    """One call of the model and what it cost."""
+
+    kind: Literal["lm_call"] = "lm_call"
+    model: str
+    usage: dict[str, Any]
+    cost_usd: float | None
+    duration_ms: int
+
+
+class LlmToolUsed(LlmEvent):
+    """The model called a tool. `good`: the tool gave a result."""
+
+    kind: Literal["lm_tool"] = "lm_tool"
+    tool: str
+    good: bool
+
+
+class LlmRetried(LlmEvent):
+    """The answer was not usable; the model is asked once more."""
+
+    kind: Literal["lm_retry"] = "lm_retry"
+    error: str
+    what: str
+
+
+class LlmGivenUp(LlmEvent):
+    """The role continues without its model in this round."""
+
+    kind: Literal["lm_given_up"] = "lm_given_up"
+    error: str
+    what: str
+
+
+class LlmBudgetExhausted(Event):
+    """No further call and no further round."""
+
+    kind: Literal["lm_budget"] = "lm_budget"
+    what: str
