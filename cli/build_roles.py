@@ -20,7 +20,7 @@ from autoqec.ideators import analyst, coder
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.base import Effort
-from autoqec.llm.config import LMConfig, get_lm_client, role_config
+from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, search
@@ -174,6 +174,8 @@ def check(choice: RoleOptions, root: Path) -> None:
     for role in choice.models:
         config = choice.config(role)
         config.resolved_backend()
+        if choice.max_usd is not None:
+            require_price(config)
         if choice.cassette is None:
             get_lm_client(config)
 

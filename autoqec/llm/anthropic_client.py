@@ -1,4 +1,4 @@
-"""The Messages API: Anthropic's own, and any endpoint that speaks it (Ollama, llama.cpp, gateways) by `base_url`.
+"""Client of the Messages API: Anthropic's own, and compatible endpoints (Ollama, llama.cpp, gateways) by `base_url`.
 
 Facts of the API as the `anthropic` package 2.x knows them: https://platform.claude.com/docs/en/api/messages.
 No temperature, no prefill, no forced tool choice: current models refuse them.
@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from pydantic import ValidationError
 
 from autoqec.llm import prices
-from autoqec.llm.anthropic_transport import CallAttempts, count_lost_attempt, current_attempts, track_attempts
+from autoqec.llm.anthropic_transport import (
+    CallAttempts,
+    count_lost_attempt,
+    current_attempts,
+    http_client,
+    track_attempts,
+)
 from autoqec.llm.base import (
     MAX_RESPONSE_CHARS,
     MIN_MAX_TOKENS,
@@ -35,21 +41,33 @@ from autoqec.llm.errors import (
     LlmTruncatedError,
     LlmUnavailableError,
 )
+from autoqec.llm.reported import token_count
 
 if TYPE_CHECKING:
     import anthropic
 
 # Longer answers take minutes; an idle connection does not live that long, a stream does.
 STREAM_ABOVE = 21_000
+# What the package or this module raises on an answer that is not a message.
+_FORM_ERRORS = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 _RETRIED_IN_STREAM = ("overloaded_error", "api_error", "rate_limit_error", "timeout_error")
 
 
 class AnthropicLM(BaseLanguageModel):
     """One model behind the Messages API. Instances may be shared by threads.
 
-    api_key: None takes ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN; with an explicit `base_url` no key of the environment
-    is sent, so that a local endpoint never sees one. extra_body: further fields of the request, for endpoints that know
-    more than the API (a local one takes `temperature`). cache_ttl: how long the stable part of the prompt stays cached.
+    Args:
+        model: Name of the model.
+        base_url: Endpoint; None for Anthropic's own.
+        api_key: None takes ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN; with an explicit `base_url` no key of the
+            environment is sent, so that a local endpoint never sees one.
+        effort: Reasoning effort of requests that name none.
+        max_retries: Further attempts after overload, rate limits and broken connections.
+        timeout_s: Limit of one call with all of its attempts, in seconds.
+        cache_ttl: How long the stable part of the prompt stays cached.
+        stream: Stream every answer; long ones are streamed in any case.
+        max_output_tokens: Limit of an answer to `call`.
+        extra_body: Further fields of the request, for endpoints that know more than the API.
     """
 
     def __init__(
@@ -68,12 +86,13 @@ class AnthropicLM(BaseLanguageModel):
     ) -> None:
         self.model, self.max_output_tokens = model, max_output_tokens
         self._effort, self._cache_ttl, self._stream, self._extra_body = effort, cache_ttl, stream, extra_body
-        self._max_retries = max_retries
+        self._max_retries, self._timeout_s = max_retries, timeout_s
         self._client = _client(base_url, api_key, max_retries, timeout_s)
 
     def complete(self, request: Request) -> Response:
+        """Ask the model; see `LanguageModel.complete`. Any answer that is not a message of the API is a bad answer."""
         start = time.monotonic()
-        attempts = CallAttempts()
+        attempts = CallAttempts(deadline=start + self._timeout_s)
         token = current_attempts.set(attempts)
         try:
             streamed = self._stream or request.max_tokens > STREAM_ABOVE
@@ -82,6 +101,15 @@ class AnthropicLM(BaseLanguageModel):
         except LlmError as error:
             error.lost_attempts = attempts.lost
             raise
+        except _FORM_ERRORS as error:
+            usage, hour = _usage((attempts.body or {}).get("usage"))
+            raise LlmBadAnswerError(
+                f"the endpoint's answer does not have the form of the Messages API ({type(error).__name__})",
+                location=self.model,
+                usage=usage if attempts.body else None,
+                cost_usd=prices.cost_usd(self.model, usage, cache_write_1h_tokens=hour) if attempts.body else None,
+                lost_attempts=attempts.lost,
+            ) from error
         finally:
             current_attempts.reset(token)
 
@@ -92,10 +120,11 @@ class AnthropicLM(BaseLanguageModel):
         body = self._body(request)
         body.pop("max_tokens"), body.pop("extra_body", None)
         try:
-            return int(self._client.messages.count_tokens(**body).input_tokens)
+            count = token_count(self._client.messages.count_tokens(**body).input_tokens, "input_tokens")
+            return count or estimate_tokens(request.text())
         except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
             _raise_lm_error(error, self.model)
-        except (anthropic.AnthropicError, AttributeError, TypeError, ValueError):
+        except (anthropic.AnthropicError, *_FORM_ERRORS):
             return estimate_tokens(request.text())
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
@@ -164,7 +193,7 @@ class AnthropicLM(BaseLanguageModel):
                 if message.stop_reason is not None:
                     return message
                 last_error: Exception = LlmUnavailableError("the stream ended before the answer did")
-            except (httpx2.HTTPError, AssertionError, ValueError) as error:
+            except (httpx2.HTTPError, *_FORM_ERRORS) as error:
                 last_error = error
             except anthropic.AnthropicError as error:
                 if getattr(error, "status_code", 0) != 200 or getattr(error, "type", "") not in _RETRIED_IN_STREAM:
@@ -224,6 +253,7 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
         base_url=base_url,
         max_retries=max_retries,
         timeout=anthropic.Timeout(timeout_s, connect=min(5.0, timeout_s)),
+        http_client=http_client(),
         middleware=[track_attempts],
     )
 
@@ -234,11 +264,15 @@ def _as_message(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usage(usage: Any) -> tuple[Usage, int]:
-    """The four counters, and how many tokens were written to the cache for an hour."""
-    names = Usage.model_fields
-    counters = {name: max(int(getattr(usage, name, 0) or 0), 0) for name in names}
-    by_ttl = getattr(usage, "cache_creation", None)
-    return Usage(**counters), int(getattr(by_ttl, "ephemeral_1h_input_tokens", 0) or 0)
+    """Return the four counters, and how many tokens were written to the cache for an hour."""
+    counters = {name: token_count(_field(usage, name), name) for name in Usage.model_fields}
+    name = "ephemeral_1h_input_tokens"
+    return Usage(**counters), token_count(_field(_field(usage, "cache_creation"), name), name)
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field of an object or a JSON object; None if there is none."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
 
 
 def _check_stop_reason(message: Any, text: str, model: str) -> None:

@@ -1,4 +1,4 @@
-"""What `claude -p --output-format json` and `codex exec --json` write on stdout, read with suspicion."""
+"""Parsers for the output of `claude -p --output-format json` and `codex exec --json`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal
 from autoqec.llm import prices
 from autoqec.llm.base import MAX_RESPONSE_CHARS, Usage
 from autoqec.llm.errors import LlmBadAnswerError, LlmError, LlmRefusalError, LlmTruncatedError, LlmUnavailableError
+from autoqec.llm.reported import call_cost, token_count
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,13 @@ def read_claude(out: bytes, requested_model: str) -> ProgramResponse:
     payload = next((line for line in _json_objects(out) if line.get("type") == "result"), None)
     if payload is None:
         raise LlmUnavailableError("no result on stdout")
-    usage, cost = _usage(payload.get("usage"), "input_tokens"), payload.get("total_cost_usd")
-    cost = float(cost) if isinstance(cost, int | float) else prices.cost_usd(requested_model, usage)
+    usage, cost = _usage(payload.get("usage"), "input_tokens"), call_cost(payload.get("total_cost_usd"))
+    if cost is None:
+        cost = prices.cost_usd(requested_model, usage)
     text = str(payload.get("result") or "")
     structured = payload.get("structured_output")
-    model = next(iter(payload.get("modelUsage") or {}), requested_model)
+    by_model = payload.get("modelUsage")
+    model = next(iter(by_model), requested_model) if isinstance(by_model, dict) else requested_model
     error_type: type[LlmError] | None = None
     if payload.get("stop_reason") == "refusal":
         error_type = LlmRefusalError
@@ -83,8 +86,7 @@ def _usage(payload: Any, counting: Literal["input_tokens", "all_input"]) -> Usag
     payload = payload if isinstance(payload, dict) else {}
 
     def count(name: str) -> int:
-        value = payload.get(name)
-        return max(value, 0) if isinstance(value, int) else 0
+        return token_count(payload.get(name), name)
 
     if counting == "input_tokens":
         return Usage(**{name: count(name) for name in Usage.model_fields})

@@ -11,10 +11,10 @@ from pydantic import Field, ValidationError
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
 from autoqec.llm import scripted
-from autoqec.llm.base import Effort, LanguageModel
+from autoqec.llm.base import Effort, LanguageModel, Usage
 from autoqec.llm.cassette import CassetteFile, CassetteLM
 from autoqec.llm.ledger import Ledger, MeteredLM
-from autoqec.llm.prices import price_list
+from autoqec.llm.prices import cost_usd, price_list
 
 Backend = Literal["anthropic", "claude", "codex", "scripted"]
 ROLES = ("ideator", "coder", "analyst")
@@ -64,11 +64,26 @@ class LMConfig(Contract):
         return backend if backend in ("claude", "codex") else price_list().default_model
 
 
+def require_price(config: LMConfig) -> None:
+    """Check that the cost of a call has a known bound, which a budget in dollars needs.
+
+    Raises:
+        UsageError: No price of the model is known, so that every call would be refused.
+    """
+    if config.max_call_usd is None and cost_usd(config.resolved_model(), Usage()) is None:
+        known = ", ".join(sorted(price_list().models))
+        raise UsageError(
+            f"no price is known for the model {config.resolved_model()!r}, so a budget in dollars cannot be kept",
+            location="--budget usd",
+            hint=f"use --budget tokens=COUNT, or a model with a known price: {known}",
+        )
+
+
 def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str, str] | None = None) -> LMConfig:
-    """`config` with AUTOQEC_<ROLE>_BACKEND, _MODEL and _BASE_URL on top; they win over the config."""
+    """Return `config` with AUTOQEC_<ROLE>_BACKEND, _MODEL, _BASE_URL and _TIMEOUT_S, which win over its fields."""
     environ = os.environ if environ is None else environ
     fields: dict[str, Any] = (config or LMConfig()).model_dump(exclude_unset=True)
-    for field in ("backend", "model", "base_url"):
+    for field in ("backend", "model", "base_url", "timeout_s"):
         name = f"AUTOQEC_{role.upper()}_{field.upper()}"
         if environ.get(name):
             fields[field] = environ[name]

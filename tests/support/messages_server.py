@@ -47,6 +47,8 @@ class Behaviour:
     raw: bytes | None = None  # body instead of a message
     overloaded_in_stream: bool = False
     extra_output_tokens: int = 0
+    byte_delay_s: float = 0.0  # pause before every byte of the body
+    replaced: tuple[tuple[bytes, bytes], ...] = ()  # (old, new) texts of the body
 
 
 def say(text: str) -> Behaviour:
@@ -93,6 +95,16 @@ def slow(behaviour: Behaviour, seconds: float) -> Behaviour:
 
 def cut(behaviour: Behaviour, after: int = 40) -> Behaviour:
     return replace(behaviour, cut_after=after)
+
+
+def trickled(behaviour: Behaviour, byte_delay_s: float) -> Behaviour:
+    """The body, one byte at a time."""
+    return replace(behaviour, byte_delay_s=byte_delay_s)
+
+
+def edited(behaviour: Behaviour, *replaced: tuple[str, str]) -> Behaviour:
+    """The body with each old text replaced by the new one."""
+    return replace(behaviour, replaced=tuple((old.encode(), new.encode()) for old, new in replaced))
 
 
 def overloaded_midway(behaviour: Behaviour) -> Behaviour:
@@ -314,7 +326,10 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             if behaviour.cut_after is None and not broken:
                 server.bill(message["usage"])
             kind = "text/event-stream" if body.get("stream") else "application/json"
-            self._bytes(200, data, {"content-type": kind}, behaviour.cut_after)
+            for old, new in behaviour.replaced:
+                assert old in data, (old, data)
+                data = data.replace(old, new)
+            self._bytes(200, data, {"content-type": kind}, behaviour.cut_after, behaviour.byte_delay_s)
 
         def _error(self, error: ApiError) -> None:
             kind = ERRORS.get(error.status, "api_error")
@@ -324,14 +339,25 @@ def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
         def _send(self, status: int, value: Any, headers: dict[str, str] | None = None) -> None:
             self._bytes(status, json.dumps(value).encode(), headers or {})
 
-        def _bytes(self, status: int, data: bytes, headers: dict[str, str], cut_after: int | None = None) -> None:
+        def _bytes(
+            self,
+            status: int,
+            data: bytes,
+            headers: dict[str, str],
+            cut_after: int | None = None,
+            byte_delay_s: float = 0.0,
+        ) -> None:
             server.statuses.append(status)
             self.send_response(status)
             headers = {"content-type": "application/json", "request-id": "req_loopback", **headers}
             for name, value in {**headers, "content-length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(data if cut_after is None else data[:cut_after])
+            for at in range(len(data) if byte_delay_s else 0):
+                time.sleep(byte_delay_s)
+                self.wfile.write(data[at : at + 1])
+            if not byte_delay_s:
+                self.wfile.write(data if cut_after is None else data[:cut_after])
             self.wfile.flush()
             if cut_after is not None:
                 self.close_connection = True

@@ -75,7 +75,7 @@ def test_every_search_has_its_name() -> None:
         (RoleOptions("policy", ideator_memory=Path("ep_000001")), "asks a language model"),
         (RoleOptions("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
         (RoleOptions("random", analyst_memory=Path("ep_000001")), "asks a language model"),
-        (RoleOptions("tpe", memory=Path("nowhere/memory.jsonl")), "no memory can be kept"),
+        (RoleOptions("tpe", memory=Path("nowhere/memory.jsonl")), "a memory cannot be stored here"),
     ],
 )
 def test_a_wrong_choice_is_told_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 from pydantic import BaseModel, Field
 
 from autoqec.llm.anthropic_client import AnthropicLM
+from autoqec.llm.anthropic_transport import requested_pause_s
 from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage, tool_results
 from autoqec.llm.errors import (
     LlmAuthError,
@@ -19,9 +21,11 @@ from autoqec.llm.errors import (
     LlmTruncatedError,
     LlmUnavailableError,
 )
+from autoqec.llm.reported import MAX_TOKENS
 from tests.support.messages_server import (
     MessagesServer,
     cut,
+    edited,
     fail,
     malformed,
     overloaded_midway,
@@ -31,6 +35,7 @@ from tests.support.messages_server import (
     say_json,
     slow,
     tokens,
+    trickled,
     truncate,
     use_tool,
 )
@@ -252,6 +257,87 @@ def test_an_endless_pause_is_not_waited_for(server: MessagesServer, stream: bool
     server.script(rate_limited(retry_after_ms=None, retry_after_s=86_400))
     with pytest.raises(LlmUnavailableError, match="86400 s"):
         lm(server, stream=stream).complete(request())
+
+
+DATE = "Wed, 21 Oct 2199 07:28:00 GMT"
+
+
+@pytest.mark.parametrize("status", [429, 500, 529])
+@pytest.mark.parametrize("headers", [{"retry-after": DATE}, {"retry-after-ms": "3600000"}, {"retry-after": "9999"}])
+def test_long_pauses_are_refused_in_every_form(
+    server: MessagesServer, stream: bool, status: int, headers: dict[str, str]
+) -> None:
+    server.answer = lambda body: replace(fail(status), headers=headers)
+    with pytest.raises(LlmUnavailableError, match="asks to wait"):
+        lm(server, stream=stream).complete(request())
+    assert len(server.requests) == 1
+
+
+def test_requested_pauses_are_read_as_the_package_reads_them() -> None:
+    assert requested_pause_s({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert requested_pause_s({"retry-after": "9"}) == 9
+    assert requested_pause_s({"retry-after": DATE}) > 1e9
+    assert requested_pause_s({"retry-after": "Wed, 21 Oct 1999 07:28:00 GMT"}) == 0
+    assert requested_pause_s({"retry-after": "soon"}) == requested_pause_s({}) == 0
+
+
+def test_an_answer_that_trickles_in_is_cut_off(server: MessagesServer, stream: bool) -> None:
+    server.answer = lambda body: trickled(say("x" * 200), 0.02)
+    with pytest.raises(LlmUnavailableError):
+        lm(server, stream=stream, timeout_s=0.5, max_retries=1).complete(request())
+
+
+FORMS = {
+    "text is null": ('"text": "odd!odd!"', '"text": null'),
+    "text is a number": ('"text": "odd!odd!"', '"text": 5'),
+    "a block is a string": ('{"type": "text", "text": "odd!odd!"}', '"odd!odd!"'),
+    "a block is null": ('{"type": "text", "text": "odd!odd!"}', "null"),
+    "no type": ('"type": "text", ', ""),
+    "content is an object": ('[{"type": "text", "text": "odd!odd!"}]', "[{}]"),
+    "a tool call without an id": ('"type": "text", "text": "odd!odd!"', '"type": "tool_use", "name": "x", "input": {}'),
+    "model is a number": (f'"model": "{MODEL}"', '"model": 7'),
+    "stop_reason is a list": ('"stop_reason": "end_turn"', '"stop_reason": []'),
+    "nothing but usage": ('"stop_reason": "end_turn", ', ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_answers_of_another_form_end_typed(server: MessagesServer, form: str) -> None:
+    server.answer = lambda body: edited(say("odd!odd!"), FORMS[form])
+    with pytest.raises(LlmBadAnswerError) as caught:
+        lm(server, max_retries=0).complete(request(output=Guess))
+    assert caught.value.usage is not None and caught.value.cost_usd is not None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"delta": {"type": "text_delta", "text": "odd!odd"}', '"delta": {"type": "text_delta", "text": null}'),
+        ('"content_block": {"type": "text", "text": ""}', '"content_block": "text"'),
+        ('"content_block": {"type": "text", "text": ""}', '"content_block": null'),
+        ('"index": 0', '"index": 9'),
+        ('"usage": {', '"usage": [{'),
+        (f'"model": "{MODEL}"', '"model": 7'),
+        ('"message": {', '"message": null, "x": {'),
+        ('"type": "message_start"', '"type": "message_end"'),
+    ],
+)
+def test_streams_of_another_form_end_typed(server: MessagesServer, old: str, new: str) -> None:
+    server.answer = lambda body: edited(say("odd!odd!"), (old, new))
+    with pytest.raises((LlmBadAnswerError, LlmUnavailableError)):
+        lm(server, stream=True, max_retries=0).complete(request(output=Guess))
+
+
+@pytest.mark.parametrize("value", ["-5", "-1e8", "1e999", "NaN", '"many"', "{}", "[3]", "null", "1e30"])
+def test_usage_that_cannot_be_true_is_brought_into_range(
+    server: MessagesServer, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = say("fine")
+    server.answer = lambda body: edited(answer, ('"cache_read_input_tokens": 0', f'"cache_read_input_tokens": {value}'))
+    response = lm(server, max_retries=0).complete(request())
+    assert 0 <= response.usage.cache_read_input_tokens <= MAX_TOKENS and response.cost_usd is not None
+    assert 0 <= response.cost_usd < 1e3
+    assert value == "null" or "cache_read_input_tokens" in caplog.text
 
 
 def test_nobody_listens() -> None:

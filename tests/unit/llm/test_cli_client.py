@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from autoqec.errors import UsageError
 from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage
 from autoqec.llm.cli_client import CliLM
+from autoqec.llm.cli_output import read_claude
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
 from autoqec.llm.errors import (
     LlmAuthError,
@@ -211,3 +212,16 @@ def test_chosen_by_environment(install: Bin) -> None:
     assert get_lm_client(config).call("", "go") == "ok"
     argv = seen(notes)[0]["argv"]
     assert argv[argv.index("--model") + 1] == "claude-haiku-5-5"
+
+
+@pytest.mark.parametrize("cost", ["-100", "NaN", "1e999", '"much"', "true", "[1]"])
+def test_a_cost_that_cannot_be_true_is_ignored(cost: str) -> None:
+    line = f'{{"type": "result", "result": "x", "total_cost_usd": {cost}, "usage": {{}}}}'
+    assert read_claude(line.encode(), "claude").cost_usd is None
+    assert read_claude(line.encode(), "claude-opus-5-5").cost_usd == 0.0
+
+
+@pytest.mark.parametrize("models", ["[1]", "3", '"x"', "{}"])
+def test_models_of_another_form_leave_the_requested_name(models: str) -> None:
+    line = f'{{"type": "result", "result": "x", "modelUsage": {models}}}'
+    assert read_claude(line.encode(), "claude").model == "claude"

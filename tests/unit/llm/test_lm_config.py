@@ -7,7 +7,7 @@ import pytest
 
 from autoqec.errors import UsageError
 from autoqec.llm.anthropic_client import AnthropicLM
-from autoqec.llm.config import LMConfig, get_lm_client, role_clients, role_config
+from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_clients, role_config
 from autoqec.llm.errors import LlmAuthError
 from autoqec.llm.prices import price_list
 from autoqec.llm.scripted import ScriptedLM
@@ -88,3 +88,23 @@ def test_nothing_heavy_is_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_budget_in_dollars_needs_a_price() -> None:
+    require_price(LMConfig(model="claude-opus-5-5"))
+    require_price(LMConfig(model="scripted:expert"))
+    require_price(LMConfig(backend="claude", max_call_usd=1.0))
+    for config in (
+        LMConfig(model="claude-of-next-year"),
+        LMConfig(backend="codex"),
+        LMConfig(model="x", base_url="http://x"),
+    ):
+        with pytest.raises(UsageError, match="no price is known") as error:
+            require_price(config)
+        assert error.value.hint is not None and "tokens=" in error.value.hint and "claude-opus-5-5" in error.value.hint
+
+
+def test_the_time_limit_of_a_role_is_chosen_by_environment() -> None:
+    assert role_config("coder", environ={"AUTOQEC_CODER_TIMEOUT_S": "42.5"}).timeout_s == 42.5
+    with pytest.raises(UsageError, match="timeout_s"):
+        role_config("coder", environ={"AUTOQEC_CODER_TIMEOUT_S": "soon"})
