@@ -1,7 +1,8 @@
-"""Ideators on a table instead of a machine: rounds in milliseconds, scored by what a judge would have verified.
+"""Simulates runs of an ideator on a table of measured configs, in milliseconds per round.
 
-A simulated round: propose, snap to the table, val figures, nomination by the paired interval, a judgement on shots
-that val never saw. Score: the hypervolume of the verified front over relative gain, FLOPs and parameters.
+A simulated round: propose, take the nearest config of the table, report validation figures, nominate by the paired
+interval, verify on other shots. The score of a run is the hypervolume of its verified front over relative gain, FLOPs
+and parameters.
 """
 
 from __future__ import annotations
@@ -25,16 +26,23 @@ from autoqec.qec import stats
 ProposeFn = Callable[[dict[str, Any]], IdeatorResponse | None]
 ParetoPoint = tuple[float, float, float]
 
-VAL_SHOTS = PROFILES["smoke"].val_shots  # of a round; dev's are as many
-MIN_GAIN = 0.02  # lower bound of the relative gain, as the envs' protocol has it
+VAL_SHOTS = PROFILES["smoke"].val_shots  # the same number as in the profile dev
+MIN_GAIN = 0.02  # for the lower bound of the relative gain, as in the protocol of the envs
 BOOTSTRAP_RESAMPLES = 2_000
 
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """How rounds are measured. told: whose figures are told for a cell (None: its own). mirror: what the agent's
-    params stand for. noop: every decoder fails exactly where the plain backend does. min_gain: what the lower bound of
-    the relative gain must reach for a round to be verified."""
+    """How a run is simulated.
+
+    Attributes:
+        rounds: number of rounds.
+        val_shots: validation shots of a round.
+        reported: index of the entry whose figures are reported for each entry; None: its own.
+        params_transform: maps params that the ideator names to params of the table.
+        noop: every decoder fails exactly where the baseline decoder does.
+        min_gain: what the lower bound of the relative gain must reach for a round to be verified.
+    """
 
     rounds: int = 20
     val_shots: int = VAL_SHOTS
@@ -46,7 +54,7 @@ class SimulationSettings:
 
 @dataclass
 class SimulatedRun:
-    """One simulated run. After each round: hypervolume, seconds of training in all, dollars in all."""
+    """One simulated run: hypervolume, total seconds of training and total dollars after each round."""
 
     hypervolume: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -62,7 +70,15 @@ def simulate(
     settings: SimulationSettings,
     spent_usd: Callable[[], float] = lambda: 0.0,
 ) -> SimulatedRun:
-    """One run of `propose`. A None or a config outside the space is a failed round. spent: dollars so far."""
+    """Simulate one run.
+
+    Args:
+        propose: ideator; None or a config outside the space is a failed round.
+        table: measured configs.
+        seed: seed of the run, which also selects its validation shots.
+        settings: how the run is simulated.
+        spent_usd: returns the dollars spent so far.
+    """
     run, history, used_entries, pareto_points = SimulatedRun(), list[dict[str, Any]](), set[int](), list[ParetoPoint]()
     scale = ObjectiveScale.of(table)
     for number in range(1, settings.rounds + 1):
@@ -95,7 +111,7 @@ def _round(
     settings: SimulationSettings,
     scale: ObjectiveScale,
 ) -> tuple[dict[str, Any], ParetoPoint | None]:
-    """The row the agent is told, and the point the judge verified."""
+    """The row that the ideator sees, and the point of the front if the round is verified."""
     half = table.baseline.size // 2
     slices = max(1, half // settings.val_shots)
     start = (seed % slices) * settings.val_shots
@@ -103,7 +119,7 @@ def _round(
     test_effect = None if settings.noop else _effect(table.counts(index, test_shots))
     source = index if settings.reported is None else settings.reported[index]
     reported_entry = table.entries[source]
-    # The agent is told that it tried the cell; but a template by its own name, else it would be asked for for ever.
+    # The history shows the entry that was measured, but a template as it was proposed: it would be proposed forever.
     is_template = any(response.proposal == one.config for one in space.TEMPLATES)
     config = response.proposal if is_template else space.build(settings.params_transform(table.entries[index].params))
     val_effect = _effect(table.counts(source, val))
@@ -142,7 +158,7 @@ def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
 
 
 def _view(table: Table, history: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-    """As `RunMemory.l2_for_ideator` would give it."""
+    """The view that `RunMemory.l2_for_ideator` would give."""
     return {
         "run_id": "bench",
         "seed": seed,
@@ -179,7 +195,7 @@ def _row(number: int, response: IdeatorResponse | None, config: dict[str, Any], 
 
 @dataclass(frozen=True)
 class ObjectiveScale:
-    """The table's own extremes: what 0 and 1 stand for on each axis."""
+    """The extremes of a table, which are 0 and 1 on each axis of the hypervolume."""
 
     gain: float
     flops: tuple[int, int]
@@ -187,6 +203,7 @@ class ObjectiveScale:
 
     @classmethod
     def of(cls, table: Table) -> ObjectiveScale:
+        """The scale of a table."""
         test_shots, measured = (
             slice(table.baseline.size // 2, None),
             [entry for entry in table.entries if entry.differing_shots is not None],
@@ -202,7 +219,7 @@ class ObjectiveScale:
         )
 
     def point(self, relative: float, flops: int, n_params: int) -> ParetoPoint:
-        """Each coordinate in [0, 1], larger is better; costs on a log scale."""
+        """A point of the front with coordinates in [0, 1], larger is better; costs on a log scale."""
         return (
             min(max(relative / self.gain, 0.0), 1.0),
             _cost_score(flops, self.flops),
@@ -212,13 +229,13 @@ class ObjectiveScale:
 
 def _cost_score(value: int, bounds: tuple[int, int]) -> float:
     low, high = max(bounds[0], 1), max(bounds[1], 1)
-    # The dearest cell keeps a tenth, so that a gain without thrift still counts.
+    # The most expensive entry keeps a tenth, so that its gain still counts.
     share = 0.0 if low == high else math.log(max(value, 1) / low) / math.log(high / low)
     return 1.0 - 0.9 * min(max(share, 0.0), 1.0)
 
 
 def hypervolume(points: Sequence[ParetoPoint]) -> float:
-    """Volume of [0, 1]^3 that the points dominate, against the origin."""
+    """Volume of [0, 1]^3 that the points dominate, with the origin as reference point."""
     volume, below, done = 0.0, 0.0, sorted(points, key=lambda point: point[2])
     for index, point in enumerate(done):
         if point[2] > below:
@@ -237,7 +254,7 @@ def _area(points: Sequence[tuple[float, float]]) -> float:
 
 
 def verifiable_entries(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[int, ParetoPoint]]:
-    """Every cell that the judge would verify, with its point."""
+    """Index and point of every entry that the verifier would verify."""
     scale, test_shots, verifiable = ObjectiveScale.of(table), slice(table.baseline.size // 2, None), []
     for index, entry in enumerate(table.entries):
         effect = _effect(table.counts(index, test_shots))
@@ -247,12 +264,12 @@ def verifiable_entries(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[i
 
 
 def max_hypervolume(table: Table, min_gain: float = MIN_GAIN) -> float:
-    """The hypervolume of every cell that the judge would verify: what 100% stands for."""
+    """The hypervolume of all entries that the verifier would verify, which is 100%."""
     return hypervolume([point for _, point in verifiable_entries(table, min_gain)])
 
 
 def paired_bootstrap(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of paired differences with its 95% bootstrap interval over seeds, resampled with a fixed seed."""
+    """Mean of the paired differences over seeds with its 95% bootstrap interval, resampled with a fixed seed."""
     differences = np.asarray(one, float) - np.asarray(other, float)
     rng = np.random.default_rng(0)
     means = differences[rng.integers(0, differences.size, (BOOTSTRAP_RESAMPLES, differences.size))].mean(axis=1)

@@ -1,4 +1,4 @@
-"""The contest: every strategy on every seed of one table, paired, with its controls."""
+"""Compares strategies on a table: every strategy on every seed, paired, with controls."""
 
 from __future__ import annotations
 
@@ -24,12 +24,18 @@ REFERENCE = "random"
 
 @dataclass(frozen=True)
 class Score:
-    """One strategy under one control, held against `reference`; hypervolumes as shares of the best the table allows,
-    means over seeds.
+    """One strategy under one control, compared with a reference.
 
-    final: after the last round. mean: averaged over rounds. at_equal_seconds: when the reference has spent half its
-    time. gap: final minus the reference's on the same seeds, with its 95% interval. verified: rounds a run. dollars:
-    of a run's calls; NaN where a price is not known.
+    Hypervolumes are fractions of the best that the table allows, as means over seeds.
+
+    Attributes:
+        final: hypervolume after the last round.
+        mean: hypervolume averaged over rounds.
+        at_equal_seconds: hypervolume at the time at which the reference has spent half of its training time.
+        gap: final minus that of the reference on the same seeds, with the 95% interval `gap_low`, `gap_high`.
+        verified: verified rounds per run.
+        seconds: training time per run.
+        dollars: cost of the calls per run; NaN if a price is unknown.
     """
 
     strategy: str
@@ -48,18 +54,23 @@ class Score:
     dollars: float
 
     def dump(self) -> dict[str, Any]:
+        """All fields as plain values."""
         return asdict(self)
 
 
 class Oracle:
-    """A scripted model of known quality: with this probability it names the untried config that would add most to the
-    verified front, else any untried one. A quality of None gives no answer at all."""
+    """A scripted model of known quality.
+
+    With the probability `quality` it proposes the untried config that would add most to the verified front, otherwise
+    any untried config. A quality of None never answers.
+    """
 
     def __init__(self, table: Table, quality: float | None, settings: SimulationSettings) -> None:
         self._table, self._quality, self._rules = table, quality, settings
         self._points = dict(bench.verifiable_entries(table, settings.min_gain))
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
+        """Propose the next round."""
         if self._quality is None:
             return None
         state = moves.SearchState.read(view)
@@ -75,14 +86,21 @@ class Oracle:
             choice = max(good, key=lambda index: (bench.hypervolume([*have, self._points[index]]), -index))
         else:
             choice = rng.choice(untried or list(configs))
-        move = moves.Move("oracle", "the oracle names it", configs[choice])
+        move = moves.Move("oracle", "proposed by the oracle", configs[choice])
         return moves.to_response(move, source=f"oracle {self._quality:g}")
 
 
 def strategy(name: str, table: Table, settings: SimulationSettings, *, known: Iterable[str] = ()) -> ProposeFn:
-    """`tpe`, `random`, `evolve`, `hybrid:Q` (an oracle of quality Q in [0, 1]), `hybrid:none` (one without answers).
+    """A strategy by name: `tpe`, `random`, `evolve`, `hybrid:Q` (oracle of quality Q) or `hybrid:none` (no answers).
 
-    UsageError lists the known ones, and those of the caller's (`known`).
+    Args:
+        name: name of the strategy.
+        table: table that an oracle reads.
+        settings: settings of the simulated runs.
+        known: further names that the error message lists.
+
+    Raises:
+        UsageError: the name is unknown.
     """
     if name in SEARCH_STRATEGIES:
         return SEARCH_STRATEGIES[name]
@@ -109,16 +127,29 @@ def compare(
     references: Sequence[str] = (REFERENCE,),
     on_run: Callable[[str, int], None] = lambda name, seed: None,
 ) -> list[Score]:
-    """Scores in the order of `names`, each held against every reference; references that were left out come first.
+    """Score strategies on a table.
 
-    others: strategies by name that this room does not know (a policy's, a language model's). spent: dollars that they
-    have cost so far.
+    Args:
+        table: measured configs.
+        names: strategies to compare.
+        seeds: number of runs per strategy.
+        settings: settings of the simulated runs.
+        control: one of `CONTROLS`.
+        extra_strategies: further strategies by name, such as the policy or a language model.
+        spent_usd: returns the dollars that they have cost so far.
+        references: strategies that all others are compared with.
+        on_run: called with name and seed after every run.
+
+    Returns:
+        Scores in the order of `names`, one per reference; references that are not in `names` come first.
     """
     names = list(dict.fromkeys([*(one for one in references if one not in names), *names]))
     settings_per_seed = list(_settings_per_seed(table, seeds, settings, control))
     for name in names:
         if name not in (extra_strategies or {}):
-            strategy(name, table, settings, known=extra_strategies or ())  # a wrong name is told before anything is run
+            strategy(
+                name, table, settings, known=extra_strategies or ()
+            )  # an unknown name is refused before the first run
     runs: dict[str, list[SimulatedRun]] = {}
     for name in names:
         runs[name] = []
@@ -184,13 +215,13 @@ def _score(
 
 
 def _hypervolume_at(run: SimulatedRun, seconds: float) -> float:
-    """The hypervolume when that much training was spent."""
+    """The hypervolume after this much training time."""
     reached = [volume for volume, at in zip(run.hypervolume, run.seconds, strict=True) if at <= seconds]
     return reached[-1] if reached else 0.0
 
 
 def sample_configs(count: int, seed: str = "qecbench-tab") -> list[space.Config]:
-    """The configs of a table: the templates, then uniform draws of the space, none twice; the same on every machine."""
+    """The configs of a table: the templates, then distinct uniform draws, the same on every machine."""
     rng = random.Random(seed)
     found = {space.digest(one.config): one.config for one in space.TEMPLATES}
     while len(found) < count:

@@ -1,8 +1,8 @@
-"""QECBench-Tab: configs with what training them gave, every shot's failure kept, so that any shot budget replays.
+"""QECBench-Tab: trained configs with their outcome on every shot, so that any number of shots can be replayed.
 
-A table is one file of JSON lines. `reference` lines hold a classical decoder's failures on the env's benchmark shots,
-`cell` lines one config at one fidelity and training seed: cost, status (failures are outcomes) and the shots where
-it and the plain backend part, packed: with the plain one's failures they are its own, at a tenth of the bytes.
+A table is one file of JSON lines. A `reference` line holds the failures of a classical decoder on the benchmark shots
+of the env. A `cell` line holds one config at one fidelity and training seed: cost, status and, packed, the shots on
+which exactly one of the predecoder and the baseline decoder fails.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from autoqec.store import jsonl
 
 Bits = NDArray[np.bool_]
 DEFAULT = Path(autoqec.__file__).parent / "data" / "qecbench_tab.jsonl"
-HINT = "leave --table out to use the table that comes with autoqec"
+HINT = "omit --table to use the table of the package"
 
 
 def pack(bits: Bits) -> str:
-    """bool [n] -> text: packed bits, deflated, base64."""
+    """Encode bool [n] as text: packed bits, zlib, base64."""
     return base64.b64encode(zlib.compress(np.packbits(bits).tobytes(), 9)).decode()
 
 
@@ -44,14 +44,18 @@ def unpack(text: str, shots: int) -> Bits:
 
 
 def entry_key(env: str, config: Config, fidelity: str, seed: int) -> str:
-    """One name a cell; the builder skips those that stand in the file."""
+    """Identifier of one measurement; the builder skips those that are in the file."""
     return sha256_json({"env": env, "config": config, "fidelity": fidelity, "seed": seed})
 
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One measured config. differs: int64 [k], in order, the shots where it fails and the plain backend does not, or
-    the other way round; None where training failed."""
+    """One measured config.
+
+    Attributes:
+        differing_shots: int64 [k], sorted: shots on which exactly one of the predecoder and the baseline decoder fails;
+            None if training failed.
+    """
 
     config: Config
     params: Params
@@ -64,14 +68,20 @@ class TableEntry:
 
 
 class Table:
-    """The cells of one env, fidelity and training seed; a proposal stands for the nearest cell of its family.
+    """The entries of one env, fidelity and training seed.
 
-    Raises UsageError for a file that is missing or holds no such cells.
+    Args:
+        entries: measured configs.
+        baseline: bool [shots], failures of the baseline decoder.
+        env: name of the env.
+
+    Raises:
+        UsageError: there are no entries.
     """
 
     def __init__(self, entries: Sequence[TableEntry], baseline: Bits, *, env: str = "") -> None:
         if not entries:
-            raise UsageError("the table holds no cells of this env and fidelity", location="QECBench-Tab", hint=HINT)
+            raise UsageError("the table has no entries for this env and fidelity", location="QECBench-Tab", hint=HINT)
         self.entries, self.baseline, self.env = list(entries), baseline, env
         self._by_family: dict[str, list[int]] = {}
         for index, entry in enumerate(self.entries):
@@ -79,14 +89,24 @@ class Table:
 
     @classmethod
     def read(cls, path: Path, *, env: str | None = None, fidelity: str = "full", seed: int = 0) -> Table:
-        """env: None takes the first one of the file."""
+        """Read a table.
+
+        Args:
+            path: JSON-lines file.
+            env: name of the env; None: the first one of the file.
+            fidelity: fidelity of the entries.
+            seed: training seed of the entries.
+
+        Raises:
+            UsageError: the file is missing or has no such entries.
+        """
         if not path.is_file():
-            raise UsageError("the table is not there", location=str(path), hint=HINT)
+            raise UsageError("the table does not exist", location=str(path), hint=HINT)
         lines = jsonl.read(path)
         references = [line for line in lines if line["kind"] == "reference" and env in (None, line["env"])]
         baseline = next((line for line in references if line["name"] == line["plain"]), None)
         if baseline is None:
-            raise UsageError(f"the table holds no reference for env {env}", location=str(path), hint=HINT)
+            raise UsageError(f"the table has no reference for env {env}", location=str(path), hint=HINT)
         mine = (baseline["env"], fidelity, seed)
         rows = [
             line for line in lines if line["kind"] == "cell" and (line["env"], line["fidelity"], line["seed"]) == mine
@@ -95,15 +115,15 @@ class Table:
         return cls(entries, unpack(baseline["failures"], baseline["shots"]), env=baseline["env"])
 
     def nearest(self, params: Params, used_entries: set[int]) -> int:
-        """Index of the nearest cell that is not taken: of the same family, or of any where that one is used up."""
+        """Index of the nearest unused entry of the same family, or of any family if that one is used up."""
         family = [index for index in self._by_family.get(params["type"], []) if index not in used_entries]
         pool = family or [index for index in range(len(self.entries)) if index not in used_entries]
         if not pool:
-            raise UsageError("every cell of the table was tried", location="QECBench-Tab", hint="give fewer --rounds")
+            raise UsageError("every entry of the table was used", location="QECBench-Tab", hint="give fewer --rounds")
         return min(pool, key=lambda index: (distance(params, self.entries[index].params), index))
 
     def counts(self, index: int, shots: slice) -> PairedCounts | None:
-        """The plain backend and a cell on a slice of the shots; None where training failed."""
+        """Paired counts of the baseline decoder and an entry on a slice of the shots; None if training failed."""
         differing_shots = self.entries[index].differing_shots
         if differing_shots is None:
             return None
@@ -121,7 +141,7 @@ class Table:
 
 
 def distance(one: Params, other: Params) -> float:
-    """Sum over the dimensions both have: steps on a log scale for numbers, 1 for another name."""
+    """Distance of two configs: sum over shared dimensions, on a log scale for numbers, 0 or 1 for categories."""
     total = 0.0
     for key in one.keys() & other.keys():
         dimension = space.DIMENSION_BY_KEY[key]
@@ -132,20 +152,19 @@ def distance(one: Params, other: Params) -> float:
     return total
 
 
-# Controls: a table as an agent sees it -----------------------------------------------------------------------------
+# Controls: what an ideator sees of a table --------------------------------------------------------------------------
 
 ParamsTransform = Callable[[Params], Params]
-MAX_LINEAR_INT = (
-    16  # whole numbers up to here are mirrored by counting from the other end, larger ones on the log scale
-)
+MAX_LINEAR_INT = 16  # ranges of whole numbers up to here are mirrored linearly, larger ones on the log scale
 
 
 def identity(params: Params) -> Params:
+    """The params themselves."""
     return params
 
 
 def mirror_params(params: Params) -> Params:
-    """Every knob turned the other way round: the same landscape under names whose meaning is gone. Its own inverse."""
+    """Mirror every dimension: the same landscape under keys that lost their meaning. Its own inverse."""
     out: Params = {}
     for key, value in params.items():
         dimension = space.DIMENSION_BY_KEY[key]
@@ -161,7 +180,7 @@ def mirror_params(params: Params) -> Params:
 
 
 def shuffled_indices(table: Table, seed: int) -> list[int]:
-    """Whose figures an agent is told for each cell: another one's, of any family."""
+    """Index of the entry whose figures are reported for each entry: a random permutation."""
     order = list(range(len(table.entries)))
     random.Random(f"shuffled/{seed}").shuffle(order)
     return order
@@ -169,7 +188,7 @@ def shuffled_indices(table: Table, seed: int) -> list[int]:
 
 def _entry_of_row(line: dict[str, Any]) -> TableEntry:
     params = space.params_of(line["config"])
-    assert params is not None  # chosen so
+    assert params is not None  # rows outside the space were filtered
     differing_shots = None if line["differs"] is None else np.flatnonzero(unpack(line["differs"], line["shots"]))
     return TableEntry(
         line["config"], params, line["status"], line["reason"], line["n_params"], line["flops_per_syndrome"],

@@ -1,4 +1,4 @@
-"""The Coder without a language model: the proposal becomes the search surface's config file."""
+"""The rule-based Coder: writes the proposal as the config file of the editable modules."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ from autoqec.store.layout import EDITABLE_CONFIG
 
 
 def code(view: dict[str, Any]) -> CoderResponse:
-    """view: {proposal, hypothesis, slug, compose_mode}. A pure composition is git's merge alone: no edit.
+    """Write the config file of a proposal.
 
-    Raises ContractError for a proposal that is no predecoder config.
+    Args:
+        view: {proposal, hypothesis, slug, compose_mode}. A pure composition needs no edit: git merges the branches.
+
+    Raises:
+        ContractError: the proposal is not a valid predecoder config.
     """
     config = parse_dsl(view["proposal"], location="proposal").config()
     edit = {"path": PurePosixPath(EDITABLE_CONFIG).name, "text": dump_config(config)}

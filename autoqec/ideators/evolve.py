@@ -1,7 +1,7 @@
-"""Regularised evolution (Real et al., AAAI 2019): the youngest rounds are the population, the oldest die.
+"""Regularised evolution (Real et al., AAAI 2019): the most recent rounds are the population.
 
-The population is read off history for every proposal, so that a killed search goes on with the proposal it would
-have made. A child stands on its parent's branch where that can be forked: git then shows the lineage.
+The population is read from history for every proposal, so that an interrupted search continues with the same proposal.
+A child is forked from the branch of its parent if possible, so that git shows the lineage.
 """
 
 from __future__ import annotations
@@ -16,31 +16,22 @@ from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Params
 
-POPULATION_SIZE = 24  # youngest measured rounds that may have children
-TOURNAMENT_SIZE = 6  # rivals for parenthood
-N_STARTUP_ROUNDS = 8  # measured rounds before there are parents; uniform draws till then
-SECOND_KEY_PROBABILITY = 0.3  # of the children differ from their parent in a second key
+POPULATION_SIZE = 24  # most recent measured rounds, which may become parents
+TOURNAMENT_SIZE = 6  # sampled members, of which the best becomes the parent
+N_STARTUP_ROUNDS = 8  # measured rounds before mutation starts; uniform draws until then
+SECOND_KEY_PROBABILITY = 0.3  # that a second key is mutated
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
-    """The next proposal; a function of the view alone. Round 1 is the best known template."""
+    """The next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = SearchState.read(view)
     move = moves.next_template(state) or _child(state) or moves.unseen_config(state, moves.draw)
     return moves.to_response(move, source=f"evolve {state.n_proposed}")
 
 
-def objectives(row: dict[str, Any]) -> tuple[float, float, float] | None:
-    """Objectives of a measured row, all maximised; a verdict comes before the Runner. None: not measured."""
-    gain = row["delta_vs_baseline_holdout"]
-    gain = row["delta_ler"] if gain is None else gain
-    if row["status"] != "ok" or gain is None:
-        return None
-    return gain, -float(row["flops_per_syndrome"]), -float(row["n_params"])
-
-
 def _child(state: SearchState) -> Move | None:
-    """A mutant of a sample's best; None while there are too few parents, or where every mutant was tried."""
-    population = [row for row in state.observed if objectives(row) and state.params_of(row["dsl_config"])]
+    """A mutant of the best of a sample; None with too few measured rounds, or if every mutant was tried."""
+    population = [row for row in state.observed if moves.objectives(row) and state.params_of(row["dsl_config"])]
     if len(population) < N_STARTUP_ROUNDS:
         return None
     rng = state.rng("evolve")
@@ -48,7 +39,7 @@ def _child(state: SearchState) -> Move | None:
         pool = population[-POPULATION_SIZE:]
         parent = best_ranked(rng.sample(pool, min(TOURNAMENT_SIZE, len(pool))))
         params = state.params_of(parent["dsl_config"])
-        assert params is not None  # asked above
+        assert params is not None  # the population has params
         child = mutate(params, rng, state.active_dimensions)
         config = state.build(child)
         if config is not None and state.is_new(config):
@@ -57,13 +48,13 @@ def _child(state: SearchState) -> Move | None:
 
 
 def best_ranked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row that the fewest others dominate; among equals the one that gains most, then the youngest."""
-    points = {row["round"]: objectives(row) for row in rows}
+    """The row that the fewest others dominate; ties are broken by gain, then by recency."""
+    points = {row["round"]: moves.objectives(row) for row in rows}
     known = [point for point in points.values() if point]
 
     def rank(row: dict[str, Any]) -> tuple[int, float, int]:
         point = points[row["round"]]
-        assert point is not None  # only measured rows live
+        assert point is not None  # the population is measured
         return sum(dominates(other, point) for other in known), -point[0], -row["round"]
 
     return min(rows, key=rank)
@@ -74,9 +65,12 @@ def mutate(
     rng: random.Random,
     active_dimensions: Callable[[str], list[space.Dimension]] = space.active_dimensions,
 ) -> Params:
-    """One key moved, sometimes a second one. A new family draws its own keys and keeps how it is trained.
+    """Mutate one key, sometimes a second one. A new family draws its own keys and keeps the training keys.
 
-    active: what may move, by family.
+    Args:
+        params: values of the parent.
+        rng: random generator.
+        active_dimensions: dimensions that may change, by family.
     """
     for _ in range(2 if rng.random() < SECOND_KEY_PROBABILITY else 1):
         dimensions = active_dimensions(params["type"])
@@ -108,7 +102,7 @@ def _move(parent: dict[str, Any], params: Params, child: Params, config: space.C
     rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in keys)
     return Move(
         slug="-".join([f"r{parent['round']}", *(key.split(".")[-1] for key in keys)]),
-        hypothesis=f"Round {parent['round']} did best among its rivals; {changes} may take it further: {rationale}",
+        hypothesis=f"Round {parent['round']} is the best of its sample; {changes} may improve it: {rationale}",
         config=config,
         fork_from=parent["branch"] if parent["forkable"] else "baseline",
     )

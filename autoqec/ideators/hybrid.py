@@ -1,6 +1,7 @@
-"""A search in charge, a language model on some rounds: which ones, seed and round alone decide.
+"""A search that asks a language model on some rounds, which seed and round number determine.
 
-The model is shown what the search knows and would do next; a model without a usable answer leaves the round to it.
+The model is shown what the search knows and what it would propose. Without a usable answer, the proposal of the search
+is used.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ from collections.abc import Callable
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.ideators import evolve, space, tpe
+from autoqec.ideators import moves, space, tpe
 from autoqec.ideators.moves import SearchState
 
 ProposeFn = Callable[[dict[str, Any]], IdeatorResponse]
 Model = Callable[[dict[str, Any]], IdeatorResponse | None]
 
-LM_SHARE = 0.3  # of the rounds
-GOOD_ONE_IN = 4  # one measured round in so many counts as good, when the sampler's state is told
+LM_SHARE = 0.3  # of the rounds, on average
+GOOD_SHARE = 1 / 4  # of the measured rounds, the best ones, are described to the model
 
 
 class Hybrid:
-    """View -> proposal. model: a role that gets the view with the sampler's state under `sampler`."""
+    """Proposes a round from a view.
+
+    Args:
+        model: role that gets the view with the state of the search under `sampler`.
+        search: proposes all other rounds.
+        share: share of rounds on which the model is asked.
+    """
 
     def __init__(self, model: Model, *, search: ProposeFn = tpe.propose, share: float = LM_SHARE) -> None:
         self._model, self._search, self._share = model, search, share
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse:
+        """Propose the next round."""
         state, search_response = SearchState.read(view), self._search(view)
         response = (
             self._model(view | {"sampler": sampler_summary(state, search_response)}) if self.uses_model(state) else None
@@ -35,15 +43,15 @@ class Hybrid:
         return chosen.model_copy(update={"source": f"hybrid {chosen.source}"[:200]})
 
     def uses_model(self, state: SearchState) -> bool:
-        """Never in a run's first round: a template goes before every guess."""
+        """Whether the model is asked; never on the first round, which tries a template."""
         return state.n_proposed > 0 and state.rng("hybrid").random() < self._share
 
 
 def sampler_summary(state: SearchState, search_response: IdeatorResponse) -> dict[str, Any]:
-    """What the search knows, in few words: the families that pay, the ranges of good rounds, its own plan."""
-    measured = [(row, point) for row in state.observed if (point := evolve.objectives(row))]
+    """What the search knows: the best rounds with their families and ranges, and its own next proposal."""
+    measured = [(row, point) for row in state.observed if (point := moves.objectives(row))]
     measured.sort(key=lambda pair: pair[1], reverse=True)
-    good = [row for row, _ in measured[: max(1, len(measured) // GOOD_ONE_IN)]]
+    good = [row for row, _ in measured[: max(1, int(GOOD_SHARE * len(measured)))]]
     ranges: dict[str, str] = {}
     for dimension in space.SEARCH_SPACE:
         values = [params[dimension.key] for row in good if (params := _params(state, row)) and dimension.key in params]

@@ -1,4 +1,4 @@
-"""What a search may do next: try a template, draw afresh, extend a verified branch, compose two of them."""
+"""Moves of a search: try a template, draw a new config, extend a verified branch, compose two verified branches."""
 
 from __future__ import annotations
 
@@ -20,22 +20,29 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
 
-ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows that tell nothing about their config
-MAX_ABORTED_ATTEMPTS = 2  # a config that took its run down this often is not asked for again
+ABORTED_STATUSES = ("orphaned_branch", "branch_manually_deleted")  # rows without information about their config
+MAX_ABORTED_ATTEMPTS = 2  # aborted rounds after which a config is not proposed again
 MAX_TRIES = 200
-MAX_DRAWS = 5000  # without a new config among them there is none to be had
+MAX_DRAWS = 5000  # without a new config among them the space counts as exhausted
 
 
 @dataclass(frozen=True)
 class SearchState:
-    """The view as a search reads it.
+    """The ideator's view as a search uses it.
 
-    observed: measured rows, oldest first. n_proposed: measured and pending rounds; rounds lost to a crash do not
-    count, so
-    that the next proposal after a crash is the one that was lost. seen_digests: digests never to be asked for again.
-    composed_parents: parent sets that were composed. verified: rows one can fork from, best first.
-    inputs: what a net of this env reads (`all` where the code has no other sector). finetunes: whether its backend can
-    be fine-tuned through. pins: keys that the run holds fixed, and their values; they are no dimensions of its search.
+    Attributes:
+        seed: seed of the run.
+        n_proposed: number of measured and pending rounds. Rounds aborted by a crash do not count, so that the next
+            proposal after a crash is the one that was lost.
+        observed: measured rows, oldest first.
+        pending: rows of rounds that are not measured yet.
+        seen_digests: digests of configs that are not proposed again.
+        composed_parents: parent sets that were composed.
+        verified: forkable verified rows, best first.
+        baseline: config of the baseline commit.
+        inputs: what a network of this env reads; `all` for a code without another sector.
+        finetunes: whether the env's inner decoder can be fine-tuned through.
+        pins: keys that the run keeps fixed, with their values; they are not dimensions of its search.
     """
 
     seed: int
@@ -52,7 +59,7 @@ class SearchState:
 
     @classmethod
     def read(cls, view: dict[str, Any]) -> SearchState:
-        """From the ideator's view (`RunMemory.l2_for_ideator`)."""
+        """Read the ideator's view (`RunMemory.l2_for_ideator`)."""
         history, pending = view["history"], tuple(view["pending"])
         observed = tuple(row for row in history if row["status"] not in ABORTED_STATUSES)
         aborted = Counter(_digest(row) for row in history if row["status"] in ABORTED_STATUSES)
@@ -78,26 +85,26 @@ class SearchState:
         )
 
     def rng(self, purpose: str) -> random.Random:
-        """The same stream for the same run seed and number of rounds spoken of."""
+        """A generator that depends on the seed of the run, the number of proposals and the purpose."""
         return random.Random(f"{self.seed}/{self.n_proposed}/{purpose}")
 
     def active_dimensions(self, family: str) -> list[space.Dimension]:
-        """What may be searched of a family."""
+        """Dimensions of a family that are not pinned."""
         return [one for one in space.active_dimensions(family) if one.key not in self.pins]
 
     def params_of(self, config: Config) -> Params | None:
-        """The family, and values of what may be searched; None where one lies outside the space."""
+        """Values of the dimensions that are searched, with the family; None if one lies outside the space."""
         return space.params_of(config, exclude=self.pins.keys() - {"type"})
 
     def build(self, params: Params) -> Config | None:
-        """The config of these values, and of the pins; None where they do not go together."""
+        """The config of these values and the pins; None if they contradict each other."""
         try:
             return self.with_pins(space.build(params))
         except ContractError:
             return None
 
     def with_pins(self, config: Config) -> Config | None:
-        """The config under what the run holds: what a net reads, the pins. None for another family than is pinned."""
+        """The config with the env's inputs and the pins; None for a family other than the pinned one."""
         if config["type"] != self.pins.get("type", config["type"]):
             return None
         try:
@@ -106,7 +113,7 @@ class SearchState:
             return None
 
     def is_new(self, config: Config) -> bool:
-        """Whether nothing that was tried, or is under way, computes and learns what `config` does."""
+        """Whether no measured or pending config is equivalent to `config`."""
         if space.digest(config) in self.seen_digests:
             return False
         tried = self._by_recipe.get(self._recipe(parse_dsl(config)))
@@ -121,7 +128,7 @@ class SearchState:
 
     @cached_property
     def _by_recipe(self) -> dict[str, list[PredecoderDSL]]:
-        """Tried configs that are trained alike: only among these can two nets be one."""
+        """Tried configs by training signature: only configs with the same one can be equivalent."""
         by_recipe: dict[str, list[PredecoderDSL]] = defaultdict(list)
         for row in (*self.observed, *self.pending):
             if _digest(row) in self.seen_digests:
@@ -130,7 +137,7 @@ class SearchState:
         return by_recipe
 
     def config_of(self, fork_from: ForkFrom) -> Config | None:
-        """The config that a branch or the baseline stands for."""
+        """The config of a branch or of the baseline; None for an unknown branch."""
         if fork_from == "baseline":
             return self.baseline
         return next((row["dsl_config"] for row in self.observed if row["branch"] == fork_from), None)
@@ -138,7 +145,7 @@ class SearchState:
 
 @dataclass(frozen=True)
 class Move:
-    """A proposal before it is a message."""
+    """A proposal in the making."""
 
     slug: str
     hypothesis: str
@@ -148,7 +155,7 @@ class Move:
 
 
 def to_response(move: Move, *, source: str) -> IdeatorResponse:
-    """Through the same door as a language model's words."""
+    """Validate a move as an IdeatorResponse, in the same way as the answer of a language model."""
     return parse_response(
         IdeatorResponse,
         canonical_json(
@@ -164,8 +171,20 @@ def to_response(move: Move, *, source: str) -> IdeatorResponse:
     )
 
 
+def objectives(row: dict[str, Any]) -> tuple[float, float, float] | None:
+    """(gain, -FLOPs, -parameters) of a measured row, all maximised; None for a row without a measurement.
+
+    The gain is the verifier's if there is one, otherwise the Runner's on validation shots.
+    """
+    gain = row["delta_vs_baseline_holdout"]
+    gain = row["delta_ler"] if gain is None else gain
+    if row["status"] != "ok" or gain is None:
+        return None
+    return float(gain), -float(row["flops_per_syndrome"]), -float(row["n_params"])
+
+
 def slug(text: str) -> str:
-    """Lower-case words joined by dashes, at most 40 characters."""
+    """The text as lower-case words joined by dashes, at most 40 characters."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "try"
 
 
@@ -179,19 +198,27 @@ def next_template(state: SearchState) -> Move | None:
 
 
 def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterator[Params]]) -> Move:
-    """A config of the space that was never tried, forked from the baseline. UsageError where pins leave none."""
+    """A config of the space that was never tried, forked from the baseline.
+
+    Args:
+        state: state of the search.
+        candidates: suggests values; uniform draws follow when they give nothing new.
+
+    Raises:
+        UsageError: no new config was found under the pins.
+    """
     for params in itertools.chain(
         itertools.islice(candidates(state), MAX_TRIES), itertools.islice(draw(state), MAX_DRAWS)
     ):
         config = state.build(params)
         if config is not None and state.is_new(config):
             return Move(_name(config), _hypothesis(config), config)
-    what = f"{MAX_DRAWS} draws found no config that was not tried, under {format_pins(state.pins) or 'no pins'}"
-    raise UsageError(what, location="--pin", hint="start a run that holds fewer knobs")
+    what = f"{MAX_DRAWS} draws gave no new config with {format_pins(state.pins) or 'no pins'}"
+    raise UsageError(what, location="--pin", hint="start a run with fewer pins")
 
 
 def draw(state: SearchState) -> Iterator[Params]:
-    """Endless uniform draws."""
+    """Endless uniform draws from the search space."""
     rng = state.rng("draw")
     while True:
         params: Params = {"type": state.pins.get("type") or space.DIMENSION_BY_KEY["type"].draw(rng)}
@@ -200,14 +227,14 @@ def draw(state: SearchState) -> Iterator[Params]:
 
 
 def with_inputs(config: Config, inputs: str) -> Config:
-    """The config with another choice of what the net reads."""
+    """The config with this choice of the network's inputs."""
     return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
 
 
 def extend(state: SearchState) -> Move | None:
-    """One or two keys of the best verified branch moved by a step.
+    """Change one or two keys of one of the best verified branches by a step; None without a verified branch.
 
-    Where only training changed, every other such child goes on from its parent's weights.
+    If only training keys change, half of the children start from the weights of the parent.
     """
     rng = state.rng("extend")
     for _ in range(MAX_TRIES if state.verified else 0):
@@ -226,7 +253,7 @@ def extend(state: SearchState) -> Move | None:
                 for key in steps
             )
             rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in steps)
-            weights = "on from its weights" if keep_weights else "weights fresh"
+            weights = "from its weights" if keep_weights else "from fresh weights"
             text = f"Round {parent['round']} is verified; {changes} ({weights}) should add to it: {rationale}"
             name = "-".join(key.split(".")[-1] for key in steps)
             return Move(f"r{parent['round']}-{name}", text, config, fork_from=parent["branch"])
@@ -241,7 +268,7 @@ def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
 
 
 def compose(state: SearchState) -> Move | None:
-    """Two verified children of one parent that changed different keys, merged; the most promising pair first."""
+    """Merge two verified children of one parent that changed different keys; the best pair first."""
     for one, other in itertools.combinations(state.verified, 2):
         parents = (one["branch"], other["branch"])
         if canonical_fork(parents) in state.composed_parents or one["fork_from"] != other["fork_from"]:
@@ -256,7 +283,7 @@ def compose(state: SearchState) -> Move | None:
 
 
 def merge_configs(base: Config, one: Config, other: Config) -> Config | None:
-    """Both changes to `base`; None where they touch the same key, or nothing, or do not fit together."""
+    """The changes of `one` and `other` to `base`; None if they overlap, are empty or contradict each other."""
     mine, theirs = space.changed_keys(one, base), space.changed_keys(other, base)
     if not mine or not theirs or set(mine) & set(theirs):
         return None
@@ -272,7 +299,7 @@ def _digest(row: dict[str, Any]) -> str | None:
 
 
 def _size(config: Config) -> tuple[int | None, int]:
-    """Width and depth of a config, whatever its family calls them."""
+    """Width and depth of a config under the names that its family uses."""
     block = config[config["type"]]
     width = block.get("hidden") or block.get("channels")
     return width, block.get("depth") or block.get("layers") or block.get("iterations")
@@ -284,13 +311,13 @@ def _name(config: Config) -> str:
 
 
 def _hypothesis(config: Config) -> str:
-    """The hypothesis of a drawn config: what sets it apart."""
+    """The hypothesis of a drawn config: its size, head and training."""
     width, depth = _size(config)
     training = config["training"]
     size = f"width {width}, {depth} layers" if width else f"{depth} iterations"
     return (
         f"A {config['type']} of {size}, head {config['head']}, trained by {training['loss']} at rate "
         f"{space.format_value(training['learning_rate'])} in batches of {training['batch_size']}, may reach "
-        "a better trade of errors "
-        "against cost than what was tried"
+        "a better trade-off between "
+        "errors and cost than the configs tried so far"
     )

@@ -1,4 +1,4 @@
-"""Uniform draws from the search space: what every cleverer search is measured against."""
+"""Uniform draws from the search space: the reference for every other search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoqec.ideators import moves
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
-    """The next proposal; a function of the view alone. Round 1 is the best known template."""
+    """The next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = moves.SearchState.read(view)
     first = moves.next_template(state)
     if first is not None:

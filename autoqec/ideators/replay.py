@@ -1,4 +1,4 @@
-"""The proposals of an older run, in their order: to measure them again elsewhere, or under another profile."""
+"""Replays the proposals of an earlier run in order, to measure them elsewhere or with another profile."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from autoqec.store.layout import BRANCH
 
 
 class ReplayIdeator:
-    """View -> the older run's next proposal. rows: that run's history; rounds that were lost are passed over.
+    """Proposes the next round of an earlier run.
 
-    A parent is the round that repeats the old parent; where that one left no branch, the config starts at the
-    baseline with fresh weights. Raises UsageError once the old proposals are used up.
+    A parent is the round that repeats the earlier parent. If that round left no branch, the config starts from the
+    baseline with fresh weights.
+
+    Args:
+        rows: history of the earlier run; aborted rounds are skipped.
     """
 
     def __init__(self, rows: Sequence[HistoryRow]) -> None:
@@ -33,18 +36,19 @@ class ReplayIdeator:
         return len(self._rows)
 
     def __call__(self, view: dict[str, Any]) -> IdeatorResponse:
+        """Propose the next earlier round. UsageError once all are replayed."""
         state = SearchState.read(view)
         if state.n_proposed >= len(self):
             raise UsageError(
-                f"the older run holds {len(self)} proposals, and all were made",
+                f"the earlier run has {len(self)} proposals, and all were replayed",
                 location="replay",
                 hint="give fewer --rounds",
             )
         row = self._rows[state.n_proposed]
-        assert row.dsl_config is not None  # chosen so
+        assert row.dsl_config is not None  # rows without a config are skipped
         config, fork = dict(row.dsl_config), self._fork(row.fork_from, state)
         if fork is None:
-            # The config is whole; only what git would have merged in and the parent's weights are out of reach.
+            # The config is complete; what git would have merged and the weights of the parent are not available.
             training = {**config.get("training", {}), "init": "fresh"}
             config = {**config, "training": training} if space.digest(config) else config
         return moves.to_response(
@@ -59,7 +63,7 @@ class ReplayIdeator:
         )
 
     def _fork(self, old: ForkFrom, state: SearchState) -> ForkFrom | None:
-        """The old parents as branches of this run; None where one is missing."""
+        """The earlier parents as branches of this run; None if one is missing."""
         if old == "baseline":
             return "baseline"
         n_proposed = sorted((*state.observed, *state.pending), key=lambda row: int(row["round"]))

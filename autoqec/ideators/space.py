@@ -1,4 +1,4 @@
-"""The search space: one line a dimension, each naming the DSL key it sets."""
+"""The search space of predecoder configs: one dimension per config key."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ Params = dict[str, Any]  # dotted DSL key -> value
 
 @dataclass(frozen=True)
 class Dimension:
-    """One DSL key (dotted) and the values it may take.
+    """One config key and the values it may take.
 
-    choices: named values. low, high (both included, drawn on a log scale): numbers; whole ones where `low` is an int.
-    families: the dimension is there only under these; () for all. why: what a change of it is expected to do.
+    Attributes:
+        key: dotted key of the config.
+        rationale: what a change of the key is expected to do.
+        families: families that have the key; () for all.
+        choices: values of a categorical dimension.
+        low: smallest number of a numeric dimension, on a log scale; an int makes it a dimension of whole numbers.
+        high: largest number.
     """
 
     key: str
@@ -31,12 +36,13 @@ class Dimension:
     high: float = 0
 
     def contains(self, value: Any) -> bool:
+        """Whether the dimension can take this value."""
         if self.choices:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def rounded(self, value: Any) -> Any:
-        """The value as it is written into a config: three significant digits for a real number."""
+        """The value as written to a config: three significant digits for a real number."""
         if self.choices:
             return value
         if isinstance(self.low, int):
@@ -44,12 +50,13 @@ class Dimension:
         return min(max(float(f"{value:.3g}"), self.low), self.high)
 
     def draw(self, rng: random.Random) -> Any:
+        """A uniformly drawn value, numbers uniform on a log scale."""
         if self.choices:
             return rng.choice(self.choices)
         return self.rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
     def step(self, value: Any, rng: random.Random) -> Any:
-        """A neighbour of `value`, never `value` itself; None where there is none."""
+        """A value next to `value`; None if there is no other value."""
         if self.choices:
             others = [choice for choice in self.choices if choice != value]
             return rng.choice(others) if others else None
@@ -65,8 +72,8 @@ SHARINGS = ("none", "per_layer", "per_check")
 DAMPINGS = ("fixed", "learnable_scalar", "learnable_per_iter")
 AGGREGATIONS = ("sum", "mean", "max", "attention_pool", "gated_sum")
 
-# A net that reads its own sector too counts evidence twice that the matching already uses: `inputs` stays out.
-# Widths end where d=5 would pass the envs' bounds or a laptop's patience.
+# `inputs` is not a dimension: a network that reads its own sector too counts evidence twice that matching uses.
+# Widths are limited so that d=5 keeps the limits of the envs and trains in minutes on a laptop.
 SEARCH_SPACE: tuple[Dimension, ...] = (
     Dimension("type", "another family sees other structure", choices=FAMILIES),
     Dimension("mlp.hidden", "width sets how many error patterns it can tell apart", ("mlp",), low=64, high=768),
@@ -105,7 +112,7 @@ DIMENSION_BY_KEY = {dimension.key: dimension for dimension in SEARCH_SPACE}
 
 @dataclass(frozen=True)
 class Template:
-    """A config worth trying before any search."""
+    """A config that is tried before any search."""
 
     slug: str
     hypothesis: str
@@ -115,8 +122,8 @@ class Template:
 TEMPLATES: tuple[Template, ...] = (
     Template(
         slug="mlp-template",
-        hypothesis="A dense net on the other sector's detectors supplies the correlations that matching leaves out, "
-        "so weights per shot should beat fixed ones",
+        hypothesis="A dense network on the detectors of the other sector supplies the correlations that matching "
+        "ignores, so weights per shot should beat fixed weights",
         config=PredecoderDSL(type="mlp", mlp={}).config(),
     ),
 )
@@ -128,14 +135,14 @@ def format_value(value: Any) -> str:
 
 
 def get(config: Config, key: str) -> Any:
-    """Value at a dotted key; KeyError where a part is missing."""
+    """The value at a dotted key. KeyError if a part is missing."""
     for part in key.split("."):
         config = config[part]
     return config
 
 
 def flatten(config: Config, prefix: str = "") -> Params:
-    """Nested config as dotted keys."""
+    """A nested config as a flat mapping of dotted keys."""
     flat: Params = {}
     for key, value in config.items():
         flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
@@ -143,6 +150,7 @@ def flatten(config: Config, prefix: str = "") -> Params:
 
 
 def unflatten(flat: Params) -> Config:
+    """The inverse of `flatten`."""
     config: Config = {}
     for key, value in flat.items():
         *parents, leaf = key.split(".")
@@ -154,12 +162,12 @@ def unflatten(flat: Params) -> Config:
 
 
 def normalise(config: Config) -> Config:
-    """The config with every default written; ContractError where it is none."""
+    """The config with every default written out. ContractError if it is not valid."""
     return parse_dsl(config).config()
 
 
 def digest(config: Config) -> str | None:
-    """PredecoderDSL's hash; None where the config is not one."""
+    """The hash of a config; None if it is not valid."""
     try:
         return parse_dsl(config).sha256()
     except ContractError:
@@ -167,18 +175,27 @@ def digest(config: Config) -> str | None:
 
 
 def active_dimensions(family: str) -> list[Dimension]:
+    """The dimensions of a family."""
     return [dimension for dimension in SEARCH_SPACE if not dimension.families or family in dimension.families]
 
 
 def build(params: Params) -> Config:
-    """A whole config from values of the active dimensions; what is not a dimension keeps its default."""
+    """A config from values of the active dimensions; other keys have their defaults."""
     config = unflatten(params)
     config.setdefault(params["type"], {})
     return normalise(config)
 
 
 def params_of(config: Config, *, exclude: Container[str] = ()) -> Params | None:
-    """The inverse of `build`: None where a value lies outside the space. but: keys that are left out unseen."""
+    """The inverse of `build`.
+
+    Args:
+        config: a complete config.
+        exclude: keys that are left out and not checked.
+
+    Returns:
+        Values of the active dimensions; None if one lies outside the space.
+    """
     params: Params = {}
     for dimension in active_dimensions(config.get("type", "")):
         if dimension.key in exclude:
@@ -194,7 +211,7 @@ def params_of(config: Config, *, exclude: Container[str] = ()) -> Params | None:
 
 
 def changed_keys(config: Config, base: Config) -> dict[str, Any]:
-    """Dotted keys whose value differs from `base`, with the value in `config` (None: taken out)."""
+    """Dotted keys whose value differs from `base`, with the value in `config`; None for a key that it lacks."""
     mine, theirs = flatten(config), flatten(base)
     keys = [*mine, *(key for key in theirs if key not in mine)]
     return {key: mine.get(key) for key in keys if key not in theirs or key not in mine or mine[key] != theirs[key]}

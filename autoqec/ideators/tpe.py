@@ -1,7 +1,7 @@
-"""Tree-structured Parzen estimators over the DSL, told from the run's history alone.
+"""Tree-structured Parzen estimators over the search space, as a function of the run's history.
 
-Optuna's TPESampler (https://optuna.readthedocs.io), three objectives: logical error rate gained, FLOPs, parameters. The
-study is rebuilt for every proposal, so that a killed search goes on with the proposal it would have made.
+Optuna's TPESampler (https://optuna.readthedocs.io) with three objectives: reduction of the logical error rate, FLOPs,
+parameters. The study is rebuilt for every proposal, so that an interrupted search continues with the same proposal.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from autoqec.ideators.space import Dimension, Params
 
 COMPOSE_PROBABILITY = 0.5  # of the proposals that could be compositions
 EXTEND_PROBABILITY = 0.6  # of the rest, once a branch is verified
-N_STARTUP_ROUNDS = 6  # told rounds before the estimator speaks; uniform draws till then
-FAILED_TRIAL_VALUES = (-1.0, 1e12, 1e12)  # what a config that would not compile or train is told as
+N_STARTUP_ROUNDS = 6  # measured rounds before the estimator is used; uniform draws until then
+FAILED_TRIAL_VALUES = (-1.0, 1e12, 1e12)  # values of a config that did not compile or train
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
-    """The next proposal; a function of the view alone. Round 1 is the best known template."""
+    """The next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = SearchState.read(view)
     return moves.to_response(_move(state), source=f"tpe {state.n_proposed}")
 
@@ -40,7 +40,7 @@ def _move(state: SearchState) -> moves.Move:
 
 
 def suggestions(state: SearchState) -> Iterator[Params]:
-    """Endless suggestions; one that is turned down stays pending and pushes the next one away."""
+    """Endless suggestions. One that is not used stays pending, which moves the next one away from it."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -54,7 +54,7 @@ def suggestions(state: SearchState) -> Iterator[Params]:
             n_startup_trials=N_STARTUP_ROUNDS,
         )
         study = optuna.create_study(directions=("maximize", "minimize", "minimize"), sampler=sampler)
-        _tell(study, state)
+        _add_trials(study, state)
     while True:
         trial = study.ask()
         params: Params = {"type": state.pins["type"]} if "type" in state.pins else {}
@@ -66,8 +66,8 @@ def suggestions(state: SearchState) -> Iterator[Params]:
         yield params
 
 
-def _tell(study: Any, state: SearchState) -> None:
-    """Every row whose config lies in the space; a verdict's figure counts before the Runner's own."""
+def _add_trials(study: Any, state: SearchState) -> None:
+    """Add every row whose config lies in the search space."""
     from optuna.trial import TrialState, create_trial
 
     for row in (*state.observed, *state.pending):
@@ -88,11 +88,8 @@ def _tell(study: Any, state: SearchState) -> None:
 
 
 def _values(row: dict[str, Any]) -> tuple[float, float, float]:
-    gain = row["delta_vs_baseline_holdout"]
-    gain = row["delta_ler"] if gain is None else gain
-    if row["status"] != "ok" or gain is None:
-        return FAILED_TRIAL_VALUES
-    return gain, float(row["flops_per_syndrome"]), float(row["n_params"])
+    point = moves.objectives(row)
+    return FAILED_TRIAL_VALUES if point is None else (point[0], -point[1], -point[2])
 
 
 def _distribution(dimension: Dimension) -> Any:

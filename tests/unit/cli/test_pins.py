@@ -81,7 +81,7 @@ def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspac
             told = format_ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
             assert "training.replay.ratio: 0.5" in told, "the model is told what is held"
         run.memory.rebuild_views()
-        assert "Held in every proposal: type=mlp, mlp.depth=3, " in run.layout.log.read_text(encoding="utf-8")
+        assert "Pinned in every proposal: type=mlp, mlp.depth=3, " in run.layout.log.read_text(encoding="utf-8")
 
 
 def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspace) -> None:

@@ -1,4 +1,4 @@
-"""The bench: exact replay of shots, honest scores, controls that bite; a real table built, stopped and gone on with."""
+"""Tests of QECBench-Tab: exact replay of shots, scores, controls, and building a table."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTINGS = SimulationSettings(rounds=20, val_shots=4_000)
 
 
 def planted(count: int = 160) -> Table:
-    """A landscape that a search can learn: small learning rates gain, and some configs fail to train."""
+    """A table in which small learning rates gain and some configs fail to train."""
     rng, plain = np.random.default_rng(0), np.random.default_rng(1).random(SHOTS) < 0.05
     entries = []
     for config in sample_configs(count, "a fixture"):
@@ -53,12 +53,12 @@ def table() -> Table:
     return planted()
 
 
-def test_bitmaps_come_back_shot_by_shot() -> None:
+def test_pack_and_unpack_are_inverse() -> None:
     bits = np.random.default_rng(0).random(1003) < 0.03
     assert (unpack(pack(bits), 1003) == bits).all() and len(pack(bits)) < 400
 
 
-def test_counts_are_those_of_the_bitmaps_on_any_slice(table: Table) -> None:
+def test_counts_on_a_slice_match_the_bitmaps(table: Table) -> None:
     index = next(index for index, entry in enumerate(table.entries) if entry.differing_shots is not None)
     places = table.entries[index].differing_shots
     assert places is not None
@@ -85,7 +85,7 @@ def test_hypervolume_against_counting() -> None:
     assert hypervolume(points) == pytest.approx(covered.mean(), abs=0.005)  # type: ignore[arg-type]
 
 
-def test_a_course_repeats_itself_and_never_falls(table: Table) -> None:
+def test_simulation_is_deterministic_and_hypervolume_never_falls(table: Table) -> None:
     first = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SETTINGS)
     again = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SETTINGS)
     assert first == again and len(first.hypervolume) == 20
@@ -94,7 +94,7 @@ def test_a_course_repeats_itself_and_never_falls(table: Table) -> None:
     assert first.seconds == sorted(first.seconds)
 
 
-def test_no_cell_is_measured_twice_and_failures_are_told(table: Table) -> None:
+def test_no_entry_is_used_twice_and_failures_are_in_the_history(table: Table) -> None:
     seen: list[dict[str, Any]] = []
 
     def watched(view: dict[str, Any]) -> Any:
@@ -106,8 +106,8 @@ def test_no_cell_is_measured_twice_and_failures_are_told(table: Table) -> None:
     assert len(set(digests)) == 39 and {"ok", "train_error"} == {row["status"] for row in seen}
 
 
-def test_the_judges_shots_are_not_vals(table: Table) -> None:
-    """A decoder that was lucky on val is not verified on the other half."""
+def test_verification_uses_other_shots_than_validation(table: Table) -> None:
+    """A decoder that is good on validation shots alone is not verified."""
     half = SHOTS // 2
     lucky = table.baseline.copy()
     lucky[:half] = False
@@ -123,12 +123,12 @@ def test_the_judges_shots_are_not_vals(table: Table) -> None:
     assert run.verified == 0 and run.hypervolume == [0.0]
 
 
-def test_answers_that_are_none_fail_their_round(table: Table) -> None:
+def test_a_missing_answer_fails_its_round(table: Table) -> None:
     run = simulate(lambda view: None, table, seed=0, settings=SimulationSettings(rounds=5))
     assert run.hypervolume == [0.0] * 5 and run.seconds == [0.0] * 5
 
 
-def test_oracles_order_hybrid_between_its_search_and_the_best(table: Table) -> None:
+def test_hybrid_improves_with_the_quality_of_the_oracle(table: Table) -> None:
     names = ["tpe", "hybrid:none", "hybrid:0", "hybrid:1"]
     held = compare(table, names, seeds=6, settings=SETTINGS, references=("random", "tpe"))
     assert [score.strategy for score in held[::2]] == ["random", *names]
@@ -141,12 +141,12 @@ def test_oracles_order_hybrid_between_its_search_and_the_best(table: Table) -> N
     assert scores["random"].gap == 0.0 and 0 < scores["random"].final <= 1
 
 
-def test_a_no_op_scores_zero(table: Table) -> None:
+def test_noop_control_scores_zero(table: Table) -> None:
     for score in compare(table, ["tpe", "hybrid:1"], seeds=2, settings=SimulationSettings(rounds=6), control="noop"):
         assert score.final == 0.0 and score.verified == 0.0
 
 
-def test_shuffled_feedback_is_told_and_the_truth_is_scored(table: Table) -> None:
+def test_shuffled_control_reports_other_figures_and_scores_true_ones(table: Table) -> None:
     reported = bench_table.shuffled_indices(table, 0)
     assert sorted(reported) == list(range(len(table.entries))) and reported != sorted(reported)
     dud = TableEntry(table.entries[0].config, table.entries[0].params, "ok", None, 10, 10, 1.0, np.zeros(0, np.int64))
@@ -159,15 +159,17 @@ def test_shuffled_feedback_is_told_and_the_truth_is_scored(table: Table) -> None
 
     run = simulate(watched, two, seed=0, settings=SimulationSettings(rounds=2, reported=[1, 0]))
     assert seen[0]["verify_verdict"] == "VERIFIED" and seen[0]["n_params"] == good.n_params, "the dud looks good"
-    assert run.verified == 0 and run.hypervolume == [0.0, 0.0], "and the good one, told as a dud, is not judged"
+    assert run.verified == 0 and run.hypervolume == [0.0, 0.0], (
+        "and the good one, reported as the bad one, is not verified"
+    )
 
 
-def test_a_renamed_landscape_is_searched_all_the_same(table: Table) -> None:
+def test_renamed_control_can_be_searched(table: Table) -> None:
     scores = {score.strategy: score for score in compare(table, ["tpe"], seeds=3, settings=SETTINGS, control="renamed")}
     assert 0 < scores["random"].final != scores["tpe"].final > 0
 
 
-def test_renaming_is_its_own_inverse_and_keeps_distances() -> None:
+def test_mirrored_params_are_their_own_inverse() -> None:
     rng = random.Random(0)
     for config in rng.sample(sample_configs(60, "a fixture"), 20):
         params = space.params_of(config)
@@ -178,27 +180,27 @@ def test_renaming_is_its_own_inverse_and_keeps_distances() -> None:
         assert bench_table.distance(there, params) > 0.3
 
 
-def test_the_oracle_speaks_the_agents_language(table: Table) -> None:
+def test_oracle_proposes_transformed_params(table: Table) -> None:
     settings = SimulationSettings(rounds=3, params_transform=mirror_params)
     run = simulate(Oracle(table, 1.0, settings), table, seed=0, settings=settings)
     assert run.hypervolume[-1] > 0.5 * bench.max_hypervolume(table)
 
 
-def test_wrong_names_are_told(table: Table, tmp_path: Path) -> None:
+def test_unknown_strategy_and_missing_table_are_refused(table: Table, tmp_path: Path) -> None:
     for name in ("oracle", "hybrid:2", "hybrid:x"):
         with pytest.raises(UsageError, match="unknown strategy"):
             compare(table, [name], seeds=2, settings=SETTINGS)
-    with pytest.raises(UsageError, match="not there"):
+    with pytest.raises(UsageError, match="does not exist"):
         Table.read(tmp_path / "none.jsonl")
 
 
-def test_the_sample_is_the_same_everywhere_and_holds_no_twins() -> None:
+def test_sampled_configs_are_fixed_and_distinct() -> None:
     configs = sample_configs(520)
     assert len({space.digest(config) for config in configs}) == 520
     assert configs[:50] == sample_configs(50) and configs[0] == space.TEMPLATES[0].config
 
 
-def test_the_plan_is_the_table_that_was_promised() -> None:
+def test_planned_jobs_have_the_documented_size() -> None:
     todo = qecbench_tab.jobs()
     small = [job for job in todo if job.env == qecbench_tab.SMALL_ENV]
     assert len({space.digest(job.config) for job in small}) >= 500
@@ -207,8 +209,8 @@ def test_the_plan_is_the_table_that_was_promised() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_decoding_each_syndrome_once_is_decoding_every_shot(family: str) -> None:
-    """A net with weights of its own, in a run's way and in the table's, shot by shot."""
+def test_decoding_unique_syndromes_equals_decoding_every_shot(family: str) -> None:
+    """A network with random weights, decoded as in a run and as for the table."""
     desk = qecbench_tab.EnvBenchmark(qecbench_tab.SMALL_ENV, 3000)
     config = next(one for one in sample_configs(60, "a fixture") if one["type"] == family)
     torch.manual_seed(0)
@@ -221,10 +223,10 @@ def test_decoding_each_syndrome_once_is_decoding_every_shot(family: str) -> None
     assert (desk.plain == plain).all() and (desk.failures(agent) == candidate).all() and (candidate != plain).any()
 
 
-def test_a_real_table_is_built_stopped_and_gone_on_with(
+def test_a_table_is_built_interrupted_and_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tiny trainings; the second start measures what is missing, and the command scores what there is."""
+    """Small trainings; the second start measures what is missing, and the command scores the table."""
     tiny = qecbench_tab.FULL.model_copy(update={"train_shots": 2048, "finetune_shots": 64})
     monkeypatch.setattr(qecbench_tab, "FULL", tiny)
     out = tmp_path / "table.jsonl"
@@ -254,8 +256,8 @@ def test_a_real_table_is_built_stopped_and_gone_on_with(
     assert written.count("| tpe | none |") == 1 and "| minus random [95%] | minus evolve [95%] |" in written
 
 
-def test_the_committed_table_is_what_its_page_says() -> None:
-    """Whole, with bitmaps that agree with its counts, and with something to find at the envs' own bar."""
+def test_committed_table_is_complete_and_consistent() -> None:
+    """All jobs are there, bitmaps match counts, and some entries reach the gain of the protocol."""
     lines = [json.loads(line) for line in qecbench_tab.OUT.read_text(encoding="utf-8").splitlines()]
     entries = [line for line in lines if line["kind"] == "cell"]
     assert len({line["key"] for line in entries}) == len(entries) == len(qecbench_tab.jobs())
@@ -276,7 +278,7 @@ def test_the_committed_table_is_what_its_page_says() -> None:
     assert 20 < len(bench.verifiable_entries(whole)) < 100
 
 
-def test_the_bar_of_the_judge_can_be_set(table: Table) -> None:
+def test_min_gain_limits_what_is_verified(table: Table) -> None:
     counts = [len(bench.verifiable_entries(table, bar)) for bar in (0.0, 0.02, 0.2, 1.0)]
     assert counts == sorted(counts, reverse=True) and counts[0] > counts[2] > counts[3] == 0
     strict = simulate(strategy("tpe", table, SETTINGS), table, seed=3, settings=SimulationSettings(min_gain=1.0))

@@ -1,4 +1,4 @@
-"""Evolution, hybrid and replay: functions of the view, nothing twice, the model only where seed and round say so."""
+"""Tests of evolution, hybrid and replay."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def view(history: list[dict[str, Any]], seed: int = 1, pending: tuple[dict[str, 
     return {"seed": seed, "history": history, "pending": list(pending), "baseline_config": BASELINE}
 
 
-def told(number: int, reply: IdeatorResponse, gain: float | None, **more: Any) -> dict[str, Any]:
+def measured(number: int, reply: IdeatorResponse, gain: float | None, **more: Any) -> dict[str, Any]:
     base = {
         "round": number,
         "status": "ok" if gain is not None else "train_error",
@@ -48,7 +48,7 @@ def searched(propose: Any, rounds: int, gain: Any, seed: int = 1) -> list[dict[s
     history: list[dict[str, Any]] = []
     for number in range(1, rounds + 1):
         reply = propose(view(history, seed))
-        history.append(told(number, reply, gain(reply.proposal)))
+        history.append(measured(number, reply, gain(reply.proposal)))
     return history
 
 
@@ -56,7 +56,7 @@ def small_rates_pay(config: dict[str, Any]) -> float:
     return -float(config["training"]["learning_rate"])
 
 
-def test_evolution_repeats_itself_from_history_alone_and_repeats_no_config() -> None:
+def test_evolution_depends_on_history_alone_and_repeats_no_config() -> None:
     history = searched(evolve.propose, 40, small_rates_pay)
     digests = [parse_dsl(row["dsl_config"]).sha256() for row in history]
     assert len(set(digests)) == 40 and history[0]["dsl_config"] == BASELINE
@@ -64,7 +64,7 @@ def test_evolution_repeats_itself_from_history_alone_and_repeats_no_config() -> 
     assert evolve.propose(view(copy)).proposal == history[30]["dsl_config"]
 
 
-def test_children_stand_on_their_parents_branch_and_differ_in_a_key_or_two() -> None:
+def test_children_fork_their_parent_and_differ_in_one_or_two_keys() -> None:
     history = searched(evolve.propose, 30, small_rates_pay)
     by_branch = {row["branch"]: row for row in history}
     children = [row for row in history if row["fork_from"] != "baseline"]
@@ -75,7 +75,7 @@ def test_children_stand_on_their_parents_branch_and_differ_in_a_key_or_two() -> 
             assert 1 <= len(space.changed_keys(child["dsl_config"], parent)) <= 2
 
 
-def test_evolution_learns_what_pays() -> None:
+def test_evolution_finds_the_better_family() -> None:
     late = [
         row["dsl_config"]["training"]["learning_rate"]
         for seed in range(3)
@@ -84,21 +84,21 @@ def test_evolution_learns_what_pays() -> None:
     assert sorted(late)[len(late) // 2] < 1.5e-3  # the middle of uniform draws is 2.2e-3
 
 
-def test_a_population_of_failures_ends_in_fresh_draws() -> None:
+def test_evolution_draws_uniformly_without_measured_parents() -> None:
     history = searched(evolve.propose, 15, lambda config: None)
     assert all(row["fork_from"] == "baseline" for row in history)
 
 
-def test_the_parent_is_the_one_that_no_rival_dominates() -> None:
+def test_parent_is_not_dominated_in_its_sample() -> None:
     reply = tpe.propose(view([]))
-    cheap = told(1, reply, 0.001, flops_per_syndrome=10)
-    good = told(2, reply, 0.004)
-    beaten = told(3, reply, 0.002)
+    cheap = measured(1, reply, 0.001, flops_per_syndrome=10)
+    good = measured(2, reply, 0.004)
+    beaten = measured(3, reply, 0.002)
     assert evolve.best_ranked([beaten, cheap, good]) is good
-    assert evolve.best_ranked([beaten, cheap, told(4, reply, 0.0, flops_per_syndrome=9000)]) is beaten
+    assert evolve.best_ranked([beaten, cheap, measured(4, reply, 0.0, flops_per_syndrome=9000)]) is beaten
 
 
-def test_a_new_family_draws_its_own_keys_and_keeps_its_training() -> None:
+def test_mutation_to_a_new_family_keeps_training_keys() -> None:
     params = space.params_of(BASELINE)
     assert params is not None
     for seed in range(200):
@@ -115,7 +115,7 @@ def useless(view: dict[str, Any]) -> None:
     return None
 
 
-def test_hybrid_without_an_answer_is_its_search() -> None:
+def test_hybrid_without_an_answer_equals_its_search() -> None:
     hybrid = Hybrid(useless)
     history = searched(hybrid, 15, small_rates_pay)
     assert [row["dsl_config"] for row in history] == [
@@ -123,20 +123,20 @@ def test_hybrid_without_an_answer_is_its_search() -> None:
     ]
 
 
-def test_the_model_speaks_on_about_three_rounds_in_ten_and_always_on_the_same() -> None:
+def test_hybrid_asks_the_model_on_a_fixed_share_of_rounds() -> None:
     reply = tpe.propose(view([]))
     speaks = []
     for seed in range(10):
         history: list[dict[str, Any]] = []
         for number in range(1, 41):
             speaks.append(Hybrid(useless).uses_model(SearchState.read(view(history, seed))))
-            history.append(told(number, reply, 0.0))
+            history.append(measured(number, reply, 0.0))
     assert 0.22 < sum(speaks) / len(speaks) < 0.38
     assert not any(speaks[::40]), "round 1 is the template"
     assert len({tuple(speaks[at : at + 40]) for at in range(0, 400, 40)}) == 10
 
 
-def test_the_model_is_shown_what_the_search_knows() -> None:
+def test_hybrid_shows_the_state_of_the_search_to_the_model() -> None:
     seen: list[dict[str, Any]] = []
 
     def model(view: dict[str, Any]) -> IdeatorResponse:
@@ -166,33 +166,33 @@ def older() -> list[Any]:
     ]  # fmt: skip
 
 
-def test_replay_makes_the_old_proposals_in_order_on_the_new_branches() -> None:
+def test_replay_keeps_order_and_maps_parents_to_new_branches() -> None:
     replay, history = ReplayIdeator(older()), []
     for number in (1, 2, 3):
-        history.append(told(number, replay(view(history)), 0.001))
+        history.append(measured(number, replay(view(history)), 0.001))
     assert [row["dsl_config"] for row in history] == [row.dsl_config for row in older() if row.status == "ok"]
     assert [row["fork_from"] for row in history] == ["baseline", "exp/r/01-x", "exp/r/02-x"]
     with pytest.raises(UsageError, match="3 proposals"):
         replay(view(history))
 
 
-def test_replay_starts_afresh_where_the_parent_left_no_branch() -> None:
+def test_replay_starts_from_the_baseline_without_the_parents_branch() -> None:
     replay, history = ReplayIdeator(older()), []
-    history.append(told(1, replay(view(history)), 0.001))
-    history.append(told(2, replay(view(history)), None))
+    history.append(measured(1, replay(view(history)), 0.001))
+    history.append(measured(2, replay(view(history)), None))
     reply = replay(view(history))
     assert reply.fork_from == "baseline" and reply.proposal["training"]["init"] == "fresh"
-    lost = told(3, reply, None, status="orphaned_branch")
+    lost = measured(3, reply, None, status="orphaned_branch")
     assert replay(view([*history, lost])).proposal == reply.proposal, "a lost round is asked for again"
 
 
-def test_replayed_slugs_are_the_old_ones() -> None:
+def test_replay_keeps_slugs() -> None:
     replay = ReplayIdeator(older())
     first = replay(view([]))
-    assert first.slug == "try" and replay(view([told(1, first, 0.0)])).slug == "wide"
+    assert first.slug == "try" and replay(view([measured(1, first, 0.0)])).slug == "wide"
 
 
-def test_children_read_what_the_env_lets_them_read() -> None:
+def test_children_keep_the_inputs_of_the_env() -> None:
     history = searched(evolve.propose, 20, small_rates_pay)
     child = evolve.propose(view(history) | {"inputs": "all"}).proposal
     assert child[child["type"]]["inputs"] == "all"

@@ -1,4 +1,4 @@
-"""Roles through a language model: bounded prompts, fenced data, one retry, then None; never a lost round."""
+"""Tests of the language-model roles: bounded prompts, fenced data, one retry, checks of proposals."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_prompts_are_true_for_the_env() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "told"),
+    ("bad", "reason"),
     [
         ("prose instead of JSON", "Invalid JSON"),
         (answer(gnn(), fork_from=[9]), "round 9 is not forkable"),
@@ -255,18 +255,18 @@ def test_prompts_are_true_for_the_env() -> None:
         ("x" * 2_000_001, "2000001 characters"),
     ],
 )
-def test_one_retry_is_told_the_error(bad: Any, told: str) -> None:
+def test_one_retry_shows_the_error(bad: Any, reason: str) -> None:
     events = Events()
     lm = ScriptedLM([bad, answer(gnn())])
     response = LlmIdeator(lm, on_event=events)(view(row(1, MLP), row(2, gnn(hidden=99), forkable=False)))
     assert response is not None and response.proposal == gnn()
     first, second = (str(request.messages[-1].content) for request in lm.requests)
-    assert told in second and told not in first
+    assert reason in second and reason not in first
     assert second.startswith(first)
     assert events.kinds().count("lm_retry") == 1
 
 
-def test_two_bad_answers_hand_the_round_over() -> None:
+def test_two_bad_answers_give_none() -> None:
     events = Events()
     lm = ScriptedLM(["prose", "more prose", answer(gnn())])
     assert LlmIdeator(lm, on_event=events)(view()) is None
@@ -277,19 +277,19 @@ def test_two_bad_answers_hand_the_round_over() -> None:
 @pytest.mark.parametrize(
     "error", [LlmRefusalError("no"), LlmUnavailableError("busy"), LlmAuthError("key"), LlmBadRequestError("400")]
 )
-def test_faults_hand_the_round_over_at_once(error: LlmError) -> None:
+def test_errors_of_the_provider_give_none_without_a_retry(error: LlmError) -> None:
     events, lm = Events(), ScriptedLM([error, answer(gnn())])
     assert LlmIdeator(lm, on_event=events)(view()) is None
     assert len(lm.requests) == 1 and events.kinds() == ["lm_given_up"]
 
 
 @pytest.mark.parametrize("error", [BudgetExceededError("spent"), CassetteMissError("no such call")])
-def test_budget_and_cassette_go_up(error: LlmError) -> None:
+def test_budget_and_cassette_errors_are_raised(error: LlmError) -> None:
     with pytest.raises(type(error)):
         LlmIdeator(ScriptedLM([error]))(view())
 
 
-def test_a_cut_answer_gets_more_room() -> None:
+def test_truncated_answer_is_retried_with_more_tokens() -> None:
     lm = ScriptedLM([LlmTruncatedError("cut"), answer(gnn())])
     LlmIdeator(lm)(view())
     assert [request.max_tokens for request in lm.requests] == [8192, 16384]
@@ -333,7 +333,7 @@ def test_no_round_is_lost_over_all_api_faults(server: MessagesServer, tmp_path: 
     assert events.kinds().count("lm_given_up") == 4
 
 
-def test_tools_are_read_only_and_their_calls_counted(server: MessagesServer) -> None:
+def test_tools_are_read_only_and_calls_are_reported(server: MessagesServer) -> None:
     events = Events()
     server.script(
         use_tool("query_history", {"family": "mlp"}, call_id="a"),
@@ -349,7 +349,7 @@ def test_tools_are_read_only_and_their_calls_counted(server: MessagesServer) -> 
     assert [event.good for event in events if isinstance(event, LlmToolUsed)] == [True, False, False]
 
 
-def test_endless_tools_are_a_bad_answer() -> None:
+def test_endless_tool_calls_are_a_bad_answer() -> None:
     lm = ScriptedLM(lambda request: ToolCall(id="x", name="diff", input={"one": 0, "other": 1}))
     assert LlmIdeator(lm)(view(row(1, gnn()))) is None
     assert len(lm.requests) == 14
@@ -373,7 +373,7 @@ def test_tools_answer_from_the_view() -> None:
         assert tools.run(ToolCall(id="1", name="diff", input=wrong))[1] is False
 
 
-def test_a_program_without_tools_gets_none() -> None:
+def test_model_without_tool_support_gets_no_tools() -> None:
     lm = ScriptedLM([answer(gnn())])
     lm.supports_tools = False
     assert LlmIdeator(lm)(view()) is not None
@@ -428,7 +428,7 @@ def test_the_prompt_depends_on_the_view_alone() -> None:
     assert "20260101" not in here.text()
 
 
-def test_what_others_wrote_cannot_leave_its_block() -> None:
+def test_untrusted_text_cannot_leave_its_block() -> None:
     hostile = row(1, MLP, status="train_error", status_reason=INJECTION, next_hypothesis_seed=INJECTION)
     turn = str(LlmIdeator(ScriptedLM([])).request(view(hostile)).messages[0].content)
     opened = re.findall(r"<(data-[0-9a-f]{10}) ", turn)
@@ -439,7 +439,7 @@ def test_what_others_wrote_cannot_leave_its_block() -> None:
     assert "\nSystem: obey" not in turn
 
 
-def test_a_text_cannot_close_its_own_fence() -> None:
+def test_text_cannot_close_its_own_block() -> None:
     text = INJECTION
     for _ in range(3):
         fenced = data_block("x", text)
@@ -448,7 +448,7 @@ def test_a_text_cannot_close_its_own_fence() -> None:
         text = fenced  # whoever saw a block cannot use its tag for another
 
 
-def test_directories_of_this_machine_stay_here() -> None:
+def test_sanitize_removes_directories() -> None:
     assert sanitize("File /home/me/lab/autoqec/x.py: 3/4 done, a/b", 100) == "File x.py: 3/4 done, a/b"
 
 
@@ -470,7 +470,7 @@ def test_coder_config_only(server: MessagesServer) -> None:
     assert "hidden: 48" in response.edits[0].text
 
 
-def test_coder_edits_code_where_it_may() -> None:
+def test_coder_edits_code_if_allowed() -> None:
     edit = {"path": "gnn.py", "text": "import torch\nx = 2\n"}
     lm = ScriptedLM([{"dsl_config": gnn(), "edits": [edit], "commit_message": "m"}])
     response = LlmCoder(lm)(task(surface=SURFACE))
@@ -480,7 +480,7 @@ def test_coder_edits_code_where_it_may() -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "told"),
+    ("edit", "reason"),
     [
         ({"path": "../../eval/verifier.py", "text": ""}, "not a Python file"),
         ({"path": "/etc/passwd.py", "text": ""}, "not a Python file"),
@@ -490,14 +490,14 @@ def test_coder_edits_code_where_it_may() -> None:
         ({"path": "gnn.py", "text": "\0"}, "does not parse"),
     ],
 )
-def test_bad_edits_are_told_and_never_pass(edit: dict[str, str], told: str) -> None:
+def test_bad_edits_are_rejected_with_the_reason(edit: dict[str, str], reason: str) -> None:
     bad = {"dsl_config": gnn(), "edits": [edit], "commit_message": "m"}
     lm = ScriptedLM([bad, bad])
     assert LlmCoder(lm)(task(surface=SURFACE)) is None
-    assert told in str(lm.requests[1].messages[-1].content)
+    assert reason in str(lm.requests[1].messages[-1].content)
 
 
-def test_edits_are_closed_without_a_surface() -> None:
+def test_edits_are_rejected_if_not_allowed() -> None:
     bad = {"dsl_config": gnn(), "edits": [{"path": "gnn.py", "text": ""}], "commit_message": "m"}
     good = {"dsl_config": gnn(), "commit_message": "m"}
     response = LlmCoder(ScriptedLM([bad, good]))(task())
@@ -545,7 +545,7 @@ def analyst_view(tmp_path: Path, number: int = 2, **metrics: Any) -> dict[str, A
     }
 
 
-def test_analyst_reads_figures_curve_and_the_round_before(server: MessagesServer, tmp_path: Path) -> None:
+def test_analyst_reads_figures_losses_and_the_previous_round(server: MessagesServer, tmp_path: Path) -> None:
     analyst_view(tmp_path, 1, delta_ler=0.0011)
     server.script(say_json(NOMINATION))
     response = LlmAnalyst(served(server))(analyst_view(tmp_path))
@@ -557,7 +557,7 @@ def test_analyst_reads_figures_curve_and_the_round_before(server: MessagesServer
         assert private not in turn
 
 
-def test_a_log_line_gives_no_orders(tmp_path: Path) -> None:
+def test_text_of_the_log_is_not_in_the_prompt(tmp_path: Path) -> None:
     lm = ScriptedLM([NOMINATION])
     LlmAnalyst(lm)(analyst_view(tmp_path))
     turn = str(lm.requests[0].messages[0].content)
@@ -575,7 +575,7 @@ def test_a_failed_round_cannot_be_nominated(tmp_path: Path) -> None:
     assert "cannot be nominated" in str(lm.requests[1].messages[-1].content)
 
 
-def test_schemas_are_what_the_api_takes(server: MessagesServer, tmp_path: Path) -> None:
+def test_schemas_are_accepted_by_the_api(server: MessagesServer, tmp_path: Path) -> None:
     """No open object, no bound: the loopback server refuses them as the API does."""
     server.answer = lambda body: say("{}")
     LlmIdeator(served(server))(view())

@@ -1,4 +1,4 @@
-"""Searches under pins: every proposal holds them, none comes twice under them, and what is pinned is not searched."""
+"""Tests of searches with pins: proposals keep them, and pinned keys are not searched."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def view(history: list[dict[str, Any]], pins: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("pins", [APART, FAMILY], ids=["loop", "family"])
 @pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
-def test_every_proposal_holds_the_pins_and_none_comes_twice(name: str, pins: dict[str, Any]) -> None:
+def test_every_proposal_keeps_the_pins_and_is_new(name: str, pins: dict[str, Any]) -> None:
     history: list[dict[str, Any]] = []
     digests = set()
     for number in range(1, 13):
@@ -47,7 +47,7 @@ def test_every_proposal_holds_the_pins_and_none_comes_twice(name: str, pins: dic
         assert any(row["fork_from"] != "baseline" for row in history), "values outside the space do not end evolution"
 
 
-def test_the_estimator_is_told_of_rounds_whose_pins_lie_outside_the_space() -> None:
+def test_tpe_uses_rounds_whose_pinned_values_are_outside_the_space() -> None:
     state = moves.SearchState.read(view([], APART))
     params = state.params_of(apply_pins(BASELINE, APART))
     assert params is not None and "training.batch_size" not in params and params["type"] == "mlp"
@@ -58,7 +58,7 @@ def test_the_estimator_is_told_of_rounds_whose_pins_lie_outside_the_space() -> N
     assert held is not None and held["training"]["batch_size"] == 96
 
 
-def test_a_config_that_differs_in_a_pinned_key_alone_is_not_new() -> None:
+def test_a_config_that_differs_only_in_a_pinned_key_is_not_new() -> None:
     tried = apply_pins(BASELINE, APART)
     state = moves.SearchState.read(view([verified(1, tried, 0.002)], APART))
     other = state.with_pins(with_keys(BASELINE, training__batch_size=2048))
@@ -66,7 +66,7 @@ def test_a_config_that_differs_in_a_pinned_key_alone_is_not_new() -> None:
     assert moves.SearchState.read(view([], FAMILY)).with_pins(BASELINE) is None, "another family"
 
 
-def test_a_pinned_baseline_lets_its_children_compose_and_git_merges_their_files(tmp_path: Path) -> None:
+def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: Path) -> None:
     one, other = (apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3}))
     history = [verified(1, one, 0.003), verified(2, other, 0.002)]
     move = moves.compose(moves.SearchState.read(view(history, APART)))
@@ -80,7 +80,7 @@ def test_a_pinned_baseline_lets_its_children_compose_and_git_merges_their_files(
     assert merged.stdout == (tmp_path / "wanted").read_text(encoding="utf-8")
 
 
-def test_an_extension_moves_no_pinned_key() -> None:
+def test_extension_changes_no_pinned_key() -> None:
     every = {key: value for key, value in space.flatten(BASELINE).items() if key not in ("mlp.hidden", "training.init")}
     pins = validate_pins(every)
     state = moves.SearchState.read(view([verified(1, BASELINE, 0.002)], pins))
@@ -89,10 +89,8 @@ def test_an_extension_moves_no_pinned_key() -> None:
 
 
 @pytest.mark.parametrize("name", list(BUILTIN_IDEATORS))
-def test_pins_that_leave_nothing_to_search_end_the_run_with_a_sentence(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pins_that_leave_nothing_to_search_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moves, "MAX_DRAWS", 50)
     pins = validate_pins({key: value for key, value in space.flatten(BASELINE).items() if key != "training.init"})
-    with pytest.raises(UsageError, match="50 draws found no config that was not tried, under type=mlp"):
+    with pytest.raises(UsageError, match="50 draws gave no new config with type=mlp"):
         search(name)(view([verified(1, BASELINE, 0.002)], pins))

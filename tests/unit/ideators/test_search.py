@@ -1,4 +1,4 @@
-"""Searches: every suggestion is a config, the next one is a function of seed and history, nothing is tried twice."""
+"""Tests of the searches: proposals are valid and new, and depend on seed and history alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_round_one_is_the_template(propose: Any) -> None:
 
 
 @pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
-def test_every_suggestion_is_a_config_and_none_comes_twice(propose: Any) -> None:
+def test_every_proposal_is_valid_and_new(propose: Any) -> None:
     history: list[dict[str, Any]] = []
     seen = set()
     for number in range(1, 26):
@@ -78,14 +78,14 @@ def test_every_suggestion_is_a_config_and_none_comes_twice(propose: Any) -> None
 
 
 @pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
-def test_the_same_seed_and_history_give_the_same_words(propose: Any) -> None:
+def test_same_seed_and_history_give_the_same_proposal(propose: Any) -> None:
     history = [verified(1, BASELINE, 0.002), row(2, with_keys(BASELINE, mlp__hidden=300))]
     copy = json.loads(json.dumps(history))
     assert propose(view(history)) == propose(view(copy))
     assert len({propose(view(history, seed=seed)).proposal.__repr__() for seed in range(6)}) > 1
 
 
-def test_a_round_lost_to_a_crash_is_asked_for_again_but_not_for_ever() -> None:
+def test_aborted_config_is_proposed_again_a_limited_number_of_times() -> None:
     history = [verified(1, BASELINE, 0.002)]
     wanted = tpe.propose(view(history))
     lost = [as_row(number, wanted, status="orphaned_branch", delta_ler=None) for number in (2, 3)]
@@ -93,15 +93,15 @@ def test_a_round_lost_to_a_crash_is_asked_for_again_but_not_for_ever() -> None:
     assert tpe.propose(view(history + lost)).proposal != wanted.proposal
 
 
-def test_pending_proposals_are_known() -> None:
+def test_pending_configs_are_not_proposed_again() -> None:
     history = [row(1, BASELINE)]
     first = tpe.propose(view(history))
     pending = as_row(2, first, status=None)
     assert tpe.propose(view(history, pending=(pending,))).proposal != first.proposal
 
 
-def test_another_name_for_a_tried_function_is_not_new() -> None:
-    """Fine-tuning that is left out has no learning rate; a mutant of it was a round spent on nothing."""
+def test_equivalent_config_is_not_new() -> None:
+    """A learning rate of fine-tuning has no effect when fine-tuning is off."""
     tried = with_keys(BASELINE, training__finetune_share=0.0)
     same = with_keys(tried, training__finetune_learning_rate=1e-3, training__loop="minibatch_eval")
     for state in (
@@ -115,7 +115,7 @@ def test_another_name_for_a_tried_function_is_not_new() -> None:
     assert not known.is_new(with_keys(conv, conv__residual=False)) and known.is_new(with_keys(conv, conv__kernel=5))
 
 
-def test_failed_and_foreign_rows_are_digested() -> None:
+def test_failed_rows_and_rows_outside_the_space_are_accepted() -> None:
     history = [
         row(1, BASELINE, status="compile_error", delta_ler=None, flops_per_syndrome=None, n_params=None),
         row(2, None, status="compile_error", delta_ler=None),
@@ -130,8 +130,8 @@ def _state(seed: int) -> moves.SearchState:
     return moves.SearchState.read(view([], seed=seed))
 
 
-def test_the_estimator_learns_what_pays() -> None:
-    """Told that only small learning rates gain, it asks for small ones."""
+def test_tpe_finds_small_learning_rates() -> None:
+    """Only small learning rates gain, so small ones are proposed."""
     history = []
     for number, params in enumerate(itertools.islice(moves.draw(_state(3)), 60), start=1):
         gain = -params["training.learning_rate"]
@@ -143,7 +143,7 @@ def test_the_estimator_learns_what_pays() -> None:
     assert sorted(rates)[len(rates) // 2] < 1.5e-3  # the middle of uniform draws is 2.2e-3
 
 
-def test_extension_moves_one_or_two_keys_of_a_verified_branch() -> None:
+def test_extension_changes_one_or_two_keys_of_a_verified_branch() -> None:
     for seed in range(40):
         state = moves.SearchState.read(view([verified(1, BASELINE, 0.002)], seed=seed))
         move = moves.extend(state)
@@ -154,12 +154,12 @@ def test_extension_moves_one_or_two_keys_of_a_verified_branch() -> None:
             assert all(key.startswith("training.") for key in keys), "weights fit only where the architecture stays"
 
 
-def test_only_verified_branches_that_still_stand_are_extended() -> None:
+def test_only_existing_verified_branches_are_extended() -> None:
     gone = verified(1, BASELINE, 0.002, forkable=False)
     assert moves.extend(moves.SearchState.read(view([gone, row(2, with_keys(BASELINE, mlp__hidden=300))]))) is None
 
 
-def test_composition_joins_verified_children_that_changed_different_keys() -> None:
+def test_composition_merges_children_that_changed_different_keys() -> None:
     parent = verified(1, BASELINE, 0.001)
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
@@ -175,7 +175,7 @@ def test_composition_joins_verified_children_that_changed_different_keys() -> No
     )
 
 
-def test_a_failed_parent_set_is_never_tried_again_in_any_order() -> None:
+def test_parent_set_is_composed_once_in_any_order() -> None:
     parent = verified(1, BASELINE, 0.001)
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
@@ -183,7 +183,7 @@ def test_a_failed_parent_set_is_never_tried_again_in_any_order() -> None:
     assert moves.compose(moves.SearchState.read(view([parent, left, right, tried]))) is None
 
 
-def test_the_default_search_extends_and_composes_by_itself() -> None:
+def test_tpe_extends_and_composes() -> None:
     parent = verified(1, BASELINE, 0.001)
     left = verified(2, with_keys(BASELINE, mlp__hidden=384), 0.002, fork_from="exp/r/01-x")
     right = verified(3, with_keys(BASELINE, training__loss="focal"), 0.003, fork_from="exp/r/01-x")
@@ -193,7 +193,7 @@ def test_the_default_search_extends_and_composes_by_itself() -> None:
 
 
 @pytest.mark.parametrize("dimension", space.SEARCH_SPACE, ids=lambda dimension: dimension.key)
-def test_every_dimension_names_a_key_and_its_values_are_allowed(dimension: space.Dimension) -> None:
+def test_every_dimension_names_a_config_key_with_valid_values(dimension: space.Dimension) -> None:
     rng = random.Random(0)
     for _ in range(20):
         params = {"type": dimension.families[0] if dimension.families else "mlp"}
@@ -204,13 +204,13 @@ def test_every_dimension_names_a_key_and_its_values_are_allowed(dimension: space
         assert step is not None and step != space.get(config, dimension.key) and dimension.contains(step)
 
 
-def test_slugs_are_always_slugs() -> None:
+def test_slug_accepts_any_text() -> None:
     for text in ("", "修正", "--", "A" * 99, "r1-finetune_share-batch_size-and-more-words-here"):
         assert IdeatorResponse.model_validate({"hypothesis": "x", "slug": moves.slug(text), "proposal": {}}), text
 
 
 @pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
-def test_a_code_with_no_other_sector_is_read_whole(propose: Any) -> None:
+def test_inputs_are_all_for_a_code_with_one_sector(propose: Any) -> None:
     first = propose(view([]) | {"inputs": "all"})
     second = propose(view([as_row(1, first)]) | {"inputs": "all"})
     assert {reply.proposal[reply.proposal["type"]]["inputs"] for reply in (first, second)} == {"all"}
