@@ -8,6 +8,8 @@ the complementary gap, a confidence of plain matching (Gidney, Newman, Brooks, J
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import pymatching
 import scipy.sparse as sp
@@ -15,8 +17,10 @@ import scipy.sparse as sp
 from autoqec.errors import UsageError
 from autoqec.qec.graph import MatchingGraph
 from autoqec.qec.problem import Problem
-from autoqec.qec.sampling import pack
-from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching
+from autoqec.qec.sampling import pack, unpack
+from autoqec.qec.weighted_mwpm import MAX_LOG_ODDS, WeightedMatching, compiled_gap
+
+MAX_TABLE_NODES = 4096  # 128 MB of distances
 
 
 class LogicalClassMatcher:
@@ -36,30 +40,31 @@ class LogicalClassMatcher:
                 location=f"env `{name}`",
                 hint="set `training.finetune_share: 0`",
             )
-        self._in_sector = graph.in_sector
+        self._in_sector, self._n_detectors = graph.in_sector, problem.n_detectors
         self._gauge = _gauge(graph, name)
         self._checks = _cut(graph, self._gauge, name)
         self._matching = WeightedMatching(self._checks, max_weight=MAX_LOG_ODDS)
         self._weights = -graph.log_odds
-        self._capped: tuple[float, pymatching.Matching] | None = None
+        self._capped: _CappedGraph | None = None
 
-    def complementary_gap(self, detections: np.ndarray, cap: float = MAX_LOG_ODDS) -> np.ndarray:
+    def complementary_gap(self, detection_events: np.ndarray, cap: float = MAX_LOG_ODDS) -> np.ndarray:
         """Compute weight(observable flipped) - weight(not flipped) under the priors.
 
         Args:
-            detections: uint8 [n, n_detectors], detection events.
+            detection_events: uint8 [n, ceil(n_detectors / 8)], bit-packed.
             cap: Bound of the result in nats. A smaller cap is faster: matching does not search beyond it.
 
         Returns:
             float32 [n], in nats, within +-cap; positive where plain matching predicts "not flipped".
         """
-        matching = self._with_cap(cap)
-        unflipped_weight, flipped_weight = (
-            matching.decode_batch(pack(rows), bit_packed_shots=True, return_weights=True)[1]
-            for rows in self._syndromes(detections)
-        )
-        complementary_gap: np.ndarray = (flipped_weight - unflipped_weight).astype(np.float32)
-        return complementary_gap
+        if self._capped is None or self._capped.cap != cap:
+            self._capped = _CappedGraph(self._checks, self._weights, self._gauge, self._in_sector, cap)
+        gap, done = self._capped.gap(detection_events)
+        if not done.all():
+            detections = unpack(detection_events[~done], self._n_detectors)
+            unflipped_weight, flipped_weight = (self._capped.match(rows) for rows in self._syndromes(detections))
+            gap[~done] = flipped_weight - unflipped_weight
+        return gap
 
     def match_both_classes(self, detections: np.ndarray, log_odds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find the minimum-weight edge sets of both classes, each shot under its own weights.
@@ -84,18 +89,58 @@ class LogicalClassMatcher:
         parity = (in_sector @ self._gauge & 1)[:, None]
         return np.concatenate([in_sector, parity], axis=1), np.concatenate([in_sector, 1 - parity], axis=1)
 
-    def _with_cap(self, cap: float) -> pymatching.Matching:
-        """Return the prior graph with one more edge, from B to the boundary at weight `cap`."""
-        if self._capped is None or self._capped[0] != cap:
-            rows = self._checks.shape[0]
-            bound = sp.csc_matrix((np.ones(1, np.uint8), ([rows - 1], [0])), (rows, 1))
-            checks = sp.hstack([self._checks, bound]).tocsc()
-            no_faults = sp.csc_matrix((1, checks.shape[1]), dtype=np.uint8)
-            matching = pymatching.Matching.from_check_matrix(
-                checks, weights=np.append(self._weights, cap), faults_matrix=no_faults
-            )
-            self._capped = (cap, matching)
-        return self._capped[1]
+
+class _CappedGraph:
+    """The prior graph with one more edge, from B to the boundary at weight `cap`.
+
+    Where it can, C computes gaps from distances between all nodes; PyMatching matches the other shots.
+    """
+
+    def __init__(
+        self, checks: sp.csc_matrix, weights: np.ndarray, gauge: np.ndarray, in_sector: np.ndarray, cap: float
+    ) -> None:
+        self.cap = cap
+        rows = checks.shape[0]
+        cap_edge = sp.csc_matrix((np.ones(1, np.uint8), ([rows - 1], [0])), (rows, 1))
+        self._checks = sp.hstack([checks, cap_edge]).tocsc()
+        self._weights = np.append(weights, cap)
+        self._gauge = np.append(gauge, np.uint8(0))
+        self._in_sector = in_sector
+        self._tables = self._distances() if rows <= MAX_TABLE_NODES else None
+
+    def _distances(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return float64 [n_nodes] and [n_nodes, n_nodes], distances to the boundary and between nodes, if C can."""
+        functions = compiled_gap()
+        if functions is None or (self._weights < 0).any():
+            return None
+        n_nodes = self._checks.shape[0]
+        bound, apart = np.empty(n_nodes), np.empty((n_nodes, n_nodes))
+        status = functions[0](*WeightedMatching(self._checks).adjacency, self._weights, bound, apart)
+        return (bound, apart) if status == 0 else None
+
+    def gap(self, detection_events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return gaps, float32 [n], and bool [n], the shots whose gap is computed."""
+        gap, done = np.empty(len(detection_events), np.float32), np.zeros(len(detection_events), np.uint8)
+        functions = compiled_gap()
+        if self._tables is not None and functions is not None:
+            shots = np.ascontiguousarray(detection_events)
+            node_of = np.full(8 * shots.shape[1], -1, np.int32)
+            node_of[self._in_sector] = np.arange(len(self._in_sector), dtype=np.int32)
+            shape = (*shots.shape, len(self._gauge))
+            if functions[1](*shape, node_of, self._gauge, *self._tables, shots, gap, done) != 0:
+                done[:] = 0  # out of memory
+        return gap, done.astype(bool)
+
+    def match(self, syndromes: np.ndarray) -> np.ndarray:
+        """Return float64 [n], weights of PyMatching's solutions of syndromes, uint8 [n, n_nodes]."""
+        return np.asarray(
+            self._pymatching.decode_batch(pack(syndromes), bit_packed_shots=True, return_weights=True)[1]
+        )
+
+    @cached_property
+    def _pymatching(self) -> pymatching.Matching:
+        no_faults = sp.csc_matrix((1, self._checks.shape[1]), dtype=np.uint8)
+        return pymatching.Matching.from_check_matrix(self._checks, weights=self._weights, faults_matrix=no_faults)
 
 
 def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:

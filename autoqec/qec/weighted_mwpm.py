@@ -38,6 +38,21 @@ def compiled_matcher() -> Any | None:
     return function
 
 
+@functools.cache
+def compiled_gap() -> tuple[Any, Any] | None:
+    """Return the C functions that compute distances and complementary gaps, or None if they were not built."""
+    try:
+        library = ctypes.CDLL(str(_LIBRARY))
+        distances, gap = library.autoqec_distances_1, library.autoqec_gap_1
+    except (OSError, AttributeError):
+        return None
+    ints, words = np.ctypeslib.ndpointer(np.int32, flags="C"), np.ctypeslib.ndpointer(np.uint8, flags="C")
+    reals, singles = np.ctypeslib.ndpointer(np.float64, flags="C"), np.ctypeslib.ndpointer(np.float32, flags="C")
+    distances.argtypes = [ctypes.c_int32] * 2 + [ints] * 4 + [reals] * 3
+    gap.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_int32, ints, words, reals, reals, words, singles, words]
+    return distances, gap
+
+
 def is_outdated() -> bool:
     """Return whether the library of a checkout is older than its source; False in an installed package."""
     source = Path(__file__).with_name("weighted_mwpm.c")
@@ -90,6 +105,15 @@ class WeightedMatching:
         self._start = np.searchsorted(node[order], np.arange(self._n_nodes + 2)).astype(np.int32)
         self._neighbours = self._ends[:, ::-1].T.ravel()[order].astype(np.int32)
         self._edge_of_link = np.tile(np.arange(self._n_edges, dtype=np.int32), 2)[order]
+
+    @property
+    def adjacency(self) -> tuple[int, int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Return the graph as the C functions take it.
+
+        These are n_nodes, n_edges, ends int32 [n_edges, 2] (-1 is the boundary), and adjacency lists: links of node v
+        are start[v] to start[v + 1], each with a neighbour and an edge, all int32.
+        """
+        return self._n_nodes, self._n_edges, self._ends, self._start, self._neighbours, self._edge_of_link
 
     @overload
     def decode_batch(
@@ -164,8 +188,7 @@ class WeightedMatching:
             return trivial
         done = np.empty(len(shots), np.uint8)
         syndromes = np.array(shots, np.uint8, order="C")  # the C code toggles them in place
-        graph = (self._n_nodes, self._n_edges, self._ends, self._start, self._neighbours, self._edge_of_link)
-        if function(len(shots), shots_per_row, *graph, log_odds, syndromes, edges, done) != 0:
+        if function(len(shots), shots_per_row, *self.adjacency, log_odds, syndromes, edges, done) != 0:
             done[:] = 0  # no memory for a table of nodes against nodes, which PyMatching does without
         return done.astype(bool)
 
