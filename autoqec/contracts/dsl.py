@@ -204,6 +204,13 @@ class PredecoderDSL(Contract):
     head: Literal["linear", "mlp_small", "custom"] = Field(
         default="linear", description="layers from features to log-odds"
     )
+    gate: float | None = Field(
+        default=None,
+        gt=0,
+        le=30,
+        description="decode only shots whose complementary gap under plain matching is smaller, in nats; the others "
+        "keep the plain prediction. Without a gate, every shot is decoded",
+    )
     training: TrainingConfig = Field(default=TrainingConfig(), description="how the weights are trained")
 
     @model_validator(mode="after")
@@ -245,7 +252,7 @@ class PredecoderDSL(Contract):
         by_reward = self.training.policy_gradient is not None
         if not (through_matching or by_reward) or self.training.finetune_share == 0:
             del settings["finetune_learning_rate"], settings["finetune_gap"]
-        return {"type": self.type, "output_mode": self.output_mode, **settings}
+        return {"type": self.type, "output_mode": self.output_mode, "gate": self.gate, **settings}
 
     def sha256(self) -> str:
         """One hash per config, defaults included."""

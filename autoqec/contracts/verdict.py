@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -108,6 +109,15 @@ class Cost(Contract):
     memory_growth_mb: float | None = Field(
         default=None, description="growth of resident memory since that import, in 1e6 bytes"
     )
+    ambiguous_share: float | None = Field(
+        default=None, description="measured share of shots that the config's gate sends to the predecoder"
+    )
+
+    @property
+    def expected_flops_per_syndrome(self) -> int:
+        """Return the mean FLOPs per shot: `flops_per_syndrome` times the ambiguous share, if there is a gate."""
+        share = 1.0 if self.ambiguous_share is None else self.ambiguous_share
+        return math.ceil(share * self.flops_per_syndrome)
 
     @property
     def is_lower_bound(self) -> bool:

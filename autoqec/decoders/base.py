@@ -128,14 +128,16 @@ class Predecoder(nn.Module):
         body: Maps float32 [batch, n_detectors] to a shift of the log-odds, [batch, n_edges].
         view: The problem's structure.
         output_mode: Whether an edge is a variable of the inner decoder or (hard_flip) an error mechanism.
+        gate: The config's `gate`, see `decoders.gating`; the network itself ignores it.
     """
 
     prior: Tensor
     circuit_sha256: Tensor
 
-    def __init__(self, body: nn.Module, view: ProblemView, output_mode: OutputMode) -> None:
+    def __init__(self, body: nn.Module, view: ProblemView, output_mode: OutputMode, gate: float | None = None) -> None:
         super().__init__()
         self.body = body
+        self.gate = gate
         self.output_mode: OutputMode = output_mode
         self.register_buffer("prior", view.log_odds.clone(), persistent=False)
         self.register_buffer("circuit_sha256", view.circuit_sha256.clone())

@@ -14,6 +14,7 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
+from autoqec.decoders.gating import Gate
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.qec.backends import make_soft_backend
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
@@ -31,6 +32,7 @@ class CheckpointDecoder:
         problem: The problem that is decoded.
         shift: float32 [n_edges], difference of the priors from those of the training problem.
         n_unknown_edges: Edges that the training problem lacks; they keep their own priors.
+        gate: Selects the shots that the predecoder decodes; None if the config has no gate.
     """
 
     def __init__(
@@ -41,9 +43,11 @@ class CheckpointDecoder:
         self._known_edges = columns >= 0
         self._columns = columns[self._known_edges]
         self.n_unknown_edges = int((~self._known_edges).sum())
+        self._same_edges = np.array_equal(columns, np.arange(len(trained)))
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(self._known_edges, decoded - trained[columns], 0).astype(np.float32)
-        self._backend = make_soft_backend(problem, model.output_mode)
+        self.gate = None if model.gate is None else Gate(problem, model.gate)
+        self._inner = make_soft_backend(problem, model.output_mode)
 
     @classmethod
     def of(
@@ -78,27 +82,18 @@ class CheckpointDecoder:
             )
         return cls(problem, training_problem, model, columns, path)
 
-    def decode(self, detectors: np.ndarray) -> np.ndarray:
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables].
 
         Raises:
             ContractError: The network fails, or its outputs are not finite.
             UsageError: No combination of the model's errors explains a shot.
         """
-        predictions = np.zeros((len(detectors), self.problem.n_observables), bool)
-        for start in range(0, len(detectors), CHUNK):
-            part = detectors[start : start + CHUNK]
-            events = torch.from_numpy(unpack(part, self.problem.n_detectors)).float()
-            with torch.no_grad(), _checkpoint_errors(self._path):
-                output = self._model(events).numpy()
-            if not np.isfinite(output).all():
-                raise ContractError(
-                    "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
-                )
-            log_odds = np.tile(self._prior, (len(part), 1))
-            log_odds[:, self._known_edges] = output[:, self._columns] + self.shift[self._known_edges]
+        predictions = np.zeros((len(detection_events), self.problem.n_observables), bool)
+        for start in range(0, len(detection_events), CHUNK):
+            part = detection_events[start : start + CHUNK]
             try:
-                predictions[start : start + CHUNK] = self._backend.decode_soft(part, log_odds)
+                predictions[start : start + CHUNK] = self._decode_chunk(part)
             except ValueError as error:  # the log-odds are finite and of the right shape
                 raise UsageError(
                     f"no errors of the model explain a shot ({error})",
@@ -106,6 +101,30 @@ class CheckpointDecoder:
                     hint="decode shots of the circuit that the model describes",
                 ) from error
         return predictions
+
+    def _decode_chunk(self, detection_events: np.ndarray) -> np.ndarray:
+        if self.gate is None:
+            return self._inner.decode_soft(detection_events, self._log_odds(detection_events))
+        predictions, ambiguous = self.gate.split(detection_events)
+        if ambiguous.any():
+            shots = detection_events[ambiguous]
+            predictions[ambiguous] = self._inner.decode_soft(shots, self._log_odds(shots))
+        return predictions
+
+    def _log_odds(self, detection_events: np.ndarray) -> np.ndarray:
+        """Run the network; return float32 [n, n_edges] for the edges of the decoded problem."""
+        events = torch.from_numpy(unpack(detection_events, self.problem.n_detectors)).float()
+        with torch.no_grad(), _checkpoint_errors(self._path):
+            output: np.ndarray = self._model(events).numpy()
+        if not np.isfinite(output).all():
+            raise ContractError(
+                "the network's outputs are not finite", location=str(self._path), hint=OTHER_CHECKPOINT_HINT
+            )
+        if self._same_edges:
+            return output + self.shift
+        log_odds = np.tile(self._prior, (len(output), 1))
+        log_odds[:, self._known_edges] = output[:, self._columns] + self.shift[self._known_edges]
+        return log_odds
 
 
 @contextmanager

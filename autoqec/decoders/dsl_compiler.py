@@ -19,4 +19,4 @@ def compile_predecoder(dsl: PredecoderDSL, problem: Problem, *, seed: int) -> Pr
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         body = architecture_module(dsl.type).build(dsl.block.dump(), dsl.head, view)
-        return Predecoder(body, view, dsl.output_mode)
+        return Predecoder(body, view, dsl.output_mode, dsl.gate)

@@ -51,7 +51,7 @@ def fingerprint(dsl: PredecoderDSL) -> str | None:
 
     None if it is not available: the network uses code of a branch, or is too large to be run here.
     """
-    config = {key: value for key, value in dsl.config().items() if key != "training"}
+    config = {key: value for key, value in dsl.config().items() if key not in ("training", "gate")}
     return _fingerprint(canonical_json(config))
 
 

@@ -221,7 +221,7 @@ def _verification_fields(report: VerifyReport) -> dict[str, Any]:
         fields["composition_verdict"] = report.composition.verdict
         fields["composition_bundle_id"] = report.composition.bundle_id
     if report.cost is not None:
-        fields["judge_flops_per_syndrome"] = report.cost.flops_per_syndrome
+        fields["judge_flops_per_syndrome"] = report.cost.expected_flops_per_syndrome
         fields["judge_n_params"] = report.cost.n_params
         fields["cost_counted_by"] = report.cost.counted_by if report.schema_version >= 2 else None
     if report.effect is not None:

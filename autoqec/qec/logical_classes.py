@@ -26,23 +26,27 @@ MAX_TABLE_NODES = 4096  # 128 MB of distances
 class LogicalClassMatcher:
     """Matching of each shot under the condition that the observable did not flip, and that it did.
 
+    Args:
+        problem: The decoding problem.
+        hint: What errors recommend, since several features need the logical classes.
+
     Raises:
         UsageError: The circuit has several observables, or no cut of boundary edges separates the logical classes
             (surface and repetition codes have one).
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, hint: str = "set `training.finetune_share: 0`") -> None:
         graph = problem.matching_graph
         name = problem.env.name
         if problem.n_observables != 1:
             raise UsageError(
                 f"matching under both logical classes needs one observable, this circuit has {problem.n_observables}",
                 location=f"env `{name}`",
-                hint="set `training.finetune_share: 0`",
+                hint=hint,
             )
         self._in_sector, self._n_detectors = graph.in_sector, problem.n_detectors
-        self._gauge = _gauge(graph, name)
-        self._checks = _cut(graph, self._gauge, name)
+        self._gauge = _gauge(graph, name, hint)
+        self._checks = _cut(graph, self._gauge, name, hint)
         self._matching = WeightedMatching(self._checks, max_weight=MAX_LOG_ODDS)
         self._weights = -graph.log_odds
         self._capped: _CappedGraph | None = None
@@ -133,9 +137,7 @@ class _CappedGraph:
 
     def match(self, syndromes: np.ndarray) -> np.ndarray:
         """Return float64 [n], weights of PyMatching's solutions of syndromes, uint8 [n, n_nodes]."""
-        return np.asarray(
-            self._pymatching.decode_batch(pack(syndromes), bit_packed_shots=True, return_weights=True)[1]
-        )
+        return np.asarray(self._pymatching.decode_batch(pack(syndromes), bit_packed_shots=True, return_weights=True)[1])
 
     @cached_property
     def _pymatching(self) -> pymatching.Matching:
@@ -143,7 +145,7 @@ class _CappedGraph:
         return pymatching.Matching.from_check_matrix(self._checks, weights=self._weights, faults_matrix=no_faults)
 
 
-def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:
+def _gauge(graph: MatchingGraph, name: str, hint: str) -> np.ndarray:
     """Return uint8 [len(in_sector)], bits whose difference along each inner edge is that edge's observable."""
     position = {int(detector): row for row, detector in enumerate(graph.in_sector)}
     neighbours: list[list[tuple[int, int]]] = [[] for _ in graph.in_sector]
@@ -165,25 +167,25 @@ def _gauge(graph: MatchingGraph, name: str) -> np.ndarray:
                     gauge[there] = gauge[here] ^ flips
                     stack.append(there)
                 elif gauge[there] != gauge[here] ^ flips:
-                    raise _no_cut_error(name, "a closed loop of edges flips the observable")
+                    raise _no_cut_error(name, "a closed loop of edges flips the observable", hint)
     return gauge.astype(np.uint8, copy=False)
 
 
-def _cut(graph: MatchingGraph, gauge: np.ndarray, name: str) -> sp.csc_matrix:
+def _cut(graph: MatchingGraph, gauge: np.ndarray, name: str, hint: str) -> sp.csc_matrix:
     """Return uint8 [len(in_sector) + 1, n_edges], the check matrix with detector B in its last row."""
     position = {int(detector): row for row, detector in enumerate(graph.in_sector)}
     ends = [position[int(u)] for u in graph.endpoints[:, 0]]
     outer = graph.endpoints[:, 1] < 0
     crossing = outer & ((graph.observables[:, 0] ^ gauge[ends]) == 1)
     if not crossing.any() or crossing.sum() == outer.sum():
-        raise _no_cut_error(name, "both ends of every error chain lie on one boundary")
+        raise _no_cut_error(name, "both ends of every error chain lie on one boundary", hint)
     last = sp.csc_matrix(crossing[None, :].astype(np.uint8))
     return sp.vstack([graph.check_matrix, last]).tocsc()
 
 
-def _no_cut_error(name: str, reason: str) -> UsageError:
+def _no_cut_error(name: str, reason: str, hint: str) -> UsageError:
     return UsageError(
         f"no cut of boundary edges separates the two logical classes: {reason}",
         location=f"env `{name}`",
-        hint="set `training.finetune_share: 0`",
+        hint=hint,
     )

@@ -32,7 +32,7 @@ class PredecoderAgent:
 
     def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
         self.model = model
-        self.output_mode = model.output_mode
+        self.output_mode, self.gate = model.output_mode, model.gate
         self.device = torch.device("cpu")
         weights = sum(value.numel() for value in model.parameters())
         shots = math.ceil(max(FLOPS_PER_PASS, MIN_WEIGHT_REUSE * weights) / max(flops_per_syndrome, 1))

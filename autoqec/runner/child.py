@@ -22,6 +22,7 @@ from autoqec.contracts.verdict import PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.gating import Gate
 from autoqec.errors import AutoqecError, ContractError, RoundError
 from autoqec.qec.problem import Problem
 from autoqec.runner import training_cost
@@ -66,6 +67,8 @@ class RoundTask:
         """
         spec, problem = self.spec, self.problem
         self.model: Predecoder = compile_predecoder(self.dsl, problem, seed=spec.seed)
+        if self.dsl.gate is not None:
+            Gate(problem, self.dsl.gate)  # fails now, not after training, if the problem has no complementary gap
         cost = flops.count(self.model, problem.n_detectors)
         self.results |= {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
         limits = problem.env.constraints

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from autoqec.contracts.verdict import PairedCounts
-from autoqec.qec import backends, sampling
+from autoqec.decoders import gating
+from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
@@ -36,7 +37,7 @@ def decode_both(
     Returns:
         Two bool arrays [n]: whether each decoder got any observable wrong.
     """
-    backend = backends.make_soft_backend(problem, agent.output_mode)
+    backend = gating.make_decoder(problem, agent.output_mode, agent.gate)
     plain = (backend.decode(shots.detection_events) != shots.observables).any(axis=1)
     candidate = np.empty(len(shots), bool)
     for start in range(0, len(shots), CHUNK):

@@ -172,7 +172,7 @@ class EdgeLabelSampler(ShotSampler):
             "Edges": drawn.edges.sum(1, dtype=np.int32),
         }
         if self._class_matcher is not None:
-            infos[GAP] = np.abs(self._class_matcher.complementary_gap(drawn.detections, cap=MAX_GAP))
+            infos[GAP] = np.abs(self._class_matcher.complementary_gap(sampling.pack(drawn.detections), cap=MAX_GAP))
         return Samples(drawn.detections, drawn.observables, drawn.edges), infos
 
 
@@ -191,8 +191,7 @@ class NearFailureSampler(ShotSampler):
     def _draw(self) -> tuple[Samples, TrajInfos]:
         shots = sampling.sample(self.problem, NEAR_FAILURE_SHOTS_PER_DRAW, self.train_seed(self._draws))
         self._draws += 1
-        detections = sampling.unpack(shots.detection_events, self.problem.n_detectors)
-        gap = self._class_matcher.complementary_gap(detections, cap=self.gap + 0.5)
+        gap = self._class_matcher.complementary_gap(shots.detection_events, cap=self.gap + 0.5)
         near = np.abs(gap) < self.gap
         self._empty_draws = 0 if near.any() else self._empty_draws + 1
         if self._empty_draws == MAX_EMPTY_DRAWS:
@@ -203,5 +202,6 @@ class NearFailureSampler(ShotSampler):
                 location="training.finetune_gap",
                 hint="raise `training.finetune_gap`, or set `training.finetune_share: 0`",
             )
-        kept, flipped = Samples(detections[near], shots.observables[near]), shots.observables[near, 0]
+        detections = sampling.unpack(shots.detection_events[near], self.problem.n_detectors)
+        kept, flipped = Samples(detections, shots.observables[near]), shots.observables[near, 0]
         return kept, {GAP: np.abs(gap[near]), "PlainFail": (gap[near] < 0) != flipped}

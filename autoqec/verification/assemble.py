@@ -99,6 +99,7 @@ def count_cost(session: VerificationSession, evidence: Evidence) -> Cost | None:
         candidate_us_per_shot=1e6 * max(0.0, inference_s) / max(1, evidence.shots_sent),
         startup_cpu_s=evidence.startup_cpu_s if rules >= 2 else None,
         memory_growth_mb=max(0, evidence.usage.memory_bytes) / 1e6 if rules >= 2 else None,
+        ambiguous_share=evidence.ambiguous_share,
     )
 
 

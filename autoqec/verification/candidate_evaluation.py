@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, ReportVersion, StoppedBy
+from autoqec.decoders import gating
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
@@ -52,13 +53,19 @@ class CandidateEvaluation:
     shot_stream: ShotStream
     client: CandidateClient
     output_mode: OutputMode = "soft_priors"
+    gate: float | None = None
     failures: Counter[str] = field(default_factory=Counter)
     shots_sent: int = 0
     guard_chunk: GuardChunk | None = None
 
     def __post_init__(self) -> None:
-        self.backend = backends.make_soft_backend(self.problem, self.output_mode)
+        self.backend = gating.make_decoder(self.problem, self.output_mode, self.gate)
         self.priors = self.problem.variables(self.output_mode).log_odds.astype(np.float32)
+
+    @property
+    def ambiguous_share(self) -> float | None:
+        """Return the share of shots that the config's gate sends to the predecoder; None without a gate."""
+        return self.backend.gate.ambiguous_share if isinstance(self.backend, gating.GatedDecoder) else None
 
     def answers(
         self, problem: Problem, purpose: str, shots: int
@@ -151,7 +158,7 @@ class CandidateEvaluation:
 
         Its log-odds are for the target p; the difference of the public priors is added edge by edge.
         """
-        backend, baselines = backends.make_soft_backend(other, self.output_mode), Baselines(other, rules)
+        backend, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other, rules)
         shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
         for chunk, answer in self.answers(other, f"point:{other.p:g}", shots):

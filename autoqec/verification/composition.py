@@ -183,7 +183,8 @@ def _error_masks(
         for number, (copy, request) in enumerate(zip(frozen, requests, strict=True)):
             client = candidate_process.start(copy, request.env_text, request.dsl, f"{SHOT_PURPOSE}-{number}", profile)
             stack.callback(client.close)
-            evaluations.append(CandidateEvaluation(problem, shot_stream, client, request.dsl.output_mode))
+            dsl = request.dsl
+            evaluations.append(CandidateEvaluation(problem, shot_stream, client, dsl.output_mode, dsl.gate))
         for evaluation in evaluations:
             answer = evaluation.client.load_branch_code() or evaluation.client.receive_model_info()
             if isinstance(answer, CandidateFailure):

@@ -45,6 +45,7 @@ class Evidence:
         guards: Guards that need answers of the candidate.
         usage: Resources of the first process since it imported branch code; `startup_cpu_s` until its first answer.
         failures: Reason -> shots without a usable answer.
+        ambiguous_share: Share of shots that the gate sends to the predecoder; None without a gate.
     """
 
     model: ModelInfo | None = None
@@ -55,6 +56,7 @@ class Evidence:
     not_run: list[str] = field(default_factory=list)
     failures: dict[str, int] = field(default_factory=dict)
     shots_sent: int = 0
+    ambiguous_share: float | None = None
     startup_cpu_s: float = 0.0
     usage: Usage = Usage(0.0, 0)
 
@@ -85,7 +87,9 @@ class VerificationSession:
             )
             stack.callback(first.close)
             stack.callback(second.close)
-            evaluation = CandidateEvaluation(self.problem, self.shot_stream, first, request.dsl.output_mode)
+            evaluation = CandidateEvaluation(
+                self.problem, self.shot_stream, first, request.dsl.output_mode, request.dsl.gate
+            )
             model, second_model = read_model_info(first), read_model_info(second)
             evidence.startup_cpu_s = first.usage_of_branch_code().cpu_s
             if isinstance(model, ModelInfo) and isinstance(second_model, ModelInfo):
@@ -99,6 +103,7 @@ class VerificationSession:
                 failure = model if isinstance(model, CandidateFailure) else second_model
                 evaluation.failures[str(failure)] += 0
         evidence.failures, evidence.shots_sent = dict(evaluation.failures), evaluation.shots_sent
+        evidence.ambiguous_share = evaluation.ambiguous_share
         return evidence
 
     def _measure(self, evaluation: CandidateEvaluation) -> None:

@@ -13,6 +13,7 @@ from autoqec.cli import paths
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
+from autoqec.system.machine import cpu_count
 
 if TYPE_CHECKING:
     from autoqec.contracts.env import EnvSpec
@@ -30,6 +31,7 @@ FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 @click.option("--env", "env_name", metavar="ENV", help="What it was trained on; default: its run's env.")
 @click.option("--dem", type=click.Path(path_type=Path), help="Model of the shots (.dem or .stim); default: the env's.")
 @click.option("--allow-other-dem", is_flag=True, help="Let --dem have other mechanisms, as a device's model has.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the network.")
 @click.option(
     "--trust-code", is_flag=True, help="Run code that the round's branch wrote, here and outside the sandbox."
 )
@@ -43,6 +45,7 @@ def command(
     env_name: str | None,
     dem: Path | None,
     allow_other_dem: bool,
+    threads: int,
     trust_code: bool,
     out: Output,
 ) -> None:
@@ -55,6 +58,8 @@ def command(
     _check_target(shots, target)
     if allow_other_dem and dem is None:
         raise UsageError("names no model", location="--allow-other-dem", hint="add --dem FILE")
+    if threads > cpu_count():
+        raise UsageError(f"{threads} threads on {cpu_count()} cores", location="--threads", hint="use fewer threads")
     with ExitStack() as exit_stack:
         loaded = _load_checkpoint(checkpoint, env_name, trust_code, exit_stack)
         import torch
@@ -62,7 +67,7 @@ def command(
         from autoqec.decoders.decoding import CHUNK, CheckpointDecoder, read_model
         from autoqec.qec import shotfiles
 
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         model = None if dem is None else read_model(dem, loaded.env)
         decoding = CheckpointDecoder.of(loaded.env, loaded.checkpoint, model, allow_other_dem=allow_other_dem)
         problem = decoding.problem

@@ -9,7 +9,7 @@ import pytest
 
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, FileNoise, SeedPolicy, StimFileCode, StimGeneratorCode
 from autoqec.errors import UsageError
-from autoqec.qec import backends, sampling
+from autoqec.qec import backends, logical_classes, sampling, weighted_mwpm
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
 
@@ -39,9 +39,7 @@ def from_text(text: str) -> Problem:
 def test_the_sign_of_the_gap_is_the_plain_answer(task: str, distance: int, rounds: int) -> None:
     problem = generated(task, distance, rounds)
     shots = sampling.sample(problem, 4000, seed=5)
-    complementary_gap = LogicalClassMatcher(problem).complementary_gap(
-        sampling.unpack(shots.detection_events, problem.n_detectors)
-    )
+    complementary_gap = LogicalClassMatcher(problem).complementary_gap(shots.detection_events)
     plain = backends.make_backend("mwpm", problem).decode(shots.detection_events)[:, 0]
     clear = np.abs(complementary_gap) > 1e-2  # ties may fall either way
     assert clear.mean() > 0.9
@@ -72,16 +70,82 @@ def test_the_gap_is_the_difference_of_the_solutions_under_the_priors() -> None:
     matcher = LogicalClassMatcher(problem)
     weights = -problem.graph.log_odds
     unflipped, flipped = matcher.match_both_classes(detections, np.tile(-weights, (200, 1)))
-    assert matcher.complementary_gap(detections) == pytest.approx(flipped @ weights - unflipped @ weights, abs=2e-2)
+    gap = matcher.complementary_gap(sampling.pack(detections))
+    assert gap == pytest.approx(flipped @ weights - unflipped @ weights, abs=2e-2)
 
 
 def test_a_cap_clips_the_gap_and_changes_nothing_below_it() -> None:
     problem = generated("surface_code:rotated_memory_z", 3, 3)
-    detections = sampling.LabelledSampler(problem, 1).draw(2000).detections
+    events = sampling.sample(problem, 2000, 1).detection_events
     matcher = LogicalClassMatcher(problem)
-    free, capped = matcher.complementary_gap(detections), matcher.complementary_gap(detections, cap=3.0)
+    free, capped = matcher.complementary_gap(events), matcher.complementary_gap(events, cap=3.0)
     assert np.abs(capped).max() <= 3.0 + 1e-2
     assert capped == pytest.approx(np.clip(free, -3, 3), abs=2e-2)
+
+
+@pytest.mark.skipif(weighted_mwpm.compiled_gap() is None, reason="the C extension is not built: pip install -e .")
+@pytest.mark.parametrize(
+    ("task", "distance", "rounds", "p", "cap"),
+    [
+        ("surface_code:rotated_memory_z", 5, 5, 0.005, 4.5),
+        ("surface_code:rotated_memory_x", 3, 3, 0.01, 30.0),
+        ("surface_code:unrotated_memory_z", 3, 2, 0.02, 4.5),
+        ("repetition_code:memory", 5, 4, 0.05, 30.0),
+    ],
+)
+def test_gaps_in_c_equal_those_of_pymatching(
+    task: str, distance: int, rounds: int, p: float, cap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = generated(task, distance, rounds, p)
+    events = sampling.sample(problem, 20_000, 7).detection_events
+    in_c = LogicalClassMatcher(problem)
+    gap = in_c.complementary_gap(events, cap)
+    assert in_c._capped is not None and in_c._capped.gap(events)[1].mean() > 0.99, "C computed them"
+    monkeypatch.setattr(logical_classes, "compiled_gap", lambda: None)
+    assert gap == pytest.approx(LogicalClassMatcher(problem).complementary_gap(events, cap), abs=1e-2)
+    assert (np.abs(gap) < cap - 0.1).any() and (gap < 0).any()
+
+
+def test_shots_beyond_the_search_budget_are_matched_by_pymatching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shots with an event at every detector have clusters that are too large for C."""
+    problem = generated("surface_code:rotated_memory_z", 7, 7)
+    events = sampling.sample(problem, 20, 1).detection_events
+    events[::2] = sampling.pack(np.ones((10, problem.n_detectors), np.uint8))
+    matcher = LogicalClassMatcher(problem)
+    gap = matcher.complementary_gap(events)
+    assert matcher._capped is not None and not matcher._capped.gap(events)[1].all()
+    monkeypatch.setattr(logical_classes, "compiled_gap", lambda: None)
+    assert gap == pytest.approx(LogicalClassMatcher(problem).complementary_gap(events), abs=1e-2)
+
+
+INNER_OBSERVABLE = """
+X_ERROR(0.1) 0 1
+X_ERROR(0.15) 2
+X_ERROR(0.2) 3
+M 0 1 2 3
+DETECTOR rec[-4] rec[-3]
+DETECTOR rec[-3] rec[-2]
+DETECTOR rec[-2] rec[-1]
+OBSERVABLE_INCLUDE(0) rec[-2]
+"""
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_gap_of_an_observable_on_an_inner_edge(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All syndromes of a repetition code whose observable is an inner qubit, against all error sets."""
+    if not compiled:
+        monkeypatch.setattr(logical_classes, "compiled_gap", lambda: None)
+    problem = from_text(INNER_OBSERVABLE)
+    matcher, graph = LogicalClassMatcher(problem), problem.matching_graph
+    assert matcher._gauge.any()
+    syndromes = np.array(list(itertools.product((0, 1), repeat=3)), np.uint8)
+    subsets = np.array(list(itertools.product((0, 1), repeat=graph.n_edges)), np.uint8)
+    explained, flipped = subsets @ graph.check_matrix.toarray().T & 1, subsets @ graph.observables[:, 0] & 1
+    weights = subsets @ -graph.log_odds
+    for syndrome, gap in zip(syndromes, matcher.complementary_gap(sampling.pack(syndromes)), strict=True):
+        fits = (explained == syndrome[graph.in_sector]).all(axis=1)
+        expected = weights[fits & (flipped == 1)].min() - weights[fits & (flipped == 0)].min()
+        assert gap == pytest.approx(expected, abs=1e-2)
 
 
 TWO_OBSERVABLES = """

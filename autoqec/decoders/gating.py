@@ -1,0 +1,100 @@
+"""Gated decoding: a predecoder decodes only the shots on which plain matching is not confident.
+
+The complementary gap of plain matching (arXiv:2312.04522) is the confidence. Shots whose gap reaches the gate keep the
+plain prediction; the others are ambiguous, and go through the predecoder and the inner decoder under its log-odds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autoqec.contracts.dsl import OutputMode
+from autoqec.errors import UsageError
+from autoqec.qec.backends import SoftBackend, make_soft_backend
+from autoqec.qec.graph import MatchingGraph
+from autoqec.qec.logical_classes import LogicalClassMatcher
+from autoqec.qec.problem import Problem
+
+CAP_MARGIN = 0.5  # nats that matching searches beyond the gate, so that rounding cannot move a gap across it
+
+
+class Gate:
+    """Selects the shots that a predecoder decodes, and counts them.
+
+    Args:
+        problem: The decoding problem.
+        threshold: Complementary gap in nats from which a shot keeps the prediction of plain matching.
+
+    Raises:
+        UsageError: The problem has no complementary gap: its inner decoder is not matching, it has several observables,
+            or no cut separates its logical classes.
+    """
+
+    def __init__(self, problem: Problem, threshold: float) -> None:
+        if not isinstance(problem.graph, MatchingGraph):
+            raise UsageError(
+                f"a gate needs the complementary gap of matching, which backend `{problem.env.backend}` does not have",
+                location=f"env `{problem.env.name}`, config key `gate`",
+                hint=REMOVE_HINT,
+            )
+        self.threshold = threshold
+        self.shots = self.ambiguous_shots = 0
+        self._matcher = LogicalClassMatcher(problem, hint=REMOVE_HINT)
+
+    def split(self, detection_events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Decode by plain matching, and find the shots on which it is not confident.
+
+        Args:
+            detection_events: uint8 [n, ceil(n_detectors / 8)], bit-packed.
+
+        Returns:
+            Predictions, bool [n, 1], which are final for shots that are not ambiguous, and bool [n], the ambiguous
+            shots.
+        """
+        gap = self._matcher.complementary_gap(detection_events, cap=self.threshold + CAP_MARGIN)
+        ambiguous = np.abs(gap) < self.threshold
+        self.shots += len(gap)
+        self.ambiguous_shots += int(ambiguous.sum())
+        return (gap < 0)[:, None], ambiguous
+
+    @property
+    def ambiguous_share(self) -> float:
+        """Return the share of ambiguous shots among all shots so far, 0 without shots."""
+        return self.ambiguous_shots / max(self.shots, 1)
+
+
+REMOVE_HINT = "remove `gate` from the config"
+
+
+class GatedDecoder:
+    """An inner decoder behind a gate: per-shot log-odds take effect on ambiguous shots only."""
+
+    def __init__(self, inner: SoftBackend, gate: Gate) -> None:
+        self.name = inner.name
+        self.gate = gate
+        self._inner = inner
+
+    def decode(self, detection_events: np.ndarray) -> np.ndarray:
+        """See `Backend.decode`; the gate does not change predictions under the priors."""
+        return self._inner.decode(detection_events)
+
+    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+        """See `SoftBackend.decode_soft`."""
+        predictions, ambiguous = self.gate.split(detection_events)
+        predictions[ambiguous] = self._inner.decode_soft(detection_events[ambiguous], log_odds[ambiguous])
+        return predictions
+
+
+def make_decoder(problem: Problem, output_mode: OutputMode, gate: float | None) -> SoftBackend | GatedDecoder:
+    """Build the env's inner decoder for a predecoder, behind a gate if its config has one.
+
+    Args:
+        problem: The decoding problem.
+        output_mode: The predecoder's output mode.
+        gate: The config's `gate` in nats; None for no gate.
+
+    Raises:
+        UsageError: The problem has no complementary gap, see `Gate`.
+    """
+    inner = make_soft_backend(problem, output_mode)
+    return inner if gate is None else GatedDecoder(inner, Gate(problem, gate))

@@ -1,0 +1,39 @@
+"""Verification of a gated predecoder: the verifier decodes as the deployed decoder does, and measures its gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.qec.problem import Problem
+from autoqec.qec.sampling import sample
+from autoqec.verification.verifier import verify
+from tests.support import judging
+from tests.unit.verification.test_verifier import ENV
+
+CONFIG = {**judging.CONFIG, "gate": 4.0}
+
+
+def test_gated_predecoder_is_verified_with_its_ambiguous_share(tmp_path: Path) -> None:
+    problem = Problem.from_env(ENV)
+    path = tmp_path / "checkpoint.pt"
+    judging.train(path, problem, steps=1_000, config=CONFIG)
+    request = judging.request(
+        tmp_path / "round_1", ENV, path, profile=judging.profile(60_000, 30_000), dsl_config=CONFIG
+    )
+    report = verify(request)
+    assert report.verdict == "VERIFIED", report.reasons
+    decoder = CheckpointDecoder.of(ENV, path)
+    shots = sample(problem, 50_000, 9)
+    errors = (decoder.decode(shots.detection_events) != shots.observables).any(axis=1)
+    assert decoder.gate is not None and report.cost is not None and report.cost.ambiguous_share is not None
+    share = decoder.gate.ambiguous_share
+    assert abs(report.cost.ambiguous_share - share) < 5 * np.sqrt(share / 30_000)
+    expected = report.cost.ambiguous_share * report.cost.flops_per_syndrome
+    assert 0 <= report.cost.expected_flops_per_syndrome - expected < 1 and share < 0.6
+    assert report.effect is not None
+    rate = report.effect.counts.errors_candidate / report.effect.counts.shots
+    assert abs(rate - errors.mean()) < 5 * np.sqrt(rate / 30_000)
+    assert "on average under the gate" in (request.round.dir / "verification_report.md").read_text()
