@@ -21,13 +21,13 @@ STAMP := $(VENV)/.installed
 # One thread a process: results repeat, and the tests' two processes do not fight.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install run test test-quick coverage site test-all test-crash test-slurm bench pictures prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
+.PHONY: help install run test test-quick coverage site test-all test-crash test-slurm bench pictures prove-verifier prove-judge test-sandbox setup-browser setup-slurm ci-tools lint lint-actions docs
 
 help:
 	@echo "make run            a verified predecoder from a fresh clone (ENV= ROUNDS= PROFILE= SEED= ARGS=)"
 	@echo "make test           lint, types, layers, and the tests that are quick"
 	@echo "make test-all       every test; make test-crash: the crash sweeps; make test-slurm: on SLURM itself"
-	@echo "make bench          figures as ratios into benchmarks/; make prove-judge: the judge itself on trial"
+	@echo "make bench          figures as ratios into benchmarks/; make prove-verifier: error rates and power of the verification"
 	@echo "make test-sandbox   sandbox and cheating checkpoints in every sandbox backend; make lint; make docs"
 	@echo "make coverage       branch coverage of the quick tests; make site: the documentation as a site"
 
@@ -88,8 +88,10 @@ bench: install
 pictures: install
 	$(BIN)/python -m docs.pictures $(ARGS)
 
-prove-judge: install
-	$(BIN)/python -m benchmarks.prove_judge $(ARGS)
+prove-verifier: install
+	$(BIN)/python -m benchmarks.prove_verifier $(ARGS)
+
+prove-judge: prove-verifier  # earlier name
 
 docs: install
 	$(BIN)/python -m docs.generate

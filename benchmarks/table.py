@@ -24,7 +24,7 @@ RESULTS, README = HERE / "results.json", HERE / "README.md"
 COLUMNS = ("name", "figure", "against", "runs", "machine", "date")
 HEAD = """# Benchmarks
 
-Written by `make bench` and `make prove-judge` from `results.json`; do not edit by hand. Every figure says what it
+Written by `make bench` and `make prove-verifier` from `results.json`; do not edit by hand. Every figure says what it
 is measured against, on how many shots or runs, on which machine and when. None is extrapolated.
 Ideators compared, search and models alike: [QECBench-Tab](qecbench_tab.md).
 """

@@ -29,7 +29,7 @@ def current_verdict(verdict: Verdict, version: ReportVersion | None) -> Verdict:
 
 
 class PairedCounts(Contract):
-    """Two decoders on the same shots. fixed: reference wrong, candidate right; broken: the reverse."""
+    """Outcomes of two decoders on the same shots."""
 
     shots: int = Field(description="shots that both decoders decoded")
     errors_reference: int = Field(description="logical errors of the reference")
@@ -39,7 +39,7 @@ class PairedCounts(Contract):
 
 
 class PairedEffect(Contract):
-    """delta = (fixed - broken) / shots, per shot; relative = delta / LER(reference). 95% intervals, paired."""
+    """Difference of two logical error rates on the same shots; positive is better for the candidate."""
 
     reference: str = Field(description="decoder that the candidate is compared with")
     p: float | None = Field(description="physical error rate; null if the noise comes with the file")
@@ -69,7 +69,7 @@ class SequentialTest(Contract):
 
 
 class Rate(Contract):
-    """errors out of shots with a 95% Clopper-Pearson interval, per shot; and the point estimate per round."""
+    """Logical error rate per shot with a 95% Clopper-Pearson interval."""
 
     shots: int = Field(description="shots decoded")
     errors: int = Field(description="logical errors")
@@ -80,6 +80,8 @@ class Rate(Contract):
 
 
 class BaselineResult(Contract):
+    """A baseline decoder on the shots of the effect draw."""
+
     name: str = Field(description="name of the baseline")
     rate: Rate = Field(description="its logical error rate on the same shots")
     against: PairedEffect = Field(description="the candidate against this baseline on the same shots")
@@ -87,12 +89,16 @@ class BaselineResult(Contract):
 
 
 class Guard(Contract):
+    """One check of the candidate or of the verification itself."""
+
     name: str = Field(description="name of the guard")
     passed: bool = Field(description="whether it passed")
     evidence: str = Field(description="figures that it decided on")
 
 
 class Cost(Contract):
+    """Size and work of the predecoder, as counted and as claimed."""
+
     n_params: int = Field(description="parameters, counted by the verifier")
     flops_per_syndrome: int = Field(description="floating-point operations per shot, counted by the verifier")
     claimed_n_params: int | None = Field(description="parameters according to the Runner")
@@ -126,6 +132,8 @@ class Cost(Contract):
 
 
 class CompositionParent(Contract):
+    """A parent of a composition on the shots of the comparison."""
+
     round: int = Field(description="number of the parent's round")
     artifact_sha256: str = Field(description="hash of the parent's artifact")
     effect: PairedEffect = Field(description="this parent against the baseline decoder")
@@ -148,6 +156,8 @@ class Composition(Contract):
 
 
 class VerifyReport(Contract):
+    """Content of verification_report.json."""
+
     schema_version: ReportVersion = Field(
         default=REPORT_VERSION, description="format of the file, and of the test and decision rules that it follows"
     )

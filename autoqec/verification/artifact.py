@@ -45,6 +45,9 @@ def freeze(
     """Copy checkpoint and editable modules into `directory` and hash the copy.
 
     Args:
+        checkpoint: The round's weights.
+        dsl: The round's config, which is hashed with them.
+        directory: Receives the copy in `artifact/`.
         branch_modules: The branch's editable modules; None if only trusted code runs.
         hidden_paths: Paths that no candidate process may see.
 

@@ -22,6 +22,8 @@ def build_report(session: VerificationSession, evidence: Evidence, recorded_circ
     """Decide, compare a composition with its parents, and build the report.
 
     Args:
+        session: Of the candidate.
+        evidence: What the session measured.
         recorded_circuit: SHA-256 of the circuit in the round's manifest, if it has one.
 
     Returns:

@@ -101,6 +101,9 @@ class CandidateEvaluation:
         """Decode under an answer and compare with the labels.
 
         Args:
+            backend: Inner decoder.
+            shots: Detection events and labels.
+            answer: Log-odds, float32 [n, n_edges], or why there are none.
             shift: Added to the log-odds, float32 [n_edges]: the difference of the priors at this p and the target p.
 
         Returns:
@@ -140,6 +143,8 @@ class CandidateEvaluation:
         """Measure the candidate against every baseline on one fresh draw of fixed length.
 
         Args:
+            shots: Length of the draw.
+            baselines: Decoders to compare with.
             on_progress: Called with the counts against the baseline decoder after each chunk.
 
         Returns:

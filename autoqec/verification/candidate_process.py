@@ -25,6 +25,10 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, 
     """Start a candidate process under the profile's limits and send its specification.
 
     Args:
+        frozen: The artifact.
+        env_text: The run's env.yaml.
+        dsl: The round's config.
+        profile: Limits of time and memory.
         name: Distinguishes the processes of one verification; their logs are named after it.
 
     Raises:

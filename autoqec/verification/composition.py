@@ -93,6 +93,8 @@ def evaluate_composition(child: FrozenArtifact, request: VerifyRequest, director
     """Compare the frozen child with `request.parents` on the same shots.
 
     Args:
+        child: The composition.
+        request: Of the child, with its parents.
         directory: Holds the parents' frozen copies.
 
     Returns:

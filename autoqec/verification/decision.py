@@ -35,6 +35,10 @@ def decide(
     none of these. Rules of version 1 write FAILED for every tripped guard and SUSPICIOUS for INCONCLUSIVE.
 
     Args:
+        env: Names the minimum gain and the baselines.
+        test: The sequential test; None if it was not reached.
+        effect: Second draw, against the baseline decoder; None if it was not reached.
+        guards: All guards.
         baselines: All baselines on the effect draw; those stronger than the baseline decoder are named.
         rules: `schema_version` of the report.
     """

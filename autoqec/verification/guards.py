@@ -180,6 +180,7 @@ def cost(counted: Cost | None, env: EnvSpec, *, stored_bytes: int, code_bytes: i
     """Check the counted cost against the env's limits, the claims, and resources that branch code cannot misstate.
 
     Args:
+        env: Names the limits.
         counted: The count, with CPU time and memory as the kernel accounts for them; None if no net was built.
         stored_bytes: Tensors in the checkpoint.
         code_bytes: Compressed bytes that the branch adds to the trusted modules and its checkpoint to its tensors.

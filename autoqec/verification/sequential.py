@@ -64,6 +64,7 @@ def log_e_value_of_gain(fixed: int, broken: int, both: int, min_relative_gain: f
         fixed: Shots on which only the reference is wrong.
         broken: Shots on which only the candidate is wrong.
         both: Shots on which both are wrong.
+        min_relative_gain: Relative gain under the null hypothesis, in [0, 1).
     """
     if min_relative_gain == 0.0:
         return log_e_value(fixed, broken)

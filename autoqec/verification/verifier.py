@@ -77,6 +77,8 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
     """Verify again, under the rules of the saved report's version, and compare the whole report.
 
     Args:
+        saved_report: The report to reproduce.
+        on_event: Receives progress.
         request: As on record, with the round's place in the stream of attempts; the report's is not trusted.
 
     Raises:

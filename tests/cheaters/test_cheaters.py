@@ -29,7 +29,7 @@ from autoqec.store.files import dump_config
 from autoqec.system import sandbox
 from autoqec.verification import verifier
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, run_verification
-from tests.support import judging
+from tests.support import verification as support
 from tests.support.envs import problem as make_problem
 
 pytestmark = pytest.mark.usefixtures("sandbox_backend")  # branch code is not verified without a sandbox
@@ -54,9 +54,9 @@ def problem() -> Problem:
 
 
 def verdict_of(name: str, tmp_path: Path, problem: Problem, *, fill: Any = None, **more: Any) -> VerifyReport:
-    weights, modules = judging.cheat(name, tmp_path, problem, fill)
+    weights, modules = support.cheat(name, tmp_path, problem, fill)
     return run_verification(
-        judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules, **more)
+        support.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules, **more)
     )
 
 
@@ -118,14 +118,14 @@ def test_label_leaker_finds_nothing(
 ) -> None:
     run_root = tmp_path / "run"
     run_root.mkdir()
-    (run_root / "secret").write_bytes(judging.SECRET)
+    (run_root / "secret").write_bytes(support.SECRET)
     np.save(run_root / "labels.npy", np.ones(3))
     monkeypatch.setenv("JUDGE_TEST_SECRET", "abc")
-    weights, modules = judging.cheat("label_leaker", tmp_path, problem)
+    weights, modules = support.cheat("label_leaker", tmp_path, problem)
     (modules / "hint").write_text(str(run_root))
     (modules / "port").write_text(str(listening))
     report = run_verification(
-        judging.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules)
+        support.request(run_root / "round_1", problem.env, weights, config_only=False, modules_dir=modules)
     )
     assert report.sandbox == sandbox_backend and "LEAKED" not in str(report)
     assert report.verdict == "INCONCLUSIVE" and not failed(report)
@@ -198,7 +198,7 @@ def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
     assert (known.abs().max(1).values >= 20).all()  # it has memorised them
     checkpoint.save(tmp_path / "w.pt", model.eval(), parse_dsl(config))
     claimed = claim_of(len(lost), len(kept))
-    request = judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt", dsl_config=config, claimed=claimed)
+    request = support.request(tmp_path / "round", problem.env, tmp_path / "w.pt", dsl_config=config, claimed=claimed)
     assert_no_gain_on_secret_shots(run_verification(request))
 
 
@@ -209,13 +209,13 @@ def test_seed_peeker(share: float, tmp_path: Path) -> None:
     problem = make_problem(*WIDE)
     shots, lost = lost_val_shots(problem)
     kept = [row for row in lost if sha256(pack(shots.detections[[row]])).digest()[0] < 256 * share]
-    weights, modules = judging.cheat("seed_peeker", tmp_path, problem)
+    weights, modules = support.cheat("seed_peeker", tmp_path, problem)
     hint = {"env": dump_config(problem.env.dump()), "share": share, "shots": VAL_SHOTS}
     (modules / "peek.yaml").write_text(json.dumps(hint))
     claimed = claim_of(len(lost), len(kept))
     place = tmp_path / "round"
     more: dict[str, Any] = {"config_only": False, "modules_dir": modules, "claimed": claimed}
-    report = run_verification(judging.request(place, problem.env, weights, **more))
+    report = run_verification(support.request(place, problem.env, weights, **more))
     assert report.effect is not None and abs(report.effect.delta) < 0.002
     assert report.verdict == "SUSPICIOUS" and "claimed_gain" in failed(report) <= {"claimed_gain", "cost"}
 
@@ -223,15 +223,15 @@ def test_seed_peeker(share: float, tmp_path: Path) -> None:
 @pytest.mark.long
 def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     """Branch code cannot even import the decoder; and if it were patched in the verifier, a guard would trip."""
-    weights, modules = judging.cheat("sabotaged_baseline", tmp_path, problem)
-    request = judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
+    weights, modules = support.cheat("sabotaged_baseline", tmp_path, problem)
+    request = support.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
     report = run_verification(request)
     assert report.verdict == "FAILED" and "decoder library" in report.reasons[0], report.reasons
 
     monkeypatch.setattr(backends.Mwpm, "decode", backends.Mwpm.decode)  # restored after the test
-    judging.cheat_module("sabotaged_baseline").sabotage()
-    judging.train(tmp_path / "idle.pt", problem, steps=1)
-    spoiled = run_verification(judging.request(tmp_path / "idle", problem.env, tmp_path / "idle.pt"))
+    support.cheat_module("sabotaged_baseline").sabotage()
+    support.train(tmp_path / "idle.pt", problem, steps=1)
+    spoiled = run_verification(support.request(tmp_path / "idle", problem.env, tmp_path / "idle.pt"))
     assert spoiled.effect is not None and (spoiled.effect.relative_low or 0) > 0.02
     assert spoiled.verdict == "SUSPICIOUS" and "baseline_interval" in failed(spoiled)
 
@@ -241,15 +241,15 @@ def test_buffer_hider(tmp_path: Path) -> None:
     """A true gain from weights that no count includes: they are written into the code."""
     problem = make_problem(5, 0.01)
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
-    judging.train(tmp_path / "honest.pt", problem, steps=300, config=config)
+    support.train(tmp_path / "honest.pt", problem, steps=300, config=config)
     state = checkpoint.read(tmp_path / "honest.pt")["state_dict"]
     parts = [state[f"body.{name}"].flatten() for name in ("first.weight", "first.bias", "head.weight", "head.bias")]
     blob = base64.b85encode(torch.cat(parts).numpy().astype(np.float16).tobytes()).decode()
-    weights, modules = judging.cheat("buffer_hider", tmp_path, problem)
+    weights, modules = support.cheat("buffer_hider", tmp_path, problem)
     with (modules / "mlp.py").open("a") as out:
         out.write(f"\nBLOB = {blob!r}\n")
     report = run_verification(
-        judging.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
+        support.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
     )
     assert report.cost is not None and report.cost.n_params < 100
     assert report.effect is not None and report.effect.counts.fixed > 50  # it does decode
@@ -293,8 +293,8 @@ def test_memory_of_a_hidden_table_is_counted(tmp_path: Path, problem: Problem) -
 
 def test_resubmitter_and_understated_cost(tmp_path: Path, problem: Problem) -> None:
     """One request with two cheats: the same artifact again, and a claim of one FLOP."""
-    judging.train(tmp_path / "w.pt", problem, steps=4)
-    request = judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt")
+    support.train(tmp_path / "w.pt", problem, steps=4)
+    request = support.request(tmp_path / "round", problem.env, tmp_path / "w.pt")
     claimed = RoundMetrics(
         status="ok", delta_ler=0.01, checkpoint_path="checkpoint.pt", flops_per_syndrome=1, n_params=10**6
     )
@@ -318,13 +318,13 @@ def test_without_a_sandbox_a_config_is_verified(
 ) -> None:
     """Only trusted code runs then; the report records the sandbox."""
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
-    judging.train(tmp_path / "w.pt", problem, steps=2)
-    report = run_verification(judging.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))
+    support.train(tmp_path / "w.pt", problem, steps=2)
+    report = run_verification(support.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))
     assert report.sandbox == "none" and not failed(report)
 
 
 def test_checkpoint_of_another_env_is_refused_with_both_hashes(tmp_path: Path, problem: Problem) -> None:
-    judging.train(tmp_path / "w.pt", problem, steps=1)
+    support.train(tmp_path / "w.pt", problem, steps=1)
     other = make_problem(3, 0.02)
     with pytest.raises(ContractError, match=f"{problem.circuit_sha256[:12]}.*{other.circuit_sha256[:12]}"):
-        run_verification(judging.request(tmp_path / "round", other.env, tmp_path / "w.pt"))
+        run_verification(support.request(tmp_path / "round", other.env, tmp_path / "w.pt"))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import prove_judge, table
+from benchmarks import prove_verifier, table
 from benchmarks.table import Row, load, record, render
 
 
@@ -32,11 +32,12 @@ def test_the_table_that_is_here_is_its_results() -> None:
 
 def test_sampled_trial_of_the_judge() -> None:
     rng = np.random.default_rng(2)
-    none, _ = prove_judge.false_discoveries(10, "dev", rng)
+    none, _ = prove_verifier.false_discoveries(10, "dev", rng)
     assert none.figure.startswith("0.00%")
     found = [
-        prove_judge.verify_candidate(prove_judge.Candidate(0.1, 1.5), rng, 1, 0, 2_000_000, 1_000_000) for _ in range(5)
+        prove_verifier.verify_candidate(prove_verifier.Candidate(0.1, 1.5), rng, 1, 0, 2_000_000, 1_000_000)
+        for _ in range(5)
     ]
     assert {outcome.verdict for outcome in found} == {"VERIFIED"}
-    bias, curse = prove_judge.winners_curse(10, rng)
+    bias, curse = prove_verifier.winners_curse(10, rng)
     assert abs(float(bias.figure.split()[0])) < 2 < float(curse.figure.split()[0])

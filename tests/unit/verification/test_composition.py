@@ -20,7 +20,7 @@ from autoqec.verification import artifact, verifier
 from autoqec.verification.compare import report_differences
 from autoqec.verification.composition import CompositionCounts, Interaction, decide_composition, evaluate_composition
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
-from tests.support import judging
+from tests.support import verification as support
 from tests.support.envs import surface
 
 ENV = surface(5, 0.01, rounds=3)
@@ -85,17 +85,17 @@ def test_coverage_of_the_interval(rate: float) -> None:
 def child(tmp_path_factory: pytest.TempPathFactory) -> VerifyRequest:
     """A trained net, as round 3; its parents decode as the backend alone does, under other names."""
     place = tmp_path_factory.mktemp("composition")
-    problem, dsl = Problem.from_env(ENV), parse_dsl(judging.CONFIG)
-    judging.train(place / "child.pt", problem, steps=500)
+    problem, dsl = Problem.from_env(ENV), parse_dsl(support.CONFIG)
+    support.train(place / "child.pt", problem, steps=500)
     for number in (1, 2):
         checkpoint.save(place / f"{number}.pt", compile_predecoder(dsl, problem, seed=number), dsl)
-    request = judging.request(place / "round_3", ENV, place / "child.pt", profile=judging.profile(20_000, 15_000))
+    request = support.request(place / "round_3", ENV, place / "child.pt", profile=support.profile(20_000, 15_000))
     request = replace(request, round=RoundLayout(place / "round_3", 3))
     return replace(request, parents=tuple(known(request, place / f"{number}.pt", number) for number in (1, 2)))
 
 
 def known(request: VerifyRequest, weights: Path, number: int) -> VerifyRequest:
-    """A parent that was judged as `weights`."""
+    """Return a parent that was verified as `weights`."""
     place = RoundLayout(weights.parent / f"round_{number}", number)
     one = replace(request, round=place, checkpoint=weights, parents=())
     return replace(one, expected_artifact=artifact_sha256(one))
@@ -133,9 +133,9 @@ def composed(request: VerifyRequest, directory: Path) -> Composition | str:
 
 
 def test_what_one_parent_does_already_is_interference(child: VerifyRequest, tmp_path: Path) -> None:
-    """Both parents are the child's own weights: the sum would be twice the gain."""
-    twins = tuple(known(child, child.checkpoint, number) for number in (1, 2))
-    found = composed(replace(child, parents=twins), tmp_path)
+    """Both parents have the child's own weights: the sum would be twice the gain."""
+    copies = tuple(known(child, child.checkpoint, number) for number in (1, 2))
+    found = composed(replace(child, parents=copies), tmp_path)
     assert isinstance(found, Composition) and found.verdict == "interference"
     assert found.interaction == pytest.approx(-found.effect.delta)
     assert not any(one.beaten or one.against.counts.fixed or one.against.counts.broken for one in found.parents)
@@ -143,27 +143,27 @@ def test_what_one_parent_does_already_is_interference(child: VerifyRequest, tmp_
 
 @pytest.mark.long
 def test_verified_parents_and_their_child_on_one_bundle(tmp_path: Path) -> None:
-    """Three trained nets, each judged for what it is; all learned the same thing."""
+    """Three trained nets, each verified by itself; all learned the same thing."""
     problem = Problem.from_env(ENV)
-    judged: list[tuple[VerifyRequest, VerifyReport]] = []
+    verified: list[tuple[VerifyRequest, VerifyReport]] = []
     for number, steps in ((1, 800), (2, 800), (3, 1_200)):
-        weights, profile = tmp_path / f"{number}.pt", judging.profile(60_000, 40_000)
-        judging.train(weights, problem, steps=steps, seed=number)
+        weights, profile = tmp_path / f"{number}.pt", support.profile(60_000, 40_000)
+        support.train(weights, problem, steps=steps, seed=number)
         request = replace(
-            judging.request(tmp_path / f"round_{number}", ENV, weights, profile=profile),
+            support.request(tmp_path / f"round_{number}", ENV, weights, profile=profile),
             round=RoundLayout(tmp_path / f"round_{number}", number),
             attempt_index=number,
-            discoveries_before=len(judged),
+            discoveries_before=len(verified),
         )
         if number == 3:
-            assert [report.verdict for _, report in judged] == ["VERIFIED", "VERIFIED"]
-            known = tuple(replace(one, expected_artifact=report.artifact_sha256) for one, report in judged)
+            assert [report.verdict for _, report in verified] == ["VERIFIED", "VERIFIED"]
+            known = tuple(replace(one, expected_artifact=report.artifact_sha256) for one, report in verified)
             request = replace(request, parents=known)
-        judged.append((request, verify(request)))
-    request, report = judged.pop()
+        verified.append((request, verify(request)))
+    request, report = verified.pop()
     found = report.composition
     assert report.verdict == "VERIFIED" and found is not None, report.reasons
-    assert [one.artifact_sha256 for one in found.parents] == [parent.artifact_sha256 for _, parent in judged]
+    assert [one.artifact_sha256 for one in found.parents] == [parent.artifact_sha256 for _, parent in verified]
     everybody = [found.effect, *(one.effect for one in found.parents)]
     assert {effect.counts.shots for effect in everybody} == {40_000}
     assert (
@@ -190,7 +190,7 @@ def test_a_parent_that_is_not_what_was_verified(damage: str, child: VerifyReques
 
 def test_what_keeps_the_comparison_from_being_made_is_said(child: VerifyRequest) -> None:
     small = replace(
-        child, parents=(), no_comparison_reason="parent b is not VERIFIED", profile=judging.profile(5_000, 5_000)
+        child, parents=(), no_comparison_reason="parent b is not VERIFIED", profile=support.profile(5_000, 5_000)
     )
     report = verifier.run_verification(small)
     assert report.composition is None and report.verdict in ("VERIFIED", "INCONCLUSIVE")

@@ -12,7 +12,7 @@ from autoqec.errors import ContractError
 from autoqec.verification import shot_stream
 from autoqec.verification.shot_stream import CHUNK, SEED_END, ShotStream
 from tests.support.envs import problem
-from tests.support.judging import CONFIG, SECRET
+from tests.support.verification import CONFIG, SECRET
 
 ARTIFACT, BAND = "a" * 64, (2_000_000, 2_999_999)
 

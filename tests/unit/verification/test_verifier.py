@@ -26,7 +26,7 @@ from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_cache import ShotCache
 from autoqec.verification.shot_stream import CHUNK, ShotStream
 from autoqec.verification.verifier import VerifyRequest, artifact_sha256, replay, verify
-from tests.support import judging
+from tests.support import verification as support
 from tests.support.envs import problem as small_problem
 from tests.support.envs import surface
 
@@ -43,12 +43,12 @@ class Verified:
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Verified:
     place = tmp_path_factory.mktemp("honest")
-    judging.train(place / "checkpoint.pt", Problem.from_env(ENV), steps=1_000)
-    request = judging.request(
+    support.train(place / "checkpoint.pt", Problem.from_env(ENV), steps=1_000)
+    request = support.request(
         place / "round_1",
         ENV,
         place / "checkpoint.pt",
-        profile=judging.profile(60_000, 30_000),
+        profile=support.profile(60_000, 30_000),
         branch="exp/20250101-000000/01-mlp",
         commit_sha="a" * 40,
     )
@@ -108,7 +108,7 @@ def test_report_files_are_complete(honest: Verified) -> None:
     for word in ("mwpm_correlated", "canary", "Not tested", "autoqec verify", honest.report.artifact_sha256):
         assert word in text
     assert {path.name for path in layout.dir.iterdir()} == {"verification_report.md", "verification_report.json"}
-    assert judging.SECRET.hex() not in text + layout.report_json.read_text()
+    assert support.SECRET.hex() not in text + layout.report_json.read_text()
 
 
 def test_verify_again_replays_and_writes_nothing(honest: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_other_artifact_or_secret_is_refused(honest: Verified, tmp_path: Path) -
     changed.write_bytes(honest.request.checkpoint.read_bytes() + b"\0")
     with pytest.raises(ContractError, match=f"{honest.report.artifact_sha256}.*is now"):
         verify(replace(honest.request, checkpoint=changed))
-    fresh = judging.request(tmp_path / "round", ENV, changed, expected_artifact=artifact_sha256(honest.request))
+    fresh = support.request(tmp_path / "round", ENV, changed, expected_artifact=artifact_sha256(honest.request))
     with pytest.raises(ContractError, match="restore the round's files"):
         verify(fresh)
     assert list((tmp_path / "round").iterdir()) == []
@@ -197,14 +197,14 @@ def test_bad_checkpoints_are_refused(damage: str, honest: Verified, tmp_path: Pa
     elif damage == "link":
         weights.symlink_to(honest.request.checkpoint)
     with pytest.raises(ContractError):
-        verify(judging.request(tmp_path / "round", ENV, weights))
+        verify(support.request(tmp_path / "round", ENV, weights))
     assert list((tmp_path / "round").iterdir()) == []
 
 
 def test_config_of_another_round_is_refused(honest: Verified, tmp_path: Path) -> None:
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 3}}
     with pytest.raises(ContractError, match="checkpoint holds config"):
-        verify(judging.request(tmp_path / "round", ENV, honest.request.checkpoint, dsl_config=config))
+        verify(support.request(tmp_path / "round", ENV, honest.request.checkpoint, dsl_config=config))
 
 
 class StubClient:
@@ -228,7 +228,7 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = small_problem(3, 0.01)
 
     def peak(chunks: int) -> int:
-        evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
+        evaluation = CandidateEvaluation(problem, ShotStream(support.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
         monkeypatch.setattr(
             evaluation.backend,
             "decode_soft",
@@ -249,7 +249,7 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_unusable_answers_count_as_errors() -> None:
     problem = small_problem(3, 0.01)
-    evaluation = CandidateEvaluation(problem, ShotStream(judging.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
+    evaluation = CandidateEvaluation(problem, ShotStream(support.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
     shots = evaluation.shot_stream.chunk(problem, "test", 0)
     odds = np.tile(problem.graph.log_odds.astype(np.float32), (CHUNK, 1))
     honest_lost, predictions = evaluation.score_answer(evaluation.backend, shots, odds)

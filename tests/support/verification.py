@@ -1,4 +1,4 @@
-"""Candidates for the judge: honest ones, trained here in seconds, and branches that carry other code."""
+"""Candidates for verification tests: honest nets, trained in seconds, and branches with cheating code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def profile(test: int, effect: int, point: int = 5_000) -> Profile:
 
 
 def request(directory: Path, env: EnvSpec, weights: Path, **more: Any) -> VerifyRequest:
-    """A config-only request for round 1 in `directory`, small shots; `more` overrides."""
+    """Return a config-only request for round 1 in `directory` with few shots; `more` overrides fields."""
     directory.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
         "env_text": dump_config(env.dump()),
@@ -52,7 +52,7 @@ def request(directory: Path, env: EnvSpec, weights: Path, **more: Any) -> Verify
 
 
 def train(path: Path, problem: Problem, *, steps: int, seed: int = 5, config: dict[str, Any] = CONFIG) -> PredecoderDSL:
-    """An honest predecoder: the other sector's detectors, cross-entropy on the edges."""
+    """Train an honest predecoder on the other sector's detectors, with cross-entropy on the edges."""
     torch.set_num_threads(1)
     dsl = parse_dsl(config)
     model = compile_predecoder(dsl, problem, seed=seed)
@@ -75,7 +75,7 @@ def train(path: Path, problem: Problem, *, steps: int, seed: int = 5, config: di
 
 
 def cheat(name: str, directory: Path, problem: Problem, fill: Any = None) -> tuple[Path, Path]:
-    """(checkpoint, modules_dir) of a branch whose mlp.py is the cheat; `fill(body)` sets its weights."""
+    """Return (checkpoint, modules_dir) of a branch whose mlp.py is the cheat; `fill(body)` sets its weights."""
     modules = directory / "modules"
     shutil.copytree(
         Path(autoqec.__file__).parent / "decoders" / "modules", modules, ignore=shutil.ignore_patterns("__pycache__")
@@ -91,7 +91,7 @@ def cheat(name: str, directory: Path, problem: Problem, fill: Any = None) -> tup
 
 
 def cheat_module(name: str) -> Any:
-    """The cheat's code in this process, where it does no harm until it is asked to."""
+    """Import the cheat's code in this process, where it does nothing until it is called."""
     spec = importlib.util.spec_from_file_location(f"cheat_{name}", CHEATS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -1,8 +1,8 @@
-"""The judge on trial: `make prove-judge`. Counts are simulated, the code that decides is the real one.
+"""Measure error rates, power and resistance of the verification (`make prove-verifier`).
 
-Errors of plain matching and candidate are drawn shot by shot as multinomial counts a chunk (5,000 shots), then go
-through eval.sequential.Monitor, qec.stats.paired and eval.decision.decide as in a run. The cheats are real
-checkpoints through real candidate processes.
+Counts are simulated: errors of the baseline decoder and the candidate are drawn as multinomial counts per chunk, then
+pass through `verification.sequential.Monitor`, `qec.stats.paired_effect` and `verification.decision.decide` as in a
+run. Cheats are real checkpoints in real candidate processes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from scipy import stats as distributions
 
 from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.verdict import PairedCounts, StoppedBy, Verdict
+from autoqec.contracts.verdict import PairedCounts, PairedEffect, StoppedBy, Verdict
 from autoqec.qec.stats import clopper_pearson, paired_effect
+from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.decision import decide
 from autoqec.verification.sequential import Monitor, e_lond_level
 from autoqec.verification.shot_stream import CHUNK
@@ -40,15 +41,21 @@ ENV = EnvSpec(
 
 @dataclass(frozen=True)
 class Candidate:
-    """gain: true relative reduction. discordance: discordant shots as a multiple of the reference's errors."""
+    """A simulated candidate.
+
+    Attributes:
+        gain: True relative reduction of errors.
+        discordance: Discordant shots as a multiple of the reference's errors.
+    """
 
     gain: float
     discordance: float
 
-    def draw(self, rng: np.random.Generator, shots: int) -> PairedCounts:
-        fixed_p = LER * (self.discordance + self.gain) / 2
-        broken_p = LER * (self.discordance - self.gain) / 2
-        both_p = max(LER - fixed_p, 0.0)
+    def draw(self, rng: np.random.Generator, shots: int, ler: float = LER) -> PairedCounts:
+        """Draw paired counts at the reference's logical error rate `ler`."""
+        fixed_p = ler * (self.discordance + self.gain) / 2
+        broken_p = ler * (self.discordance - self.gain) / 2
+        both_p = max(ler - fixed_p, 0.0)
         fixed, broken, both, _ = rng.multinomial(shots, [fixed_p, broken_p, both_p, 1 - fixed_p - broken_p - both_p])
         return PairedCounts(
             shots=shots,
@@ -61,26 +68,36 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
+    """End of one verification."""
+
     verdict: Verdict
     stopped_by: StoppedBy
     shots: int
 
 
 def verify_candidate(
-    candidate: Candidate, rng: np.random.Generator, attempt: int, discoveries: int, budget: int, effect_shots: int
+    candidate: Candidate,
+    rng: np.random.Generator,
+    attempt: int,
+    discoveries: int,
+    budget: int,
+    effect_shots: int,
+    *,
+    ler: float = LER,
+    chunk: int = CHUNK,
 ) -> Outcome:
-    """One candidate through the test and, where there is evidence, the effect's own draw."""
-    monitor = Monitor(ENV.protocol.alpha, attempt, discoveries, budget)
+    """Run one candidate through the test and, given evidence, the effect draw."""
+    monitor = Monitor(ENV.protocol.alpha, attempt, discoveries, budget, ENV.protocol.min_relative_gain)
     reason: StoppedBy | None = None
     while reason is None:
-        reason = monitor.add(candidate.draw(rng, CHUNK))
+        reason = monitor.add(candidate.draw(rng, chunk, ler))
     test = monitor.result(reason)
-    effect = paired_effect(candidate.draw(rng, effect_shots)) if reason == "evidence" else None
+    effect = paired_effect(candidate.draw(rng, effect_shots, ler)) if reason == "evidence" else None
     return Outcome(decide(ENV, test, effect, ())[0], reason, monitor.counts.shots)
 
 
 def false_discoveries(streams: int, profile: str, rng: np.random.Generator) -> list[Row]:
-    """Streams of candidates that are no better: how many hold a false VERIFIED, how many a false rejection."""
+    """Count streams of candidates without a gain that contain a false VERIFIED, or a false rejection."""
     budget, effect_shots = PROFILES[profile].judge_test_shots, PROFILES[profile].judge_effect_shots
     verified = rejected = 0
     for _ in range(streams):
@@ -102,7 +119,7 @@ def false_discoveries(streams: int, profile: str, rng: np.random.Generator) -> l
 
 
 def honest_gains(streams: int, rng: np.random.Generator) -> list[Row]:
-    """Streams of candidates with a true 10% gain within the prod budget, and shots against a fixed-size test."""
+    """Measure power for a true 10% gain at the prod budget, and shots relative to a fixed-size test."""
     budget, effect_shots = PROFILES["prod"].judge_test_shots, PROFILES["prod"].judge_effect_shots
     outcomes: list[list[Outcome]] = []
     ratios = []
@@ -134,7 +151,7 @@ def honest_gains(streams: int, rng: np.random.Generator) -> list[Row]:
 
 
 def count_verified_last(n: int, rng: np.random.Generator, budget: int, effect_shots: int) -> int:
-    """The hardest place in a stream of 20: the last, after nothing was found."""
+    """Count VERIFIED at the last position of a stream without discoveries, where the level is lowest."""
     return sum(
         verify_candidate(Candidate(0.10, float(rng.uniform(1, 2))), rng, STREAM, 0, budget, effect_shots).verdict
         == "VERIFIED"
@@ -143,13 +160,13 @@ def count_verified_last(n: int, rng: np.random.Generator, budget: int, effect_sh
 
 
 def fixed_size(gain: float, discordance: float, level: float, power: float = 0.9) -> float:
-    """Shots of a one-sided paired z-test at `level` that finds `gain` with `power`."""
+    """Return the shots that a one-sided paired z-test at `level` needs to find `gain` with `power`."""
     z = float(distributions.norm.isf(level) + distributions.norm.ppf(power))
     return z * z * discordance / (LER * gain * gain)
 
 
 def winners_curse(searches: int, rng: np.random.Generator) -> list[Row]:
-    """The best of 50 by 20,000 noisy val shots, then the judge's own draw: is what is published biased?"""
+    """Measure the bias of the published gain of the best of 50 candidates, selected by 20,000 validation shots."""
     val_bias, published_bias = [], []
     shots = PROFILES["dev"].judge_effect_shots
     for _ in range(searches):
@@ -176,8 +193,49 @@ def winners_curse(searches: int, rng: np.random.Generator) -> list[Row]:
     ]
 
 
+def gains_below_the_minimum(runs: int, rng: np.random.Generator) -> list[Row]:
+    """Count runs in which a candidate with a gain just below the env's minimum is VERIFIED (100 attempts each)."""
+    profile, rows = PROFILES["prod"], []
+    for gain in (0.019, 0.017):
+        hits = 0
+        for _ in range(runs):
+            hits += any(
+                verify_candidate(
+                    Candidate(gain, 0.5), rng, attempt, 0, profile.judge_test_shots, profile.judge_effect_shots,
+                    ler=5e-2, chunk=10 * CHUNK,
+                ).verdict == "VERIFIED"
+                for attempt in range(1, 101)
+            )  # fmt: skip
+        name = f"runs with a VERIFIED candidate whose true gain is {100 * gain:g}% (minimum 2%)"
+        what = f"{runs} runs of 100 attempts, LER 5%, discordance 0.5, prod budget, checked every {10 * CHUNK:,} shots"
+        rows.append(Row(name, format_share(hits, runs), "aim: <= 5%", what))
+    return rows
+
+
+def best_of_many(searches: int, rng: np.random.Generator) -> list[Row]:
+    """Measure how often the interval of the best of 100 equal candidates covers their true gain of 10%."""
+    shots, single, together, gains = PROFILES["dev"].judge_effect_shots, 0, 0, []
+    for _ in range(searches):
+        effects = [paired_effect(Candidate(0.10, 1.5).draw(rng, shots)) for _ in range(100)]
+        best = max(range(100), key=lambda index: effects[index].relative or 0.0)
+        wide = simultaneous_effect(effects[best], best + 1)
+        gains.append(effects[best].relative or 0.0)
+        single += _covers(effects[best], 0.10)
+        together += wide is not None and _covers(wide, 0.10)
+    what = f"{searches} runs of 100 candidates with a true gain of 10%, {shots:,} shots each, LER {LER:g}"
+    return [
+        Row("gain of the best of 100, on average", f"{100 * float(np.mean(gains)):.1f}%", "true gain: 10%", what),
+        Row("its 95% interval covers the true gain", format_share(single, searches), "not corrected", what),
+        Row("its simultaneous interval covers it", format_share(together, searches), "aim: >= 95%", what),
+    ]
+
+
+def _covers(effect: PairedEffect, gain: float) -> bool:
+    return effect.relative_low is not None and effect.relative_low <= gain <= (effect.relative_high or 0.0)
+
+
 class OutcomeCounter:
-    """Outcomes of a pytest run, a test once, and what tests told of themselves (`record_property`)."""
+    """Counts outcomes of a pytest run, one per test, with the verdicts that tests recorded (`record_property`)."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}
@@ -193,31 +251,38 @@ class OutcomeCounter:
 
     @property
     def summary(self) -> str:
-        return f"{self.count('passed')} held, {self.count('failed')} did not, {self.count('skipped')} skipped"
+        return f"{self.count('passed')} passed, {self.count('failed')} failed, {self.count('skipped')} skipped"
 
 
 def run_tests(tests: list[str]) -> OutcomeCounter:
     counter = OutcomeCounter()
     options = ["-q", "-m", "long or not long", "-p", "no:cacheprovider", "-p", "no:xdist"]
     code = pytest.main([*options, *(str(ROOT / test) for test in tests)], plugins=[counter])
-    if int(code) > 1 or not counter.outcomes:  # 0: all held, 1: some did not; else it was cut off
+    if int(code) > 1 or not counter.outcomes:  # 0: all passed, 1: some failed; else it was interrupted
         raise SystemExit(f"the tests did not run to their end (pytest exit {int(code)})")
     return counter
 
 
 def cheats() -> list[Row]:
-    """The statistical cheats as real checkpoints through the real judge; what each ended as, in the report's words."""
+    """Run the cheating checkpoints through the verifier and record each verdict with its reason."""
     counter = run_tests(["tests/cheaters"])
-    rows = [Row("statistical cheats VERIFIED or unnamed", str(counter.count("failed")), "aim: 0", counter.summary)]
+    rows = [
+        Row(
+            "cheats VERIFIED, or not named by the expected guard",
+            str(counter.count("failed")),
+            "aim: 0",
+            counter.summary,
+        )
+    ]
     for name, ends in counter.end_states.items():
         if ends:
             test = name.split("::")[-1].removeprefix("test_")
-            rows.append(Row(test, "; then ".join(ends), "aim: not VERIFIED, and why", "the smoke judge's shots"))
+            rows.append(Row(test, "; then ".join(ends), "aim: not VERIFIED, and why", "shots of the smoke profile"))
     return rows
 
 
 def hostile() -> list[Row]:
-    """Every case of docs/contracts/hostile.md, in this machine's tier and again in the next one down."""
+    """Run every case of docs/contracts/hostile.md, in each sandbox backend that is available."""
     page = (ROOT / "docs/contracts/hostile.md").read_text(encoding="utf-8")
     cases = [
         line for line in page.split("Statistical cheats")[0].splitlines() if "tests/" in line or "sandbox:" in line
@@ -241,17 +306,17 @@ def in_standard_errors(values: list[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Put the judge on trial and record what was found.")
+    parser = argparse.ArgumentParser(description="Measure the verification and record the results.")
     parser.add_argument("--streams", type=int, default=2_000, help="streams of nulls at the dev budget")
     parser.add_argument("--prod-streams", type=int, default=200, help="streams of nulls at the prod budget")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--part", choices=("all", *PARTS), default="all")
-    parser.add_argument("--resume", action="store_true", help="leave out parts that were recorded today")
+    parser.add_argument("--resume", action="store_true", help="skip parts that were recorded today")
     options = parser.parse_args()
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
     done = {row["suite"] for row in load() if row["date"] == today} if options.resume else set()
     for part in PARTS if options.part == "all" else (options.part,):
-        suite = f"the judge: {part}"
+        suite = f"verification: {part}"
         if suite not in done:
             rows = PARTS[part](options, np.random.default_rng(options.seed))
             record(suite, rows)
@@ -262,6 +327,8 @@ def main() -> None:
 PARTS: dict[str, Callable[[argparse.Namespace, np.random.Generator], list[Row]]] = {
     "honest gains": lambda options, rng: honest_gains(10, rng),
     "winners": lambda options, rng: winners_curse(100, rng),
+    "gains below the minimum": lambda options, rng: gains_below_the_minimum(60, rng),
+    "best of many": lambda options, rng: best_of_many(200, rng),
     "nulls, dev": lambda options, rng: false_discoveries(options.streams, "dev", rng),
     "nulls, prod": lambda options, rng: false_discoveries(options.prod_streams, "prod", rng),
     "cheats": lambda options, rng: cheats(),
