@@ -54,6 +54,7 @@ def verify_candidate(
 
     with _request_with_parents(memory, info, candidate, secret) as request:
         artifact = verifier.artifact_sha256(request)
+        request = _place_of_unrecorded_report(memory, candidate, request)
         memory.history.append_attempt(
             AlphaSpent(
                 round_attempt_id=candidate.attempt_id,
@@ -68,6 +69,22 @@ def verify_candidate(
         report = verifier.verify(replace(request, expected_artifact=artifact), on_event=on_event)
         failpoint("judged")
         return report
+
+
+def _place_of_unrecorded_report(memory: RunMemory, candidate: Candidate, request: VerifyRequest) -> VerifyRequest:
+    """Return the request at the place of a report that a process left behind when it ended before it wrote the row.
+
+    The report's place counts only if attempts.jsonl registered it for this attempt; it has no more discoveries than
+    there are now.
+    """
+    from autoqec.verification import report
+
+    saved = report.read(request.round)
+    own = {line.attempt_index for line in memory.attempt_state.charged if line.round_attempt_id == candidate.attempt_id}
+    if saved is None or saved.test is None or saved.test.attempt_index not in own:
+        return request
+    discoveries = min(saved.test.discoveries_before, request.discoveries_before)
+    return replace(request, attempt_index=saved.test.attempt_index, discoveries_before=discoveries)
 
 
 def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> VerifyReport:

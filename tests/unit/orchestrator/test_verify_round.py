@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +18,7 @@ from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.verify_round import _earlier_artifacts, _restore_first_request
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.verification.sequential import Monitor
 from autoqec.verification.verifier import VerifyRequest
 from tests.support import rounds
 from tests.unit.system.test_run_lock import another
@@ -68,6 +70,28 @@ def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None
     )  # fmt: skip
     then = _restore_first_request(RunMemory(layout.root), [*history.state().rounds.values()][1], today)
     assert (then.attempt_index, then.discoveries_before, then.tested_artifacts) == (2, 1, {TWO: 1})
+
+
+def test_unrecorded_report_keeps_its_registered_place(tmp_path: Path) -> None:
+    """A process ended between report and row: the report is compared at its own place, if that was registered."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).dir.mkdir(parents=True)
+    history = History(layout)
+    history.append_attempt(charged("attempt-1", 1, ONE, 3))
+    report = rounds.report(1)
+    assert report.effect is not None
+    monitor = Monitor(0.05, 3, 0, 10_000)
+    monitor.add(report.effect.counts)
+    candidate = verify_round.Candidate(1, "attempt-1", None, None, rounds.metrics(), tmp_path)
+    request = VerifyRequest(
+        "", layout.round(1), tmp_path, {}, b"", PROFILES["smoke"], rounds.RUN_ID, True,
+        attempt_index=7, discoveries_before=1,
+    )  # fmt: skip
+    for index, expected in ((3, 3), (1, 7)):
+        test = monitor.result("evidence").model_copy(update={"attempt_index": index})
+        layout.round(1).report_json.write_text(json.dumps(report.model_copy(update={"test": test}).dump()))
+        found = verify_round._place_of_unrecorded_report(RunMemory(layout.root), candidate, request)
+        assert found.attempt_index == expected
 
 
 @pytest.mark.parametrize("meanwhile", ["judged", "closed"])
