@@ -19,6 +19,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.errors import UsageError
 from autoqec.orchestrator.editable_modules import checked_out_modules
+from autoqec.orchestrator.verified_artifact import require_verified
 from autoqec.qec.sampling import pack
 from autoqec.store.files import load_env
 from autoqec.store.history import History
@@ -76,7 +77,8 @@ class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
         """Load the checkpoint for a detector error model.
 
         Raises:
-            UsageError: The round's branch has custom code, which sinter's workers would run outside the sandbox.
+            UsageError: The round's branch has custom code, which sinter's workers would run outside the sandbox; or the
+                checkpoint is not the one that was verified.
             ContractError: The model is not one of the checkpoint's circuit.
         """
         if self.round_ref is not None:
@@ -88,6 +90,10 @@ class PredecoderDecoder(sinter.Decoder):  # type: ignore[misc]
                         location=f"run {run_id}",
                         hint=f"review it, then run autoqec decode {Path(self.checkpoint_path).parent} --trust-code …",
                     )
+                override = f"list it in {CHECKPOINTS_ENV_VAR} to use it unverified"
+                require_verified(
+                    RunLayout(Path(root), run_id), number, Path(self.checkpoint_path), None, override=override
+                )
         env, _ = load_env(Path(self.env_path))
         return CompiledPredecoder.of(env, Path(self.checkpoint_path), dem)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import sinter
 import stim
+import torch
 
 from autoqec.errors import UsageError
 from autoqec.qec.problem import Problem
@@ -84,8 +85,11 @@ def test_sinter_plots_what_the_judge_counted(ran: tuple[Workspace, str], tmp_pat
     assert picture.stat().st_size > 5000
 
 
-def test_its_round_decodes_a_file_of_shots(ran: tuple[Workspace, str], tmp_path: Path) -> None:
-    workspace, run = ran
+def test_verified_round_decodes_a_file_of_shots_and_an_altered_checkpoint_is_refused(
+    ran: tuple[Workspace, str], tmp_path: Path
+) -> None:
+    workspace, run = copied(ran, tmp_path)
+    row_of(workspace, run, verify_verdict="VERIFIED")
     prob = Problem.from_env(load_env(workspace.root / "env.yaml")[0])
     shots = sample(prob, SHOTS, 9)
     stim.write_shot_data_file(
@@ -96,6 +100,19 @@ def test_its_round_decodes_a_file_of_shots(ran: tuple[Workspace, str], tmp_path:
     assert shown.code == 0 and shown.objects[0]["shots"] == SHOTS, shown.err
     said = stim.read_shot_data_file(path=tmp_path / "b.b8", format="b8", num_observables=1)
     assert 0 < (said != shots.observables).sum() < 0.5 * shots.observables.sum()
+    path = workspace.root / "runs" / run / "round_1" / "checkpoint.pt"
+    content = torch.load(path, weights_only=True)
+    weights = next(tensor for tensor in content["state_dict"].values() if tensor.is_floating_point())
+    weights.view(-1)[0] += 1e-3
+    torch.save(content, path)
+    refused = workspace.autoqec(*argv)
+    assert refused.code == 2 and "hash differs" in refused.err and "--unverified" in refused.err
+    overridden = workspace.autoqec(*argv, "--unverified", "--json")
+    assert overridden.code == 0 and overridden.objects[0]["verified"] is False
+    assert "not a verified artifact" in overridden.err
+    row_of(workspace, run, verify_verdict="FAILED")
+    refused = workspace.autoqec(*argv)
+    assert refused.code == 2 and "is not VERIFIED" in refused.err
 
 
 def copied(ran: tuple[Workspace, str], place: Path) -> tuple[Workspace, str]:
@@ -128,7 +145,7 @@ def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Workspac
     argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
     refused = workspace.autoqec(*argv)
     assert refused.code == 2 and "--trust-code" in refused.err and not (tmp_path / "b.b8").exists()
-    trusted = workspace.autoqec(*argv, "--trust-code")
+    trusted = workspace.autoqec(*argv, "--trust-code", "--unverified")
     assert trusted.code == 2 and "RuntimeError: the branch speaks" in trusted.err, trusted.err  # that code was asked
 
 

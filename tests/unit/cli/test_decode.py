@@ -80,7 +80,9 @@ def test_what_it_tells_machines(made: tuple[Path, np.ndarray], capsys: pytest.Ca
     place, expected = made
     assert decode(place, "--json", out="told.01", shots="shots.b8") == 0
     told = json.loads(capsys.readouterr().out)
-    assert told == {"out": str(place / "told.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0}
+    assert told == {
+        "out": str(place / "told.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0, "verified": False
+    }  # fmt: skip
     assert len((place / "told.01").read_text().splitlines()) == SHOTS
 
 
@@ -136,7 +138,7 @@ def test_the_env_must_be_known(made: tuple[Path, np.ndarray], capsys: pytest.Cap
     place, _ = made
     files = ["--in", str(place / "shots.b8"), "--out", str(place / "no")]
     assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
-    refused(capsys, "checkpoint.pt", "lies in no run", "--env ENV")
+    refused(capsys, "checkpoint.pt", "does not belong to a run", "--env ENV")
     assert run_cli(group, ["decode", str(place), *files]) == 2
     refused(capsys, "no round's directory")
 
@@ -192,7 +194,11 @@ def test_an_error_late_in_the_file_leaves_an_older_answer_alone(
 
 @pytest.mark.parametrize(
     ("shots", "out", "part"),
-    [("none", "x", "cannot be read"), ("shots.b8", "no/x", "no place"), ("shots.b8", "shots.b8", "itself")],
+    [
+        ("none", "x", "cannot be read"),
+        ("shots.b8", "no/x", "not a file"),
+        ("shots.b8", "shots.b8", "is the input file"),
+    ],
 )
 def test_wrong_files(
     made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], shots: str, out: str, part: str
