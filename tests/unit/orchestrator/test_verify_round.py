@@ -82,7 +82,7 @@ def test_unrecorded_report_keeps_its_registered_place(tmp_path: Path) -> None:
     assert report.effect is not None
     monitor = Monitor(0.05, 3, 0, 10_000)
     monitor.add(report.effect.counts)
-    candidate = verify_round.Candidate(1, "attempt-1", None, None, rounds.metrics(), tmp_path)
+    candidate = verify_round.Candidate(1, "attempt-1", None, None, rounds.metrics(1), tmp_path)
     request = VerifyRequest(
         "", layout.round(1), tmp_path, {}, b"", PROFILES["smoke"], rounds.RUN_ID, True,
         attempt_index=7, discoveries_before=1,
