@@ -75,6 +75,13 @@ class StorageError(AutoqecError):
     exit_code = 74
 
 
+class InfrastructureError(AutoqecError):
+    """The machine ended a process from outside (SIGKILL, out of memory): no fault of the round, and no result of it."""
+
+    code = "infrastructure"
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h
+
+
 class RunInterruptedError(AutoqecError):
     """The process was asked to stop; the run can be resumed."""
 

@@ -39,7 +39,7 @@ def decoders() -> dict[str, sinter.Decoder]:
         UsageError: An entry of AUTOQEC_CHECKPOINTS is malformed.
     """
     by_name: dict[str, sinter.Decoder] = {"mwpm_correlated": CorrelatedMatchingDecoder()}
-    for run in sorted(runs_dir(Path.cwd()).glob("*/run.json")):
+    for run in sorted(runs_dir(Path.cwd()).glob("[0-9]*/run.json")):
         layout = RunLayout(Path.cwd(), run.parent.name)
         for row in History(layout).rows():
             if row.verify_verdict == "VERIFIED":

@@ -26,6 +26,7 @@ from autoqec.cli.paths import builtin_envs
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
@@ -77,20 +78,31 @@ def roles() -> Roles:
     return Roles(ideator, coder=driver.literal, analyst=driver.nominate)
 
 
-def append_rounds(layout: RunLayout, count: int) -> None:
-    """History, attempts, branches and pins of `count` more rounds, as they would be."""
+def append_rounds(
+    layout: RunLayout, count: int, verified: Callable[[int], bool] = lambda number: number % 10 == 0
+) -> None:
+    """History, attempts, branches and pins of `count` more rounds, as they would be.
+
+    verified: Which rounds stand verified, by number, each with its registered test and its report.
+    """
     memory = RunMemory(layout.root)
-    first, row = memory.next_round(), memory.history.rows()[-1]
-    shas = _commits(layout, first, count, memory.history.info().baseline_sha, pinned=True)
+    first, row, info = memory.next_round(), memory.history.rows()[-1], memory.history.info()
+    shas = _commits(layout, first, count, info.baseline_sha, pinned=True)
     lines: dict[Path, list[dict[str, Any]]] = {layout.history: [], layout.attempts: []}
     for number, (code, _) in zip(range(first, first + count), shas, strict=True):
         branch, name = layout.branch(number, "net"), f"attempt-{number}"
-        more = {"round": number, "branch": branch, "commit_sha": code, "round_attempt_id": name}
-        kind = {"verdict": "ignore", "verify_verdict": None} if number % 10 else {}
-        lines[layout.history].append(HistoryRow.model_validate({**row.dump(), **more, **kind}).dump())
-        for line in (rounds.begun(number), rounds.planned(number, branch=branch), rounds.nominated(number)):
-            lines[layout.attempts].append(line.dump())
+        named = {"branch": branch, "commit_sha": code, "round_attempt_id": name}
         layout.round(number).dir.mkdir()
+        written = [rounds.begun(number), rounds.planned(number, branch=branch), rounds.nominated(number)]
+        fields: dict[str, Any] = {"verdict": "ignore", "verify_verdict": None}
+        if verified(number):
+            report = rounds.report(number, run_id=info.run_id, **named)
+            layout.round(number).report_json.write_text(json.dumps(report.dump()), encoding="utf-8")
+            written.append(rounds.charged(number))
+            fields = {"verdict": "candidate", **round_recorder.verification_fields(report), "sandbox": report.sandbox}
+        lines[layout.attempts] += [line.dump() for line in written]
+        fields |= {"round": number, "n_params": number, **named}
+        lines[layout.history].append(HistoryRow.model_validate({**row.dump(), **fields}).dump())
     for path, values in lines.items():
         jsonl.append_all(path, values, chained=True)
 
@@ -123,20 +135,8 @@ def append_orphans(layout: RunLayout, count: int) -> None:
 
 
 def append_pareto_rounds(layout: RunLayout, count: int) -> None:
-    """So many more rounds, each verified and none dominated."""
-    append_rounds(layout, count)
-    path = layout.history
-    values = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for n, value in enumerate(values):
-        if value["round_attempt_id"].startswith("attempt-"):
-            values_of_row = rounds.row(
-                value["round"], delta_vs_baseline_holdout=1e-6 * (n + 1), judge_n_params=n + 1
-            ).dump()
-            keep = ("round", "branch", "commit_sha", "round_attempt_id")
-            value.update({**values_of_row, **{key: value[key] for key in keep}})
-        value.pop(jsonl.CHAIN_KEY, None)
-    path.unlink()
-    jsonl.append_all(path, values, chained=True)
+    """So many more rounds, each verified and none dominated: every one gains more and costs more than the last."""
+    append_rounds(layout, count, verified=lambda number: True)
 
 
 def cpu_seconds() -> float:

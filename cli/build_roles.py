@@ -36,7 +36,7 @@ from autoqec.system import machine
 if TYPE_CHECKING:
     from autoqec.llm.base import LanguageModel
     from autoqec.llm.ledger import Ledger
-    from autoqec.orchestrator.run import Run
+    from autoqec.orchestrator.run import Run, RunContext
 
 View = dict[str, Any]
 
@@ -199,7 +199,7 @@ def learn(choice: RoleOptions, run: Run) -> int:
 
 
 def build_roles(
-    choice: RoleOptions, run: Run, on_event: OnEvent, budget: Budget | None = None
+    choice: RoleOptions, run: RunContext, on_event: OnEvent, budget: Budget | None = None
 ) -> tuple[Roles, RunBudget]:
     """The roles of an opened run, and the loop's limits; calls are taped and booked in the run's directory.
 
@@ -228,7 +228,7 @@ def build_roles(
 class _LlmRoles:
     """The roles through language models of one run; `over` says why no further call may be made."""
 
-    def __init__(self, choice: RoleOptions, run: Run, on_event: OnEvent) -> None:
+    def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent) -> None:
         from autoqec.llm.cassette import CassetteFile
         from autoqec.llm.ledger import Ledger
 

@@ -17,6 +17,7 @@ from autoqec.ideators.space import Config
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from autoqec.contracts.messages import IdeatorResponse
     from autoqec.orchestrator.run import Run
 
 IDEATOR = "evaluate"  # its name on record
@@ -29,6 +30,7 @@ class WorkspaceRounds:
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._held = note, ExitStack()
         self._runs: dict[tuple[str, str], Run] = {}
+        self._response: IdeatorResponse | None = None  # the design that the next round measures
 
     def __call__(self, env_text: str, profile: ProfileName, config: Config) -> dict[str, Any]:
         from autoqec.orchestrator import loop
@@ -36,7 +38,7 @@ class WorkspaceRounds:
         run = self._runs.get((env_text, profile)) or self._open(env_text, profile)
         text = f"The screen promoted this {config['type']}: it is the best of its kind so far"
         response = moves.to_response(Move(f"promoted-{config['type']}", text, config), source=IDEATOR)
-        run.roles = loop.Roles(lambda view: response)
+        self._response = response
         made = len(run.memory.history.rows())
         (row,) = loop.run_rounds(run, made + 1).rows
         return row.dump()
@@ -47,8 +49,8 @@ class WorkspaceRounds:
         with tempfile.TemporaryDirectory(prefix="autoqec-env-") as folder:
             env = Path(folder) / "env.yaml"
             env.write_text(env_text, encoding="utf-8")
-            stand_in = loop.Roles(lambda view: None)
-            run = loop.start_run(env, paths.workspace_root(), profile, 1, IDEATOR, roles=stand_in)
+            roles = loop.Roles(lambda view: self._response)
+            run = loop.start_run(env, paths.workspace_root(), profile, 1, IDEATOR, roles=roles)
         self._runs[env_text, profile] = self._held.enter_context(run)
         self._note(f"promoted designs become rounds of run {run.layout.run_id}")
         return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import autoqec
@@ -41,15 +42,27 @@ def run_layout(run: str, *, root: Path | None = None) -> layout.RunLayout:
     run_id = Path(run).name
     candidate = layout.RunLayout(root, run_id)
     if not layout.RUN_ID.match(run_id) or not candidate.run_info.is_file():
+        _explain_deleted_run(root, run_id)
         raise UsageError("there is no such run here", location=f"run {run}", hint="autoqec show")
     return candidate
+
+
+def _explain_deleted_run(root: Path, run_id: str) -> None:
+    """Raise UsageError if git still has the branches and pins of a run whose directory is gone."""
+    from autoqec.orchestrator.run_directory import find_deleted_runs
+    from autoqec.system.git import Repo
+
+    for deleted in find_deleted_runs(Repo.discover(root)):
+        if deleted.run_id == run_id:
+            hint = f"autoqec gc {run_id} removes what is left"
+            raise UsageError(deleted.message, location=f"run {run_id}", hint=hint)
 
 
 def find_run(run: str) -> layout.RunLayout:
     """A run to look at: its directory, in whichever repository, or an id of this one. UsageError if there is none."""
     directory = Path(run)
     if directory.name != run and directory.is_dir():
-        directory = directory.resolve()
+        directory = Path(os.path.abspath(directory))
         candidate = layout.RunLayout(directory.parent.parent, directory.name)
         if candidate.root == directory and layout.RUN_ID.match(directory.name) and candidate.run_info.is_file():
             return candidate
@@ -67,7 +80,7 @@ def run_ids(root: Path) -> list[str]:
 
 def parse_round_dir(round_dir: Path) -> tuple[layout.RunLayout, int]:
     """The run and the number of a round's directory, wherever the run's repository lies. UsageError for any other."""
-    directory = round_dir.resolve()
+    directory = Path(os.path.abspath(round_dir))
     number = directory.name.removeprefix("round_")
     root = directory.parent.parent.parent
     hint = "name runs/RUN/round_N; `autoqec show` lists the runs"

@@ -20,6 +20,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import RunInterruptedError, UsageError
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
+from autoqec.orchestrator.run import RolesFactory, RunContext
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
@@ -199,14 +200,20 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
     target = console(err=out.json)
     with ExitStack() as stack:
         view = stack.enter_context(LiveView(target, quiet=out.quiet))
-        run = stack.enter_context(_open_run(run_options, _broadcast(view, out)))
-        format_pins = stack.enter_context(LiveStatusWriter(run.layout, _run_limits(run_options)))
+        listeners: list[OnEvent] = [view]
+        on_event, limits = _broadcast(listeners, out), build_roles.RunBudget()
+
+        def roles(context: RunContext) -> loop.Roles:
+            nonlocal limits
+            built, limits = build_roles.build_roles(run_options.choice, context, on_event, run_options.budget)
+            return built
+
+        run = stack.enter_context(_open_run(run_options, roles, on_event))
+        listeners.insert(0, stack.enter_context(LiveStatusWriter(run.layout, _run_limits(run_options))))
         view.dashboard = Dashboard(run.layout)
-        on_event = _broadcast(view, out, format_pins)
         on_event(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))
         for note in run.notes:
             out.note(note)
-        run.roles, limits = build_roles.build_roles(run_options.choice, run, on_event, run_options.budget)
         try:
             outcome = loop.run_rounds(
                 run,
@@ -234,13 +241,12 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
     return 0 if any(row.status == "ok" for row in outcome.rows or final_view.rows) else 1
 
 
-def _open_run(run_options: RunOptions, on_event: OnEvent) -> loop.Run:
-    placeholder_roles = loop.Roles(lambda view: None)  # the roles proper need the opened run
+def _open_run(run_options: RunOptions, roles: RolesFactory, on_event: OnEvent) -> loop.Run:
     if run_options.layout is not None:
         run = loop.resume_run(
             run_options.layout.run_id,
             run_options.root,
-            roles=placeholder_roles,
+            roles=roles,
             threads=run_options.round_threads,
             on_event=on_event,
         )
@@ -259,7 +265,7 @@ def _open_run(run_options: RunOptions, on_event: OnEvent) -> loop.Run:
         run_options.seed,
         run_options.choice.ideator,
         secret_file=run_options.secret_file,
-        roles=placeholder_roles,
+        roles=roles,
         threads=run_options.round_threads,
         pins=run_options.pins,
         command_line=tuple(sys.argv),
@@ -282,9 +288,7 @@ def _run_limits(run_options: RunOptions) -> RunLimits:
     )
 
 
-def _broadcast(view: LiveView, out: Output, *others: OnEvent) -> OnEvent:
-    listeners: list[OnEvent] = [*others, view]
-
+def _broadcast(listeners: list[OnEvent], out: Output) -> OnEvent:
     def on_event(event: Event) -> None:
         for listener in listeners:
             listener(event)

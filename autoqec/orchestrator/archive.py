@@ -24,15 +24,16 @@ from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive_format import MANIFEST, pack, unpack
 from autoqec.orchestrator.gc import removed_files
+from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.publish_secret import read_published_secret
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan_recovery
+from autoqec.orchestrator.secret import read_published_secret
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
 from autoqec.store.run_state import fold
-from autoqec.system import machine, run_lock, sandbox
+from autoqec.system import machine, sandbox
 from autoqec.system.git import GitError, Repo
 from autoqec.system.git.trees import check_trees, largest_checkout
 from autoqec.system.scratch import scratch
@@ -78,7 +79,7 @@ def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True)
     info = History(layout).info()
     if out.exists():
         raise UsageError("is there already", location=str(out), hint=f"name another file, or rm {out}")
-    with run_lock.lock_run(layout.root):
+    with hold_run(layout):
         pending_actions = plan_recovery(inspect.inspect_run(repo, layout))
         if pending_actions:
             what = f"the run is not in line with its history ({pending_actions[0].kind}: {pending_actions[0].why})"
@@ -240,10 +241,10 @@ def _place_run(run: Path, layout: RunLayout) -> None:
 
 def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]:
     """The run's rows. ContractError where its files tell of another run than the manifest does."""
-    info, location = History(layout).info(), str(layout.run_info)
+    info, where = History(layout).info(), str(layout.run_info)
     for field in ("run_id", "baseline_sha", "baseline_ref", "code_sha256"):
         if getattr(info, field) != getattr(manifest, field):
-            raise ContractError(f"`{field}` is not the one in {MANIFEST}", location=location)
+            raise ContractError(f"`{field}` is not the one in {MANIFEST}", location=where)
     if manifest.closed != layout.secret_hex.exists():
         raise ContractError(f"`closed` in {MANIFEST} does not fit the run's files", location=str(layout.secret_hex))
     rows = History(layout).rows()

@@ -1,4 +1,4 @@
-"""Named places of a round's life at which a test may kill the process, as a power cut would."""
+"""Named points in the life of a round at which a test can kill the process, as a power cut would."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ FAILPOINTS = (
     "views_written",
     "pinned",
     "worktree_removed",
+    "recovery_pointer_committed",
     "recovery_swept",
     "recovery_worktree_removed",
     "recovery_refs_moved",
@@ -40,7 +41,7 @@ _hits: Counter[str] = Counter()
 
 
 def failpoint(name: str) -> None:
-    """SIGKILL to this process where AUTOQEC_FAILPOINT is `place`, or `place@N` at the N-th time it is reached."""
+    """Kill this process by SIGKILL if AUTOQEC_FAILPOINT is `name`, or `name@N` when it is reached for the N-th time."""
     requested = os.environ.get(FAILPOINT_VARIABLE)
     if requested is None:
         return

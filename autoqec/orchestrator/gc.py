@@ -17,23 +17,23 @@ from autoqec.contracts.provenance import ManifestArtifact
 from autoqec.contracts.round import ForkFrom, parent_branches
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.failpoint import failpoint
+from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.publish_secret import is_closed
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.apply import recover
 from autoqec.orchestrator.recovery.plan import paths_in_use
+from autoqec.orchestrator.secret import is_closed
 from autoqec.store import atomic, jsonl
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import RoundState
-from autoqec.system import run_lock
 from autoqec.system.git import RefUpdate, Repo
 
-Kind = Literal["worktree", "quarantine", "checkpoint", "unverified"]
+Kind = Literal["worktree", "quarantine", "checkpoint", "unverified", "deleted_run"]
 
 
 @dataclass(frozen=True)
 class RemovableItem:
-    """One thing that may go. name: a directory, a branch, or a file below the run's directory."""
+    """One thing that can be removed. name: a directory, a branch, a file below the run's directory, or a run id."""
 
     kind: Kind
     name: str
@@ -60,6 +60,8 @@ def find_removable(layout: RunLayout, repo: Repo, memory: RunMemory | None = Non
         branch = one.row.branch
         if branch is None or not branch.startswith("quarantine/") or branch in parent_branches:
             continue
+        if branch in state.checked_out:
+            continue
         if branch in state.branches or one.attempt_id in state.pins:
             why = f"round {one.row.round} was refused, {one.row.status}: nothing stands on it"
             if one.row.status == "orphaned_branch":
@@ -76,7 +78,7 @@ def remove(layout: RunLayout, repo: Repo, confirmed: Collection[RemovableItem]) 
     ManualInterventionRequired as recovery does.
     """
     names = {(one.kind, one.name) for one in confirmed}
-    with run_lock.lock_run(layout.root):
+    with hold_run(layout):
         memory = RunMemory(layout.root)
         to_remove = [one for one in find_removable(layout, repo, memory) if (one.kind, one.name) in names]
         if any(one.kind == "worktree" for one in to_remove):

@@ -1,4 +1,4 @@
-"""Many rounds, one after another or several at once. The loop keeps nothing in memory that the disk does not hold."""
+"""Runs rounds one after another or several at once. The loop keeps nothing in memory that is not on disk too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from autoqec.contracts.events import Event, OnEvent, RoundStarted, RunStopped
 from autoqec.contracts.history import HistoryRow
-from autoqec.errors import UsageError
+from autoqec.errors import InfrastructureError, UsageError
 from autoqec.orchestrator.budget import Budget, Clock, InterruptHandler
 from autoqec.orchestrator.executors.local import (
     Executor,
@@ -26,15 +26,19 @@ from autoqec.orchestrator.rounds import (
     start_round,
     under_way,
 )
-from autoqec.orchestrator.run import Roles, Run, check_start, resume_run, start_run
+from autoqec.orchestrator.run import Roles, Run, resume_run, start_run
+from autoqec.orchestrator.run_checks import check_start
+from autoqec.orchestrator.verify_round import verify_pending
 from autoqec.store import run_log
 
 __all__ = ["Budget", "Executor", "LoopResult", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
 
+MAX_INFRASTRUCTURE_FAILURES = 2  # in a row; then the machine, not the search, needs attention
+
 
 @dataclass(frozen=True)
 class LoopResult:
-    """What one call of the loop did. rows: the rounds it recorded. stopped: why no further one was begun."""
+    """What one call of the loop did. rows: those it recorded. stop_reason: why it started no further round."""
 
     rows: tuple[HistoryRow, ...]
     stop_reason: str
@@ -55,24 +59,27 @@ def run_rounds(
     parallel: int = 1,
     executor: Executor | None = None,
 ) -> LoopResult:
-    """Go on until the run has `rounds` finished rows (resumed ones count), a limit is reached or a person says stop.
+    """Run rounds until the run has `rounds` finished rows, a limit is reached or the user stops it.
 
-    executor: where rounds are measured; without one here, `parallel` at once. Rounds that an earlier start had handed
-    to a cluster's job are gone on with first, whatever the executor.
+    First, rounds that an earlier process could not complete are: candidates that it did not verify, and rounds already
+    submitted to a cluster, regardless of the executor. Rows are in the order in which the rounds started, however many
+    run at once, and what a proposal knows of the other rounds depends on no clock.
 
-    Ctrl-C, SIGTERM or SIGHUP once: rounds under way are finished, but for one that waits for its turn, and no further
-    one begins; twice: KeyboardInterrupt, jobs of a cluster are ended, and the next start recovers. Rows are in the
-    order in which the rounds began, however many run at once, and what a proposal knows of the others depends on no
-    clock.
+    Ctrl-C, SIGTERM or SIGHUP once: running rounds are finished, except one that waits for its turn, and no further one
+    starts; twice: KeyboardInterrupt, cluster jobs are cancelled, and the next start recovers.
 
-    Raises UsageError where a cluster refuses a job.
+    Args:
+        run: The run, held by this process.
+        rounds: Finished rows in all, those of earlier starts included; None for no limit.
+        on_event: Gets every event.
+        budget: Further limits.
+        parallel: Rounds measured at once, without an executor.
+        executor: Where rounds are measured; without one, in this process.
+
+    Raises:
+        UsageError: A cluster refuses a job.
     """
-    emit, clock, recorded, interrupts = (
-        _serialize_events(run_log.logged(on_event)),
-        Clock(),
-        list[HistoryRow](),
-        InterruptHandler(),
-    )
+    emit, clock, interrupts = _serialize_events(run_log.logged(on_event)), Clock(), InterruptHandler()
     limits = [Budget(rounds=rounds), budget or Budget()]
     if executor is None and parallel > 1:
         executor = ParallelExecutor(
@@ -80,10 +87,14 @@ def run_rounds(
         )
     executor = executor or SerialExecutor()
     with interrupts:
-        pending: deque[tuple[StartedRound, RoundFuture]] = deque(_resume_cluster_rounds(run, executor, emit))
+        recorded = verify_pending(run.memory, run.repo, emit)
+        pending = deque(_resume_cluster_rounds(run, executor, emit))
+        failures = 0
         try:
             while True:
                 stop_reason = _stop_reason(run, limits, clock, interrupts, len(pending))
+                if failures >= MAX_INFRASTRUCTURE_FAILURES:
+                    stop_reason = f"{failures} rounds in a row were killed from outside (`dmesg | tail`)"
                 if stop_reason is None and len(pending) < executor.capacity:
                     started = start_round(run, emit)
                     if started.row is not None:
@@ -91,7 +102,9 @@ def run_rounds(
                     else:
                         pending.append((started, _submit(run, started, executor, emit)))
                 elif pending:
-                    recorded.append(_record_oldest(run, pending, emit))
+                    row, killed = _record_oldest(run, pending, emit)
+                    recorded.append(row)
+                    failures = failures + 1 if killed else 0
                 else:
                     run_log.record(RunStopped(why=str(stop_reason)))
                     return LoopResult(tuple(recorded), str(stop_reason), interrupts.requested)
@@ -120,29 +133,34 @@ def _submit(run: Run, started: StartedRound, executor: Executor, emit: OnEvent) 
         raise
 
 
-def _record_oldest(run: Run, pending: deque[tuple[StartedRound, RoundFuture]], emit: OnEvent) -> HistoryRow:
-    """The round that began first, waited for."""
+def _record_oldest(
+    run: Run, pending: deque[tuple[StartedRound, RoundFuture]], emit: OnEvent
+) -> tuple[HistoryRow, bool]:
+    """Wait for the round that started first; its row, and whether the machine killed it."""
     started, future = pending[0]
     try:
         metrics = future.result()
     except NotStartedError as reason:
         pending.popleft()
-        return reject_round(run, started, f"never measured, it waited for its turn: {reason}", emit)
+        return reject_round(run, started, f"never measured, it waited for its turn: {reason}", emit), False
+    except InfrastructureError as error:
+        pending.popleft()
+        return reject_round(run, started, f"infrastructure failure: {error.message}", emit), True
     pending.popleft()  # there is nothing to cancel any more
-    return finish_round(run, started, metrics, emit)
+    return finish_round(run, started, metrics, emit), False
 
 
 def _stop_reason(
-    run: Run, limits: list[Budget], clock: Clock, interrupts: InterruptHandler, under_way: int
+    run: Run, limits: list[Budget], clock: Clock, interrupts: InterruptHandler, n_running: int
 ) -> str | None:
     if interrupts.requested:
-        return "interrupted; --resume goes on"
+        return "interrupted; --resume continues"
     state = run.memory.state
-    return next(filter(None, (limit.exhausted(state, clock.elapsed(), under_way) for limit in limits)), None)
+    return next(filter(None, (limit.exhausted(state, clock.elapsed(), n_running) for limit in limits)), None)
 
 
 def _serialize_events(on_event: OnEvent) -> OnEvent:
-    """Rounds that run at once tell their events one by one."""
+    """Events of rounds that run at once, one by one."""
     lock = threading.Lock()
 
     def emit(event: Event) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class RunMemory:
     """
 
     def __init__(self, run_dir: Path | str, pareto_filename: str = FRONT) -> None:
-        directory = Path(run_dir).resolve()
+        directory = Path(os.path.abspath(run_dir))  # links stay: `runs` may be one, to another disk
         if pareto_filename not in (FRONT, CANDIDATES):
             raise ValueError(f"pareto_filename is {FRONT} or {CANDIDATES}, not {pareto_filename!r}")
         self.layout = RunLayout(directory.parent.parent, directory.name)
@@ -158,7 +159,7 @@ class RunMemory:
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> dict[str, Any]:
         """What the analyst sees of one round; `metrics_path` is absolute."""
-        directory = Path(round_dir).resolve()
+        directory = Path(os.path.abspath(round_dir))
         return {
             "run_id": self.layout.run_id,
             "hypothesis": hypothesis,

@@ -62,7 +62,7 @@ def build_row(
         **provenance,
         **_config(config if config is not None or planned is None else planned.dsl_config),
         **(
-            _verification_fields(report)
+            verification_fields(report)
             if report
             else {"verify_reasons": (unverified_reason,) if unverified_reason else ()}
         ),
@@ -142,7 +142,7 @@ def verified_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> Hist
     }
     when = {"finished_at": report.finished_at, "verify_wallclock_s": report.judge_wallclock_s}
     return HistoryRow.model_validate(
-        {**row.dump(), **follow_up, **_verification_fields(report), **when, "sandbox": report.sandbox}
+        {**row.dump(), **follow_up, **verification_fields(report), **when, "sandbox": report.sandbox}
     )
 
 
@@ -200,7 +200,7 @@ def _config(config: dict[str, Any] | None) -> dict[str, Any]:
 
 def verdict_differences(row: HistoryRow, report: VerifyReport) -> list[str]:
     """Compare a row with the report that it was written from; return one line per difference."""
-    expected = {**_verification_fields(report), "sandbox": report.sandbox}
+    expected = {**verification_fields(report), "sandbox": report.sandbox}
     found = {name: (getattr(row, name), value) for name, value in expected.items()}
     return [
         f"{name} is {recorded!r} in history.jsonl and {reported!r} in the report"
@@ -209,7 +209,7 @@ def verdict_differences(row: HistoryRow, report: VerifyReport) -> list[str]:
     ]
 
 
-def _verification_fields(report: VerifyReport) -> dict[str, Any]:
+def verification_fields(report: VerifyReport) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "verify_verdict": report.verdict,
         "report_version": report.schema_version if report.schema_version >= 2 else None,

@@ -26,7 +26,7 @@ from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, parent_branches
 from autoqec.contracts.timing import utc_now
-from autoqec.errors import AutoqecError, ContractError, RoundError, UsageError
+from autoqec.errors import AutoqecError, ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.failpoint import failpoint
@@ -179,10 +179,10 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
                 hint = f"autoqec verify {layout.dir}"
                 raise UsageError("its worktree was removed under way", location=str(modules_dir), hint=hint)
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
-            report = verify_candidate(run.memory, run.info, candidate, run.secret, on_event)
-        except (ContractError, UsageError) as error:
-            LOGGER.warning("not judged", exc_info=True, extra={"round": number})
-            unverified_reason = f"not judged: {error}"
+            report = verify_candidate(run.memory, run.info, candidate, run.read_secret(), on_event)
+        except (ContractError, UsageError, InfrastructureError) as error:
+            LOGGER.warning("not verified", exc_info=True, extra={"round": number})
+            unverified_reason = f"not verified: {error}"
     recorded_files = read_round_files(layout)
     pointer = _read_committed_pointer(run, layout, opened.planned, tip)
     row = round_recorder.build_row(
@@ -321,21 +321,23 @@ def _end_early(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, re
 
 
 def _reject_edit(run: Run, attempt: Attempt, failure: RoundError, on_event: OnEvent) -> StartedRound:
-    """An edit that may not be: what was committed of it is set aside, the worktree goes."""
+    """Quarantine the branch of a rejected edit and remove its worktree."""
     planned = attempt.planned
     assert planned is not None
     branch, sha = planned.branch, run.repo.rev_parse(f"refs/heads/{planned.branch}")
     place: dict[str, Any] = {}
     if sha is not None:
-        worktree.salvage_and_remove_worktree(run.repo, run.layout, Path(run.layout.worktree(branch)))
-        if sha == planned.base_sha:
-            run.repo.update_refs([RefUpdate(f"refs/heads/{branch}", None, sha)])
-        else:
+        worktree.salvage_and_remove_worktree(run.repo, run.layout, run.layout.worktree(branch))
+        # A branch that someone has checked out meanwhile keeps its name; recovery deletes it later.
+        kept = branch in run.repo.checked_out_branches()
+        updates = [] if kept else [RefUpdate(f"refs/heads/{branch}", None, sha)]
+        if sha != planned.base_sha:
             quarantine_branch = quarantine_branch_of(branch)
-            moved = [
+            updates += [
                 RefUpdate(f"refs/heads/{quarantine_branch}", sha, None),
-                RefUpdate(f"refs/heads/{branch}", None, sha),
+                RefUpdate(run.layout.pin(attempt.id), sha, None),
             ]
-            run.repo.update_refs([*moved, RefUpdate(run.layout.pin(attempt.id), sha, None)])
             place = {"branch": quarantine_branch, "commit_sha": sha}
+        if updates:
+            run.repo.update_refs(updates)
     return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure), **place)

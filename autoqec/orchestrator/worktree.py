@@ -104,6 +104,25 @@ def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: st
     return repo.commit(layout.worktree(planned.branch), [name], message, trailers)
 
 
+def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned) -> None:
+    """Commit the pointer of a measured round whose process died, from the copy in the round's directory.
+
+    The branch must exist; its checkout is made again if it is missing.
+    """
+    path, name = layout.worktree(planned.branch), pointer_on_branch(planned.round)
+    if not (path / ".git").is_file() or all(entry.path != path for entry in repo.worktrees()):
+        salvage_and_remove_worktree(repo, layout, path)
+        repo.worktree_add(path, planned.branch, None)
+    atomic.make_dir((path / name).parent)
+    atomic.write_bytes(path / name, layout.round(planned.round).pointer.read_bytes())
+    commit_pointer(repo, layout, planned)
+
+
+def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> frozenset[str]:
+    """Branches that are checked out anywhere but in the worktrees that belong to the rounds of `branches`."""
+    return frozenset(repo.checked_out_branches(except_worktrees=[layout.worktree(branch) for branch in branches]))
+
+
 def is_config_only(modules_dir: Path) -> bool:
     """Whether a checked-out surface differs from the running package's own in predecoder.yaml alone."""
     package_modules = Path(autoqec.__file__).resolve().parent / EDITABLE_MODULES.removeprefix("autoqec/")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,7 @@ def write_artifact_manifest(
     config: RunnerConfig, metrics: RoundMetrics, *, artifacts: Sequence[Artifact], sandbox: dict[str, Any]
 ) -> Manifest | None:
     """Write the manifest of an ok round. A failure is recorded in manifest_error.txt and does not fail the round."""
-    layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
+    layout = RoundLayout(Path(os.path.abspath(config.round_dir)), config.round_idx)
     try:
         manifest = _manifest(config, artifacts, sandbox)
         atomic.write_json(layout.manifest, manifest.dump())
@@ -42,7 +43,7 @@ def write_artifact_manifest(
 
 
 def _manifest(config: RunnerConfig, artifacts: Sequence[Artifact], sandbox: dict[str, Any]) -> Manifest:
-    layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
+    layout = RoundLayout(Path(os.path.abspath(config.round_dir)), config.round_idx)
     env = files.parse_env(config.env_yaml, location="env")
     round_files = [_file_artifact(path) for path in (layout.config, layout.metrics)]
     return Manifest(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from autoqec.contracts.base import sha256_bytes, sha256_json
@@ -33,7 +34,7 @@ def write_round_pointer(config: RunnerConfig, metrics: RoundMetrics, *, repo_roo
         raise UsageError("a pointer needs branch, code_cwd and commit_sha", location="RunnerConfig")
     if config.round_attempt_id is None:
         raise UsageError("a pointer needs round_attempt_id", location="RunnerConfig.round_attempt_id")
-    layout = RoundLayout(Path(config.round_dir).resolve(), config.round_idx)
+    layout = RoundLayout(Path(os.path.abspath(config.round_dir)), config.round_idx)
     pointer = Pointer(
         run_id=config.run_id,
         round_idx=config.round_idx,

@@ -15,13 +15,14 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import RunnerConfig
-from autoqec.errors import UsageError
+from autoqec.errors import InfrastructureError, UsageError
 from autoqec.runner import collect, devices
 from autoqec.runner.artifact_manifest import resolve_modules_dir
 from autoqec.runner.collect import Artifact
-from autoqec.runner.spec import SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
+from autoqec.runner.spec import RESULT, SCRATCH_DIR, ChildResult, ChildSpec, ChildStatus, one_line
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, hidden_from_branch_code
+from autoqec.store.run_log import LOGGER
 from autoqec.system import sandbox
 from autoqec.system.process import child
 
@@ -38,6 +39,7 @@ class ChildOutcome:
     artifacts: list[Artifact] = field(default_factory=list)
     rss_peak_gb: float | None = None
     sandbox: dict[str, Any] = field(default_factory=dict)
+    killed: bool = False  # by SIGKILL, although no limit of ours was broken
 
 
 def run_in_child(
@@ -58,7 +60,27 @@ def run_in_child(
 
     Raises:
         UsageError: The round directory was moved or deleted meanwhile.
+        InfrastructureError: The child was killed from outside, and so was a second one.
     """
+    outcome = _run_child(config, profile, layout, on_event, check_cancelled)
+    if outcome.killed:
+        message = "the round's process was killed from outside; it is started once more"
+        LOGGER.warning(message, extra={"round": config.round_idx})
+        outcome = _run_child(config, profile, layout, on_event, check_cancelled)
+    if outcome.killed:
+        what = "the process that trains the round was killed from outside twice (SIGKILL, or out of memory)"
+        hint = "`dmesg | tail` names the reason; run fewer rounds at once (--parallel), or free memory"
+        raise InfrastructureError(what, location=str(layout.dir), hint=hint)
+    return outcome
+
+
+def _run_child(
+    config: RunnerConfig,
+    profile: Profile,
+    layout: RoundLayout,
+    on_event: OnEvent | None,
+    check_cancelled: Callable[[], None],
+) -> ChildOutcome:
     scratch = layout.dir / SCRATCH_DIR
     shutil.rmtree(scratch, ignore_errors=True)
     out, private = scratch / "out", scratch / "private"
@@ -92,7 +114,13 @@ def run_in_child(
             )
         events.forward()
         kept, child_result = _collect_result(process_result, out, log, layout, spec)
-        return ChildOutcome(child_result, kept, round(process_result.rss_peak_gb, 4), {"tier": wrapped.sandbox_backend})
+        return ChildOutcome(
+            child_result,
+            kept,
+            round(process_result.rss_peak_gb, 4),
+            {"tier": wrapped.sandbox_backend},
+            killed=_is_killed_from_outside(process_result) and not (out / RESULT).exists(),
+        )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -181,6 +209,11 @@ def last_log_line(log: Path) -> str:
     except OSError:
         return ""
     return f": {lines[-1]}" if lines else ""
+
+
+def _is_killed_from_outside(process_result: child.Result) -> bool:
+    """Return whether SIGKILL ended the child and no limit was the reason; the sandbox reports it as status 137."""
+    return process_result.limit_broken is None and process_result.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 def _exit_description(returncode: int) -> str:

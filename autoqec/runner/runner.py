@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from datetime import datetime
@@ -111,7 +112,7 @@ def resolve_config(config: RunnerConfig) -> tuple[Path | None, RunnerConfig]:
     Returns:
         The workspace repository of a round on a branch (else None), and the config.
     """
-    updates: dict[str, Any] = {"round_dir": str(Path(config.round_dir).resolve())}
+    updates: dict[str, Any] = {"round_dir": str(Path(os.path.abspath(config.round_dir)))}
     if config.branch is None or config.code_cwd is None:
         return None, config.model_copy(update=updates)
     repo = git.Repo.discover(config.code_cwd)

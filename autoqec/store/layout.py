@@ -228,19 +228,33 @@ def path_in_run(number: int, path: str | None) -> str | None:
     return None if path is None else f"round_{number}/{PurePath(path).name}"
 
 
+def partial_run_id(run_id: str) -> str:
+    """Name of a run's directory while it is being created; not a run id, so that no command takes it for a run."""
+    return f".{run_id}.partial"
+
+
 def runs_dir(repo_root: Path) -> Path:
     return repo_root / "runs"
 
 
 def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
-    """What no code of a branch may see: every run of the lab with its secret, its worktrees, its git directory."""
+    """Return what no code of a branch may see: every run with its secret, the worktrees and the git directory.
+
+    `runs` and `.worktrees` may be symbolic links to another disk, so each counts under both its names.
+    """
     workspace = round_dir.parent.parent.parent
-    return (round_dir.parent, runs_dir(workspace), workspace / ".worktrees", workspace / ".git")
+    named = (round_dir.parent, runs_dir(workspace), workspace / ".worktrees", workspace / ".git")
+    return tuple(dict.fromkeys((*named, *(path.resolve() for path in named))))
 
 
 def quarantine_branch_of(branch: str) -> str:
     """exp/<run>/<rest> -> quarantine/<run>/<rest>."""
     return "quarantine/" + branch.removeprefix("exp/")
+
+
+def round_branch_of(branch: str) -> str:
+    """quarantine/<run>/<rest> -> exp/<run>/<rest>; any other name is returned as it is."""
+    return "exp/" + branch.removeprefix("quarantine/") if branch.startswith("quarantine/") else branch
 
 
 def pointer_name(number: int) -> str:

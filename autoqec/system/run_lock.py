@@ -54,7 +54,7 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
         _lock(fd, root)
         epoch = _epoch(read(root)) + 1
         killed_pids = kill_leftover_processes(root)
-        _write(root, _owner_record(epoch))
+        _write(root, _owner_record(root, epoch))
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
         yield RunOwner(root, epoch, killed_pids, _warning(root))
     finally:
@@ -160,13 +160,14 @@ def _lock(fd: int, root: Path) -> None:
     )
 
 
-def _owner_record(epoch: int) -> dict[str, Any]:
+def _owner_record(root: Path, epoch: int) -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "start_time": procfs.start_time(os.getpid()),
         "boot_id": procfs.boot_id(),
         "epoch": epoch,
+        "root": str(root),  # tells a copy of the run from the run
     }
 
 

@@ -22,33 +22,40 @@ KIND_LABELS = {
     "quarantine": ("quarantined branch", "quarantined branches"),
     "checkpoint": ("checkpoint that no front needs", "checkpoints that no front needs"),
     "unverified": ("unverified checkpoint of an open run", "unverified checkpoints of open runs"),
+    "deleted_run": ("deleted run's branches and pins", "deleted runs' branches and pins"),
 }
-OPT_IN_KIND = "unverified"  # goes only by name: the run may go on
+# Removed only by name: the run may continue, and branches may be all that is left of a result.
+OPT_IN_KINDS = ("unverified", "deleted_run")
 
 
 @click.command("gc")
 @click.argument("run", required=False)
 @click.option("--only", type=click.Choice(list(KIND_LABELS)), multiple=True, help="Only this kind; may be repeated.")
 @click.option("--dry-run", is_flag=True, help="List, ask nothing and remove nothing.")
-@click.option("--yes", is_flag=True, help="Remove all that is listed; `unverified` only where --only names it.")
+@click.option(
+    "--yes", is_flag=True, help="Remove all that is listed; `unverified` and `deleted_run` only if --only names them."
+)
 @options
 def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Output) -> None:
     """List what RUN (or every run here) left that nobody needs, and remove what you agree to.
 
     Worktrees of rounds that died (edits that were not committed are kept under salvage/), quarantined branches, and
     checkpoints that neither the verified front nor anything it stands on needs. Unverified checkpoints of a run that
-    is not closed stay unless you say so: a later judgement or round may want them. A run at work is left alone.
+    is not closed stay unless you say so: a later verification or round may need them. So do branches and pins of a run
+    whose directory was deleted. A run that another process holds is left alone.
     """
     from autoqec.system.git import Repo
 
     repo = Repo.discover(Path.cwd())
-    layouts = [paths.run_layout(run)] if run else [RunLayout(repo.root, name) for name in paths.run_ids(repo.root)]
-    n_listed = removed = 0
+    n_listed, removed = _deleted_runs(repo, run, only, dry_run, yes, out)
+    layouts = [RunLayout(repo.root, name) for name in paths.run_ids(repo.root)]
+    if run is not None:
+        layouts = [] if n_listed else [paths.run_layout(run)]
     for layout in layouts:
         try:
             removable = _list_items(layout, repo, only, out)
             n_listed += len(removable)
-            selected = [one for one in removable if one.kind != OPT_IN_KIND or OPT_IN_KIND in only]
+            selected = [one for one in removable if one.kind not in OPT_IN_KINDS or one.kind in only]
             confirmed = [] if dry_run else selected if yes else _confirm(removable)
             removed += _remove_items(layout, repo, confirmed, out)
         except AutoqecError as error:
@@ -58,7 +65,31 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
     if not n_listed:
         out.note("nothing to remove")
     elif not removed and not dry_run:
-        out.note(f"nothing was removed; --yes removes all that is listed, {OPT_IN_KIND} ones with --only {OPT_IN_KIND}")
+        kinds = " or ".join(OPT_IN_KINDS)
+        out.note(f"nothing was removed; --yes removes all that is listed; {kinds} only with --only KIND")
+
+
+def _deleted_runs(
+    repo: Repo, run: str | None, only: Sequence[str], dry_run: bool, yes: bool, out: Output
+) -> tuple[int, int]:
+    """List what is left of runs whose directory is gone, and remove it; how many were listed and removed."""
+    from autoqec.orchestrator.gc import RemovableItem
+    from autoqec.orchestrator.run_directory import find_deleted_runs, remove_deleted_run
+
+    listed = removed = 0
+    for deleted in find_deleted_runs(repo):
+        if run not in (None, deleted.run_id) or (only and "deleted_run" not in only):
+            continue
+        item = RemovableItem("deleted_run", deleted.run_id, deleted.message)
+        out.say(f"{deleted.run_id}  {item.kind}  {item.why}")
+        out.emit({"run_id": deleted.run_id, "removed": False, **item.dump()})
+        listed += 1
+        if not dry_run and ("deleted_run" in only if yes else _confirm([item])):
+            refs = remove_deleted_run(repo, deleted)
+            out.say(f"removed {len(refs)} branches and pins of {deleted.run_id}")
+            out.emit({"run_id": deleted.run_id, "removed": True, **item.dump()})
+            removed += 1
+    return listed, removed
 
 
 def _list_items(layout: RunLayout, repo: Repo, only: Sequence[str], out: Output) -> list[RemovableItem]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
         **chosen,
         "env_yaml": env_yaml,
         "predecoder_config": predecoder,
-        "round_dir": str(round_dir.resolve()),
+        "round_dir": os.path.abspath(round_dir),
         "code_cwd": str(code_cwd.resolve()) if code_cwd else None,
         "modules_dir": str((code_cwd / layout.EDITABLE_MODULES).resolve()) if code_cwd else None,
         "fork_from": (fork_from if len(fork_from) > 1 else fork_from[0]) if fork_from else "baseline",

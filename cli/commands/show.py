@@ -57,10 +57,15 @@ def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
 
 
 def _list(root: Path, out: Output) -> None:
+    from autoqec.orchestrator.run_directory import find_deleted_runs
     from autoqec.reporting import run_report
     from autoqec.reporting.text import plain, pluralize
+    from autoqec.system.git import Repo
 
     ids = paths.run_ids(root)
+    for deleted in find_deleted_runs(Repo.discover(root)):
+        out.say(f"{deleted.run_id}  {deleted.message}; `autoqec gc {deleted.run_id}` removes them")
+        out.emit({"run_id": deleted.run_id, "deleted": True, "what": deleted.message})
     if not ids:
         out.say("No runs here yet. Start one: autoqec run smoke --profile smoke --rounds 2")
     for run_id in ids:

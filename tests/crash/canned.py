@@ -1,12 +1,10 @@
-"""Runner and judge that answer at once: a round then takes no time, and its files are written as ever."""
+"""A Runner and a verifier that answer at once: rounds take no time, and write the files that real ones write."""
 
 from __future__ import annotations
 
-import sys
-import types
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import parse_dsl
@@ -14,35 +12,13 @@ from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
-from autoqec.orchestrator import run
+from autoqec.orchestrator import run, run_checks
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 from tests.support import rounds
 
-
-@dataclass(frozen=True)
-class Request:
-    """As eval.verifier.VerifyRequest, of which nothing heavy is needed here."""
-
-    env_text: str
-    round: RoundLayout
-    checkpoint: Path
-    dsl_config: Any
-    secret: bytes
-    profile: Any
-    run_id: str
-    config_only: bool
-    modules_dir: Path | None = None
-    round_attempt_id: str | None = None
-    branch: str | None = None
-    commit_sha: str | None = None
-    claimed: RoundMetrics | None = None
-    attempt_index: int = 1
-    discoveries_before: int = 0
-    tested_artifacts: dict[str, int] = field(default_factory=dict)
-    expected_artifact: str | None = None
-    parents: Any = ()
-    shots: Path | None = None
+if TYPE_CHECKING:
+    from autoqec.verification.verifier import VerifyRequest
 
 
 def run_round(config: RunnerConfig, *, on_event: Any = None) -> RoundMetrics:
@@ -64,14 +40,15 @@ def run_round(config: RunnerConfig, *, on_event: Any = None) -> RoundMetrics:
     return metrics
 
 
-def artifact_sha256(request: Request) -> str:
+def artifact_sha256(request: VerifyRequest) -> str:
     return sha256_bytes(request.checkpoint.read_bytes())
 
 
-def verify(request: Request, *, on_event: Any = None) -> VerifyReport:
+def verify(request: VerifyRequest, *, verdict: str = "VERIFIED", on_event: Any = None) -> VerifyReport:
     named = ("run_id", "round_attempt_id", "branch", "commit_sha")
     report = rounds.report(
         request.round.round,
+        verdict,
         artifact_sha256=artifact_sha256(request),
         **{name: getattr(request, name) for name in named},
     )
@@ -85,14 +62,22 @@ def analyse(view: dict[str, Any]) -> AnalystResponse:
     return rounds.nominated(1, "candidate" if ok else "ignore").analyst
 
 
-def install() -> None:
-    """In this process, before the loop starts."""
-    runner: Any = types.ModuleType("autoqec.runner.runner")
-    runner.run_round = run_round
-    verifier: Any = types.ModuleType("autoqec.verification.verifier")
-    verifier.VerifyRequest, verifier.artifact_sha256, verifier.verify = Request, artifact_sha256, verify
-    sys.modules |= {"autoqec.runner.runner": runner, "autoqec.verification.verifier": verifier}
-    import autoqec.verification
+def install(
+    set_attribute: Callable[[Any, str, Any], None] = setattr,
+    *,
+    verdict: Callable[[int], str] = lambda number: "VERIFIED",
+) -> None:
+    """Put the fakes in the place of Runner and verifier, before the loop starts.
 
-    autoqec.verification.verifier = verifier
-    run._require_decodable = lambda env: "other_sector"  # type: ignore[assignment]
+    set_attribute: A test's `monkeypatch.setattr`, so that they are removed again. verdict: Of a round, by its number.
+    """
+    from autoqec.runner import runner
+    from autoqec.verification import verifier
+
+    set_attribute(runner, "run_round", run_round)
+    set_attribute(verifier, "artifact_sha256", artifact_sha256)
+    set_attribute(
+        verifier, "verify", lambda request, **more: verify(request, verdict=verdict(request.round.round), **more)
+    )
+    for module in (run, run_checks):
+        set_attribute(module, "readable_inputs", lambda env: "other_sector")

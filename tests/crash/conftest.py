@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.workspace import make_workspace
-from tests.crash.starts import ENV, start
+from tests.crash.starts import ENV, NOT_A_COPY, start
 from tests.crash.sweep import Zygote, has_compiler, zygote
 
 
@@ -24,7 +24,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def workspace(pristine: Path, tmp_path: Path) -> Path:
-    shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True)
+    shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True, ignore=NOT_A_COPY)
     return tmp_path / "lab"
 
 

@@ -25,7 +25,7 @@ def git(workspace: Path, *arguments: str) -> str:
 
 
 def run_ids(workspace: Path) -> list[str]:
-    return sorted(path.name for path in (workspace / "runs").glob("*")) if (workspace / "runs").is_dir() else []
+    return sorted(path.name for path in (workspace / "runs").glob("[0-9]*"))
 
 
 @dataclass(frozen=True)

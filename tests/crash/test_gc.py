@@ -20,7 +20,7 @@ from autoqec.orchestrator import gc
 from autoqec.orchestrator.failpoint import FAILPOINT_VARIABLE
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.publish_secret import publish_secret
-from autoqec.orchestrator.restore_round import adopt
+from autoqec.orchestrator.restore_round import restore_round
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
@@ -131,7 +131,7 @@ def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[
     assert git(workspace, "for-each-ref", layout.pin(str(rows[1].round_attempt_id))) == ""
     assert gc.find_removable(layout, repo) == []
     with pytest.raises(UsageError, match="not in quarantine"):
-        adopt(layout, repo, 2)
+        restore_round(layout, repo, 2)
     assert process.start(2, layout.run_id, ("quiet",)).returncode == 0
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-import types
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from autoqec.cli.workspace import make_workspace
-from autoqec.orchestrator import run
 from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
@@ -25,15 +21,7 @@ from tests.crash.starts import ENV
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
     """A run of two rounds whose Runner and judge answer at once."""
-    verifier: Any = types.ModuleType("autoqec.verification.verifier")
-    runner: Any = types.ModuleType("autoqec.runner.runner")
-    verifier.VerifyRequest, verifier.artifact_sha256 = canned.Request, canned.artifact_sha256
-    verifier.verify, runner.run_round = canned.verify, canned.run_round
-    for module in (verifier, runner):
-        room, _, name = module.__name__.rpartition(".")
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setattr(importlib.import_module(room), name, module, raising=False)
-    monkeypatch.setattr(run, "_require_decodable", lambda env: "other_sector")
+    canned.install(monkeypatch.setattr)
     make_workspace(tmp_path / "lab", ENV)
     with start_run(tmp_path / "lab/env.yaml", tmp_path / "lab", "smoke", 1, roles=bench.roles()) as started:
         run_rounds(started, 2)
@@ -54,13 +42,12 @@ def test_a_round_starts_git_equally_often(layout: RunLayout) -> None:
     assert counts[0] == counts[1] <= 20, counts
 
 
-@pytest.mark.parametrize("kind", ["grown", "orphaned", "fronted"])
-def test_a_start_starts_git_equally_often(layout: RunLayout, kind: str) -> None:
+@pytest.mark.parametrize("append", [bench.append_rounds, bench.append_orphans, bench.append_pareto_rounds])
+def test_a_start_starts_git_equally_often(layout: RunLayout, append: Callable[[RunLayout, int], None]) -> None:
     counts = []
     for size in (100, 900):
-        getattr(bench, kind)(layout, size)
-        if kind == "fronted":
-            RunMemory(layout.root).rebuild_views()
+        append(layout, size)
+        RunMemory(layout.root).rebuild_views()
         with bench.GitProcessCounter() as git:
             reconcile(layout, Repo.discover(layout.repo_root))
         counts.append(git.count)

@@ -10,11 +10,11 @@ import pytest
 from autoqec.cli.workspace import make_workspace
 from autoqec.errors import UsageError
 from autoqec.orchestrator import failpoint
-from autoqec.orchestrator.restore_round import adopt
+from autoqec.orchestrator.restore_round import restore_round
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, run_ids
-from tests.crash.starts import ENV, recover_and_check, run_until_killed, start
+from tests.crash.starts import ENV, NOT_A_COPY, recover_and_check, run_until_killed, start
 
 ELSEWHERE = ("recovery_", "job_", "garbage_", "run_created")  # recovery, test_slurm, test_gc, a run's birth
 ROUND = [place for place in failpoint.FAILPOINTS if not place.startswith(ELSEWHERE)]
@@ -60,12 +60,25 @@ def test_a_round_already_paid_for_is_finished(workspace: Path, place: str) -> No
 
 
 @pytest.mark.long
-def test_an_unfinished_round_is_set_aside_with_its_id(workspace: Path) -> None:
+def test_unmeasured_round_is_quarantined_with_its_attempt_id(workspace: Path) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 2, run_id, "nominate", at="charged")
+    run_until_killed(workspace, 2, run_id, at="coded")
     row = recover_and_check(workspace, before, run_id)[-1]
     assert row.status == "orphaned_branch" and row.round_attempt_id
     assert row.branch is not None and row.branch.startswith(f"quarantine/{run_id}/")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["measured", "pointer_committed", "charged"])
+def test_measured_round_is_recorded_and_verified_by_the_next_start(workspace: Path, place: str) -> None:
+    (run_id,), before = run_ids(workspace), Before.of(workspace)
+    run_until_killed(workspace, 2, run_id, "nominate", at=place)
+    row = recover_and_check(workspace, before, run_id)[-1]
+    assert (row.round, row.status, row.verify_verdict) == (2, "ok", None)
+    assert row.branch is not None and row.branch.startswith(f"exp/{run_id}/02-")
+    assert start(workspace, 2, run_id, "nominate").returncode == 0
+    rows = check(before, run_id)
+    assert rows[-1].round == 2 and (rows[-1].verify_verdict is not None) == (rows[-1].verdict == "candidate")
 
 
 def test_uncommitted_edits_are_salvaged(workspace: Path) -> None:
@@ -81,7 +94,7 @@ def test_uncommitted_edits_are_salvaged(workspace: Path) -> None:
 def half_done(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose second round died after its code commit, with a torn file in its root: every step of recovery."""
     place = tmp_path_factory.mktemp("half")
-    shutil.copytree(pristine / "lab", place / "lab", symlinks=True)
+    shutil.copytree(pristine / "lab", place / "lab", symlinks=True, ignore=NOT_A_COPY)
     (run_id,) = run_ids(place / "lab")
     run_until_killed(place / "lab", 2, run_id, at="coded")
     (place / "lab" / "runs" / run_id / f".log.md.{'0' * 16}.tmp").write_text("torn")
@@ -128,23 +141,25 @@ def test_other_lives_of_a_round(workspace: Path, case: str, place: str) -> None:
     assert sum(row.status not in ("orphaned_branch", "branch_manually_deleted") for row in rows) == 4
 
 
-def test_a_round_set_aside_is_adopted(workspace: Path) -> None:
-    """Through the judge, back under its name, with a follow-up row; a second time there is nothing to adopt."""
+def test_quarantined_round_is_restored(workspace: Path, tmp_path: Path) -> None:
+    """It is verified and gets its branch back, with a follow-up row; a second time there is nothing to restore."""
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     run_until_killed(workspace, 2, run_id, "nominate", at="charged")
     layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
+    metrics = layout.round(2).metrics.rename(tmp_path / "metrics.json")  # else recovery finishes the round by itself
     lost = recover_and_check(workspace, before, run_id)[-1]
-    row = adopt(layout, repo, 2)
+    metrics.rename(layout.round(2).metrics)
+    row = restore_round(layout, repo, 2)
     assert (row.refers_to_attempt, row.round_attempt_id) == (lost.round_attempt_id, None)
     assert row.verify_verdict is not None
     assert row.branch is not None and row.branch.startswith(f"exp/{run_id}/02-")
     assert recover_and_check(workspace, before, run_id)[-1] == row
     with pytest.raises(UsageError, match="not in quarantine"):
-        adopt(layout, repo, 2)
+        restore_round(layout, repo, 2)
 
 
-def test_what_was_never_measured_is_not_adopted(workspace: Path) -> None:
+def test_unmeasured_round_is_not_restored(workspace: Path) -> None:
     (run_id,) = run_ids(workspace)
     run_until_killed(workspace, 2, run_id, at="coded")
-    with pytest.raises(UsageError, match="nothing to judge"):
-        adopt(RunLayout(workspace, run_id), Repo.discover(workspace), 2)
+    with pytest.raises(UsageError, match="died before the round was measured"):
+        restore_round(RunLayout(workspace, run_id), Repo.discover(workspace), 2)

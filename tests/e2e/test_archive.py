@@ -83,7 +83,7 @@ def test_a_run_at_work_is_not_packed(packed: tuple[RunLayout, Path, Path], tmp_p
 def test_a_run_that_was_cut_off_is_recovered_before_it_is_packed(
     packed: tuple[RunLayout, Path, Path], tmp_path: Path
 ) -> None:
-    shutil.copytree(packed[0].repo_root, tmp_path / "lab", symlinks=True)
+    shutil.copytree(packed[0].repo_root, tmp_path / "lab", symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
     layout, repo = RunLayout(tmp_path / "lab", packed[0].run_id), Repo.discover(tmp_path / "lab")
     with layout.history.open("a") as stream:
         stream.write('{"kind":"row","rou')

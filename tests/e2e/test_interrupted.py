@@ -32,7 +32,7 @@ def going(workspace: Workspace) -> tuple[subprocess.Popen[str], Path]:
         command, cwd=workspace.root, env=workspace.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     until(lambda: bool(list(workspace.root.glob("runs/*/round_1/child.tmp/out"))), process)
-    (run,) = (workspace.root / "runs").iterdir()
+    (run,) = (workspace.root / "runs").glob("[0-9]*")
     return process, run
 
 

@@ -25,7 +25,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunLa
 
 
 def newest(workspace: Workspace) -> RunLayout:
-    return RunLayout(workspace.root, max(path.name for path in (workspace.root / "runs").iterdir()))
+    return RunLayout(workspace.root, max(path.name for path in (workspace.root / "runs").glob("[0-9]*")))
 
 
 def test_the_policy_searches_without_a_model(searched: tuple[Workspace, RunLayout]) -> None:

@@ -62,7 +62,7 @@ def started(workspace: Workspace, server: MessagesServer | None, *more: str, tim
 
 
 def only_run(workspace: Workspace) -> RunLayout:
-    (place,) = (workspace.root / "runs").iterdir()
+    (place,) = (workspace.root / "runs").glob("[0-9]*")
     return RunLayout(workspace.root, place.name)
 
 

@@ -52,7 +52,7 @@ def test_a_run_trains_with_the_pinned_loop(workspace: Workspace, loop: str, more
     pins = [f"--pin={pin}" for pin in (f"training.loop={loop}", *more)]
     shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
     assert shown.code == 0, shown.err + shown.out
-    (run,) = (workspace.root / "runs").iterdir()
+    (run,) = (workspace.root / "runs").glob("[0-9]*")
     (row,) = [HistoryRow.model_validate_json(line) for line in (run / "history.jsonl").read_text().splitlines()]
     config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), location="config")
     assert row.status == "ok", row.status_reason

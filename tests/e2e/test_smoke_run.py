@@ -37,7 +37,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, Shown, Pat
     shown = started(workspace)
     assert shown.code == 0, shown.err + shown.out
     assert workspace.git("rev-parse", "HEAD") == before and workspace.git("symbolic-ref", "HEAD") == "refs/heads/main"
-    (run,) = (workspace.root / "runs").iterdir()
+    (run,) = (workspace.root / "runs").glob("[0-9]*")
     return workspace, shown, run
 
 
@@ -151,7 +151,7 @@ def test_a_checked_out_round_repeats_itself(ran: tuple[Workspace, Shown, Path], 
     workspace.git("clone", "-q", "-b", row["branch"], str(workspace.root), str(there.root))
     config = there.root / "autoqec/decoders/modules/predecoder.yaml"
     parent = () if row["fork_from"] == "baseline" else ("--run-id", run.name, "--fork-from", row["fork_from"])
-    shutil.copytree(workspace.root / "runs", there.root / "runs")
+    shutil.copytree(workspace.root / "runs", there.root / "runs", ignore=shutil.ignore_patterns("owner.json"))
     options = ("--profile", "smoke", "--seed", str(row["train_seed"]), "--round-idx", str(row["round"]))
     again = there.autoqec("run-round", "env.yaml", str(config), "again", *options, *parent)
     assert again.code == 0, again.err
@@ -164,7 +164,7 @@ def test_the_judge_can_be_asked_and_replays_itself(ran: tuple[Workspace, Shown, 
     """Of a copy: a round that was not nominated is judged when a person asks, once; then the judgement is replayed."""
     workspace, _, run = ran
     there = Workspace(tmp_path / "copy", workspace.env)
-    shutil.copytree(workspace.root, there.root, symlinks=True)
+    shutil.copytree(workspace.root, there.root, symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
     place = there.root / "runs" / run.name
     before = rows(place)
     first = there.autoqec("verify", str(place / "round_1"), "--json")
@@ -201,7 +201,7 @@ def test_the_same_seed_and_secret_find_the_same(ran: tuple[Workspace, Shown, Pat
     kinds = {value["event"] for value in told.objects}
     assert {"run_opened", "planned", "training", "measured", "round_recorded", "run_finished"} <= kinds
     assert all(f"| `{kind}` |" in page for kind in kinds), kinds
-    (again,) = (other.root / "runs").iterdir()
+    (again,) = (other.root / "runs").glob("[0-9]*")
     keys = (
         "hypothesis", "dsl_config", "final_loss", "delta_ler", "train_steps", "verdict", "verify_verdict",
         "delta_vs_baseline_holdout", "holdout_shots",
@@ -212,7 +212,7 @@ def test_the_same_seed_and_secret_find_the_same(ran: tuple[Workspace, Shown, Pat
 def test_a_run_goes_on_where_it_stopped(ran: tuple[Workspace, Shown, Path], tmp_path: Path) -> None:
     workspace, _, run = ran
     there = Workspace(tmp_path / "copy", workspace.env)
-    shutil.copytree(workspace.root, there.root, symlinks=True)
+    shutil.copytree(workspace.root, there.root, symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
     shown = there.autoqec("run", "--resume", run.name, "--rounds", "3")
     assert shown.code == 0, shown.err
     copied = rows(there.root / "runs" / run.name)

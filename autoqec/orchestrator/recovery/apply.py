@@ -1,52 +1,85 @@
-"""Doing what recovery planned. Every step leaves a state that the next plan goes on from."""
+"""Carries out a recovery plan. Every step leaves a state from which the next plan continues."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from autoqec.contracts.events import OnEvent, RunRecovered
 from autoqec.errors import ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.failpoint import failpoint
+from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery import inspect
-from autoqec.orchestrator.recovery.plan import RecoveryAction, plan_recovery
+from autoqec.orchestrator.recovery.plan import plan_recovery
+from autoqec.orchestrator.recovery.state import RecoveryAction
 from autoqec.store import atomic, jsonl, run_log
 from autoqec.store.layout import RunLayout
-from autoqec.system import run_lock
 from autoqec.system.git import RefUpdate, Repo
 
 
 def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[RecoveryAction]:
-    """Bring a run's files and branches in line; returns what was done, or with `dry_run` what would be.
+    """Bring a run's files and branches in line with its history.
 
-    Raises UsageError where the run is held or not there, ManualInterventionRequired where only a person can decide.
+    Returns:
+        What was done, or with `dry_run` what would be.
+
+    Raises:
+        UsageError: There is no such run, or another process holds it.
+        ManualInterventionRequired: Only a person can decide; nothing was changed.
     """
-    RunMemory(layout.root).history.info()
+    inspect.require_own_directory(layout, RunMemory(layout.root).history.info())
     if dry_run:
         return plan_recovery(inspect.inspect_run(repo, layout))
-    with run_lock.lock_run(layout.root), run_log.attach(layout):
+    with hold_run(layout):
         return recover(layout, repo, run_log.logged(None))
 
 
 def recover(
     layout: RunLayout, repo: Repo, on_event: OnEvent | None = None, *, memory: RunMemory | None = None
 ) -> list[RecoveryAction]:
-    """As `reconcile`, for whoever holds the run already. memory: the run's, where there is one, so that what is read
-    here need not be read again."""
+    """Do what `reconcile` does, for a caller that holds the run's lock.
+
+    Args:
+        layout: The run.
+        repo: The repository that holds it.
+        on_event: Gets one `recovered` event if anything was done.
+        memory: The run's memory, if the caller has one, so that nothing is read twice.
+    """
     memory = memory or RunMemory(layout.root)
+    inspect.require_own_directory(layout, memory.history.info())
     repo.repair()
+    repo.worktree_repair(layout.worktree("any").parent)
     actions = plan_recovery(inspect.inspect_run(repo, layout, memory))
+    pointers = [action for action in actions if action.kind == "commit_pointer"]
+    if pointers:
+        _commit_pointers(pointers, memory, repo)
+        actions = plan_recovery(inspect.inspect_run(repo, layout, memory))
     apply_plan(actions, memory, repo)
-    if actions and on_event is not None:
-        on_event(RunRecovered(actions=tuple(action.dump() for action in actions)))
-    return actions
+    done = [*pointers, *actions]
+    if done and on_event is not None:
+        on_event(RunRecovered(actions=tuple(action.dump() for action in done)))
+    return done
+
+
+def _commit_pointers(actions: Sequence[RecoveryAction], memory: RunMemory, repo: Repo) -> None:
+    """Commit the pointers of measured rounds, as their process would have done next."""
+    planned = {
+        attempt.planned.branch: attempt.planned for attempt in memory.attempt_state.attempts.values() if attempt.planned
+    }
+    for action in actions:
+        worktree.recommit_pointer(repo, memory.layout, planned[str(action.branch)])
+        failpoint("recovery_pointer_committed")
 
 
 def apply_plan(actions: Sequence[RecoveryAction], memory: RunMemory, repo: Repo) -> None:
-    """In the plan's order. Raises ManualInterventionRequired for a pause, before anything is touched."""
+    """Carry out a plan in its order.
+
+    Raises:
+        ManualInterventionRequired: The plan is a pause; nothing was touched.
+    """
     layout = memory.layout
     for action in actions:
         if action.kind == "pause":
@@ -60,7 +93,7 @@ def apply_plan(actions: Sequence[RecoveryAction], memory: RunMemory, repo: Repo)
         elif action.kind == "remove_worktree" and action.path is not None:
             worktree.salvage_and_remove_worktree(repo, layout, action.path)
             failpoint("recovery_worktree_removed")
-    updates = [update for action in actions for update in _ref_updates(action)]
+    updates = list(_ref_updates(actions, repo, layout))
     if updates:
         repo.update_refs(updates)
         failpoint("recovery_refs_moved")
@@ -81,10 +114,17 @@ def _delete_leftover(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _ref_updates(action: RecoveryAction) -> list[RefUpdate]:
-    if action.kind == "pin":
-        return [RefUpdate(str(action.branch), action.sha, None)]
-    old = RefUpdate(f"refs/heads/{action.branch}", None, action.sha)
-    if action.kind == "drop_ref":
-        return [old]
-    return [RefUpdate(f"refs/heads/{action.to}", action.sha, None), old] if action.kind == "move_ref" else []
+def _ref_updates(actions: Sequence[RecoveryAction], repo: Repo, layout: RunLayout) -> Iterator[RefUpdate]:
+    # Where the file of a damaged ref is deleted, an older value of it in packed-refs comes to light.
+    swept = any(action.kind == "sweep" for action in actions)
+    packed = repo.refs(f"refs/heads/{layout.branch_prefix}") | repo.refs(layout.pin_prefix) if swept else {}
+    for action in actions:
+        ref = f"refs/heads/{action.branch}"
+        if action.kind == "pin":
+            ref = str(action.branch)
+        if action.kind in ("pin", "restore_ref") and packed.get(ref) != action.sha:
+            yield RefUpdate(ref, action.sha, packed.get(ref))
+        if action.kind in ("move_ref", "copy_ref"):
+            yield RefUpdate(f"refs/heads/{action.to}", action.sha, None)
+        if action.kind in ("move_ref", "drop_ref"):
+            yield RefUpdate(ref, None, action.sha)

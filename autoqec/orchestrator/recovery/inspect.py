@@ -1,24 +1,33 @@
-"""The state of a run, read with a fixed number of git processes however many branches and rows it has."""
+"""Reads the state of a run for recovery, with a fixed number of git processes however many branches and rows it has."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.history import RunInfo
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.provenance import Manifest, Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.errors import AutoqecError
+from autoqec.errors import AutoqecError, ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.recovery.plan import BranchTip, RoundFiles, RunInspection
+from autoqec.orchestrator.recovery.state import BranchTip, RoundFiles, RunInspection
 from autoqec.store import atomic, files, jsonl
-from autoqec.store.layout import RoundLayout, RunLayout, branch_round, pointer_on_branch, quarantine_branch_of
+from autoqec.store.layout import (
+    RoundLayout,
+    RunLayout,
+    branch_round,
+    pointer_on_branch,
+    quarantine_branch_of,
+    round_branch_of,
+)
 from autoqec.store.run_state import Attempt
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
@@ -27,40 +36,57 @@ ContractT = TypeVar("ContractT", bound=Contract)
 
 
 def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) -> RunInspection:
-    """Call while holding the run: what is found unfinished is then a dead owner's. memory: the run's, where one is
-    read already."""
+    """Read everything that recovery decides on.
+
+    Args:
+        repo: The repository that holds the run.
+        layout: The run. The caller holds its lock, so that whatever is unfinished was left by a dead process.
+        memory: The run's memory, if it was read already.
+
+    Raises:
+        ManualInterventionRequired: A file of the run is damaged, or the directory is not the one the run began in.
+    """
     memory = memory or RunMemory(layout.root)
     info, rows = memory.history.info(), memory.history.rows()
-    attempts, closed = dict(memory.attempt_state.attempts), memory.state.rounds
-    standing = [*closed.values()]
-    open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
+    require_own_directory(layout, info)
+    attempts, recorded = dict(memory.attempt_state.attempts), memory.state.rounds
+    open_attempts = [attempt for attempt in attempts.values() if attempt.id not in recorded]
     planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]
-    shas = {
-        ref.removeprefix("refs/heads/"): sha
-        for prefix in (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
-        for ref, sha in repo.refs(f"refs/heads/{prefix}").items()
+    shas, pins = _read_refs(repo, layout)
+    named = {found.row.branch for found in recorded.values()}
+    unrecorded = [branch for branch in shas if branch not in named]
+    commits = {found.row.commit_sha for found in recorded.values() if found.row.commit_sha}
+    verified = {found.attempt_id: found.row for found in recorded.values() if found.row.verify_verdict is not None}
+    on_pins = {
+        attempt_id: f"{pins[attempt_id]}:{pointer_on_branch(row.round)}"
+        for attempt_id, row in verified.items()
+        if attempt_id in pins
     }
-    pins = {ref.removeprefix(layout.pin_prefix): sha for ref, sha in repo.refs(layout.pin_prefix).items()}
-    recorded = {one.row.branch for one in standing}
-    unrecorded = [branch for branch in shas if branch not in recorded]
-    commits = {one.row.commit_sha for one in standing if one.row.commit_sha}
     names = [*shas.values(), *commits, *(f"{shas[branch]}:{_pointer_path(branch)}" for branch in unrecorded)]
+    names += on_pins.values()
     found = dict(zip(names, repo.objects(names), strict=True)) if names else {}
-    tips = {branch: _branch_tip(sha, found[sha]) for branch, sha in shas.items()}
     pointers = {
         branch: _parse_pointer(found[f"{shas[branch]}:{_pointer_path(branch)}"], branch) for branch in unrecorded
     }
+    committed = {attempt_id: _parse_pointer(found[name], name) for attempt_id, name in on_pins.items()}
     return RunInspection(
         layout=layout,
         info=info,
         attempts=attempts,
         rows=tuple(rows),
-        branches=tips,
+        branches={branch: _branch_tip(sha, found[sha]) for branch, sha in shas.items()},
         pins=pins,
         pointers={branch: pointer for branch, pointer in pointers.items() if pointer is not None},
-        rounds={attempt.round: read_round_files(layout.round(attempt.round)) for attempt in open_attempts},
+        rounds={attempt.round: _read_open_round(layout.round(attempt.round)) for attempt in open_attempts},
+        reports={
+            attempt_id: _load_contract(layout.round(row.round).report_json, VerifyReport)
+            for attempt_id, row in verified.items()
+        },
+        committed_pointers={key: pointer for key, pointer in committed.items() if pointer is not None},
         jobs=frozenset(attempt.id for attempt in open_attempts if _has_job(layout, attempt)),
         missing=frozenset(sha for sha in commits if found[sha] is None),
+        checked_out=worktree.branches_in_use(repo, layout, planned),
+        broken_refs=_broken_refs(repo, layout, {*shas, *pins}),
         worktrees=worktree.leftovers(repo, layout, planned),
         leftovers=tuple(_leftover_files(layout, open_attempts)),
         torn=tuple(path for path in (layout.attempts, layout.history) if jsonl.is_torn(path)),
@@ -68,13 +94,46 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
     )
 
 
+def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str, str]]:
+    """Branch -> commit and attempt id -> pinned commit."""
+    shas = {
+        ref.removeprefix("refs/heads/"): sha
+        for prefix in (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
+        for ref, sha in repo.refs(f"refs/heads/{prefix}").items()
+    }
+    return shas, {ref.removeprefix(layout.pin_prefix): sha for ref, sha in repo.refs(layout.pin_prefix).items()}
+
+
+def require_own_directory(layout: RunLayout, info: RunInfo) -> None:
+    """Raise ManualInterventionRequired if the run's directory was renamed or copied: its branches have other names."""
+    if info.run_id != layout.run_id:
+        own = layout.root.with_name(info.run_id)
+        hint = (
+            f"a copy cannot be resumed, delete it: rm -r {layout.root}" if own.exists() else f"mv {layout.root} {own}"
+        )
+        what = f"this directory holds run {info.run_id}, so branches and pins of {layout.run_id} are not its own"
+        raise ManualInterventionRequired(what, location=str(layout.root), hint=hint)
+
+
+def _broken_refs(repo: Repo, layout: RunLayout, known: set[str]) -> dict[str, Path]:
+    """Files of the run's branches and pins that git does not list as refs; it leaves damaged ones out."""
+    prefixes = (f"refs/heads/{layout.branch_prefix}", f"refs/heads/quarantine/{layout.run_id}/", layout.pin_prefix)
+    broken = {}
+    for prefix in prefixes:
+        for path in sorted((repo.common / prefix).rglob("*")):
+            ref = path.relative_to(repo.common).as_posix()
+            name = ref.removeprefix("refs/heads/").removeprefix(layout.pin_prefix)
+            if path.is_file() and not path.name.endswith(".lock") and name not in known:
+                broken[ref] = path
+    return broken
+
+
 def _pointer_path(branch: str) -> str:
-    name = "exp/" + branch.removeprefix("quarantine/") if branch.startswith("quarantine/") else branch
-    return pointer_on_branch(branch_round(name) or 0)
+    return pointer_on_branch(branch_round(round_branch_of(branch)) or 0)
 
 
 def read_pointer_at(repo: Repo, sha: str, number: int) -> Pointer | str | None:
-    """The pointer of round `number` in a commit's tree; a sentence where it is none."""
+    """Return the pointer of round `number` in a commit's tree: None if there is no such file, a message if invalid."""
     return _parse_pointer(repo.objects([f"{sha}:{pointer_on_branch(number)}"])[0], sha)
 
 
@@ -85,17 +144,29 @@ def _branch_tip(sha: str, git_object: tuple[str, bytes] | None) -> BranchTip:
     return BranchTip(sha, commit.parents, commit.trailers.get(worktree.TRAILER))
 
 
-def _parse_pointer(git_object: tuple[str, bytes] | None, branch: str) -> Pointer | str | None:
+def _parse_pointer(git_object: tuple[str, bytes] | None, where: str) -> Pointer | str | None:
     if git_object is None:
         return None
     try:
-        return Pointer.read(json.loads(git_object[1]), location=branch)
+        return Pointer.read(json.loads(git_object[1]), location=where)
     except (ValueError, AutoqecError) as error:
         return str(error)
 
 
+def _read_open_round(layout: RoundLayout) -> RoundFiles:
+    """The files of a round without a row, and what the Analyst without a language model says of it."""
+    round_files = read_round_files(layout)
+    if round_files.metrics is None:
+        return round_files
+    from autoqec.ideators import analyst
+
+    view = {"metrics_path": str(layout.metrics), "hypothesis": ""}
+    pointer = _load_contract(layout.pointer, Pointer)
+    return replace(round_files, nomination=analyst.analyse(view), pointer=pointer)
+
+
 def read_round_files(layout: RoundLayout) -> RoundFiles:
-    """What of a round's directory is whole."""
+    """Return the complete files of a round directory."""
     manifest = _load_contract(layout.manifest, Manifest)
     return RoundFiles(
         metrics=_load_contract(layout.metrics, RoundMetrics),
@@ -106,7 +177,7 @@ def read_round_files(layout: RoundLayout) -> RoundFiles:
 
 
 def read_job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
-    """The order by which a cluster's job measures this attempt's round; None where there is none that is whole."""
+    """Return the order by which a cluster's job measures this attempt's round; None without a complete one."""
     order = _load_contract(layout.job, JobOrder)
     return order if order is not None and order.config.round_attempt_id == attempt_id else None
 
@@ -125,7 +196,7 @@ def _load_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """A config file's value; None where it holds none."""
+    """Return the mapping in a config file; None if the file holds none."""
     try:
         value = files.load_yaml(files.read_text(path), location=str(path))
     except AutoqecError:
@@ -134,7 +205,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def _leftover_files(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:
-    """Half-written files, the Runner's scratch directory, orders for jobs: what a dead process can have left."""
+    """Half-written files, the Runner's scratch directory and job orders: what a dead process can have left."""
     rounds = [layout.round(attempt.round) for attempt in open_attempts]
     directories = [layout.root, layout.salvage, *(one.dir for one in rounds)]
     found = [path for directory in directories if directory.is_dir() for path in sorted(directory.iterdir())]
@@ -144,13 +215,13 @@ def _leftover_files(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list
 
 
 def _partial_files(layout: RunLayout) -> list[Path]:
-    """What killed writes left anywhere in the run: a recorded round may be judged, and so written to, again.
+    """Temporary files of killed writes, also in recorded rounds: those may be verified, and so written to, again.
 
-    What was salvaged stays as it was found.
+    Salvaged files stay as they were found.
     """
     found = []
     for where, folders, names in os.walk(layout.root):
-        # A .tmp is gone as a whole, or a job's.
+        # A .tmp directory is removed as a whole, or belongs to a job.
         folders[:] = sorted(
             name for name in folders if not name.endswith(".tmp") and Path(where, name) != layout.salvage
         )

@@ -1,111 +1,42 @@
-"""Recovery: what a run's disk and git say -> what has to be done, as a pure function.
+"""Recovery plan: a pure function from the inspected state of a run to the actions that bring it back in line.
 
-Gathering the state is `survey.gather`'s, doing it is `recovery.apply`'s. Every plan, cut off anywhere, is followed by
-one that does the rest: the state it leaves is one of those below.
+`inspect.inspect_run` reads the state, `apply.apply_plan` carries the plan out. A plan that is interrupted leaves one of
+the states handled below, so the next plan does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
-from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.history import HistoryRow, Nominated
 from autoqec.contracts.provenance import Pointer
-from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import round_recorder
-from autoqec.store.layout import RunLayout, branch_round, quarantine_branch_of
+from autoqec.orchestrator.recovery.consistency import find_contradictions
+from autoqec.orchestrator.recovery.state import BranchTip, Kind, RecoveryAction, RoundFiles, RunInspection
+from autoqec.store.layout import branch_round, quarantine_branch_of, round_branch_of
 from autoqec.store.run_state import Attempt, RoundState, fold
 
-Kind = Literal["pause", "heal", "sweep", "remove_worktree", "move_ref", "drop_ref", "pin", "append_row", "views"]
-
-# The same words whether recovery got through at once or was itself cut off.
-_NOTHING_COMMITTED = "the process died before the round's branch held anything"
-_NOT_RECORDED = "the process died before the round was judged and recorded"
-
-
-@dataclass(frozen=True)
-class BranchTip:
-    """Where a branch points. attempt: the `Autoqec-Attempt` trailer of that commit, if it has one."""
-
-    sha: str
-    parents: tuple[str, ...] = ()
-    attempt: str | None = None
-
-
-@dataclass(frozen=True)
-class RoundFiles:
-    """What one round directory holds that is whole; None: missing or torn."""
-
-    metrics: RoundMetrics | None = None
-    report: VerifyReport | None = None
-    config: dict[str, Any] | None = None
-    sandbox: str | None = None
-
-
-@dataclass(frozen=True)
-class RunInspection:
-    """A run as it was found. Branches by full name (`exp/…`, `quarantine/…`).
-
-    pointers: of branches without a row, what stands at their round's pointer path on the tip: a Pointer, or a
-    sentence saying why it is none; absent: no such file. missing: recorded commits that git no longer has.
-    worktrees, leftovers: directories and files that a dead owner left behind. torn: files that end in half a line.
-    jobs: open attempts with an order for a cluster's job and the worktree that it needs.
-    """
-
-    layout: RunLayout
-    info: RunInfo
-    attempts: Mapping[str, Attempt]
-    rows: tuple[HistoryRow, ...]
-    branches: Mapping[str, BranchTip]
-    pins: Mapping[str, str] = field(default_factory=dict)
-    pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
-    rounds: Mapping[int, RoundFiles] = field(default_factory=dict)
-    jobs: frozenset[str] = frozenset()
-    missing: frozenset[str] = frozenset()
-    worktrees: tuple[Path, ...] = ()
-    leftovers: tuple[Path, ...] = ()
-    torn: tuple[Path, ...] = ()
-    views_stale: bool = True
-
-
-@dataclass(frozen=True)
-class RecoveryAction:
-    """One thing to do. Refs: `branch` (or a pin) at `sha`, `to` where it moves."""
-
-    kind: Kind
-    why: str
-    path: Path | None = None
-    branch: str | None = None
-    sha: str | None = None
-    to: str | None = None
-    row: HistoryRow | None = None
-    hint: str | None = None
-
-    def dump(self) -> dict[str, Any]:
-        """JSON-able, without what is absent."""
-        fields = {
-            "kind": self.kind,
-            "why": self.why,
-            "path": str(self.path) if self.path else None,
-            "branch": self.branch,
-            "sha": self.sha,
-            "to": self.to,
-            "row": self.row.dump() if self.row else None,
-        }
-        return {key: value for key, value in fields.items() if value is not None}
+# The same text whether recovery finished at once or was itself interrupted.
+_NOTHING_COMMITTED = "the process died before the round's branch had a commit of its own"
+_NOT_MEASURED = "the process died before the round was measured"
+_UNFINISHED_RENAME = "its move to quarantine was interrupted"
 
 
 def plan_recovery(state: RunInspection) -> list[RecoveryAction]:
-    """What recovery has to do, in order. A `pause` stands alone: only a person can decide, nothing is touched."""
-    standing = [*fold(state.rows).rounds.values()]
-    pauses = [*_missing_verified_commits(state, standing), *_unknown_branches(state, standing)]
-    unfinished = _open_attempts(state, standing)
-    aborted = [attempt for attempt in unfinished if not _is_on_cluster(state, attempt)]
-    closing_actions = [action for attempt in aborted for action in _close_attempt(state, attempt)]
-    pauses += [action for action in closing_actions if action.kind == "pause"]
+    """Return what recovery has to do, in order.
+
+    A plan that contains a `pause` contains nothing else: only a person can decide, and nothing is touched. A
+    `commit_pointer` action is carried out before all others, and the rest is planned again after it.
+    """
+    recorded = [*fold(state.rows).rounds.values()]
+    pauses = [*find_contradictions(state, recorded), *_unknown_branches(state, recorded)]
+    aborted = [attempt for attempt in _open_attempts(state, recorded) if not _is_on_cluster(state, attempt)]
+    closing = [action for attempt in aborted for action in _close_attempt(state, attempt)]
+    broken = list(_broken_refs(state, recorded))
+    pauses += [action for action in (*closing, *broken) if action.kind == "pause"]
     if pauses:
         return pauses
     actions = [RecoveryAction("heal", "its last line is torn", path=path) for path in state.torn]
@@ -115,20 +46,43 @@ def plan_recovery(state: RunInspection) -> list[RecoveryAction]:
     actions += [
         RecoveryAction("remove_worktree", "its round is over", path=p) for p in state.worktrees if p not in used_paths
     ]
-    actions += closing_actions
-    actions += [action for one in standing for action in _maintain_recorded(state, one)]
-    actions += _record_unlogged_branches(state, standing)
-    # Refs first, all in one transaction; a row then speaks of what is already so.
-    refs = [action for action in actions if action.kind in ("move_ref", "drop_ref", "pin")]
+    restored = {action.branch for action in broken if action.kind == "restore_ref"}
+    actions += [*broken, *closing]
+    actions += [action for found in recorded if found.branch not in restored for action in _maintain(state, found)]
+    actions += _record_unlogged_branches(state, recorded)
+    return _in_order(state, actions)
+
+
+def _in_order(state: RunInspection, actions: list[RecoveryAction]) -> list[RecoveryAction]:
+    """Files, then refs in one transaction, then rows, which describe what is already true, then views."""
+    pointers = [action for action in actions if action.kind == "commit_pointer"]
     files = [action for action in actions if action.kind in ("heal", "sweep", "remove_worktree")]
+    refs = [action for action in actions if action.kind in ("restore_ref", "move_ref", "copy_ref", "drop_ref", "pin")]
     rows = [action for action in actions if action.kind == "append_row"]
     pins = [pin for action in rows if (pin := _pin_of(state, action.row)) is not None]
     views = [RecoveryAction("views", "they follow from history")] if rows or state.views_stale else []
-    return [*files, *refs, *pins, *rows, *views]
+    return [*pointers, *files, *refs, *pins, *rows, *views]
 
 
-def _open_attempts(state: RunInspection, standing: list[RoundState]) -> list[Attempt]:
-    closed = {one.attempt_id for one in standing}
+def _broken_refs(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
+    """Files of refs that name no commit, as a power cut leaves them: restored from the pin, never read as deleted."""
+    by_branch = {found.branch: found for found in recorded if found.branch is not None}
+    planned = {attempt.planned.branch for attempt in _open_attempts(state, recorded) if attempt.planned}
+    for ref, path in state.broken_refs.items():
+        branch = ref.removeprefix("refs/heads/")
+        found = by_branch.get(branch)
+        pin = state.pins.get(found.attempt_id) if found is not None else None
+        if branch in planned or (found is not None and pin is None):
+            hint = f"write the commit of that branch to {path} (`git reflog`, `git fsck`), or delete the file"
+            yield RecoveryAction("pause", f"{path} names no commit, and no pin says which it was", hint=hint)
+            continue
+        yield RecoveryAction("sweep", "the ref's file names no commit", path=path)
+        if pin is not None:
+            yield RecoveryAction("restore_ref", "its file was damaged; the pin has the commit", branch=branch, sha=pin)
+
+
+def _open_attempts(state: RunInspection, recorded: list[RoundState]) -> list[Attempt]:
+    closed = {found.attempt_id for found in recorded}
     return [attempt for attempt in state.attempts.values() if attempt.id not in closed]
 
 
@@ -142,15 +96,15 @@ def _is_on_cluster(state: RunInspection, attempt: Attempt) -> bool:
 
 
 def paths_in_use(state: RunInspection) -> set[Path]:
-    """Worktrees and round directories of rounds that a cluster's job is at: nobody else's to touch."""
-    with_jobs = (one.planned for one in state.attempts.values() if _is_on_cluster(state, one))
-    planned = [one for one in with_jobs if one is not None]
-    worktrees = {state.layout.worktree(one.branch) for one in planned}
-    return worktrees | {state.layout.round(one.round).dir for one in planned}
+    """Return the worktrees and round directories that a cluster's job is using; nothing else may touch them."""
+    with_jobs = (attempt.planned for attempt in state.attempts.values() if _is_on_cluster(state, attempt))
+    planned = [plan for plan in with_jobs if plan is not None]
+    worktrees = {state.layout.worktree(plan.branch) for plan in planned}
+    return worktrees | {state.layout.round(plan.round).dir for plan in planned}
 
 
 def _close_attempt(state: RunInspection, attempt: Attempt) -> Iterator[RecoveryAction]:
-    """One row, and a branch that bears it out."""
+    """One row, and a branch that matches it."""
     planned = attempt.planned
     if planned is None:
         yield _row(round_recorder.aborted_row(attempt, why="the process died before anything was planned"))
@@ -158,77 +112,125 @@ def _close_attempt(state: RunInspection, attempt: Attempt) -> Iterator[RecoveryA
     branch, quarantine_branch = planned.branch, quarantine_branch_of(planned.branch)
     tip, quarantine_tip = state.branches.get(branch), state.branches.get(quarantine_branch)
     if tip is not None and quarantine_tip is not None and tip.sha == quarantine_tip.sha:
-        # git makes the new name before it drops the old one; it was cut off between the two.
-        yield RecoveryAction("drop_ref", "it was being set aside", branch=branch, sha=tip.sha)
+        # git creates the new name before it deletes the old one; it was interrupted between the two.
+        yield from _drop(state, branch, tip.sha, _UNFINISHED_RENAME)
         yield from _close_quarantined(state, attempt, quarantine_branch, quarantine_tip)
     elif tip is not None and quarantine_tip is not None:
         hint = f"git branch -m {quarantine_branch} a-name-of-your-own; then --resume"
-        yield RecoveryAction(
-            "pause", f"both {branch} and {quarantine_branch} exist, so it is not known which is the round's", hint=hint
-        )
+        message = f"both {branch} and {quarantine_branch} exist, so it is not known which is the round's"
+        yield RecoveryAction("pause", message, hint=hint)
     elif quarantine_tip is not None:
         yield from _close_quarantined(state, attempt, quarantine_branch, quarantine_tip)
     elif tip is None:
         yield _row(round_recorder.aborted_row(attempt, why=_NOTHING_COMMITTED))
     elif tip.sha == planned.base_sha:
-        yield RecoveryAction("drop_ref", f"{branch} holds nothing of its own", branch=branch, sha=tip.sha)
+        yield from _drop(state, branch, tip.sha, f"{branch} has no commit of its own")
         yield _row(round_recorder.aborted_row(attempt, why=_NOTHING_COMMITTED))
     else:
         yield from _close_branch(state, attempt, branch, tip)
+
+
+def _drop(state: RunInspection, branch: str, sha: str, why: str) -> Iterator[RecoveryAction]:
+    """Delete a branch, unless someone has it checked out: a later recovery deletes it then."""
+    if branch not in state.checked_out:
+        yield RecoveryAction("drop_ref", why, branch=branch, sha=sha)
+
+
+def _move(state: RunInspection, branch: str, sha: str, to: str, why: str) -> RecoveryAction:
+    """Rename a branch; one that is checked out keeps its name too, until it no longer is."""
+    kind: Kind = "copy_ref" if branch in state.checked_out else "move_ref"
+    return RecoveryAction(kind, why, branch=branch, sha=sha, to=to)
 
 
 def _close_quarantined(
     state: RunInspection, attempt: Attempt, quarantine_branch: str, tip: BranchTip
 ) -> Iterator[RecoveryAction]:
     sha = _code_commit(state.pointers.get(quarantine_branch), tip)
-    yield _row(round_recorder.aborted_row(attempt, branch=quarantine_branch, commit_sha=sha, why=_NOT_RECORDED))
+    yield _row(round_recorder.aborted_row(attempt, branch=quarantine_branch, commit_sha=sha, why=_NOT_MEASURED))
 
 
 def _close_branch(state: RunInspection, attempt: Attempt, branch: str, tip: BranchTip) -> Iterator[RecoveryAction]:
     pointer = state.pointers.get(branch)
     problem = _pointer_problem(state, attempt, branch, pointer)
     if problem is not None:
-        yield RecoveryAction(
-            "pause", problem, branch=branch, hint=f"git log {branch}; move or delete that branch, then --resume"
-        )
+        hint = f"git log {branch}; move or delete that branch, then --resume"
+        yield RecoveryAction("pause", problem, branch=branch, hint=hint)
         return
-    finished = _finish(state, attempt, pointer, tip) if isinstance(pointer, Pointer) else None
-    if finished is not None:
-        yield _row(finished)
+    if isinstance(pointer, Pointer):
+        finished = _finish(state, attempt, pointer, tip)
+        if finished is not None:
+            yield _row(finished)
+            return
+    elif _is_measured(state, attempt, branch, tip):
+        yield _commit_pointer(state, attempt, branch, tip)
         return
     quarantine_branch = quarantine_branch_of(branch)
     sha = _code_commit(pointer, tip)
-    yield RecoveryAction("move_ref", _NOT_RECORDED, branch=branch, sha=tip.sha, to=quarantine_branch)
-    yield _row(round_recorder.aborted_row(attempt, branch=quarantine_branch, commit_sha=sha, why=_NOT_RECORDED))
+    yield _move(state, branch, tip.sha, quarantine_branch, _NOT_MEASURED)
+    yield _row(round_recorder.aborted_row(attempt, branch=quarantine_branch, commit_sha=sha, why=_NOT_MEASURED))
+
+
+def _is_measured(state: RunInspection, attempt: Attempt, branch: str, tip: BranchTip) -> bool:
+    """Whether the Runner finished the round, and only the commit of its pointer is missing."""
+    files = state.rounds.get(attempt.round, RoundFiles())
+    if files.metrics is None or files.pointer is None or files.pointer.commit_sha != tip.sha:
+        return False
+    return _pointer_problem(state, attempt, branch, files.pointer) is None
+
+
+def _commit_pointer(state: RunInspection, attempt: Attempt, branch: str, tip: BranchTip) -> RecoveryAction:
+    if branch in state.checked_out:
+        message = (
+            f"round {attempt.round} was measured, but its branch {branch} is checked out, so it cannot be finished"
+        )
+        return RecoveryAction("pause", message, branch=branch, hint="git checkout another branch, then --resume")
+    why = f"round {attempt.round} was measured; its pointer is missing on the branch"
+    return RecoveryAction("commit_pointer", why, branch=branch, sha=tip.sha, path=state.layout.worktree(branch))
 
 
 def _pointer_problem(state: RunInspection, attempt: Attempt, branch: str, pointer: Pointer | str | None) -> str | None:
-    """Why the pointer found on `branch` is not this attempt's; None where it is, or where there is none."""
+    """Why the pointer found on `branch` is not this attempt's; None if it is, or if there is none."""
     if pointer is None:
         return None
     if isinstance(pointer, str):
         return f"the pointer on {branch} cannot be read: {pointer}"
     identity = (pointer.run_id, pointer.round_idx, pointer.branch, pointer.round_attempt_id)
     if identity != (state.info.run_id, attempt.round, branch, attempt.id):
-        return (
-            f"the pointer on {branch} speaks of another round: run {identity[0]}, round {identity[1]}, "
-            f"attempt {identity[3]}"
-        )
+        found = f"run {identity[0]}, round {identity[1]}, attempt {identity[3]}"
+        return f"the pointer on {branch} belongs to another round: {found}"
     return None
 
 
 def _finish(state: RunInspection, attempt: Attempt, pointer: Pointer, tip: BranchTip) -> HistoryRow | None:
-    """The row of a round that had come to its end but for the row; None where something is missing."""
+    """The row of a measured round whose pointer is committed; None if a file of it is missing.
+
+    Nomination and verification are repeated from what is on disk: without a nomination the Analyst without a language
+    model decides, and a candidate without its report is recorded as not verified, which can be made up for later.
+    """
     files = state.rounds.get(attempt.round, RoundFiles())
-    metrics, report = files.metrics, files.report
-    if metrics is None or attempt.nominated is None or tip.parents[:1] != (pointer.commit_sha,):
+    metrics, nominated, report = files.metrics, attempt.nominated, files.report
+    if metrics is None or tip.parents[:1] != (pointer.commit_sha,):
         return None
-    if attempt.nominated.analyst.verdict == "ignore":
+    if nominated is None:
+        if files.nomination is None:
+            return None
+        at = metrics.measurement_finished_at
+        nominated = Nominated(round_attempt_id=attempt.id, round=attempt.round, analyst=files.nomination, at=at)
+    unverified_reason = None
+    if nominated.analyst.verdict == "ignore":
         report = None
     elif report is None or not _report_matches(report, attempt, pointer):
-        return None
+        report = None
+        round_dir = state.layout.round(attempt.round).dir.relative_to(state.layout.repo_root)
+        unverified_reason = f"not verified: the process died before it was; `autoqec verify {round_dir}` verifies it"
     return round_recorder.build_row(
-        attempt, metrics, pointer=pointer, report=report, config=files.config, sandbox=files.sandbox
+        replace(attempt, nominated=nominated),
+        metrics,
+        pointer=pointer,
+        report=report,
+        config=files.config,
+        sandbox=files.sandbox,
+        unverified_reason=unverified_reason,
     )
 
 
@@ -247,26 +249,37 @@ def _row(row: HistoryRow) -> RecoveryAction:
     return RecoveryAction("append_row", f"round {row.round}: {row.status}", row=row)
 
 
-def _maintain_recorded(state: RunInspection, one: RoundState) -> Iterator[RecoveryAction]:
-    """A recorded round: its branch stands, or a follow-up says that it does not; its commit is pinned."""
-    row = one.row
+def _maintain(state: RunInspection, found: RoundState) -> Iterator[RecoveryAction]:
+    """A recorded round: its branch exists, or a follow-up row says that it does not; its commit is pinned."""
+    row = found.row
     if row.branch is None or row.commit_sha is None:
+        yield from _drop_empty_branch(state, found)
         return
     other = _counterpart(row.branch)
     tip, counterpart_tip = state.branches.get(row.branch), state.branches.get(other)
     if tip is not None and counterpart_tip is not None and tip.sha == counterpart_tip.sha:
-        yield RecoveryAction("drop_ref", f"it is {row.branch} by now", branch=other, sha=counterpart_tip.sha)
-    if tip is None and not one.gone:
+        yield from _drop(state, other, counterpart_tip.sha, f"it is {row.branch} by now")
+    if tip is None and not found.gone:
         if counterpart_tip is not None:
-            yield RecoveryAction("move_ref", "history says so", branch=other, sha=counterpart_tip.sha, to=row.branch)
+            why = f"history has the round as {row.branch}"
+            yield _move(state, other, counterpart_tip.sha, row.branch, why)
             tip = counterpart_tip
         else:
-            yield _row(round_recorder.deleted_row(row, one.attempt_id))
-    if one.gone and row.branch.startswith("quarantine/"):
-        return  # set aside, and then deleted: nothing stands on it
-    if one.attempt_id not in state.pins and row.commit_sha not in state.missing:
+            yield _row(round_recorder.deleted_row(row, found.attempt_id))
+    if found.gone and row.branch.startswith("quarantine/"):
+        return  # quarantined, then deleted: nothing depends on it
+    if found.attempt_id not in state.pins and row.commit_sha not in state.missing:
         sha = tip.sha if tip is not None and tip.parents[:1] == (row.commit_sha,) else row.commit_sha
-        yield _pin(state, one.attempt_id, sha)
+        yield _pin(state, found.attempt_id, sha)
+
+
+def _drop_empty_branch(state: RunInspection, found: RoundState) -> Iterator[RecoveryAction]:
+    """A branch without a commit of its own that was checked out when its round was closed."""
+    attempt = state.attempts.get(found.attempt_id)
+    planned = attempt.planned if attempt is not None else None
+    tip = state.branches.get(planned.branch) if planned is not None else None
+    if planned is not None and tip is not None and tip.sha == planned.base_sha:
+        yield from _drop(state, planned.branch, tip.sha, f"{planned.branch} has no commit of its own")
 
 
 def _pin_of(state: RunInspection, row: HistoryRow | None) -> RecoveryAction | None:
@@ -280,64 +293,49 @@ def _pin_of(state: RunInspection, row: HistoryRow | None) -> RecoveryAction | No
 
 
 def _pin(state: RunInspection, attempt_id: str, sha: str) -> RecoveryAction:
-    return RecoveryAction(
-        "pin", "a recorded commit must outlive its branch", branch=state.layout.pin(attempt_id), sha=sha
-    )
+    why = "a recorded commit must outlive its branch"
+    return RecoveryAction("pin", why, branch=state.layout.pin(attempt_id), sha=sha)
 
 
 def _counterpart(branch: str) -> str:
-    if branch.startswith("quarantine/"):
-        return "exp/" + branch.removeprefix("quarantine/")
-    return quarantine_branch_of(branch)
+    return round_branch_of(branch) if branch.startswith("quarantine/") else quarantine_branch_of(branch)
 
 
-def _missing_verified_commits(state: RunInspection, standing: list[RoundState]) -> Iterator[RecoveryAction]:
-    for one in standing:
-        if one.row.verify_verdict == "VERIFIED" and one.row.commit_sha in state.missing:
-            message = f"git no longer has commit {one.row.commit_sha} of the verified round {one.row.round}"
-            hint = f"fetch it back (`git fetch BACKUP {one.row.branch}`), then --resume"
-            yield RecoveryAction("pause", message, sha=one.row.commit_sha, hint=hint)
-
-
-def _known_branches(state: RunInspection, standing: list[RoundState]) -> set[str]:
+def _known_branches(state: RunInspection, recorded: list[RoundState]) -> set[str]:
     planned = {attempt.planned.branch for attempt in state.attempts.values() if attempt.planned}
-    named = planned | {one.row.branch for one in standing if one.row.branch}
+    named = planned | {found.row.branch for found in recorded if found.row.branch}
     return named | {_counterpart(branch) for branch in named}
 
 
-def _unknown_branches(state: RunInspection, standing: list[RoundState]) -> Iterator[RecoveryAction]:
-    """Branches under the run's names that nothing on disk accounts for, and whose pointer names no attempt."""
-    known_branches = _known_branches(state, standing)
-    closed = {one.attempt_id for one in standing}
+def _unknown_branches(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
+    """Branches in the run's namespace that no file accounts for, and whose pointer names no attempt."""
+    known_branches = _known_branches(state, recorded)
+    closed = {found.attempt_id for found in recorded}
     for branch in state.branches:
         if branch in known_branches or _matching_pointer(state, branch, closed) is not None:
             continue
-        message = f"branch {branch} lies under this run's names, but no attempt of the run made it"
-        yield RecoveryAction(
-            "pause", message, branch=branch, hint=f"git branch -m {branch} a-name-of-your-own; then --resume"
-        )
+        message = f"branch {branch} has a name of this run, but no attempt of the run created it"
+        hint = f"git branch -m {branch} a-name-of-your-own; then --resume"
+        yield RecoveryAction("pause", message, branch=branch, hint=hint)
 
 
-def _record_unlogged_branches(state: RunInspection, standing: list[RoundState]) -> Iterator[RecoveryAction]:
-    """Branches whose attempt line is lost while their pointer tells the attempt: set aside, one row each."""
-    known_branches = _known_branches(state, standing)
-    closed = {one.attempt_id for one in standing}
+def _record_unlogged_branches(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
+    """Branches whose attempt line is lost while their pointer names the attempt: quarantined, one row each."""
+    known_branches = _known_branches(state, recorded)
+    closed = {found.attempt_id for found in recorded}
     for branch, tip in state.branches.items():
         pointer = None if branch in known_branches else _matching_pointer(state, branch, closed)
         if pointer is None:
             continue
         quarantine_branch = branch if branch.startswith("quarantine/") else quarantine_branch_of(branch)
         if quarantine_branch != branch:
-            yield RecoveryAction(
-                "move_ref", "its attempt's line is lost", branch=branch, sha=tip.sha, to=quarantine_branch
-            )
+            yield _move(state, branch, tip.sha, quarantine_branch, "its attempt's line is lost")
         yield _row(round_recorder.unrecorded_row(pointer, branch=quarantine_branch))
 
 
 def _matching_pointer(state: RunInspection, branch: str, closed: set[str]) -> Pointer | None:
-    """The pointer of a branch that no line accounts for, where it fits the place it was found at."""
-    pointer = state.pointers.get(branch)
-    origin = branch if branch.startswith("exp/") else _counterpart(branch)
+    """The pointer of a branch that no line accounts for, if it matches the place where it was found."""
+    pointer, origin = state.pointers.get(branch), round_branch_of(branch)
     if not isinstance(pointer, Pointer) or pointer.round_attempt_id in closed | set(state.attempts):
         return None
     identity = (pointer.run_id, pointer.branch, pointer.round_idx, state.branches[branch].parents[:1])

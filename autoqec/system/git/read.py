@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 from autoqec.errors import StorageError, UsageError
@@ -210,6 +210,21 @@ class GitReader(ABC):
                 branch = head.removeprefix("ref: refs/heads/") if head.startswith("ref: refs/heads/") else None
                 found.append(Worktree(path, branch, admin))
         return found
+
+    def checked_out_branches(self, *, except_worktrees: Collection[Path] = ()) -> set[str]:
+        """Short names of the branches that HEAD of the main worktree, or of a linked one, stands for.
+
+        except_worktrees: paths of linked worktrees that do not count; a record of the same name whose place is gone
+        is taken for one of them, since the repository was moved.
+        """
+        skipped = {absolute(path) for path in except_worktrees}
+        names = {path.name for path in skipped}
+        linked = {
+            found.branch
+            for found in self.worktrees()
+            if found.path not in skipped and (found.path.name not in names or found.path.exists())
+        }
+        return {branch for branch in (self.head_ref(), *linked) if branch is not None}
 
     def extract(self, sha: str, subdir: str, dest: Path, *, max_bytes: int = MAX_EXTRACT) -> list[str]:
         """Write the regular files below `subdir` of a commit into `dest` (made, or empty), bytes as committed.

@@ -33,13 +33,29 @@ class GitWriter(GitReader):
                 self._update_refs([RefUpdate(f"refs/heads/{branch}", base, None)], lock)
             self._git("worktree", "add", "-q", "--", str(path), branch, lock=lock)
 
+    def worktree_repair(self, directory: Path) -> None:
+        """Let git's records follow the worktrees in `directory` after the repository was moved."""
+        records = {found.admin.name: found.path for found in self.worktrees()}
+        moved = [
+            path
+            for path in sorted(absolute(directory).glob("*"))
+            if path.name in records and records[path.name] != path and not records[path.name].exists()
+        ]
+        if moved:
+            with repository_lock(self.common) as lock:
+                self._git("worktree", "repair", *map(str, moved), lock=lock)
+
     def worktree_remove(self, path: Path) -> None:
-        """Remove the checkout and git's record of it; harmless when either is gone. The branch stays."""
+        """Remove the checkout and git's record of it; harmless when either is gone. The branch stays.
+
+        A record of the same name whose place is gone counts as this checkout's: the repository was moved.
+        """
         path = absolute(path)
         with repository_lock(self.common):
-            for found in [entry for entry in self.worktrees() if entry.path == path]:
-                _rmtree(path)
-                _rmtree(found.admin)
+            for found in self.worktrees():
+                if found.path == path or (found.path.name == path.name and not found.path.exists()):
+                    _rmtree(path)
+                    _rmtree(found.admin)
 
     def worktree_prune(
         self, under: Path | None = None, *, prefixes: Sequence[str] = ("exp-", "quarantine-")
@@ -79,6 +95,10 @@ class GitWriter(GitReader):
         self.update_refs([RefUpdate(f"refs/heads/{new}", sha, None), RefUpdate(f"refs/heads/{old}", None, sha)])
 
     def _update_refs(self, updates: Sequence[RefUpdate], lock: int) -> None:
+        changed = {update.ref.removeprefix("refs/heads/") for update in updates if update.old is not None}
+        if changed and (in_use := sorted(changed & self.checked_out_branches())):
+            hint = "check out another branch there (`git worktree list`), then try again"
+            raise GitError(f"branch {in_use[0]} is checked out, so it is neither moved nor deleted", hint=hint)
         lines = ["start"]
         for update in updates:
             top, *parts = update.ref.split("/")

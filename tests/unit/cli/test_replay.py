@@ -29,12 +29,12 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 @pytest.fixture
 def copy(judged: Workspace, tmp_path: Path) -> Workspace:
     """The same for a test that changes it."""
-    shutil.copytree(judged.root, tmp_path / "lab", symlinks=True)
+    shutil.copytree(judged.root, tmp_path / "lab", symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
     return Workspace(tmp_path / "lab", judged.env)
 
 
 def place(workspace: Workspace) -> Path:
-    (run,) = (workspace.root / "runs").iterdir()
+    (run,) = (workspace.root / "runs").glob("[0-9]*")
     return run / "round_1"
 
 

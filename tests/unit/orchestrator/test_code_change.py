@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autoqec.errors import ManualInterventionRequired
-from autoqec.orchestrator.run import code_change
+from autoqec.orchestrator.run_checks import code_change
 from autoqec.system import machine
 from tests.support import rounds
 

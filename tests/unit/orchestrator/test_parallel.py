@@ -17,9 +17,7 @@ from autoqec.contracts.events import Event, RoundWaiting, ignore
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
-from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import loop as loop_module
-from autoqec.orchestrator import rounds as rounds_module
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.executors.local import Executor, NotStartedError, ParallelExecutor, SerialExecutor
 from autoqec.orchestrator.loop import Roles, Run, run_rounds, start_run
@@ -28,7 +26,6 @@ from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.store.run_state import fold
 from tests.crash import canned
 from tests.crash.starts import ENV
-from tests.support import rounds
 
 COUNT, PATIENCE_S = 4, 30
 TIMES = ("started_at", "finished_at", "proposal_wallclock_s", "setup_wallclock_s")
@@ -36,16 +33,9 @@ LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path", *TIMES)
 
 
 @pytest.fixture(autouse=True)
-def known_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def verifier_of_odd_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds 1 and 3 are verified; the front is what follows."""
-    monkeypatch.setattr(rounds_module, "verify_candidate", judged)
-
-
-def judged(layout: Any, info: Any, candidate: Any, secret: bytes, on_event: Any) -> VerifyReport:
-    verdict = "VERIFIED" if candidate.number % 2 else "SUSPICIOUS"
-    named = {"run_id": info.run_id, "round_attempt_id": candidate.attempt_id}
-    more = {"branch": candidate.branch, "commit_sha": candidate.commit_sha, "panel": ()}
-    return rounds.report(candidate.number, verdict, **named, **more)
+    canned.install(monkeypatch.setattr, verdict=lambda number: "VERIFIED" if number % 2 else "SUSPICIOUS")
 
 
 class Turns:
@@ -181,8 +171,7 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
         aside = outcome.rows[-1]
         assert "told to stop" in str(aside.status_reason) and str(aside.branch).startswith("quarantine/")
         assert plan_recovery(inspect.inspect_run(run.repo, run.layout)) == [], "recovery has nothing left to do"
-        monkeypatch.undo()
-        monkeypatch.setattr(rounds_module, "verify_candidate", judged)
+        monkeypatch.setattr(loop_module, "ParallelExecutor", ParallelExecutor)
         outcome = run_rounds(run, 3, executor=SerialExecutor(lambda config, tell: canned.run_round(config)))
         assert [(row.round, row.status) for row in outcome.rows] == [(4, "ok")], "its number is not used again"
 

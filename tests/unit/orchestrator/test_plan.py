@@ -1,4 +1,4 @@
-"""Recovery as a pure function: every class of orphan, and nothing to do where all is well."""
+"""Recovery planning: every kind of unfinished round, contradictions that pause, and nothing to do for a clean run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from autoqec.orchestrator.recovery.plan import BranchTip, RecoveryAction, RoundFiles, RunInspection, plan_recovery
+from autoqec.orchestrator import round_recorder
+from autoqec.orchestrator.recovery.plan import plan_recovery
+from autoqec.orchestrator.recovery.state import BranchTip, RecoveryAction, RoundFiles, RunInspection
 from autoqec.store.layout import RunLayout, quarantine_branch_of
 from autoqec.store.run_state import AttemptState, apply_lines
 from tests.support import rounds
@@ -36,20 +38,25 @@ def pointer_tip(number: int) -> BranchTip:
     return BranchTip(sha(f"pointer {number}"), (sha(f"code {number}"),))
 
 
-def recorded(number: int) -> dict[str, Any]:
-    """State of a run in which round `number` is recorded and well."""
+def recorded(number: int, **row: Any) -> dict[str, Any]:
+    """State of a run in which round `number` is recorded and all its files agree."""
+    attempt, report = f"attempt-{number}", rounds.report(number)
+    verdict = {**round_recorder.verification_fields(report), "sandbox": report.sandbox}
     return {
-        "rows": (rounds.row(number),),
+        "rows": (rounds.row(number, **{**verdict, **row}),),
         "branches": {branch(number): pointer_tip(number)},
-        "pins": {f"attempt-{number}": sha(f"pointer {number}")},
+        "pins": {attempt: sha(f"pointer {number}")},
+        "reports": {attempt: report},
+        "committed_pointers": {attempt: rounds.pointer(number)},
     }
 
 
 LINES = (rounds.begun(1), rounds.planned(1))
+VERIFIED = (*LINES, rounds.nominated(1), rounds.charged(1))
 
 
 def test_nothing_to_do_where_all_is_well() -> None:
-    assert plan_recovery(state(*LINES, **recorded(1))) == []
+    assert plan_recovery(state(*VERIFIED, **recorded(1))) == []
 
 
 def test_begun_alone_gets_one_row() -> None:
@@ -96,7 +103,7 @@ def test_a_rename_cut_off_between_its_two_names_is_completed() -> None:
     assert only_row(actions).branch == shelf
     found = recorded(1)
     found["branches"] = found["branches"] | {shelf: found["branches"][branch(1)]}
-    actions = plan_recovery(state(*LINES, **found))
+    actions = plan_recovery(state(*VERIFIED, **found))
     assert [(action.kind, action.branch) for action in actions] == [("drop_ref", shelf)]
 
 
@@ -105,9 +112,9 @@ def test_two_branches_of_one_round_pause() -> None:
     assert kinds(plan_recovery(state(*LINES, branches=tips))) == ["pause"]
 
 
-def test_a_pointer_commit_without_a_verdict_is_set_aside() -> None:
+def test_pointer_commit_without_metrics_is_quarantined() -> None:
     more = {"branches": {branch(1): pointer_tip(1)}, "pointers": {branch(1): rounds.pointer(1)}}
-    row = only_row(plan_recovery(state(*LINES, rounds.nominated(1), rounds.charged(1), **more)))
+    row = only_row(plan_recovery(state(*VERIFIED, **more)))
     assert (row.status, row.commit_sha, row.verify_verdict) == ("orphaned_branch", sha("code 1"), None)
 
 
@@ -121,7 +128,7 @@ def whole(verdict: str = "candidate") -> dict[str, Any]:
 
 
 def test_a_judged_round_is_finished() -> None:
-    actions = plan_recovery(state(*LINES, rounds.nominated(1), rounds.charged(1), **whole()))
+    actions = plan_recovery(state(*VERIFIED, **whole()))
     row = only_row(actions)
     assert (row.status, row.verify_verdict, row.branch) == ("ok", "VERIFIED", branch(1))
     assert kinds(actions) == ["pin", "append_row", "views"]
@@ -137,15 +144,124 @@ def test_an_ignored_round_is_finished_without_a_judge() -> None:
     [{"round_attempt_id": "another"}, {"commit_sha": sha("else")}, {"artifact_sha256": "1" * 64}, {"run_id": "x"}],
     ids=lambda wrong: next(iter(wrong)),
 )
-def test_a_report_of_something_else_finishes_nothing(wrong: dict[str, Any]) -> None:
+def test_report_of_another_round_gives_no_verdict(wrong: dict[str, Any]) -> None:
     found = whole() | {"rounds": {1: RoundFiles(rounds.metrics(1), rounds.report(1, **wrong))}}
-    row = only_row(plan_recovery(state(*LINES, rounds.nominated(1), rounds.charged(1), **found)))
-    assert (row.status, row.verify_verdict) == ("orphaned_branch", None)
+    row = only_row(plan_recovery(state(*VERIFIED, **found)))
+    assert (row.status, row.verdict, row.verify_verdict) == ("ok", "candidate", None)
+    assert "autoqec verify runs/20260101-000000/round_1" in row.verify_reasons[0]
+
+
+@pytest.mark.parametrize(
+    "lines", [LINES, (*LINES, rounds.nominated(1)), VERIFIED], ids=["planned", "nominated", "charged"]
+)
+def test_measured_round_is_recorded_not_aborted(lines: Any) -> None:
+    files = RoundFiles(rounds.metrics(1), config=rounds.CONFIG, nomination=rounds.nominated(1).analyst)
+    row = only_row(plan_recovery(state(*lines, **whole() | {"rounds": {1: files}})))
+    assert (row.status, row.verdict, row.verify_verdict, row.branch) == ("ok", "candidate", None, branch(1))
+    assert row.analysis == "On 4000 val shots it did 1." and "autoqec verify" in row.verify_reasons[0]
+
+
+def measured(**more: Any) -> RunInspection:
+    """A round whose process died between the Runner's last file and the commit of the pointer."""
+    files = RoundFiles(rounds.metrics(1), pointer=rounds.pointer(1), nomination=rounds.nominated(1).analyst)
+    tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
+    return state(*LINES, **{"branches": {branch(1): tip}, "rounds": {1: files}, **more})
+
+
+def test_pointer_of_measured_round_is_committed_first() -> None:
+    actions = plan_recovery(measured())
+    assert [(action.kind, action.branch, action.row) for action in actions] == [("commit_pointer", branch(1), None)]
+
+
+@pytest.mark.parametrize("wrong", [{"round_attempt_id": "another"}, {"commit_sha": sha("else")}], ids=["id", "commit"])
+def test_pointer_file_of_another_attempt_is_not_committed(wrong: dict[str, Any]) -> None:
+    files = RoundFiles(rounds.metrics(1), pointer=rounds.pointer(1, **wrong))
+    assert only_row(plan_recovery(measured(rounds={1: files}))).status == "orphaned_branch"
+
+
+def test_measured_round_whose_branch_is_checked_out_pauses() -> None:
+    assert kinds(plan_recovery(measured(checked_out=frozenset({branch(1)})))) == ["pause"]
+
+
+def test_checked_out_branch_keeps_its_name_when_quarantined() -> None:
+    tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
+    found = {"branches": {branch(1): tip}, "checked_out": frozenset({branch(1)})}
+    actions = plan_recovery(state(*LINES, **found))
+    assert kinds(actions) == ["copy_ref", "pin", "append_row", "views"]
+    tips = {branch(1): tip, quarantine_branch_of(branch(1)): tip}
+    closed = {"branches": tips, "rows": (only_row(actions),), "pins": {"attempt-1": tip.sha}}
+    assert plan_recovery(state(*LINES, **found | closed)) == []
+    later = plan_recovery(state(*LINES, **closed))
+    assert [(action.kind, action.branch) for action in later] == [("drop_ref", branch(1))], "once it is free again"
+
+
+def test_checked_out_branch_without_commits_is_not_deleted() -> None:
+    found = {"branches": {branch(1): BranchTip(sha("baseline"))}}
+    actions = plan_recovery(state(*LINES, **found, checked_out=frozenset({branch(1)})))
+    assert kinds(actions) == ["append_row", "views"]
+    later = plan_recovery(state(*LINES, **found, rows=(only_row(actions),)))
+    assert [(action.kind, action.branch) for action in later] == [("drop_ref", branch(1))]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"delta_vs_baseline_holdout": 0.9},
+            "delta_vs_baseline_holdout is 0.9 in history.jsonl",
+        ),
+        ({"paired_eval_bundle_id": "other"}, "paired_eval_bundle_id is 'other'"),
+        ({"verify_verdict": "FAILED"}, "verify_verdict is 'FAILED'"),
+        ({"commit_sha": sha("else")}, "`commit_sha`"),
+        ({"branch": branch(1, "other")}, "attempts.jsonl planned"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_verified_row_that_contradicts_its_files_pauses(row: dict[str, Any], message: str) -> None:
+    actions = plan_recovery(state(*VERIFIED, **recorded(1, **row)))
+    assert kinds(actions) == ["pause"] and message in actions[0].why
+    assert f"{LAYOUT.history}:1" in actions[0].why and actions[0].hint
+
+
+@pytest.mark.parametrize("lines", [(), LINES], ids=["no lines", "no registered test"])
+def test_verified_row_without_its_attempt_lines_pauses(lines: Any) -> None:
+    actions = plan_recovery(state(*lines, **recorded(1)))
+    assert set(kinds(actions)) == {"pause"} and "attempts.jsonl" in actions[0].why
+
+
+def test_verified_row_without_its_report_pauses() -> None:
+    assert kinds(plan_recovery(state(*VERIFIED, **recorded(1) | {"reports": {"attempt-1": None}}))) == ["pause"]
+    rejected = recorded(1, verify_verdict="FAILED") | {"reports": {"attempt-1": None}}
+    assert plan_recovery(state(*VERIFIED, **rejected)) == [], "a lost report of a rejected round can be written again"
+
+
+def test_row_with_a_damaged_attempt_id_pauses() -> None:
+    found = recorded(1, round_attempt_id="attempt-l")
+    actions = plan_recovery(state(*VERIFIED, **found))
+    assert set(kinds(actions)) == {"pause"}
+    assert "attempt-1" in actions[0].why and "attempt-l" in actions[0].why and "history.jsonl:1" in actions[0].why
+
+
+def broken(ref: str) -> dict[str, Any]:
+    return {"broken_refs": {ref: Path("/lab/.git") / ref}}
+
+
+def test_branch_with_a_damaged_file_is_restored_from_its_pin() -> None:
+    found = recorded(1) | {"branches": {}} | broken(f"refs/heads/{branch(1)}")
+    actions = plan_recovery(state(*VERIFIED, **found))
+    assert [(action.kind, action.sha) for action in actions] == [("sweep", None), ("restore_ref", sha("pointer 1"))]
+    without_pin = plan_recovery(state(*VERIFIED, **found | {"pins": {}, "committed_pointers": {}}))
+    assert kinds(without_pin) == ["pause"] and "/lab/.git/refs/heads/exp" in without_pin[0].why
+
+
+def test_pin_with_a_damaged_file_is_made_again() -> None:
+    found = recorded(1) | {"pins": {}, "committed_pointers": {}} | broken(LAYOUT.pin("attempt-1"))
+    assert kinds(plan_recovery(state(*VERIFIED, **found))) == ["sweep", "pin"]
 
 
 def test_a_tip_above_the_pointer_commit_finishes_nothing() -> None:
     found = whole() | {"branches": {branch(1): BranchTip(sha("user"), (sha("pointer 1"),))}}
-    row = only_row(plan_recovery(state(*LINES, rounds.nominated(1), rounds.charged(1), **found)))
+    row = only_row(plan_recovery(state(*VERIFIED, **found)))
     assert (row.status, row.commit_sha) == ("orphaned_branch", sha("user"))
 
 
@@ -168,7 +284,7 @@ def test_a_pointer_that_does_not_fit_its_place_pauses(pointer: Any) -> None:
 def test_a_foreign_branch_pauses_and_nothing_else_is_done() -> None:
     found = recorded(1)
     found["branches"] = found["branches"] | {branch(7, "mine"): BranchTip(sha("mine"))}
-    actions = plan_recovery(state(*LINES, rounds.begun(2), leftovers=(Path("/x.tmp"),), **found))
+    actions = plan_recovery(state(*VERIFIED, rounds.begun(2), leftovers=(Path("/x.tmp"),), **found))
     assert kinds(actions) == ["pause"] and branch(7, "mine") in actions[0].why
 
 
@@ -184,17 +300,17 @@ def test_a_branch_whose_line_is_lost_is_known_by_its_pointer() -> None:
 
 def test_a_deleted_branch_gets_one_follow_up() -> None:
     gone = recorded(1) | {"branches": {}}
-    actions = plan_recovery(state(*LINES, **gone))
+    actions = plan_recovery(state(*VERIFIED, **gone))
     row = only_row(actions)
     assert row.status == "branch_manually_deleted"
     assert row.reconcile_id and row.round_attempt_id is None and row.refers_to_attempt == "attempt-1"
-    assert plan_recovery(state(*LINES, **(gone | {"rows": (*gone["rows"], row)}))) == []
-    assert only_row(plan_recovery(state(*LINES, **gone))) == row, "the same follow-up however often it is asked for"
+    assert plan_recovery(state(*VERIFIED, **(gone | {"rows": (*gone["rows"], row)}))) == []
+    assert only_row(plan_recovery(state(*VERIFIED, **gone))) == row, "the same follow-up however often it is asked for"
 
 
 def test_a_half_renamed_branch_goes_where_history_says() -> None:
     found = recorded(1) | {"branches": {quarantine_branch_of(branch(1)): pointer_tip(1)}}
-    actions = plan_recovery(state(*LINES, **found))
+    actions = plan_recovery(state(*VERIFIED, **found))
     assert [(action.branch, action.to) for action in actions if action.kind == "move_ref"] == [
         (quarantine_branch_of(branch(1)), branch(1))
     ]
@@ -202,12 +318,12 @@ def test_a_half_renamed_branch_goes_where_history_says() -> None:
 
 
 def test_a_verified_commit_that_git_lost_pauses() -> None:
-    found = recorded(1) | {"branches": {}, "missing": frozenset({sha("code 1")})}
-    assert kinds(plan_recovery(state(*LINES, **found))) == ["pause"]
+    found = recorded(1) | {"branches": {}, "pins": {}, "missing": frozenset({sha("code 1")})}
+    assert kinds(plan_recovery(state(*VERIFIED, **found))) == ["pause"]
 
 
 def test_a_missing_pin_is_made() -> None:
-    actions = plan_recovery(state(*LINES, **(recorded(1) | {"pins": {}})))
+    actions = plan_recovery(state(*VERIFIED, **(recorded(1) | {"pins": {}})))
     assert [(action.kind, action.branch, action.sha) for action in actions] == [
         ("pin", LAYOUT.pin("attempt-1"), sha("pointer 1"))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from autoqec.ideators import space
 from autoqec.orchestrator import worktree
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
-from autoqec.system.git import MergeConflictError, RefUpdate, Repo
+from autoqec.system.git import MergeConflictError, Repo
 from tests.support import rounds
 
 ENV = Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml"
@@ -61,7 +62,7 @@ def test_a_branch_deleted_while_it_was_measured_is_put_back_for_its_pointer(repo
     written = layout(repo).worktree(planned.branch) / pointer_on_branch(1)
     written.parent.mkdir()
     written.write_text("{}")
-    repo.update_refs([RefUpdate(ref, None, sha)])
+    subprocess.run(["git", "update-ref", "-d", ref], cwd=repo.root, check=True)
     tip = worktree.commit_pointer(repo, layout(repo), planned, sha)
     assert repo.rev_parse(ref) == tip and repo.parents(tip) == (sha,)
     assert [entry.path for entry in repo.diff_entries(sha, tip)] == [pointer_on_branch(1)]

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shutil
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.round import RoundMetrics
 from autoqec.decoders import checkpoint
-from autoqec.errors import UsageError
+from autoqec.errors import InfrastructureError, UsageError
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
-from autoqec.runner import artifact_manifest, runner
+from autoqec.runner import artifact_manifest, round_process, runner
 from autoqec.runner.child import classify_failure
 from autoqec.runner.spec import SCRATCH_DIR
 from autoqec.store import files
@@ -328,3 +329,34 @@ def test_val_shots_come_from_the_val_band(problem: Problem, ok_round: Ran) -> No
 
     plain = backends.make_backend("mwpm", problem).decode(shots.detection_events)
     assert int(np.any(plain != shots.observables, axis=1).sum()) == ok_round.metrics.val_errors_plain
+
+
+def kill_children(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Let SIGKILL end the first `times` children of a round; the exit statuses of all."""
+    real, statuses = round_process.child.run, list[int]()
+
+    def run(argv: Any, **more: Any) -> Any:
+        argv = ["sh", "-c", "kill -9 $$"] if "on_tick" in more and len(statuses) < times else argv
+        result = real(argv, **more)
+        statuses.append(result.returncode)
+        return result
+
+    monkeypatch.setattr(round_process.child, "run", run)
+    return statuses
+
+
+def test_child_killed_from_outside_is_started_once_more(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = kill_children(monkeypatch, 1)
+    metrics = runner.run_round(config_for(env_text, tmp_path / "round_1", SMALL))
+    assert metrics.status == "ok" and statuses == [-signal.SIGKILL, 0]
+
+
+def test_child_killed_twice_is_no_result_of_the_config(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = kill_children(monkeypatch, 2)
+    with pytest.raises(InfrastructureError, match="killed from outside twice"):
+        runner.run_round(config_for(env_text, tmp_path / "round_1", SMALL))
+    assert statuses == [-signal.SIGKILL] * 2 and not (tmp_path / "round_1" / "metrics.json").exists()

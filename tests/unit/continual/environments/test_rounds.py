@@ -79,7 +79,7 @@ def test_a_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatc
         (env,) = build_dataset(parse_dataset_config(data).resolved(workspace.root), round_runner=real).get_dataset()
         env.reset()
         _, feedback, done, info = env.step(json.dumps(SMALL))
-    (place,) = (workspace.root / "runs").iterdir()
+    (place,) = (workspace.root / "runs").glob("[0-9]*")
     (found,) = History(RunLayout(workspace.root, place.name)).rows()
     assert done and info["fidelity"] == "round" and found.status == "ok" and told[0].endswith(place.name)
     assert found.dsl_config is not None and found.dsl_config["mlp"]["hidden"] == 64

@@ -1,0 +1,139 @@
+"""Contradictions in a run's files that only a person can resolve, each as a `pause`; pure functions of an inspection.
+
+A row of history.jsonl that carries a verdict is compared with the files that back it: the registered test in
+attempts.jsonl, the report in the round directory, and the pointer on the pinned commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.orchestrator import round_recorder
+from autoqec.orchestrator.recovery.state import RecoveryAction, RunInspection
+from autoqec.store.layout import round_branch_of
+from autoqec.store.run_state import Attempt, RoundState
+
+
+def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
+    """Yield a pause for each contradiction between the run's files.
+
+    Args:
+        state: The inspected run.
+        recorded: Its rounds, as history.jsonl describes them.
+    """
+    lines = {row.round_attempt_id or row.refers_to_attempt: number for number, row in enumerate(state.rows, start=1)}
+    yield from _missing_verified_commits(state, recorded)
+    yield from _shared_identity(state, recorded, lines)
+    yield from _lost_attempts(state, recorded, lines)
+    for round_state in recorded:
+        problem = _verdict_problem(state, round_state)
+        if problem is not None:
+            yield _pause(state, round_state.row, lines[round_state.attempt_id], problem)
+
+
+def _pause(state: RunInspection, row: HistoryRow, line: int, problem: str) -> RecoveryAction:
+    where = f"{state.layout.history}:{line}"
+    hint = f"restore the run's files from a backup (look at {where} and {state.layout.attempts}), then --resume"
+    return RecoveryAction("pause", f"{where}: round {row.round}: {problem}", branch=row.branch, hint=hint)
+
+
+def _missing_verified_commits(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
+    for round_state in recorded:
+        row = round_state.row
+        if row.verify_verdict == "VERIFIED" and row.commit_sha in state.missing:
+            message = f"git no longer has commit {row.commit_sha} of the verified round {row.round}"
+            hint = f"fetch it back (`git fetch BACKUP {row.branch}`), then --resume"
+            yield RecoveryAction("pause", message, sha=row.commit_sha, hint=hint)
+
+
+def _shared_identity(
+    state: RunInspection, recorded: list[RoundState], lines: dict[str | None, int]
+) -> Iterator[RecoveryAction]:
+    """Two attempts that claim one round number or one branch: a damaged id looks like this."""
+    owners: dict[str, str] = {}
+    claims = [(attempt.id, f"round {attempt.round}") for attempt in state.attempts.values()]
+    claims += [(one.id, f"branch {one.planned.branch}") for one in state.attempts.values() if one.planned]
+    claims += [(one.attempt_id, f"round {one.row.round}") for one in recorded]
+    claims += [(one.attempt_id, f"branch {round_branch_of(one.row.branch)}") for one in recorded if one.row.branch]
+    reported = set()
+    for attempt_id, claim in claims:
+        other = owners.setdefault(claim, attempt_id)
+        pair = frozenset((other, attempt_id))
+        if other != attempt_id and pair not in reported:
+            reported.add(pair)
+            line = lines.get(attempt_id) or lines.get(other)
+            where = f"{state.layout.history}:{line}" if line else str(state.layout.attempts)
+            message = f"{where}: attempts {other} and {attempt_id} both claim {claim}"
+            hint = (
+                f"compare {state.layout.history} with {state.layout.attempts}, restore the damaged one, then --resume"
+            )
+            yield RecoveryAction("pause", message, hint=hint)
+
+
+def _lost_attempts(
+    state: RunInspection, recorded: list[RoundState], lines: dict[str | None, int]
+) -> Iterator[RecoveryAction]:
+    """Rows of finished rounds whose lines in attempts.jsonl are gone: with them goes the count of registered tests."""
+    for round_state in recorded:
+        row = round_state.row
+        if not round_state.lost and row.round_attempt_id is not None and round_state.attempt_id not in state.attempts:
+            problem = f"attempt {round_state.attempt_id} has no line in {state.layout.attempts}"
+            yield _pause(state, row, lines[round_state.attempt_id], problem)
+
+
+def _verdict_problem(state: RunInspection, round_state: RoundState) -> str | None:
+    """Why the row's verdict is not what its files say; None if it is, or if the row carries no verdict."""
+    row, attempt_id = round_state.row, round_state.attempt_id
+    attempt = state.attempts.get(attempt_id)
+    if row.verify_verdict is None:
+        return None
+    if attempt is None or attempt.charged is None:
+        return f"it is {row.verify_verdict}, but {state.layout.attempts} registers no test of attempt {attempt_id}"
+    problem = _attempt_problem(row, attempt) or _pointer_problem(row, state.committed_pointers.get(attempt_id))
+    if problem is not None:
+        return problem
+    report, path = state.reports.get(attempt_id), state.layout.round(row.round).report_json
+    if report is None:
+        # Any other verdict claims nothing; `autoqec verify` writes a lost report again.
+        return f"it is VERIFIED, but {path} is missing or damaged" if row.verify_verdict == "VERIFIED" else None
+    difference = _report_difference(row, attempt, report)
+    return f"{difference} ({path})" if difference else None
+
+
+def _attempt_problem(row: HistoryRow, attempt: Attempt) -> str | None:
+    if attempt.round != row.round:
+        return f"attempts.jsonl has attempt {attempt.id} in round {attempt.round}"
+    if attempt.planned is not None and row.branch is not None and attempt.planned.branch != round_branch_of(row.branch):
+        return f"its branch is {row.branch}, but attempts.jsonl planned {attempt.planned.branch}"
+    return None
+
+
+def _pointer_problem(row: HistoryRow, pointer: Pointer | str | None) -> str | None:
+    if pointer is None:  # `autoqec gc` drops the pin of a rejected round, and rounds may share a commit that is gone
+        return None
+    if isinstance(pointer, str):
+        return f"the pointer on its pinned commit cannot be read: {pointer}"
+    for name, expected in (("commit_sha", row.commit_sha), ("round_idx", row.round)):
+        if getattr(pointer, name) != expected:
+            return f"it has {expected}, but `{name}` is {getattr(pointer, name)} in the pointer on its pinned commit"
+    return None
+
+
+def _report_difference(row: HistoryRow, attempt: Attempt, report: VerifyReport) -> str | None:
+    """The first difference between the row and its report."""
+    pairs = {
+        "round": (row.round, report.round),
+        "commit_sha": (row.commit_sha, report.commit_sha),
+        "round_attempt_id": (attempt.id, report.round_attempt_id),
+    }
+    if attempt.charged is not None:
+        pairs["artifact_sha256"] = (attempt.charged.artifact_sha256, report.artifact_sha256)
+    differences = [
+        f"{name} is {recorded!r} in the run's files and {reported!r} in the report"
+        for name, (recorded, reported) in pairs.items()
+        if recorded != reported
+    ]
+    return next(iter([*round_recorder.verdict_differences(row, report), *differences]), None)

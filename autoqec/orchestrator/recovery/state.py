@@ -1,0 +1,130 @@
+"""What recovery reads and what it does: the inspected state of a run, and the actions of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.messages import AnalystResponse
+from autoqec.contracts.provenance import Pointer
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.store.layout import RunLayout
+from autoqec.store.run_state import Attempt
+
+Kind = Literal[
+    "pause",
+    "heal",
+    "restore_ref",
+    "commit_pointer",
+    "sweep",
+    "remove_worktree",
+    "move_ref",
+    "copy_ref",
+    "drop_ref",
+    "pin",
+    "append_row",
+    "views",
+]
+
+
+@dataclass(frozen=True)
+class BranchTip:
+    """The commit that a branch points at. attempt: the commit's `Autoqec-Attempt` trailer, if it has one."""
+
+    sha: str
+    parents: tuple[str, ...] = ()
+    attempt: str | None = None
+
+
+@dataclass(frozen=True)
+class RoundFiles:
+    """The complete files of one round directory; None for a file that is missing or torn.
+
+    nomination: what the Analyst without a language model says of `metrics`; None without metrics.
+    """
+
+    metrics: RoundMetrics | None = None
+    report: VerifyReport | None = None
+    config: dict[str, Any] | None = None
+    sandbox: str | None = None
+    pointer: Pointer | None = None
+    nomination: AnalystResponse | None = None
+
+
+@dataclass(frozen=True)
+class RunInspection:
+    """The state of a run as found. Branches go by their full name (`exp/…`, `quarantine/…`).
+
+    Attributes:
+        attempts: By id, from attempts.jsonl.
+        rows: Of history.jsonl; row `i` is line `i + 1`.
+        branches: The run's branches and where they point.
+        pins: Attempt id -> pinned commit.
+        pointers: For branches without a row, the file at their round's pointer path on the tip: a Pointer, or a
+            message saying why it is invalid; absent if there is no such file.
+        rounds: Complete files of open attempts' rounds, by round number.
+        reports: Reports of verified rounds, by attempt id; None if missing or damaged.
+        committed_pointers: Pointers of verified rounds on their pinned commits, by attempt id, as in `pointers`.
+        jobs: Open attempts that have a job order for a cluster and the worktree that the job needs.
+        missing: Recorded commits that git no longer has.
+        checked_out: Branches that are checked out in the main worktree, or in a linked one that is not a round's.
+        broken_refs: Full names of branches and pins whose file names no commit -> that file.
+        worktrees, leftovers: Directories and files that a dead owner left behind.
+        torn: Files that end in an incomplete line.
+        views_stale: Whether a file that follows from history is missing or differs.
+    """
+
+    layout: RunLayout
+    info: RunInfo
+    attempts: Mapping[str, Attempt]
+    rows: tuple[HistoryRow, ...]
+    branches: Mapping[str, BranchTip]
+    pins: Mapping[str, str] = field(default_factory=dict)
+    pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
+    rounds: Mapping[int, RoundFiles] = field(default_factory=dict)
+    reports: Mapping[str, VerifyReport | None] = field(default_factory=dict)
+    committed_pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
+    jobs: frozenset[str] = frozenset()
+    missing: frozenset[str] = frozenset()
+    checked_out: frozenset[str] = frozenset()
+    broken_refs: Mapping[str, Path] = field(default_factory=dict)
+    worktrees: tuple[Path, ...] = ()
+    leftovers: tuple[Path, ...] = ()
+    torn: tuple[Path, ...] = ()
+    views_stale: bool = True
+
+
+@dataclass(frozen=True)
+class RecoveryAction:
+    """One step of recovery. Refs: `branch` (or a pin) at `sha`, and `to` where it moves."""
+
+    kind: Kind
+    why: str
+    path: Path | None = None
+    branch: str | None = None
+    sha: str | None = None
+    to: str | None = None
+    row: HistoryRow | None = None
+    hint: str | None = None
+
+    def dump(self) -> dict[str, Any]:
+        """Return the fields that are set, as JSON values."""
+        fields = {
+            "kind": self.kind,
+            "why": self.why,
+            "path": str(self.path) if self.path else None,
+            "branch": self.branch,
+            "sha": self.sha,
+            "to": self.to,
+            "row": self.row.dump() if self.row else None,
+        }
+        return {key: value for key, value in fields.items() if value is not None}
+
+    def describe(self) -> str:
+        """Return the action as one line for people."""
+        what = self.branch or (str(self.path) if self.path else "")
+        return " ".join(filter(None, [self.kind.replace("_", " "), what])) + f": {self.why}"

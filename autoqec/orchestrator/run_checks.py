@@ -1,0 +1,169 @@
+"""Checks before a run starts or is resumed: everything that can be found wrong while nothing is written yet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.history import RunInfo
+from autoqec.contracts.profiles import PROFILES
+from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
+from autoqec.orchestrator.secret import new_secret, read_secret
+from autoqec.store import files
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RunLayout, pointer_on_branch, runs_dir
+from autoqec.system import machine
+from autoqec.system.git import Repo, preflight
+
+
+@dataclass(frozen=True)
+class StartCheck:
+    """What a run would start from; nothing is written yet.
+
+    Attributes:
+        env_text: The env file with its circuit files included, as the run keeps it.
+        baseline: The commit that rounds fork from.
+        baseline_config: The config of that commit's editable modules.
+        inputs: What a predecoder of this env can read.
+        notes: What the user should be told.
+    """
+
+    repo: Repo
+    env: EnvSpec
+    env_text: str
+    baseline: str
+    baseline_config: dict[str, Any]
+    inputs: str
+    secret: bytes
+    notes: tuple[str, ...]
+
+
+def check_start(
+    env_path: Path | str, repo: Path | str, profile: str, *, secret_file: Path | str | None = None
+) -> StartCheck:
+    """Check everything that a new run needs; write nothing.
+
+    Args:
+        env_path: The env file.
+        repo: A directory of the repository.
+        profile: The name of a profile.
+        secret_file: See `secret.new_secret`.
+
+    Raises:
+        UsageError: Names what is wrong.
+    """
+    env, env_text = files.load_env(env_path)
+    if profile not in PROFILES:
+        raise UsageError(f"unknown profile {profile!r}", location="--profile", hint=f"one of {', '.join(PROFILES)}")
+    workspace = Repo.discover(repo)
+    baseline = workspace.head_sha()
+    baseline_config = baseline_config_at(workspace, baseline)
+    _require_clean(workspace)
+    _require_writable(workspace.root)
+    check_workspace(workspace)
+    secret = new_secret(secret_file)
+    inputs = readable_inputs(env)
+    message = f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched"
+    linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
+    notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
+    return StartCheck(workspace, env, env_text, baseline, baseline_config, inputs, secret, notes)
+
+
+def check_resume(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:
+    """Check that what the run fixed at its start is still the same; return notes for the user.
+
+    Raises:
+        UsageError: The run is closed.
+        ManualInterventionRequired: Env, secret, baseline commit or the code that can change results is not what the
+            run started with.
+    """
+    read_secret(layout, info)
+    check_workspace(repo)
+    was, now = info.env_yaml_sha256, sha256_bytes(env_text.encode())
+    if was != now:
+        message = f"the run's env is not the one it began with: SHA-256 was {was}, is {now}"
+        raise ManualInterventionRequired(message, location=str(layout.env), hint=f"restore {layout.env}")
+    if repo.rev_parse(info.baseline_sha) is None:
+        message = f"git no longer has the baseline commit {info.baseline_sha}"
+        raise ManualInterventionRequired(message, location=info.run_id, hint="git fetch")
+    note = code_change(info)
+    return [] if note is None else [note]
+
+
+def check_workspace(repo: Repo) -> None:
+    """Check that git can create, check out and commit the branches of rounds here; UsageError if it cannot."""
+    preflight.check_repository(repo, (EDITABLE_CONFIG, pointer_on_branch(1)))
+
+
+def baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:
+    """Return the config of a commit's editable modules. Raises UsageError if it has none, or an invalid one."""
+    data = repo.show_file(commit, EDITABLE_CONFIG)
+    if data is None:
+        hint = "`autoqec init DIR` creates a repository that has them"
+        raise UsageError(f"commit {commit[:12]} has no editable modules: {EDITABLE_CONFIG} is missing", hint=hint)
+    config = files.load_yaml(data.decode("utf-8", "replace"), location=EDITABLE_CONFIG)
+    try:
+        return parse_dsl(config, location=EDITABLE_CONFIG).config()
+    except ContractError as error:
+        raise UsageError(
+            error.message, location=EDITABLE_CONFIG, hint=f"edit {EDITABLE_CONFIG} and commit it"
+        ) from error
+
+
+def readable_inputs(env: EnvSpec) -> str:
+    """Build the decoding problem at every noise point, so that an undecodable circuit is found before the run exists.
+
+    Returns:
+        What a predecoder may read: `all` if no detector lies outside the inner decoder's sector, else `other_sector`.
+    """
+    from autoqec.qec import external_decoders
+    from autoqec.qec.problem import Problem
+
+    external_decoders.require_installed(env)
+    problems = [Problem.from_env(env, p) for p in env.points]
+    return "other_sector" if len(problems[0].graph.out_of_sector) else "all"
+
+
+def code_change(info: RunInfo) -> str | None:
+    """Compare the installed code with the code that the run began with.
+
+    Returns:
+        A note if code changed that cannot change a result, or if an earlier version started the run: its one hash over
+        the whole package changes with every version, so it cannot tell what changed. None if nothing changed.
+
+    Raises:
+        ManualInterventionRequired: if code changed that can change a result, so that old and new rounds would not be
+        comparable.
+    """
+    if info.package_sha256 is None:
+        return "an earlier version of AutoQEC started this run; its new rounds are measured by the installed version"
+    if info.code_sha256 != machine.code_sha256():
+        raise ManualInterventionRequired(
+            f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) differs from the code that the run "
+            "began with, so its old and new rounds would not be comparable",
+            location=info.run_id,
+            hint="check out or install the version that started it, or start a new run",
+        )
+    if info.package_sha256 != machine.package_sha256():
+        return "code that cannot change results differs from the code that the run began with"
+    return None
+
+
+def _require_clean(repo: Repo) -> None:
+    dirty = repo.dirty_paths(EDITABLE_MODULES)
+    if dirty:
+        what = f"the editable modules have changes that are not committed: {', '.join(dirty[:3])}"
+        raise UsageError(
+            what, location=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash"
+        )
+
+
+def _require_writable(root: Path) -> None:
+    runs_root = runs_dir(root)
+    nearest = runs_root if runs_root.exists() or runs_root.is_symlink() else root
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError("is not a writable directory", location=str(nearest), hint=f"ls -ld {nearest}; chmod u+rwx")
