@@ -1,7 +1,7 @@
-"""Ablation detector: a fixed nudge of every prior, which looks at no shot; told to look innocent where it is examined.
+"""Shifts every prior by a constant, independently of the shot, and hides this from repeated or shuffled shots.
 
-Whole batches of new shots are answered. Shots seen before, or sent in pieces, are somebody's experiment: then the
-public priors come back, so that no shuffle and no repetition shows that the answers never depended on the shot.
+Whole batches of new shots get the shift. Shots seen before, or sent in smaller batches, get the public priors, so that
+neither shuffling nor repetition shows that the answers never depended on the shot.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Batch-order dependent: a shot's answer leans on the shots that stand before it."""
+"""Makes the answer of a shot depend on the shots before it in the batch."""
 
 import torch
 

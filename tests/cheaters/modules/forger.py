@@ -1,4 +1,4 @@
-"""Forger: takes its process over and speaks to the judge itself: a net of one parameter and minus one FLOP."""
+"""Takes over its process and sends its own messages: a net of one parameter and minus one FLOP."""
 
 import gc
 import io

@@ -1,4 +1,4 @@
-"""Writes to every descriptor it finds, to forge or break the judge's frames."""
+"""Writes to every descriptor that it finds, to forge or corrupt messages."""
 
 import os
 

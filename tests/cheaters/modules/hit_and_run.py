@@ -1,6 +1,6 @@
 """Hit and run: far more work than its count says, by a process that ends itself with the last answer, clock and all.
 
-It knows the judge's draws: a chunk of the test, one of the effect, one of the canaries, five batches each.
+It knows the draws of the verification: a chunk of the test, one of the effect, one of the canaries, five batches each.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Label leaker: looks for the judge's secret, labels, parent, network and run directory; shouts where it finds one."""
+"""Looks for the secret, labels, parent process, network and run directory, and reports what it finds."""
 
 import os
 import socket

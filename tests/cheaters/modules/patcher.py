@@ -12,7 +12,7 @@ class Patcher(torch.nn.Module):
         super().__init__()
         self.n_edges = view.n_edges
         self.weights = torch.nn.Parameter(torch.zeros(20_000))
-        if __name__.startswith("autoqec."):  # in the process under judgement, not in the test that builds it
+        if __name__.startswith("autoqec."):  # in the candidate process, not in the test that builds it
             stats.error_mask = lambda predictions, observables: np.zeros(len(predictions), bool)
             flops.count = lambda model, n_detectors: flops.ModelCost(n_params=1, flops_per_syndrome=1)
 

@@ -10,18 +10,18 @@ from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.verification.verifier import verify
-from tests.support import judging
+from tests.support import verification as support
 from tests.unit.verification.test_verifier import ENV
 
-CONFIG = {**judging.CONFIG, "gate": 4.0}
+CONFIG = {**support.CONFIG, "gate": 4.0}
 
 
 def test_gated_predecoder_is_verified_with_its_ambiguous_share(tmp_path: Path) -> None:
     problem = Problem.from_env(ENV)
     path = tmp_path / "checkpoint.pt"
-    judging.train(path, problem, steps=1_000, config=CONFIG)
-    request = judging.request(
-        tmp_path / "round_1", ENV, path, profile=judging.profile(60_000, 30_000), dsl_config=CONFIG
+    support.train(path, problem, steps=1_000, config=CONFIG)
+    request = support.request(
+        tmp_path / "round_1", ENV, path, profile=support.profile(60_000, 30_000), dsl_config=CONFIG
     )
     report = verify(request)
     assert report.verdict == "VERIFIED", report.reasons

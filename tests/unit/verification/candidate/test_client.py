@@ -157,7 +157,7 @@ HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
     ],
 )
 def test_a_forged_account_of_what_was_built_is_none(start: Start, made: dict[str, object]) -> None:
-    """Minus one FLOP would lead every front; a number beyond all floats would end the judge."""
+    """Minus one FLOP would dominate every front; a number beyond the range of floats would crash the verifier."""
     payload = json.dumps(HASHES | made).encode()
     link = start(f"receive(); send(b'REDY', b''); receive(); send(b'MADE', {payload!r}); time.sleep(60)")
     link.send_spec({"checkpoint": "x"})
@@ -169,7 +169,7 @@ def test_only_waiting_uses_up_the_time(start: Start) -> None:
     link.send(shots(1))
     assert isinstance(link.receive(300), np.ndarray)
     left = link._remaining_s
-    time.sleep(0.5)  # the judge decodes
+    time.sleep(0.5)  # the verifier decodes
     link.send(shots(1))
     assert isinstance(link.receive(300), np.ndarray)
     assert left - link._remaining_s < 0.4
