@@ -232,7 +232,7 @@ def test_torn_or_edited_snapshot_is_refused(tmp_path):
     path.write_text(whole.replace('"2"', '"7"'))
     with pytest.raises(ContractError, match="edited"):
         load_memory(path)
-    with pytest.raises(ContractError, match="cannot read"):
+    with pytest.raises(ContractError, match="cannot be read"):
         load_memory(tmp_path / "none.jsonl")
 
 
