@@ -1,0 +1,124 @@
+"""Cost of matching under per-shot weights, of complementary gaps and of gated decoding, as ratios within one process.
+
+`make bench` records the rows without a network. With one: `python -m benchmarks.gated ENV CHECKPOINT [SHOTS]`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pymatching
+import torch
+
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.decoders.gating import CAP_MARGIN, Gate
+from autoqec.qec import backends, sampling
+from autoqec.qec.logical_classes import LogicalClassMatcher
+from autoqec.qec.stats import clopper_pearson
+from autoqec.qec.weighted_mwpm import WeightedMatching
+from autoqec.store.files import load_env
+from benchmarks.problems import surface
+from benchmarks.table import Row
+
+REPEATS, REBUILT_SHOTS = 5, 200
+GATES = (3.0, 4.0, 5.0)
+
+
+def median_cpu_us(works: dict[str, Callable[[], object]], shots: int) -> dict[str, float]:
+    """Return median CPU microseconds per shot of each function; repetitions alternate, so that load affects all."""
+    durations: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(REPEATS):
+        for name, work in works.items():
+            start = time.process_time()
+            work()
+            durations[name].append(time.process_time() - start)
+    return {name: 1e6 * statistics.median(values) / shots for name, values in durations.items()}
+
+
+def rows() -> list[Row]:
+    """Return the rows that need no network."""
+    return [row(distance) for distance in (5, 7) for row in (weighted_row, gap_row)]
+
+
+def weighted_row(distance: int) -> Row:
+    """Measure weighted matching against PyMatching graphs that are rebuilt for every shot."""
+    problem = surface(distance)
+    graph, events = problem.matching_graph, sampling.sample(problem, 2_000, 1).detection_events
+    detections = sampling.unpack(events, problem.n_detectors)[:, graph.in_sector]
+    noise = np.random.default_rng(0).normal(0, 1, (len(events), graph.n_edges))
+    weights = (noise - graph.log_odds).astype(np.float32)
+    matching = WeightedMatching(graph.check_matrix)
+
+    def rebuild() -> None:
+        for row, shot in zip(weights[:REBUILT_SHOTS], detections[:REBUILT_SHOTS], strict=True):
+            pymatching.Matching.from_check_matrix(graph.check_matrix, weights=row).decode(shot)
+
+    batch = median_cpu_us({"batch": lambda: matching.decode_batch(detections, weights)}, len(events))["batch"]
+    rebuilt = median_cpu_us({"rebuilt": rebuild}, REBUILT_SHOTS)["rebuilt"]
+    return Row(
+        f"WeightedMatching.decode_batch, d={distance} p=.005",
+        f"{rebuilt / batch:.1f} x the shots per second ({batch:.1f} µs per shot)",
+        "PyMatching's Matching.from_check_matrix rebuilt for every shot",
+        f"{len(events):,} and {REBUILT_SHOTS} shots, median of {REPEATS}",
+    )
+
+
+def gap_row(distance: int) -> Row:
+    """Measure the complementary gap against one plain matching by PyMatching."""
+    problem = surface(distance)
+    graph, events = problem.matching_graph, sampling.sample(problem, 10_000, 1).detection_events
+    packed = sampling.pack(sampling.unpack(events, problem.n_detectors)[:, graph.in_sector])
+    matcher = LogicalClassMatcher(problem)
+    plain = pymatching.Matching.from_check_matrix(graph.check_matrix, weights=-graph.log_odds)
+    works: dict[str, Callable[[], object]] = {
+        "gap": lambda: matcher.complementary_gap(events, 4 + CAP_MARGIN),
+        "plain": lambda: plain.decode_batch(packed, bit_packed_shots=True),
+    }
+    cost = median_cpu_us(works, len(events))
+    return Row(
+        f"complementary gap up to {4 + CAP_MARGIN} nats, d={distance} p=.005",
+        f"{cost['gap'] / cost['plain']:.2f} x the time per shot ({cost['gap']:.2f} µs)",
+        "one PyMatching decode_batch of the same graph; the gap's sign is the plain prediction",
+        f"{len(events):,} shots, median of {REPEATS}",
+    )
+
+
+def main(env_path: Path, checkpoint: Path, shots: int) -> None:
+    """Print failures and CPU time of a network with and without gates beside plain and correlated matching."""
+    torch.set_num_threads(1)
+    env, _ = load_env(env_path)
+    ungated = CheckpointDecoder.of(env, checkpoint)
+    problem = ungated.problem
+    decoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        name: backends.make_backend(name, problem).decode for name in ("mwpm", "mwpm_correlated")
+    }
+    bare = pymatching.Matching.from_detector_error_model(problem.dem)
+    decoders["pymatching"] = lambda events: bare.decode_batch(events, bit_packed_shots=True).astype(bool)
+    decoders["ungated"] = ungated.decode
+    for threshold in GATES:
+        gated = CheckpointDecoder.of(env, checkpoint)
+        gated.gate = Gate(problem, threshold)
+        decoders[f"gate {threshold:g}"] = gated.decode
+    drawn = sampling.sample(problem, shots, sampling.band_seed(env.seed_policy.holdout, "gated"))
+    timed = drawn.detection_events[:20_000]
+    cost = median_cpu_us({name: lambda d=decode: d(timed) for name, decode in decoders.items()}, len(timed))  # type: ignore[misc]
+    print(f"{env.name}, p={problem.p}, {shots} shots, CPU time on {len(timed)} shots, median of {REPEATS}")
+    for name, decode in decoders.items():
+        failures = int((decode(drawn.detection_events) != drawn.observables).any(axis=1).sum())
+        low, high = clopper_pearson(failures, shots)
+        share = ""
+        if name.startswith("gate "):
+            gate = Gate(problem, float(name.split()[1]))
+            gate.split(drawn.detection_events)
+            share = f"; {100 * gate.ambiguous_share:.1f}% ambiguous"
+        ratio = cost[name] / cost["mwpm_correlated"]
+        print(f"{name}: {failures} failures [{low:.3e}, {high:.3e}]; {cost[name]:.2f} us, {ratio:.2f} x{share}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 100_000)
