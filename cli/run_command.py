@@ -12,9 +12,10 @@ from typing import Any
 from autoqec.cli import build_roles, paths, run_settings
 from autoqec.cli.common import Output
 from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import Event, OnEvent, RunOpened
 from autoqec.contracts.history import RunInfo
-from autoqec.contracts.pins import format_pins
+from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.profiles import PROFILES, ProfileName
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import RunInterruptedError, UsageError
@@ -26,6 +27,7 @@ from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView, console
+from autoqec.runner.devices import require_available
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -92,6 +94,9 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     if chosen["no_llm"] and choice.models:
         raise UsageError(f"ideator `{choice.ideator}` asks a language model", location="--no-llm", hint="--ideator tpe")
     build_roles.check(choice, root)
+    held = dict(info.pins) if info else pins
+    if settings.executor == "local":
+        _check_gpus(held)
     profile = info.profile if info else chosen["profile"]
     return RunOptions(
         root=root,
@@ -102,10 +107,16 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         seed=info.seed if info else chosen["seed"],
         secret_file=chosen["secret_file"],
         choice=choice,
-        pins=dict(info.pins) if info else pins,
+        pins=held,
         settings=run_settings.with_models(settings, choice),
         cluster=_slurm_options(settings.executor, settings.slurm, profile, settings.threads),
     )
+
+
+def _check_gpus(pins: dict[str, Any]) -> None:
+    """Refuse pins that ask for GPUs which this machine does not have; every round would fail."""
+    if pins:
+        require_available(parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, pins)).training)
 
 
 def _slurm_options(

@@ -1,4 +1,4 @@
-"""PredecoderAgent: the predecoder as loops, samplers and algorithms use it."""
+"""Agents: models as loops, samplers and algorithms use them."""
 
 from __future__ import annotations
 
@@ -22,22 +22,21 @@ FLOPS_PER_PASS = 100_000_000
 MIN_WEIGHT_REUSE, MIN_SHOTS_PER_PASS, MAX_SHOTS_PER_PASS = 512, 8, 4096
 
 
-class PredecoderAgent:
-    """A predecoder with modes, a device, and passes of bounded memory.
+class Agent:
+    """A model that is trained: modes, device, averaging over ranks and state.
 
     Args:
-        model: The predecoder.
-        flops_per_syndrome: Cost of one shot's forward pass; it sets how many shots share a pass.
+        model: The model.
     """
 
-    def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.output_mode, self.gate = model.output_mode, model.gate
         self.device = torch.device("cpu")
-        weights = sum(value.numel() for value in model.parameters())
-        shots = math.ceil(max(FLOPS_PER_PASS, MIN_WEIGHT_REUSE * weights) / max(flops_per_syndrome, 1))
-        self.shots_per_pass = min(MAX_SHOTS_PER_PASS, max(MIN_SHOTS_PER_PASS, shots))
         self.is_data_parallel = False
+
+    def parts(self, n: int) -> Iterator[slice]:
+        """Yield slices of range(n) that go through the model one after the other."""
+        yield slice(0, n)
 
     def to_device(self, device: str) -> None:
         """Move the model."""
@@ -93,6 +92,34 @@ class PredecoderAgent:
         """Prepare for evaluation."""
         self.model.eval()
 
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return the model's parameters."""
+        return self.model.parameters()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a copy of the model's state on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state that `state_dict` returned."""
+        self.model.load_state_dict(state)
+
+
+class PredecoderAgent(Agent):
+    """A predecoder with passes of bounded memory.
+
+    Args:
+        model: The predecoder.
+        flops_per_syndrome: Cost of one shot's forward pass; it sets how many shots share a pass.
+    """
+
+    def __init__(self, model: Predecoder, flops_per_syndrome: int) -> None:
+        super().__init__(model)
+        self.output_mode, self.gate = model.output_mode, model.gate
+        weights = sum(value.numel() for value in model.parameters())
+        shots = math.ceil(max(FLOPS_PER_PASS, MIN_WEIGHT_REUSE * weights) / max(flops_per_syndrome, 1))
+        self.shots_per_pass = min(MAX_SHOTS_PER_PASS, max(MIN_SHOTS_PER_PASS, shots))
+
     def parts(self, n: int) -> Iterator[slice]:
         """Yield slices of range(n), of nearly equal size and each small enough for one pass."""
         size = math.ceil(n / max(1, math.ceil(n / self.shots_per_pass)))
@@ -108,15 +135,3 @@ class PredecoderAgent:
         """Return log-odds float32 [n, n_edges] without gradients for uint8 [n, n_detectors], in bounded passes."""
         with torch.no_grad():
             return np.concatenate([self(detections[part]).cpu().numpy() for part in self.parts(len(detections))])
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Return the model's parameters."""
-        return self.model.parameters()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the model's state on the CPU."""
-        return {name: value.detach().cpu().clone() for name, value in self.model.state_dict().items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` returned."""
-        self.model.load_state_dict(state)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from autoqec.qec.logical_classes import LogicalClassMatcher
 from autoqec.qec.problem import Problem
-from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.agents import Agent, PredecoderAgent
 from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.runner.samplers import Samples
 
@@ -46,7 +46,7 @@ class GradientAlgo(ABC):
         """
         return self.samples_to_buffer
 
-    def initialize(self, agent: PredecoderAgent, *, n_itr: int, batch_size: int, rank: int = 0) -> None:
+    def initialize(self, agent: Agent, *, n_itr: int, batch_size: int, rank: int = 0) -> None:
         """Create the optimizer; the agent must be on its device already.
 
         Args:
@@ -60,7 +60,7 @@ class GradientAlgo(ABC):
         self.optimizer = self.make_optimizer()
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
 
-    def optimize_agent(self, itr: int, samples: Samples) -> OptInfo:
+    def optimize_agent(self, itr: int, samples: Any) -> OptInfo:
         """Take one optimizer step, unless the loss is not finite.
 
         Returns:
@@ -92,7 +92,7 @@ class GradientAlgo(ABC):
         """Return the optimizer over the agent's parameters."""
 
     @abstractmethod
-    def loss(self, samples: Samples, n: int) -> tuple[Tensor, OptInfo]:
+    def loss(self, samples: Any, n: int) -> tuple[Tensor, OptInfo]:
         """Return the share of some samples in the loss and the figures of a batch.
 
         Args:
@@ -120,6 +120,7 @@ class SupervisedEdges(GradientAlgo):
             weighted_bce: flipped edges count twice.
     """
 
+    agent: PredecoderAgent
     warmup_shots = 50_000
     samples_to_buffer = FieldSelection(("detections", "edges"), bits=("detections", "edges"))
 
@@ -163,6 +164,7 @@ class MatchingFinetune(GradientAlgo):
         learning_rate: Peak learning rate of Adam for the network.
     """
 
+    agent: PredecoderAgent
     warmup_shots = 2_000
     samples_to_buffer = FieldSelection(("detections", "observables"), bits=("detections",))
     alpha_learning_rate = 1e-2

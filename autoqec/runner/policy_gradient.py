@@ -115,6 +115,7 @@ class PolicyGradient(GradientAlgo):
     Figures: `weight`, the mean weight of the actions, and `expected_flips` per shot under the policy.
     """
 
+    agent: PredecoderAgent
     warmup_shots = 2_000
     samples_to_buffer = FieldSelection(("detections", "flips", "rewards", "log_probs"), bits=("detections", "flips"))
 

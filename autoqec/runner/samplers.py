@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,36 @@ def partition_seed_range(band: Band, rank: int, world_size: int) -> Band:
     return low + width * rank // world_size, low + width * (rank + 1) // world_size - 1
 
 
-class ShotSampler(ABC):
+class Sampler(ABC):
+    """The interface of samplers to loops.
+
+    Attributes:
+        batch_size: Samples per batch of one rank.
+    """
+
+    batch_size: int
+
+    @abstractmethod
+    def initialize(self, agent: Any, *, rank: int = 0, world_size: int = 1) -> None:
+        """Set up for one rank, before the agent moves to its device."""
+
+    @abstractmethod
+    def obtain_samples(self, itr: int) -> tuple[Any, TrajInfos]:
+        """Return the next batch (sized and sliceable) and the statistics of the trajectories that ended in it."""
+
+    @abstractmethod
+    def evaluate_agent(self, itr: int) -> TrajInfos:
+        """Return the statistics of trajectories that the agent is evaluated on."""
+
+    @abstractmethod
+    def train_seed(self, *key: str | int) -> int:
+        """Return a seed of this rank, derived from `key`."""
+
+    def shutdown(self) -> None:  # noqa: B027  most samplers hold nothing
+        """Release what was drawn ahead."""
+
+
+class ShotSampler(Sampler):
     """Base of samplers: buffering, seeds and evaluation.
 
     Args:

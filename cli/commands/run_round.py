@@ -87,9 +87,10 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
 def _check(predecoder: Any, config: Path) -> None:
     """A wrong key is the user's to mend here; inside a run it is a round that failed."""
     from autoqec.contracts.dsl import parse_dsl
+    from autoqec.runner.devices import require_available
 
     try:
-        parse_dsl(predecoder)
+        require_available(parse_dsl(predecoder).training)
     except ContractError as error:
         raise UsageError(error.message, location=str(config), hint=f"edit {config}") from error
 

@@ -25,7 +25,7 @@ import torch
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import UsageError
 from autoqec.runner import replay_buffer as shared_replay
-from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
 from autoqec.runner.loops.sync import BuildFn
@@ -45,7 +45,7 @@ class ParameterServer:
         version: How often parameters were published.
     """
 
-    def __init__(self, agent: PredecoderAgent) -> None:
+    def __init__(self, agent: Agent) -> None:
         self._values = {
             name: SharedArray(tuple(value.shape), value.numpy().dtype) for name, value in agent.state_dict().items()
         }
@@ -57,7 +57,7 @@ class ParameterServer:
         """How often parameters were published."""
         return int(self._version.array[0])
 
-    def publish(self, agent: PredecoderAgent) -> None:
+    def publish(self, agent: Agent) -> None:
         """Copy the agent's parameters and increment the version."""
         state = agent.state_dict()
         with self.lock:
@@ -65,7 +65,7 @@ class ParameterServer:
                 shared.array[...] = state[name].numpy()
             self._version.array[0] += 1
 
-    def fetch(self, agent: PredecoderAgent, current_version: int) -> int:
+    def fetch(self, agent: Agent, current_version: int) -> int:
         """Load newer parameters into `agent`, if there are any.
 
         Returns:
@@ -143,6 +143,12 @@ class _AsyncLoop(MinibatchRlBase):
     def launch(self) -> None:
         """Allocate the buffers and start samplers and copiers; later changes of this object do not reach them."""
         samples, figures = self.sampler.obtain_samples(0)
+        if any(len(values) != len(samples) for values in figures.values()):
+            raise UsageError(
+                f"{type(self.sampler).__name__} has trajectories of several steps, and this loop needs one per sample",
+                location="sampler",
+                hint="use MinibatchRl or SyncRl",
+            )
         fields, known = samples.fields(), figure_arrays(figures, 0, len(samples))
         if self.settings.near_failure:
             shared_replay.require_gap_figure(tuple(known))

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from autoqec.runner.affinity import Affinity, current_cpus
-from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.logger import NullLogger, TrainLogger
-from autoqec.runner.samplers import ShotSampler, TrajInfos
+from autoqec.runner.samplers import Sampler, TrajInfos
 
 TRAJ_WINDOW = 100  # batches that online statistics cover
 
@@ -29,7 +29,7 @@ class MinibatchRlBase:
 
     Args:
         algo: Computes the loss and takes the optimizer step.
-        agent: The predecoder that is trained.
+        agent: The model that is trained.
         sampler: Draws batches and evaluates the agent.
         n_steps: Samples to train on, over all ranks; rounded down to whole batches, at least one.
         seed: Seed of torch; rank r uses seed + r.
@@ -44,8 +44,8 @@ class MinibatchRlBase:
     def __init__(
         self,
         algo: GradientAlgo,
-        agent: PredecoderAgent,
-        sampler: ShotSampler,
+        agent: Agent,
+        sampler: Sampler,
         n_steps: int,
         seed: int = 0,
         affinity: Affinity | Mapping[str, Any] | None = None,

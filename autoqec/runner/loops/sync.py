@@ -18,16 +18,16 @@ import torch
 import torch.distributed as dist
 
 from autoqec.runner import shared_memory_group
-from autoqec.runner.agents import PredecoderAgent
+from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import GradientAlgo, OptInfo
 from autoqec.runner.logger import NullLogger
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
 from autoqec.runner.process_group import Worker, WorkerGroup
-from autoqec.runner.samplers import ShotSampler, TrajInfos
+from autoqec.runner.samplers import Sampler, TrajInfos
 from autoqec.runner.shared_memory_group import Exchange
 from autoqec.system import machine
 
-BuildFn = Callable[[], tuple[PredecoderAgent, ShotSampler, GradientAlgo]]
+BuildFn = Callable[[], tuple[Agent, Sampler, GradientAlgo]]
 RENDEZVOUS_TIMEOUT_S = 60
 
 
