@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -28,6 +29,7 @@ from autoqec.system.process import child
 
 LOG_TAIL_BYTES = 2_000
 MAX_PROCESSES = 64
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)  # which GPUs are this job's; SLURM sets it
 KEPT_SNAPSHOT_MODES = ("all", "gap")  # snapshots of other modes are kept only of a round without a checkpoint
 
 
@@ -148,14 +150,16 @@ def wrap_in_sandbox(config: RunnerConfig, spec: ChildSpec, spec_path: Path, priv
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(config.threads))
     inputs = [path for path in (spec.modules_dir, spec.parent_checkpoint) if path is not None]
     training = parse_dsl(spec.predecoder_config).training
+    gpu = devices.may_use_gpu(training)
+    visible = {name: os.environ[name] for name in GPU_VARIABLES if gpu and name in os.environ}
     policy = sandbox.SandboxPolicy(
         read_only=(spec_path, *map(Path, inputs)),
         writable=(Path(spec.out_dir),),
         scratch=private,
         hidden_paths=hidden_from_branch_code(Path(config.round_dir)),
-        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads},
+        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads, **visible},
         loopback=training.sync is not None,
-        gpu=devices.may_use_gpu(training),
+        gpu=gpu,
     )
     return sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.runner.child", str(spec_path)], policy)
 

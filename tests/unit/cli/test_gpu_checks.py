@@ -9,7 +9,7 @@ import torch
 
 from tests.conftest import Workspace
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="tests the refusal on a machine without a GPU")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is installed; CUDA_VISIBLE_DEVICES= hides it")
 
 
 @pytest.mark.parametrize("more", [("--dry-run",), ("--rounds", "1")])

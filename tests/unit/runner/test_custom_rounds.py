@@ -34,7 +34,7 @@ def test_rejected_custom_code_is_a_compile_error(
 
 def test_modules_without_custom_fn_are_a_compile_error(env_text: str, tmp_path: Path) -> None:
     metrics = run_failing_round(env_text, tmp_path, CUSTOM, modules_dir=copy_modules(tmp_path / "modules"))
-    assert metrics.status == "compile_error" and "has no custom_fn.py" in (metrics.status_reason or "")
+    assert metrics.status == "compile_error" and "have no custom_fn.py" in (metrics.status_reason or "")
 
 
 def test_good_code_trains(env_text: str, tmp_path: Path) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from pydantic import ValidationError
 
 from autoqec.contracts.dsl import TrainingConfig, parse_dsl
 from autoqec.contracts.pins import validate_pins
+from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
+from autoqec.runner import round_process
 from autoqec.runner.devices import require_available, resolve_device, resolve_rank_device
+from autoqec.system import sandbox
+
+from .conftest import SMALL, config_for
 
 
 @pytest.fixture
@@ -82,3 +89,18 @@ def test_machine_settings_at_their_default_do_not_change_hash_or_config() -> Non
 def test_machine_settings_can_be_pinned() -> None:
     pins = {"training.device": "auto", "training.snapshot_mode": "gap", "training.snapshot_gap": "3"}
     assert validate_pins(pins) == {**pins, "training.snapshot_gap": 3}
+
+
+@pytest.mark.parametrize(("gpu", "device"), [(True, "auto"), (True, "cpu"), (False, "auto")])
+def test_a_round_gets_the_gpus_of_its_job(
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path("/dev/nvidia3")] if gpu else []))
+    policies: list[sandbox.SandboxPolicy] = []
+    monkeypatch.setattr(sandbox, "wrap", lambda argv, policy: policies.append(policy))
+    config = config_for(env_text, tmp_path, {**SMALL, "training": {"device": device}})
+    spec = round_process._child_spec(config, PROFILES["smoke"], tmp_path)
+    round_process.wrap_in_sandbox(config, spec, tmp_path / "spec.json", tmp_path)
+    allowed = gpu and device == "auto"
+    assert policies[0].gpu == allowed and ("CUDA_VISIBLE_DEVICES" in policies[0].env) == allowed

@@ -64,7 +64,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Each sandbox backend in turn."""
     name: str = request.param
     if not sandbox.is_available(name):  # type: ignore[arg-type]
-        pytest.skip(f"{name} is not available: {sandbox.unavailable_reason(name)}")  # type: ignore[arg-type]
+        pytest.skip(f"{name}: {sandbox.unavailable_reason(name)}; install: {sandbox.INSTALL}")  # type: ignore[arg-type]
     monkeypatch.setattr(sandbox, "probe", lambda: name)
     return name
 
@@ -82,7 +82,7 @@ def test_a_round_trains_over_ranks_in_every_sandbox(env_text: str, tmp_path: Pat
 @pytest.mark.long
 def test_async_round_in_landlock(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not sandbox.is_available("landlock"):
-        pytest.skip("Landlock is not available; it needs Linux 5.13 or newer with Landlock enabled")
+        pytest.skip("Landlock is not available; install: Linux 5.13 or newer with Landlock enabled")
     monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
     metrics = ran(env_text, tmp_path, "hard_flip", APART).metrics
     assert metrics.status == "ok", metrics.status_reason
@@ -118,7 +118,7 @@ def test_a_killed_sampler_fails_the_round_and_leaves_no_process(
     assert not spawned() and metrics.checkpoint_path is None
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="tests the refusal on a machine without a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is installed; CUDA_VISIBLE_DEVICES= hides it")
 @pytest.mark.parametrize(
     ("training", "hint"),
     [
@@ -136,7 +136,7 @@ def test_a_missing_gpu_fails_the_round_with_a_hint(
     assert hint in str(round_.metrics.status_reason)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU; install: a GPU and torch for CUDA")
 @pytest.mark.parametrize(
     "training",
     [
