@@ -33,7 +33,7 @@ def test_the_policy_searches_without_a_model(searched: tuple[Workspace, RunLayou
     first, second = History(run).rows()
     assert (first.ideator_source, second.ideator_source) == ("policy 0", "policy 1")
     assert History(run).info().ideator == "policy" and not run.cassette.exists()
-    assert second.hypothesis.endswith("go with low error rates") and first.dsl_config != second.dsl_config
+    assert second.hypothesis.endswith("settings with low error rates") and first.dsl_config != second.dsl_config
 
 
 def test_a_trained_agent_takes_over_with_its_memory(searched: tuple[Workspace, RunLayout], tmp_path: Path) -> None:
@@ -50,5 +50,5 @@ def test_a_trained_agent_takes_over_with_its_memory(searched: tuple[Workspace, R
     assert row.dsl_config["mlp"]["hidden"] == 64 and "1 rounds learned" in shown.err
     (line, *_) = jsonl.read(newest(workspace).cassette)
     assert "Q: q0 A: " in json.dumps(line["request"]), "what it learned elsewhere is in the prompt"
-    told = workspace.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")
-    assert told.objects[-1]["entries"] == 3 and len(told.objects[-1]["notes"]) == 3
+    shown = workspace.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")
+    assert shown.objects[-1]["entries"] == 3 and len(shown.objects[-1]["notes"]) == 3

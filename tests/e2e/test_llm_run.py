@@ -44,7 +44,7 @@ KEY = "sk-ant-loopback-0123456789abcdef"
 
 
 def answer(body: dict[str, Any]) -> Behaviour:
-    """What a good model would say to whoever asks."""
+    """The answer of a good model to each role."""
     system = json.dumps(body["system"])
     if "You are the Ideator" in system:
         return say_json({"hypothesis": "a small net suffices here", "slug": "small-net", "proposal": CONFIG})
@@ -81,7 +81,7 @@ def test_the_models_words_became_a_round(recorded: tuple[Workspace, RunLayout, M
     (row,) = History(run).rows()
     assert row.status == "ok" and row.dsl_config == CONFIG and row.ideator_source.startswith("llm claude-")
     assert row.branch == f"exp/{run.run_id}/01-small-net" and row.summary_1line == ANALYST["summary_1line"]
-    assert row.verdict == "candidate" and row.verify_verdict is not None, "the judge alone decides"
+    assert row.verdict == "candidate" and row.verify_verdict is not None, "the verifier decides"
     assert "small-net: fewer units" in workspace.git("log", "--format=%s", "-3", row.branch)
 
 
@@ -126,7 +126,7 @@ def test_a_skills_commands_work_as_written(recorded: tuple[Workspace, RunLayout,
     --write` and what follows it test_looking_back's."""
     workspace, run, server = recorded
     text = (ROOT / ".claude/skills" / skill / "SKILL.md").read_text(encoding="utf-8")
-    # A person's own files are not here, and a bicycle code takes a while.
+    # Files of a user do not exist here, and a bicycle code takes minutes.
     lines = re.findall(r"^ *(autoqec .+)$", text, re.MULTILINE)
     lines = [line for line in lines if not re.search(r"\.(yaml|stim|dem|npy)\b|bivariate", line)]
     assert lines

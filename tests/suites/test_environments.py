@@ -18,6 +18,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_p01_p08_environments_conform(case):
+def test_environments_conform(case):
     make, actions = CASES[case]
     environment_suite.check(make, actions)

@@ -41,7 +41,7 @@ def make(request):
             batch.close()
 
 
-def test_d01_serial_evaluates_one_after_the_other_in_this_process(make):
+def test_serial_evaluates_one_after_the_other_in_this_process(make):
     assert issubclass(SerialEnvironments, AbstractMultiEnvironments)
     batch = make(SerialEnvironments)
     batch.get_reward(toy.process_of)
@@ -50,7 +50,7 @@ def test_d01_serial_evaluates_one_after_the_other_in_this_process(make):
     assert all(later - earlier >= 0.05 for earlier, later in zip(began, began[1:], strict=False))
 
 
-def test_d01_parallel_evaluates_in_other_processes_that_stay(make):
+def test_parallel_evaluates_in_other_processes_that_stay(make):
     batch = make(ParallelEnvironments, numbers=(1, 2, 3, 4, 5, 6))
     batch.get_reward(toy.process_of)
     first = {info["pid"] for info in batch.task_infos}
@@ -60,7 +60,7 @@ def test_d01_parallel_evaluates_in_other_processes_that_stay(make):
 
 
 @BOTH
-def test_d02_the_size_of_the_hall(make, kind):
+def test_hall_of_fame_size(make, kind):
     assert make(kind, size=0).hall_of_fame is None
     assert make(kind, size=2).hall_of_fame.capacity == 2
     with pytest.raises(UsageError, match="hall_of_fame_size"):
@@ -68,11 +68,11 @@ def test_d02_the_size_of_the_hall(make, kind):
 
 
 @BOTH
-def test_d03_rewards_one_an_environment_in_order(make, kind):
+def test_rewards_are_one_per_environment_in_order(make, kind):
     assert make(kind).get_reward(toy.square) == [9.0, 1.0, 4.0]
 
 
-def test_d03_only_parallel_writes_the_task_info_into_the_state(make):
+def test_only_parallel_writes_the_task_info_into_the_state(make):
     serial, parallel = make(SerialEnvironments), make(ParallelEnvironments)
     assert serial.get_reward(toy.square) == parallel.get_reward(toy.square)
     assert [state.last_task_info for state in serial.gather()] == [None] * 3
@@ -84,7 +84,7 @@ def test_d03_only_parallel_writes_the_task_info_into_the_state(make):
 @pytest.mark.parametrize(
     ("kind", "name"), [(SerialEnvironments, "Reward Time"), (ParallelEnvironments, "Timing: Rewards")]
 )
-def test_d04_the_time_is_logged_where_there_is_a_logger(make, kind, name):
+def test_time_is_logged_to_the_logger(make, kind, name):
     logger = FakeLogger()
     make(kind, logger=logger).get_reward(toy.square)
     assert logger.events == [("metric", name)]
@@ -92,7 +92,7 @@ def test_d04_the_time_is_logged_where_there_is_a_logger(make, kind, name):
 
 
 @BOTH
-def test_d05_rewards_then_the_metric_then_the_hall(make, kind):
+def test_metric_is_logged_before_the_hall_of_fame_is_updated(make, kind):
     logger = FakeLogger()
     batch = make(kind, size=2, logger=logger)
     add_all = batch.hall_of_fame.add_all
@@ -103,14 +103,14 @@ def test_d05_rewards_then_the_metric_then_the_hall(make, kind):
 
 
 @BOTH
-def test_d06_reset_gives_what_each_environment_gives(make, kind):
+def test_reset_returns_initial_states(make, kind):
     batch = make(kind)
     batch.step([1.0] * 3, toy.add)
     assert [state.number for state in batch.reset()] == list(NUMBERS)
 
 
 @BOTH
-def test_d07_gather_gives_the_objects_themselves(make, kind):
+def test_gather_returns_the_state_objects(make, kind):
     batch = make(kind)
     assert all(state is env.state for state, env in zip(batch.gather(), batch.envs, strict=True))
     batch.get_reward(toy.square)
@@ -118,7 +118,7 @@ def test_d07_gather_gives_the_objects_themselves(make, kind):
 
 
 @BOTH
-def test_d08_step_with_and_without_raw_actions(make, kind):
+def test_step_with_and_without_raw_actions(make, kind):
     logger = FakeLogger()
     batch = make(kind, logger=logger)
     outputs = batch.step([1.0, 2.0, 3.0], toy.add)
@@ -130,7 +130,7 @@ def test_d08_step_with_and_without_raw_actions(make, kind):
 
 
 @BOTH
-def test_d08_lengths_must_agree(make, kind):
+def test_lengths_must_agree(make, kind):
     batch = make(kind)
     for actions, raw in (([1.0] * 2, None), ([1.0] * 4, None), ([1.0] * 3, [1.0])):
         with pytest.raises(UsageError, match="3 environments"):
@@ -139,7 +139,7 @@ def test_d08_lengths_must_agree(make, kind):
 
 
 @BOTH
-def test_d09_observations_are_stacked_as_floats_in_order(make, kind):
+def test_observations_are_stacked_as_floats_in_order(make, kind):
     batch = make(kind)
     tensor = batch.observe(toy.Observer(), toy.Tensorizer())
     assert tensor.shape == (3, 2) and tensor.dtype == torch.float32
@@ -149,17 +149,17 @@ def test_d09_observations_are_stacked_as_floats_in_order(make, kind):
 @pytest.mark.parametrize(
     ("n", "p", "k"), [(10, 0.9, 1), (10, 0.7, 3), (100, 0.9, 10), (3, 0.9, 0), (10, 0.0, 10), (10, 1.0, 0), (0, 0.5, 0)]
 )
-def test_d10_top_k_is_exact(n, p, k):
+def test_top_k_is_exact(n, p, k):
     assert top_k(n, p) == k
 
 
-def test_d10_top_k_takes_a_fraction_between_zero_and_one():
+def test_top_k_refuses_other_fractions():
     for p in (-0.1, 1.1):
         with pytest.raises(UsageError, match="disregarded"):
             top_k(10, p)
 
 
-def test_d10_the_best_are_rendered_and_every_figure_is_closed(make):
+def test_the_best_are_rendered_and_every_figure_is_closed(make):
     logger = FakeLogger()
     batch = make(SerialEnvironments, numbers=range(10), logger=logger)
     losses = batch.get_reward(toy.square_stored)
@@ -173,7 +173,7 @@ def test_d10_the_best_are_rendered_and_every_figure_is_closed(make):
     assert batch.rendering_iteration == 1
 
 
-def test_d10_nan_losses_rank_last_and_small_batches_draw_nothing_together(make):
+def test_nan_losses_rank_last_and_small_batches_have_no_joint_figure(make):
     logger = FakeLogger()
     batch = make(SerialEnvironments, numbers=(5, 1, 2), logger=logger)
     losses = batch.get_reward(toy.not_a_number)
@@ -185,7 +185,7 @@ def test_d10_nan_losses_rank_last_and_small_batches_draw_nothing_together(make):
     assert [len(env.renders) for env in batch.envs] == [1, 1, 2]
 
 
-def test_d10_the_mode_is_not_shared_between_calls(make):
+def test_the_mode_is_not_shared_between_calls(make):
     batch = make(SerialEnvironments, logger=FakeLogger())
     mode = {"format": "image"}
     batch.render([1.0, 2.0, 3.0], mode=mode)
@@ -231,7 +231,7 @@ def test_a_routine_that_workers_cannot_import_is_refused(tmp_path):
     assert "define routine, states and their classes in a module" in done.stderr
 
 
-def test_d11_without_a_logger_only_the_counter_moves(make, tmp_path):
+def test_without_a_logger_only_the_counter_changes(make, tmp_path):
     batch = make(SerialEnvironments)
     batch.render([1.0, 2.0, 3.0])
     assert batch.rendering_iteration == 1
@@ -240,7 +240,7 @@ def test_d11_without_a_logger_only_the_counter_moves(make, tmp_path):
     assert names == ["000001-transients--best-1.png", "000001-transients--top-3.png"]
 
 
-def test_d11_metrics_and_images_go_to_the_logger(make):
+def test_metrics_and_images_go_to_the_logger(make):
     logger = FakeLogger()
     batch = make(SerialEnvironments, logger=logger)
     batch.render([math.inf, 2.0, 3.0], disregarded_percentage=0.0, mode={"format": "image"})
@@ -249,7 +249,7 @@ def test_d11_metrics_and_images_go_to_the_logger(make):
 
 
 @BOTH
-def test_d13_no_environments_at_all(make, kind):
+def test_empty_batch(make, kind):
     batch = make(kind, numbers=(), size=3)
     assert batch.reset() == batch.gather() == batch.get_reward(toy.square) == []
     assert batch.step([], toy.add) == []
@@ -259,7 +259,7 @@ def test_d13_no_environments_at_all(make, kind):
 
 
 @BOTH
-def test_d14_a_routine_that_raises_costs_one_reward(make, kind, caplog):
+def test_an_exception_costs_one_reward_and_is_reported(make, kind, caplog):
     batch = make(kind, numbers=(4.0, 0.0, 2.0), size=3)
     with pytest.warns(RuntimeWarning, match="failed for 1 of 3 environments; first: ZeroDivisionError"):
         assert batch.get_reward(toy.reciprocal) == [0.25, math.inf, 0.5]
@@ -271,12 +271,12 @@ def test_d14_a_routine_that_raises_costs_one_reward(make, kind, caplog):
 
 
 @BOTH
-def test_d14_unless_one_wants_to_see_it(make, kind):
+def test_raise_errors_raises_the_exception(make, kind):
     with pytest.raises(ZeroDivisionError):
         make(kind, numbers=(4.0, 0.0), raise_errors=True).get_reward(toy.reciprocal)
 
 
-def test_d14_a_worker_that_dies_costs_one_reward(make):
+def test_a_worker_that_dies_costs_one_reward(make):
     batch = make(ParallelEnvironments, numbers=(1.0, 2.0, 3.0, 4.0, 5.0), n_workers=1)
     with pytest.warns(RuntimeWarning, match="worker died"):
         assert batch.get_reward(toy.suicidal) == [1.0, math.inf, 3.0, 4.0, 5.0]

@@ -1,4 +1,4 @@
-"""The text environment: reset and step; and a dataset of them."""
+"""Text environments with `reset` and `step`, and datasets of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autoqec.errors import ContractError
 
 
 class StepResult(Contract):
-    """One recorded step. obs: the observation after it, None where the episode ended."""
+    """One recorded step. `obs` is the observation after it; None at the end of the episode."""
 
     obs: str | None
     action: str
@@ -24,10 +24,14 @@ class StepResult(Contract):
 
 
 class Feedback(Contract):
-    """What every environment says about an action.
+    """Feedback on an action.
 
-    extra: figures of the task (an mcq's letters, a design's loss). score: partial credit in [0, 1]; without one the
-    score is `correct`.
+    Attributes:
+        correct: whether the action solves the task.
+        target: the expected answer.
+        message: short explanation.
+        extra: figures of the task, such as the letters of a multiple-choice question or the loss of a design.
+        score: partial credit in [0, 1]; None: 1 if correct, else 0.
     """
 
     correct: bool
@@ -38,7 +42,7 @@ class Feedback(Contract):
 
 
 def check_feedback(feedback: Mapping[str, Any], *, location: str) -> Feedback:
-    """The feedback as a value; ContractError names the wrong field."""
+    """Validate feedback. ContractError names the first wrong field."""
     try:
         return Feedback.model_validate(dict(feedback), strict=True)
     except ValidationError as error:
@@ -49,31 +53,38 @@ Step = tuple[str | None, dict[str, Any], bool, dict[str, Any]]
 
 
 class Environment(ABC):
-    """One task. `reset` starts an episode; `step` takes the agent's words until the episode is done."""
+    """One task. `reset` starts an episode; `step` takes the text of the agent until the episode is done."""
 
     env_type: ClassVar[str] = "environment"
     env_id: str = ""
 
     @abstractmethod
     def reset(self) -> str:
-        """The first observation."""
+        """Start an episode and return its first observation."""
 
     @abstractmethod
     def step(self, action: str) -> Step:
-        """(next observation or None when terminal, feedback, done, info). ContractError once the episode is done."""
+        """Take one action.
+
+        Returns:
+            (next observation or None at the end, feedback, done, info).
+
+        Raises:
+            ContractError: the episode is done.
+        """
 
     def evaluate(self, action: str) -> dict[str, Any]:
-        """The feedback that `step` would give, where it depends on nothing but the action."""
-        raise NotImplementedError(f"{type(self).__name__} judges steps, not single actions")
+        """The feedback that `step` would give, for environments in which it depends on the action alone."""
+        raise NotImplementedError(f"{type(self).__name__} evaluates steps, not single actions")
 
 
 class EnvDatasetConfig(Contract):
-    """Base of every dataset's config; `kind` selects the dataset."""
+    """Base of the configs of datasets; `kind` selects the dataset."""
 
     kind: str = ""
 
     def resolved(self, base: Path) -> Self:
-        """The config with the paths in it absolute; relative ones are relative to `base`."""
+        """The config with absolute paths; relative ones are relative to `base`."""
         return self
 
 
@@ -81,7 +92,7 @@ D = TypeVar("D", bound=EnvDatasetConfig)
 
 
 class EnvDataset(ABC, Generic[D]):
-    """Environments, built once. `errors`: rows that could not become one; the others are there."""
+    """Environments, built once. `errors` lists the rows that could not be turned into an environment."""
 
     def __init__(self, config: D, *, logger: logging.Logger | None = None) -> None:
         self.config = config
@@ -91,12 +102,13 @@ class EnvDataset(ABC, Generic[D]):
 
     @abstractmethod
     def load_dataset(self) -> list[Environment]:
-        """Build the environments from their source. UsageError where there is none to build."""
+        """Build the environments. UsageError if there are none."""
 
     def get_dataset(self) -> list[Environment]:
-        """The environments, the same objects every time."""
+        """The environments, the same objects on every call."""
         return self.dataset
 
 
 def episode_done_error(env: Environment) -> ContractError:
-    return ContractError("the episode is done; `reset` starts another", location=env.env_id or type(env).__name__)
+    """The error of a step after the end of an episode."""
+    return ContractError("the episode is done; call `reset` first", location=env.env_id or type(env).__name__)

@@ -23,11 +23,11 @@ DATASETS: dict[str, tuple[type[EnvDatasetConfig], type[EnvDataset[Any]]]] = {
 
 
 def parse_dataset_config(data: Any, *, location: str = "dataset") -> EnvDatasetConfig:
-    """A dataset's config; without `kind` it is `qa`. UsageError names the wrong field or lists the kinds."""
+    """Validate the config of a dataset; the default `kind` is `qa`. UsageError names the first wrong field."""
     if isinstance(data, EnvDatasetConfig):
         return data
     if not isinstance(data, Mapping):
-        raise UsageError("the dataset is no mapping", location=location)
+        raise UsageError("the dataset is not a mapping", location=location)
     kind = data.get("kind", "qa")
     if kind not in DATASETS:
         raise UsageError(f"unknown dataset kind {kind!r}", location=location, hint=f"one of {', '.join(DATASETS)}")
@@ -40,7 +40,7 @@ def parse_dataset_config(data: Any, *, location: str = "dataset") -> EnvDatasetC
 def build_dataset(
     config: EnvDatasetConfig, *, logger: logging.Logger | None = None, round_runner: RoundRunner | None = None
 ) -> EnvDataset[Any]:
-    """The environments of a config. rounds: what runs real rounds for designs, see `DesignDataset`."""
+    """Build the dataset of a config; `round_runner` runs real rounds for designs, see `DesignDataset`."""
     if isinstance(config, DesignDatasetConfig):
         return DesignDataset(config, logger=logger, round_runner=round_runner)
     return DATASETS[config.kind][1](config, logger=logger)

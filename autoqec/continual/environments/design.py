@@ -1,4 +1,4 @@
-"""Designing a predecoder clause by clause: the state is a draft, an action adds one clause of a library."""
+"""Predecoder design as a batch environment: the state is a draft, an action sets one config key."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GRID_POINTS = 4  # values of a numeric dimension, evenly spaced on a log scale
 
 @dataclass(frozen=True)
 class EnvFeatures:
-    """What a design is for, so that one policy can serve many envs."""
+    """Features of the env that a design is for, so that one policy can serve many envs."""
 
     name: str
     distance: int
@@ -37,6 +37,7 @@ class EnvFeatures:
 
     @classmethod
     def of(cls, env: EnvSpec) -> EnvFeatures:
+        """The features of an env."""
         code = env.code
         return cls(
             name=env.name,
@@ -49,7 +50,7 @@ class EnvFeatures:
         )
 
     def vector(self) -> list[float]:
-        """Scales near one."""
+        """The numeric features, scaled to about one."""
         return [
             self.distance / 10,
             self.rounds / 10,
@@ -69,7 +70,7 @@ def _n_detectors(env: EnvSpec) -> int:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One DSL key with a value; the empty key ends the design."""
+    """One config key with a value; the empty key ends the design."""
 
     key: str
     value: Any
@@ -83,7 +84,7 @@ STOP = Assignment("", None)
 
 @dataclass
 class PredecoderDraft:
-    """A design under way. Keys that are not chosen keep the DSL's default."""
+    """An unfinished design. Keys that are not set have the default of the config."""
 
     features: EnvFeatures
     choices: dict[str, Any] = field(default_factory=dict)
@@ -91,18 +92,19 @@ class PredecoderDraft:
     last_task_info: dict[str, Any] | None = None
 
     def config(self) -> Config:
-        """The whole config. ContractError where there is no `type` yet, or the parts don't fit."""
+        """The complete config. ContractError without a `type`, or for values that contradict each other."""
         if "type" not in self.choices:
             raise ContractError("the draft has no `type` yet", location="draft")
         family = self.choices["type"]
         return space.build({key: value for key, value in self.choices.items() if applies_to_family(key, family)})
 
     def clone(self) -> PredecoderDraft:
+        """An independent copy."""
         return copy.deepcopy(self)
 
     @property
     def signature(self) -> str:
-        """The structure's name: clauses that say what is the default anyway don't count."""
+        """Hash of the config: a key that is set to its default changes nothing."""
         try:
             return space.digest(self.config()) or ""
         except ContractError:
@@ -110,12 +112,12 @@ class PredecoderDraft:
 
 
 class ActionSpace:
-    """Every clause there is, in a fixed order; `stop` is the last. An action is an index into it."""
+    """All assignments in a fixed order, `stop` last. An action is an index into them."""
 
     def __init__(self, assignments: Iterable[Assignment]) -> None:
         self.assignments: tuple[Assignment, ...] = (*assignments, STOP)
         if len(set(map(repr, self.assignments))) != len(self.assignments):
-            raise UsageError("a clause stands twice", location="clause library")
+            raise UsageError("an assignment occurs twice", location="action space")
 
     @classmethod
     def standard(cls, grid: int = GRID_POINTS) -> ActionSpace:
@@ -124,7 +126,7 @@ class ActionSpace:
 
     @classmethod
     def of_configs(cls, configs: Sequence[Config]) -> ActionSpace:
-        """The values that occur in a table of configs, of the keys that vary in it; `type` always. See `constants`."""
+        """The values in a table of configs, for the keys that vary in it and `type`. See also `constant_keys`."""
         seen: dict[str, list[Any]] = {}
         for config in configs:
             for key, value in space.flatten(config).items():
@@ -138,7 +140,7 @@ class ActionSpace:
         )
 
     def valid(self, draft: PredecoderDraft) -> list[bool]:
-        """Which actions may come next: the type first, then keys of its family that are open, then `stop`."""
+        """Which actions may come next: first the type, then unset keys of its family, and `stop`."""
         chosen = draft.choices
         if draft.stopped:
             return [False] * len(self)
@@ -160,7 +162,7 @@ class ActionSpace:
 
 
 def applies_to_family(key: str, family: str) -> bool:
-    """Whether a dotted DSL key has a meaning under `family`."""
+    """Whether a dotted config key applies to a family."""
     dimension = space.DIMENSION_BY_KEY.get(key)
     if dimension is not None:
         return not dimension.families or family in dimension.families
@@ -168,7 +170,7 @@ def applies_to_family(key: str, family: str) -> bool:
 
 
 def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
-    """Keys that have one value throughout: what a template must hold, so that its drafts can be found in the table."""
+    """Keys with a single value in all configs: a template needs them so that its drafts are found in the table."""
     seen: dict[str, list[Any]] = {}
     for config in configs:
         for key, value in space.flatten(config).items():
@@ -178,7 +180,7 @@ def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
 
 
 def grid_values(dimension: Dimension, grid: int) -> tuple[Any, ...]:
-    """A dimension's values, of a numeric one `grid` on a log scale, both ends included."""
+    """The values of a dimension; for a numeric one `grid` values on a log scale, including both ends."""
     if dimension.choices:
         return tuple(dimension.choices)
     low, high = math.log(dimension.low), math.log(dimension.high)
@@ -193,10 +195,10 @@ class DesignStepper:
         self.action_space = action_space
 
     def step(self, draft: PredecoderDraft, action: int) -> None:
-        """UsageError where the clause can't come next; the draft is then as it was."""
+        """Apply an action. UsageError for one that may not come next; the draft is then unchanged."""
         if not 0 <= action < len(self.action_space) or not self.action_space.valid(draft)[action]:
             name = self.action_space.assignments[action] if 0 <= action < len(self.action_space) else action
-            raise UsageError(f"`{name}` can't come next", location="draft")
+            raise UsageError(f"`{name}` cannot come next", location="draft")
         assignment = self.action_space.assignments[action]
         if assignment is STOP:
             draft.stopped = True
@@ -204,26 +206,28 @@ class DesignStepper:
             draft.choices[assignment.key] = assignment.value
 
     def exhausted(self, draft: PredecoderDraft) -> bool:
-        """Nothing is left to decide but to stop."""
+        """Whether `stop` is the only action left."""
         return not any(self.action_space.valid(draft)[:-1])
 
 
 class ExplicitObserver:
-    """The chosen clauses as a multi-hot vector, the env's facts, and how many clauses there are."""
+    """Observes the assignments as a multi-hot vector, the features of the env, and the number of assignments."""
 
     def __init__(self, action_space: ActionSpace) -> None:
         self.action_space = action_space
 
     def observe(self, draft: PredecoderDraft) -> dict[str, list[float]]:
+        """The observation of a draft."""
         chosen = draft.choices
         mask = [float(c.key in chosen and chosen[c.key] == c.value) for c in self.action_space.assignments[:-1]]
         return {"clauses": [*mask, float(draft.stopped)], "facts": draft.features.vector(), "count": [len(chosen) / 10]}
 
 
 class FlatTensorizer:
-    """An observation as one float vector; the parts in the order of their names."""
+    """Concatenates the parts of an observation, in the order of their names, to one float vector."""
 
     def tensorize(self, observation: Mapping[str, Sequence[float]]) -> torch.Tensor:
+        """The observation as float32 [n]."""
         import torch
 
         flat = [value for name in sorted(observation) for value in observation[name]]
@@ -231,11 +235,11 @@ class FlatTensorizer:
 
 
 class DesignEnv:
-    """One design from a template; `reset` clones it. Done at `stop`, `max_assignments`, or when all is decided."""
+    """One design from a template. Done at `stop`, after `max_assignments`, or when every key is set."""
 
     def __init__(self, template: PredecoderDraft, max_assignments: int = 8) -> None:
         if max_assignments < 1:
-            raise UsageError(f"{max_assignments} clauses design nothing", location="max_clauses")
+            raise UsageError(f"max_assignments is {max_assignments}; at least 1 is needed", location="max_assignments")
         self.template, self.max_assignments = template, max_assignments
         self.state = copy.deepcopy(template)
         self._actions: list[int] = []
@@ -243,17 +247,19 @@ class DesignEnv:
 
     @property
     def signature(self) -> str:
+        """Signature of the state."""
         return self.state.signature
 
     def reset(self) -> PredecoderDraft:
+        """Start a design from the template and return its state."""
         self.state = copy.deepcopy(self.template)
         self._actions, self._raw_actions = [], []
         return self.state
 
     def step(self, action: int, stepper: DesignStepper, raw_action: Any = None) -> tuple[PredecoderDraft, bool]:
-        """(state, done). UsageError once done, or where the clause can't come next."""
+        """Apply one action; returns (state, done). UsageError after the end, or if the action may not come next."""
         if self.done:
-            raise UsageError("the design is finished", location=self.state.features.name, hint="reset it")
+            raise UsageError("the design is finished", location=self.state.features.name, hint="call reset()")
         stepper.step(self.state, action)
         self._actions.append(action)
         self._raw_actions.append(raw_action)
@@ -263,6 +269,7 @@ class DesignEnv:
 
     @property
     def done(self) -> bool:
+        """Whether the design is finished."""
         return self.state.stopped or len(self._actions) >= self.max_assignments
 
     @property
@@ -275,7 +282,7 @@ class DesignEnv:
         return self._actions[index]
 
     def get_raw_action(self, index: int) -> Any:
-        """What the policy emitted at that step."""
+        """The raw action that the policy emitted at step `index`."""
         return self._raw_actions[index]
 
     def write(self, choices: Mapping[str, Any], stepper: DesignStepper) -> None:
@@ -294,7 +301,7 @@ class DesignEnv:
         """A figure with the choices of the design, and the design drawn for the task of the mode."""
         figure = new_figure((8, 4))
         left, right = figure.subplots(1, 2)
-        lines = [f"{key} = {value}" for key, value in sorted(self.state.choices.items())] or ["(nothing yet)"]
+        lines = [f"{key} = {value}" for key, value in sorted(self.state.choices.items())] or ["(nothing is set)"]
         left.text(0.0, 1.0, "\n".join(lines), va="top", family="monospace", fontsize=8, transform=left.transAxes)
         left.set(title=f"{self.state.features.name} {self.signature[:10]}")
         left.axis("off")

@@ -1,4 +1,4 @@
-"""DesignTextEnv: designing decoders as a text task: propose a config, read what it is worth, propose a better one."""
+"""DesignTextEnv: predecoder design as a text task of several proposals, each evaluated before the next."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _OBJECT = re.compile(r"\{.*\}", re.DOTALL)
 
 
 class DesignTextEnv(Environment):
-    """`n_proposals` steps; each action is a JSON object of dotted keys, e.g. {"type": "mlp", "mlp.hidden": 128}.
+    """Takes `n_proposals` steps; each action is a JSON object of dotted keys, e.g. {"type": "mlp", "mlp.hidden": 128}.
 
-    A step's score is `score_of_loss` of its proposal; `correct`: it surely beats the plain backend. What can't be read
-    or built scores 0 and says why: it costs a proposal, never the episode.
+    The score of a step is `score_of_loss` of its proposal; `correct` means that the interval of its gain lies above 0.
+    A proposal that cannot be read or built scores 0 with the reason, and the episode continues.
     """
 
     env_type: ClassVar[str] = "design"
@@ -60,10 +60,12 @@ class DesignTextEnv(Environment):
         self._proposal_log: list[str] | None = None
 
     def reset(self) -> str:
+        """Start an episode and return its first observation."""
         self._proposal_log = []
         return self._observation()
 
     def step(self, action: str) -> Step:
+        """Evaluate one proposal."""
         if self._proposal_log is None or len(self._proposal_log) >= self.n_proposals:
             raise episode_done_error(self)
         feedback, info = self._evaluate_action(action)
@@ -72,6 +74,7 @@ class DesignTextEnv(Environment):
         return None if done else self._observation(), feedback, done, info
 
     def evaluate(self, action: str) -> dict[str, Any]:
+        """The feedback on a proposal."""
         return self._evaluate_action(action)[0]
 
     def _evaluate_action(self, action: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -101,14 +104,14 @@ class DesignTextEnv(Environment):
 
 
 def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderDraft) -> PredecoderDraft:
-    """The draft that an agent's words propose. UsageError where there is none in them, or it is not on offer."""
+    """Parse a reply into a draft. UsageError for a reply without a proposal, or with a value that is not offered."""
     match = _OBJECT.search(action)
     try:
         said = json.loads(match[0]) if match else None
     except ValueError as error:
-        raise UsageError(f"the proposal is no JSON: {error}", location="proposal") from error
+        raise UsageError(f"the proposal is not JSON: {error}", location="proposal") from error
     if not isinstance(said, dict):
-        raise UsageError("there is no JSON object in the answer", location="proposal")
+        raise UsageError("the answer contains no JSON object", location="proposal")
     if "type" not in said:
         raise UsageError("the proposal has no `type`", location="proposal")
     allowed = {
@@ -120,14 +123,14 @@ def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderD
             known = f"one of {values}" if values else f"keys: {', '.join(settable_keys(action_space))}"
             raise UsageError(f"`{key}` = {value!r} is not offered", location="proposal", hint=known)
         if not applies_to_family(key, str(said["type"])):
-            raise UsageError(f"`{key}` means nothing under type {said['type']!r}", location="proposal")
+            raise UsageError(f"`{key}` does not apply to type {said['type']!r}", location="proposal")
     return PredecoderDraft(template.features, {**template.choices, **said})
 
 
 def format_observation(
     features: EnvFeatures, action_space: ActionSpace, previous: Sequence[str], n_proposals: int
 ) -> str:
-    """What an agent reads before a proposal. told: one line a proposal that was made."""
+    """The observation before a proposal; `previous` has one line per earlier proposal."""
     offered = [
         f"- {key}: "
         f"{', '.join(json.dumps(assignment.value) for assignment in action_space.assignments if assignment.key == key)}"
@@ -146,7 +149,7 @@ def format_observation(
 
 
 def task(features: EnvFeatures) -> str:
-    """The task in one sentence: what memories find their like by."""
+    """The task in one sentence, by which memories find similar tasks."""
     return (
         f"Design a neural predecoder for {features.name} (distance {features.distance}, {features.rounds} rounds, "
         f"p = {features.p:g}, {features.n_detectors} detectors)."
@@ -154,17 +157,17 @@ def task(features: EnvFeatures) -> str:
 
 
 def format_choices(choices: Mapping[str, Any]) -> str:
-    """Choices as an agent writes them."""
+    """Choices in the form in which an agent writes them."""
     return json.dumps(dict(choices), sort_keys=True)
 
 
 def settable_keys(action_space: ActionSpace) -> list[str]:
-    """What can be set, in the library's order."""
+    """Keys that can be set, in the order of the action space."""
     return list(dict.fromkeys(assignment.key for assignment in action_space.assignments if assignment.key))
 
 
 class DesignTask(Contract):
-    """One env to design for, and the table that stands for it where results are looked up."""
+    """One env to design for, with the table in which its results are looked up."""
 
     env: str = Field(description="an env.yaml")
     table: str | None = Field(default=None, description="a JSON-lines table, for the routine `tabular`")
@@ -172,6 +175,8 @@ class DesignTask(Contract):
 
 
 class ScreenSettings(Contract):
+    """Size of the trainings of the routine `screen`."""
+
     train_shots: int = Field(default=60_000, ge=1)
     finetune_shots: int = Field(default=1_000, ge=0)
     val_shots: int = Field(default=10_000, ge=1)
@@ -180,6 +185,8 @@ class ScreenSettings(Contract):
 
 
 class DesignDatasetConfig(EnvDatasetConfig):
+    """Envs to design for, and the routine that evaluates designs."""
+
     kind: Literal["design"] = "design"
     tasks: tuple[DesignTask, ...] = Field(min_length=1)
     routine: Literal["tabular", "screen", "round"] = "tabular"
@@ -195,6 +202,8 @@ class DesignDatasetConfig(EnvDatasetConfig):
         return self
 
     def resolved(self, base: Path) -> Self:
+        """The config with absolute paths; relative ones are relative to `base`."""
+
         def absolute(value: str | None) -> str | None:
             return None if value is None else str((base / value).resolve())
 
@@ -206,7 +215,13 @@ class DesignDatasetConfig(EnvDatasetConfig):
 
 
 class DesignDataset(EnvDataset[DesignDatasetConfig]):
-    """One environment a task. rounds: (env text, profile, config) -> the row of the round that was run."""
+    """One environment per task.
+
+    Args:
+        config: tasks and routine.
+        logger: logger of the dataset.
+        round_runner: runs a round, (env text, profile, config) -> row of history; needed by the routine `round`.
+    """
 
     def __init__(
         self,
@@ -216,12 +231,15 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
         round_runner: RoundRunner | None = None,
     ) -> None:
         if config.routine == "round" and round_runner is None:
-            what = "the routine `round` needs a repository to run in"
-            raise UsageError(what, location="dataset.routine", hint="autoqec init lab && cd lab, and evaluate there")
+            what = "the routine `round` needs a workspace to run in"
+            raise UsageError(
+                what, location="dataset.routine", hint="autoqec init workspace && cd workspace, and evaluate there"
+            )
         self._round_runner = round_runner
         super().__init__(config, logger=logger)
 
     def load_dataset(self) -> list[Environment]:
+        """Build one environment per task."""
         return [self._env(task) for task in self.config.tasks]
 
     def _env(self, task: DesignTask) -> DesignTextEnv:

@@ -1,4 +1,4 @@
-"""HallOfFame: the best designs seen, bounded, each structure once."""
+"""HallOfFame: a bounded collection of the best designs, each structure once."""
 
 from __future__ import annotations
 
@@ -10,31 +10,35 @@ from typing import Any, Protocol, TypeVar
 
 
 class Rankable(Protocol):
-    """An environment that can be remembered."""
+    """An environment that can be kept."""
 
     @property
     def signature(self) -> str:
-        """The structure's name: two environments with the same signature are the same design."""
+        """Identifier of the structure: environments with equal signatures are the same design."""
 
     def clone(self) -> Any:
-        """A copy that later steps of the original leave alone."""
+        """A copy that later steps of the original do not change."""
 
 
 E = TypeVar("E", bound=Rankable)
 
 
 class HallOfFame:
-    """Losses: smaller is better. What is kept are clones. Of equal losses the earlier one ranks higher."""
+    """Keeps copies of environments with the smallest losses. Of equal losses the earlier one ranks higher."""
 
     def __init__(self, capacity: int) -> None:
         if capacity < 1:
-            raise ValueError(f"a hall of fame holds at least one environment, not {capacity}")
+            raise ValueError(f"the capacity of a hall of fame is at least 1, not {capacity}")
         self.capacity = capacity
         self._ranked: list[tuple[float, int, str, Any]] = []  # sorted by (loss, arrival)
         self._arrivals = 0
 
     def add(self, env: Rankable, loss: float) -> bool:
-        """Keep a clone if it is among the best; False where it is not, is worse than its twin, or is not finite."""
+        """Keep a copy if the loss is among the best.
+
+        Returns:
+            False if it is not, if the same design is kept with a loss as small, or if the loss is not finite.
+        """
         if not math.isfinite(loss):
             return False
         signature = env.signature
@@ -52,20 +56,21 @@ class HallOfFame:
         return True
 
     def add_all(self, envs: Iterable[Rankable], losses: Iterable[float]) -> None:
+        """Add several environments with their losses."""
         for env, loss in zip(envs, losses, strict=True):
             self.add(env, loss)
 
     def sample(self, k: int, rng: random.Random) -> list[Any]:
-        """At most k different members, drawn evenly."""
+        """At most k distinct members, drawn uniformly."""
         return rng.sample(list(self), min(k, len(self)))
 
     @property
     def losses(self) -> Sequence[float]:
-        """Best first, as the members."""
+        """Losses of the members, best first."""
         return [entry[0] for entry in self._ranked]
 
     def __iter__(self) -> Iterator[Any]:
-        """Best to worst."""
+        """Iterate over the members, best first."""
         return iter([entry[3] for entry in self._ranked])
 
     def __getitem__(self, rank: int) -> Any:

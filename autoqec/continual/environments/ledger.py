@@ -1,4 +1,4 @@
-"""LedgerQA: questions that finished runs answer: verdict, gain, the best of four, the cause of a failure."""
+"""RunHistoryQADataset: questions about finished runs: verdict, gain, best of four designs, cause of a failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoqec.store import jsonl
 Topic = Literal["verdict", "gain", "best", "cause"]
 VERDICTS = get_args(Verdict)
 FAILURE_STATUSES = ("compile_error", "train_error", "killed_by_safety")
-# Upper bounds of the relative reduction of the LER on the val shots.
+# Upper bounds of the relative reduction of the logical error rate on validation shots.
 GAIN_BINS = (
     (-0.01, "worse by more than 1%"),
     (0.01, "within 1%"),
@@ -31,23 +31,24 @@ GAIN_BINS = (
     (0.15, "better by 5% to 15%"),
 )
 TOP_GAIN_BIN = "better by more than 15%"
-MAX_REASON_CHARS = 300  # characters of a status reason that are shown: it is another program's text
+MAX_REASON_CHARS = 300  # shown of a status reason, which is text of another program
 
 
 @dataclass(frozen=True)
 class RecordedRound:
-    """One row and the run it stands in."""
+    """One row of history with the name of its run."""
 
     run: str
     row: HistoryRow
 
     @property
     def id(self) -> str:
+        """Identifier of the round."""
         return f"{self.run}/round_{self.row.round}"
 
 
 class RunHistoryQADatasetConfig(EnvDatasetConfig):
-    """runs: run directories (with a history.jsonl in them)."""
+    """Config of RunHistoryQADataset; `runs` are run directories."""
 
     kind: Literal["ledger"] = "ledger"
     runs: tuple[str, ...] = Field(min_length=1)
@@ -56,16 +57,18 @@ class RunHistoryQADatasetConfig(EnvDatasetConfig):
     seed: int = Field(default=0, ge=0)
 
     def resolved(self, base: Path) -> Self:
+        """The config with absolute paths; relative ones are relative to `base`."""
         return self.model_copy(update={"runs": tuple(str((base / run).resolve()) for run in self.runs)})
 
 
 class RunHistoryQADataset(EnvDataset[RunHistoryQADatasetConfig]):
-    """Questions in the order of runs and rounds. A row that can't be read is recorded in `errors`."""
+    """Questions in the order of runs and rounds. A row that cannot be read is recorded in `errors`."""
 
     def __init__(self, config: RunHistoryQADatasetConfig, *, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger=logger)
 
     def load_dataset(self) -> list[Environment]:
+        """Build the questions of all topics."""
         rounds = [recorded for run in self.config.runs for recorded in self._rounds(Path(run))]
         makers = {"verdict": verdict_questions, "gain": gain_questions, "cause": cause_questions}
         questions: list[Environment] = []
@@ -75,13 +78,15 @@ class RunHistoryQADataset(EnvDataset[RunHistoryQADatasetConfig]):
             else:
                 questions += makers[topic](rounds)
         if not questions:
-            raise UsageError("these runs answer no question", location="dataset.runs", hint="give other runs")
+            raise UsageError(
+                "no question can be asked about these runs", location="dataset.runs", hint="name other runs"
+            )
         return questions
 
     def _rounds(self, run: Path) -> Iterator[RecordedRound]:
         history = run / "history.jsonl"
         if not history.is_file():
-            raise UsageError("there is no history.jsonl", location=str(run), hint="`autoqec show` lists the runs")
+            raise UsageError("history.jsonl is missing", location=str(run), hint="`autoqec show` lists the runs")
         for number, line in enumerate(jsonl.read(history), start=1):
             try:
                 row = HistoryRow.read(line, location=f"{history}:{number}")
@@ -93,7 +98,7 @@ class RunHistoryQADataset(EnvDataset[RunHistoryQADatasetConfig]):
 
 
 def verdict_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
-    """Will the judge accept it? From what the Runner measured."""
+    """Questions for the verdict, given what the Runner measured."""
     for recorded in rounds:
         row = recorded.row
         if row.current_verdict is not None and row.val_shots:
@@ -102,14 +107,14 @@ def verdict_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
 
 
 def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
-    """What is asked of a round: its config and val counts, never what the judge drew."""
+    """The question for a verdict: config and validation counts, not the figures of the verification."""
     counts = f"On {measured.val_shots} validation shots plain matching erred {measured.val_errors_plain} times, "
     counts += f"the predecoder {measured.val_errors_predecoder} times."
-    return f"{_design(config)}\n{counts}\nWhat did the judge say, on shots of its own?"
+    return f"{_design(config)}\n{counts}\nWhat is the verdict of the verifier, on fresh shots?"
 
 
 def gain_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
-    """Sign and size of the gain, from the design alone."""
+    """Questions for sign and size of the gain, given the design alone."""
     for recorded in rounds:
         relative = _relative_gain(recorded.row)
         if relative is not None:
@@ -120,22 +125,22 @@ def gain_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
 
 
 def gain_bin(relative: float) -> str:
-    """The bin of a relative reduction; a bound belongs to the bin below it."""
+    """The bin of a relative reduction; an upper bound belongs to its bin."""
     return next((name for bound, name in GAIN_BINS if relative <= bound), TOP_GAIN_BIN)
 
 
 def cause_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
-    """Why a round failed, from its reason."""
+    """Questions for the cause of a failure, given its message."""
     for recorded in rounds:
         if recorded.row.status in FAILURE_STATUSES:
             reason = " ".join((recorded.row.status_reason or "").split())[:MAX_REASON_CHARS]
-            said = f"The round failed and left this message:\n<data>{reason}</data>"
+            said = f"The round failed with this message:\n<data>{reason}</data>"
             question = f"{_design(recorded.row.dsl_config)}\n{said}\nWhat was it?"
             yield _mcq(recorded, "cause", question, FAILURE_STATUSES, recorded.row.status)
 
 
 def best_of_four_questions(rounds: Sequence[RecordedRound], count: int, seed: int) -> Iterator[MCQEnv]:
-    """Which of four designs of one run has the lowest error rate? Sets with a tie for the best are left out."""
+    """Questions for the best of four designs of one run; sets with a tie for the best are skipped."""
     rng = random.Random(seed)
     by_run: dict[str, list[RecordedRound]] = {}
     for recorded in rounds:

@@ -1,4 +1,4 @@
-"""MathQAEnv: numbers and LaTeX, boxed or plain."""
+"""MathQAEnv: questions with numeric answers, in plain text or LaTeX."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _FRACTION = re.compile(r"^([-+]?)\\frac\{([^{}]+)\}\{([^{}]+)\}$")
 _LAST = re.compile(rf"(?<![\w.,/])({_NUMBER})(?:/({_NUMBER}))?(?![\w/])")
 _NOISE = re.compile(r"\\left|\\right|\\displaystyle|\\[,;:! ]|\\[()\[\]]|[$\s~]")
 _UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\^\s*\{?\\circ\}?")
-_MAX_CHARS = 200  # longer is no number, and would be slow to parse
+_MAX_CHARS = 200  # longer text is not a number and would be slow to parse
 
 
 class MathQAEnv(QAEnv):
-    """Numbers agree within `tolerance` (relative and absolute), two integers exactly; all else as stripped text."""
+    """Compares numbers within `tolerance` (relative and absolute), integers exactly, other answers as stripped text."""
 
     env_type: ClassVar[str] = "math_qa"
 
@@ -37,6 +37,7 @@ class MathQAEnv(QAEnv):
         self.tolerance = tolerance
 
     def evaluate(self, action: str) -> dict[str, Any]:
+        """Compare the answer in `action` with the target."""
         target, given = self.normalize_target(self.answer), self.normalize_action(action)
         correct = given == target
         target_value = parse_number(target)
@@ -52,14 +53,16 @@ class MathQAEnv(QAEnv):
         }
 
     def normalize_target(self, answer: Any) -> str:
+        """The target without box and markup."""
         return strip_latex(_unwrap_boxed(str(answer)))
 
     def normalize_action(self, action: str) -> str:
+        """The answer in a reply without box and markup."""
         return strip_latex(_unwrap_boxed(action))
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{…}`, braces counted; None where there is none, or it never closes."""
+    r"""The content of the last `\boxed{…}` with balanced braces; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None
@@ -76,14 +79,14 @@ def extract_boxed(text: str) -> str | None:
 
 
 def strip_latex(text: str) -> str:
-    """Without dollars, spaces, units and sizing commands; one spelling of fractions."""
+    """Remove dollar signs, spaces, units and sizing commands, and normalise fractions."""
     text = _NOISE.sub("", _UNIT.sub("", text)).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = text.replace("−", "-")
     return text.rstrip(".") if not text.endswith("..") else text
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The value of a stripped number or fraction; None for anything else."""
+    """The value of a stripped number or fraction; None for other text."""
     if len(text) > _MAX_CHARS:
         return None
     if match := _FRACTION.match(text):
@@ -97,7 +100,7 @@ def parse_number(text: str) -> Fraction | None:
 
 
 def _last_number(text: str) -> Fraction | None:
-    """The last number of a sentence, for models that forget the box."""
+    """The last number of a text, for replies without a box."""
     plain = text.replace("$", " ").replace("−", "-")
     found = [match for match in _LAST.finditer(plain) if len(match[0]) <= _MAX_CHARS]
     return _ratio(found[-1]) if found else None

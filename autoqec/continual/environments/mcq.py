@@ -1,4 +1,4 @@
-"""MCQEnv: one of several choices, by letter or by text."""
+"""MCQEnv: multiple-choice questions, answered by letter or text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _ANSWER_IS = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\**[(\[]?([A-Z])(?![A-Za-z])
 
 
 class MCQEnv(QAEnv):
-    """The choices stand in the metadata under `choices`, or are given; the target is a letter, an index, or a text.
+    """A question with several choices, given as an argument or in the metadata under `choices`.
 
-    A letter that names a choice is a letter, even where another choice's text is that letter.
+    The target is a letter, an index or the text of a choice. A letter that names a choice is read as a letter, even if
+    it is the text of another choice.
     """
 
     env_type: ClassVar[str] = "mcq"
@@ -35,22 +36,28 @@ class MCQEnv(QAEnv):
     ) -> None:
         found = choices if choices is not None else (metadata or {}).get("choices")
         if not isinstance(found, list | tuple) or not 2 <= len(found) <= len(LETTERS):
-            raise UsageError(f"an mcq needs a list of 2 to {len(LETTERS)} choices", location="choices")
+            raise UsageError(
+                f"a multiple-choice question needs a list of 2 to {len(LETTERS)} choices", location="choices"
+            )
         self.choices = [str(choice) for choice in found]
         super().__init__(question, answer, metadata, **kwargs)
         self.target_letter = self._target()
 
     def normalize_input(self, question: str) -> str:
+        """The question followed by its choices, one per line."""
         lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
         return "\n".join([question, *lines])
 
     def normalize_target(self, answer: Any) -> str:
+        """The letter of the target."""
         return self.target_letter
 
     def normalize_action(self, action: str) -> str:
+        """The letter that a reply names, or ""."""
         return self.letter_of(action) or ""
 
     def evaluate(self, action: str) -> dict[str, Any]:
+        """Compare the choice in `action` with the target."""
         chosen = self.letter_of(action)
         return {
             "correct": chosen == self.target_letter,
@@ -60,7 +67,7 @@ class MCQEnv(QAEnv):
         }
 
     def letter_of(self, text: str) -> str | None:
-        """The choice that a reply names; None where it names none."""
+        """The letter of the choice that a reply names; None if it names none."""
         text = text.strip()
         return (
             self._letter_in_range(_LETTER_ONLY.match(text))

@@ -1,7 +1,7 @@
-"""A policy that writes designs clause by clause, learned without a language model.
+"""A policy that writes designs step by step, trained by a risk-seeking policy gradient.
 
-Risk-seeking policy gradient: only the best share of a batch teaches, measured against its worst member; what the
-hall of fame holds is imitated beside it. Search wants one excellent design, not a good average.
+Only the best share of a batch is used, weighted relative to its worst member, and the hall of fame is imitated: a
+search needs one excellent design, not a good average.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from autoqec.continual.environments.serial import SerialEnvironments
 
 @dataclass(frozen=True)
 class PolicyConfig:
-    """top: share of a batch that teaches. imitation: weight of the hall of fame's designs."""
+    """Hyper-parameters of the policy.
+
+    Attributes:
+        hidden: width of the network.
+        learning_rate: of Adam.
+        entropy: weight of the entropy bonus.
+        elite_fraction: share of a batch that is learned from.
+        imitation_weight: weight of the designs of the hall of fame.
+    """
 
     hidden: int = 64
     learning_rate: float = 1e-2
@@ -38,23 +46,24 @@ class PolicyConfig:
 
 
 class PolicyNet(nn.Module):
-    """Observation to one logit per clause."""
+    """Maps an observation to one logit per action."""
 
     def __init__(self, inputs: int, outputs: int, hidden: int) -> None:
         super().__init__()
         last = nn.Linear(hidden, outputs)
-        nn.init.zeros_(last.weight)  # the first designs are drawn evenly
+        nn.init.zeros_(last.weight)  # the first designs are drawn uniformly
         nn.init.zeros_(last.bias)
         self.body = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), last)
 
     def forward(self, observations: Tensor) -> Tensor:
+        """Logits [rows, actions] of observations [rows, inputs]."""
         out: Tensor = self.body(observations)
         return out
 
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """Every step of some designs: observations [steps, inputs], valid [steps, clauses], actions, places [steps]."""
+    """All steps of some designs: observations [steps, inputs], valid [steps, actions], the rest [steps]."""
 
     observations: Tensor
     valid: Tensor
@@ -65,7 +74,7 @@ class Trajectories:
 
 @dataclass(frozen=True, eq=False)
 class EliteBatch:
-    """Designs that teach, how much each does [designs], and the best loss among them."""
+    """The best designs of a batch, their weights [designs], and the best loss."""
 
     trajectories: Trajectories
     weights: Tensor
@@ -73,7 +82,7 @@ class EliteBatch:
 
 
 class PolicyLearner:
-    """Draws designs and learns from their losses. The same seed and the same losses give the same designs."""
+    """Draws designs and learns from their losses. Equal seeds and losses give equal designs."""
 
     def __init__(
         self, action_space: ActionSpace, n_inputs: int, *, seed: int, config: PolicyConfig | None = None
@@ -91,7 +100,7 @@ class PolicyLearner:
         self._optimizer = torch.optim.Adam(self.net.parameters(), lr=self.config.learning_rate)
 
     def design(self, envs: Sequence[DesignEnv]) -> None:
-        """One design each, from the start; which actions were taken stands in the environments."""
+        """Write one drawn design into each environment, which records the actions."""
         SerialEnvironments(envs, 0).reset()
         while unfinished := [env for env in envs if not env.done]:
             batch = SerialEnvironments(unfinished, 0)
@@ -104,7 +113,7 @@ class PolicyLearner:
     def learn(
         self, envs: Sequence[DesignEnv], losses: Sequence[float], hall_of_fame: HallOfFame | None = None
     ) -> float:
-        """One step on finished designs; the batch's best loss (+inf: nothing to learn from)."""
+        """Take one step on finished designs; returns the best loss of the batch, +inf if none is finite."""
         elite_batch = self.elite_batch(envs, losses)
         if elite_batch is None:
             return math.inf
@@ -114,19 +123,19 @@ class PolicyLearner:
         return elite_batch.best
 
     def elite_batch(self, envs: Sequence[DesignEnv], losses: Sequence[float]) -> EliteBatch | None:
-        """What the best share of finished designs teaches; None where no loss is finite."""
+        """The best share of finished designs; None if no loss is finite."""
         finite = sorted((loss, place) for place, loss in enumerate(losses) if math.isfinite(loss))
         if not finite:
             return None
         best = finite[: max(1, math.ceil(self.config.elite_fraction * len(losses)))]
         worst = best[-1][0]
         spread = worst - best[0][0]
-        # Where the best are one, or equal, each teaches in full.
+        # A single design, or designs with equal losses, have full weight.
         weights = torch.tensor([(worst - loss) / spread if spread else 1.0 for loss, _ in best])
         return EliteBatch(self.read([envs[place] for _, place in best]), weights, best[0][0])
 
     def apply(self, elite_batch: EliteBatch, imitation_trajectories: Trajectories | None = None) -> None:
-        """One step of the optimiser."""
+        """Take one step of the optimizer."""
         log_probs, entropy = self.score(elite_batch.trajectories)
         objective = (elite_batch.weights * log_probs).mean() + self.config.entropy * entropy
         if imitation_trajectories is not None:
@@ -136,7 +145,7 @@ class PolicyLearner:
         self._optimizer.step()
 
     def train(self, batch: AbstractMultiEnvironments, routine: Routine, rounds: int) -> list[float]:
-        """Design, judge, learn; the best loss of each batch. The batch's environments are DesignEnvs."""
+        """Draw, evaluate and learn `rounds` times on a batch of DesignEnvs; returns the best loss of each batch."""
         envs = cast(list[DesignEnv], batch.envs)
         best = []
         for _ in range(rounds):
@@ -145,7 +154,7 @@ class PolicyLearner:
         return best
 
     def read(self, envs: Sequence[DesignEnv]) -> Trajectories:
-        """Finished designs, written once more: what was seen and what could have been done at each step."""
+        """Replay finished designs to collect the observation and the valid actions of each step."""
         observations, valid, actions, design_indices = [], [], [], []
         for place, env in enumerate(envs):
             replayed = env.clone()
@@ -165,7 +174,7 @@ class PolicyLearner:
         )
 
     def score(self, trajectories: Trajectories) -> tuple[Tensor, Tensor]:
-        """Log probability of each design as it was written [designs], and the mean entropy on the way."""
+        """Log probability of each design [designs], and the mean entropy over its steps."""
         rows = self._log_probs(trajectories.observations, trajectories.valid)
         log_probs_of_actions = rows.gather(1, trajectories.actions[:, None]).squeeze(1)
         total = torch.zeros(trajectories.n_designs).index_add(0, trajectories.design_indices, log_probs_of_actions)
@@ -173,11 +182,11 @@ class PolicyLearner:
         return total, entropy
 
     def _log_probs(self, observations: Tensor, valid: Tensor) -> Tensor:
-        """[rows, clauses]: log probability of each next clause, -inf where it can't come next."""
+        """Log probability of each action [rows, actions]; -inf for one that may not come next."""
         return torch.log_softmax(self.net(observations).masked_fill(~valid, -math.inf), dim=1)
 
 
 def input_size(env: DesignEnv, action_space: ActionSpace) -> int:
-    """Length of the observation vector."""
+    """Length of the observation vector of an environment."""
     observed: dict[str, Any] = ExplicitObserver(action_space).observe(env.state)
     return sum(map(len, observed.values()))

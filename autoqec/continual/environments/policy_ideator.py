@@ -1,4 +1,4 @@
-"""The policy as an ideator: what history taught it, it draws the next design from."""
+"""The policy as an ideator: trained on the history of a run, it draws the next design."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Config
 
-MAX_LEARNING_STEPS = 40  # of learning
-STEPS_PER_ROUND = 2  # of a measured round: few rounds must not settle anything
+MAX_LEARNING_STEPS = 40
+STEPS_PER_ROUND = 2  # learning steps per measured round: few rounds must not determine the policy
 MAX_DRAWS = 50
 
 
 def propose(view: dict[str, Any]) -> IdeatorResponse:
-    """The next proposal; a function of the view alone. Round 1 is the best known template.
+    """The next proposal, as a function of the view alone. Round 1 is the best known template.
 
-    The net learns anew for every proposal: a run's history is short, and a killed search goes on as it would have.
+    The network is trained from scratch for every proposal: a history is short, and an interrupted search continues with
+    the same proposal.
     """
     from autoqec.continual.environments.policy import PolicyLearner, input_size
 
@@ -60,7 +61,7 @@ def propose(view: dict[str, Any]) -> IdeatorResponse:
 
 
 def design_from_config(config: Config, action_space: ActionSpace, env: DesignEnv) -> DesignEnv:
-    """A design as the policy would have written it: each key by the clause that is nearest to its value."""
+    """A config as a design of the policy: each key is set to the nearest value of the action space."""
     env, stepper = env.clone(), DesignStepper(action_space)
     env.reset()
     flat = space.flatten(config)
@@ -81,15 +82,15 @@ def _distance(one: Any, other: Any) -> float:
 
 
 def _loss(row: dict[str, Any]) -> float:
-    """Minus the gain; +inf for a round without one."""
-    gain = row["delta_vs_baseline_holdout"] if row["delta_vs_baseline_holdout"] is not None else row["delta_ler"]
-    return math.inf if row["status"] != "ok" or gain is None else -float(gain)
+    """Minus the gain of a row; +inf without one."""
+    point = moves.objectives(row)
+    return math.inf if point is None else -point[0]
 
 
 def _hypothesis(config: Config, measured: int) -> str:
     size = {key: value for key, value in config[config["type"]].items() if isinstance(value, int | str)}
     words = ", ".join(f"{key} {value}" for key, value in list(size.items())[:4])
     return (
-        f"A {config['type']} with {words} is what a policy draws that learned from {measured} measured rounds which "
-        "clauses go with low error rates"
+        f"A {config['type']} with {words} is drawn by a policy that was trained on {measured} measured rounds to "
+        "prefer settings with low error rates"
     )

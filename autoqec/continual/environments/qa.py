@@ -1,4 +1,4 @@
-"""QAEnv: one question, one answer, one step."""
+"""QAEnv: one question with one answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoqec.continual.environments.base import Environment, episode_done_error
 
 
 class QAEnv(Environment):
-    """Exact match. Subclasses override `evaluate`, or only how question, target and action are brought to one form."""
+    """Compares answers exactly. Subclasses override `evaluate`, or the normalisation of question, target and action."""
 
     env_type: ClassVar[str] = "qa"
 
@@ -29,12 +29,14 @@ class QAEnv(Environment):
         self._done = False
 
     def reset(self) -> str:
+        """Start an episode and return the question."""
         self._done = False
         question = self.normalize_input(self.question)
-        # Not str.format: a template may hold other braces, and a question too.
+        # Not str.format: template and question may contain other braces.
         return self.instruction_template.replace("{question}", question) if self.instruction_template else question
 
     def step(self, action: str) -> tuple[None, dict[str, Any], bool, dict[str, Any]]:
+        """Answer the question."""
         if self._done:
             raise episode_done_error(self)
         feedback = self.evaluate(action)
@@ -42,19 +44,23 @@ class QAEnv(Environment):
         return None, feedback, True, self.info()
 
     def evaluate(self, action: str) -> dict[str, Any]:
+        """Compare an answer with the target."""
         target = self.normalize_target(self.answer)
         return {"correct": self.normalize_action(action) == target, "target": target, "message": "exact-match"}
 
     def info(self) -> dict[str, Any]:
-        """The metadata, its id as `question_id` as well; empty where there is none."""
+        """The metadata, with its id also as `question_id`."""
         known = {"question_id": self.metadata["id"]} if "id" in self.metadata else {}
         return {**known, **self.metadata}
 
     def normalize_input(self, question: str) -> str:
+        """The question as it is shown."""
         return question
 
     def normalize_target(self, answer: Any) -> str:
+        """The target in the form in which it is compared."""
         return str(answer)
 
     def normalize_action(self, action: str) -> str:
+        """An answer in the form in which it is compared."""
         return action

@@ -1,4 +1,4 @@
-"""QAEnvDataset: questions from the config itself, a JSON file, or Hugging Face `datasets`."""
+"""QAEnvDataset: questions from the config, a JSON file, or Hugging Face `datasets`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
     instruction_template: str | None = Field(default=None, description="the observation, with {question} in it")
 
     def resolved(self, base: Path) -> Self:
+        """The config with absolute paths; relative ones are relative to `base`."""
         if self.dataset_path is None:
             return self
         return self.model_copy(update={"dataset_path": str((base / self.dataset_path).resolve())})
@@ -58,21 +59,22 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
     def _check_sources(self) -> QAEnvDatasetConfig:
         sources = [name for name in ("items", "dataset_path", "hf_name") if getattr(self, name) is not None]
         if len(sources) != 1:
-            raise ValueError(f"one of `items`, `dataset_path`, `hf_name` is due; there are {len(sources)}")
+            raise ValueError(f"one of `items`, `dataset_path`, `hf_name` is needed; {len(sources)} are given")
         if self.task_type == "custom" and self.env_class is None:
             raise ValueError("task_type `custom` needs `env_class`")
         if self.instruction_template is not None and "{question}" not in self.instruction_template:
-            raise ValueError("`instruction_template` does not hold {question}")
+            raise ValueError("`instruction_template` does not contain {question}")
         return self
 
 
 class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
-    """A row that can't become an environment is recorded in `errors` and left out."""
+    """Environments of the rows. A row that is not usable is recorded in `errors` and skipped."""
 
     def __init__(self, config: QAEnvDatasetConfig, *, logger: logging.Logger | None = None) -> None:
         super().__init__(config, logger=logger)
 
     def load_dataset(self) -> list[Environment]:
+        """Build one environment per usable row."""
         kind = env_class(self.config)
         found: list[Environment] = []
         rows = 0
@@ -82,10 +84,10 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
             except (AutoqecError, KeyError, TypeError, ValueError) as error:
                 row_error = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
                 self.errors.append(f"row {rows}: {row_error}")
-                self.logger.error("row %d left out: %s", rows, row_error)
+                self.logger.error("row %d skipped: %s", rows, row_error)
         if not found:
-            reason = f"; the first fault: {self.errors[0]}" if self.errors else ""
-            raise UsageError(f"none of the {rows} rows became an environment{reason}", location="dataset")
+            reason = f"; first error: {self.errors[0]}" if self.errors else ""
+            raise UsageError(f"none of the {rows} rows is usable{reason}", location="dataset")
         return found
 
     def _env(self, kind: type[QAEnv], row: Row, number: int) -> QAEnv:
@@ -104,7 +106,7 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
 
 
 def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
-    """`env_class` where it is given, else the task's. UsageError where it is unknown, or no QAEnv."""
+    """The class of the environments. UsageError for a class that is unknown or not a QAEnv."""
     if config.env_class is None:
         return TASKS[config.task_type]
     if config.env_class in ENV_CLASSES:
@@ -116,12 +118,12 @@ def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
         hint = f"one of {', '.join(ENV_CLASSES)}, or package.module.Class"
         raise UsageError(f"unknown env_class {config.env_class!r}", location="dataset.env_class", hint=hint) from error
     if not (isinstance(found, type) and issubclass(found, QAEnv)):
-        raise UsageError(f"{config.env_class} is no subclass of QAEnv", location="dataset.env_class")
+        raise UsageError(f"{config.env_class} is not a subclass of QAEnv", location="dataset.env_class")
     return found
 
 
 def _choices(config: QAEnvDatasetConfig, row: Row, question: str, answer: Any) -> tuple[list[str], Any]:
-    """The choices and the answer that names one of them."""
+    """The choices of a row, and the answer in terms of them."""
     field = config.choices_field
     found = [str(row[name]) for name in field] if isinstance(field, tuple) else [str(item) for item in row[str(field)]]
     if config.shuffle_choices:
@@ -147,7 +149,7 @@ def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
         except ValueError as error:
             raise UsageError(f"not JSON: {error}", location=str(path)) from error
         if not isinstance(rows, list):
-            raise UsageError("holds no list of rows", location=str(path))
+            raise UsageError("does not contain a list of rows", location=str(path))
         return rows
     stored = _hugging_face("load_from_disk", str(path))
     found = stored[config.split] if config.split is not None and isinstance(stored, Mapping) else stored
@@ -155,12 +157,12 @@ def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
 
 
 def _json_lines(path: Path) -> list[Row]:
-    """Every line, the last one too where its newline is missing: the file is the user's, not a log of ours."""
+    """All rows, including a last line without a newline: the file was written by the user."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"the dataset can't be read: {error}", location=str(path), hint="correct `dataset_path`"
+            f"the dataset cannot be read: {error}", location=str(path), hint="correct `dataset_path`"
         ) from error
     rows: list[Row] = []
     for number, line in enumerate(lines, start=1):
@@ -177,5 +179,5 @@ def _hugging_face(function: str, *args: Any, **kwargs: Any) -> Any:
     datasets = optional.load("datasets", extra="hf", location="dataset")
     try:
         return getattr(datasets, function)(*args, **kwargs)
-    except Exception as error:  # whatever a library of that size raises: no network, no such name, no such split
+    except Exception as error:  # the library raises many types: no network, unknown name, unknown split
         raise UsageError(f"`datasets.{function}` failed: {error}", location="dataset") from error

@@ -1,4 +1,4 @@
-"""RoundRoutine: the dearest fidelity. A real round, worktree and judge, for what a cheaper routine promoted."""
+"""RoundRoutine: evaluates designs that a cheaper routine promotes in real rounds, with verification."""
 
 from __future__ import annotations
 
@@ -18,10 +18,15 @@ RunRound = Callable[[Config], Mapping[str, Any]]
 
 @dataclass
 class RoundRoutine:
-    """A design is screened by `cheaper`; one that is among the best of `fame` so far is promoted to a round.
+    """Screens a design, and runs a round if it is among the best so far. A design is run once.
 
-    run_round: config -> the row of history it came to; whoever has a repository injects it. A design is run once. What
-    the judge did not verify is worth no gain, whatever its val shots said.
+    A design without a VERIFIED verdict counts as no gain, whatever its validation shots showed.
+
+    Attributes:
+        env: env of the designs.
+        screen: cheaper routine.
+        run_round: config -> row of history of the round that was run.
+        hall_of_fame: designs that were promoted.
     """
 
     env: EnvSpec
@@ -29,10 +34,11 @@ class RoundRoutine:
     run_round: RunRound
     hall_of_fame: HallOfFame = field(default_factory=lambda: HallOfFame(1))
     fidelity: ClassVar[str] = "round"
-    _lock: ClassVar[threading.Lock] = threading.Lock()  # a repository takes one round after the other
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # a repository runs one round at a time
     _rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __call__(self, draft: PredecoderDraft) -> RoutineResult:
+        """Evaluate a draft."""
         loss, info = self.screen(draft)
         with self._lock:
             if draft.signature not in self._rows:
@@ -45,7 +51,7 @@ class RoundRoutine:
 
 
 def verified_task_info(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of history as task info, worth what the judge found on fresh shots."""
+    """A row of history as task info, with the gain that the verifier measured on fresh shots."""
     info = task_info_of_row(row)
     if info.get("verify_verdict") == "VERIFIED":
         names = ("relative", "relative_low", "relative_high")

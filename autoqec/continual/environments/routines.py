@@ -1,4 +1,4 @@
-"""Routines: what a draft is worth, at a fidelity. (draft) -> (loss, task_info); less is better, +inf is a failure."""
+"""Routines that evaluate drafts: (draft) -> (loss, task_info). Smaller losses are better, +inf is a failure."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from autoqec.store import atomic, files, jsonl
 
 RoutineResult = tuple[float, dict[str, Any]]
 
-CONSTRAINT_PENALTY = 1.0  # added to the loss for each bound of the env that a design exceeds tenfold
+CONSTRAINT_PENALTY = 1.0  # added to the loss for each limit of the env that a design exceeds tenfold
 
 
 def loss_of(info: Mapping[str, Any], env: EnvSpec | None = None) -> float:
-    """Minus the lower bound of the relative reduction of the LER, and a penalty where a bound of the env is exceeded.
+    """Minus the lower bound of the relative reduction of the logical error rate, plus a penalty for exceeded limits.
 
-    The lower bound, so that a lucky draw of few shots does not lead. +inf for what failed or was not measured.
+    The lower bound is used so that few shots with a lucky outcome do not rank first. A design that failed or was not
+    measured has the loss +inf.
     """
     if info.get("status") != "ok" or info.get("relative_low") is None:
         return math.inf
@@ -44,12 +45,12 @@ def loss_of(info: Mapping[str, Any], env: EnvSpec | None = None) -> float:
 
 
 def score_of_loss(loss: float) -> float:
-    """RunTime's score, higher is better: the part of the LER that is surely taken away, in [0, 1]."""
+    """The score of a loss, higher is better: the lower bound of the relative reduction, clipped to [0, 1]."""
     return min(max(-loss, 0.0), 1.0) if not math.isnan(loss) else 0.0
 
 
 def paired_task_info(counts: PairedCounts) -> dict[str, Any]:
-    """What a paired measurement says, as task info."""
+    """A paired measurement as task info."""
     from autoqec.qec.stats import paired_effect
 
     found = paired_effect(counts)
@@ -68,10 +69,13 @@ def paired_task_info(counts: PairedCounts) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TabularRoutine:
-    """Looks results up: milliseconds, and the best there is is known.
+    """Looks designs up in a table, and writes the task info into the draft.
 
-    rows: config hash -> task info. The table is a JSON-lines file of rows with `dsl_config` and a round's figures, so a
-    run's history.jsonl is one too. Writes its finding into the draft.
+    A table is a JSON-lines file of rows with `dsl_config` and the figures of a round, such as `history.jsonl` of a run.
+
+    Attributes:
+        rows: config hash -> task info.
+        env: env whose limits are checked; None checks none.
     """
 
     rows: Mapping[str, dict[str, Any]]
@@ -80,42 +84,44 @@ class TabularRoutine:
 
     @classmethod
     def read(cls, path: Path | str, env: EnvSpec | None = None) -> TabularRoutine:
-        """UsageError where the file is not there or no row can be used."""
+        """Read a table. UsageError for a file that is missing or has no usable row."""
         if not Path(path).is_file():
-            raise UsageError("the table is not there", location=str(path))
+            raise UsageError("the table does not exist", location=str(path))
         rows: dict[str, dict[str, Any]] = {}
         for row in jsonl.read(path):
             config = row.get("dsl_config")
             try:
                 key = parse_dsl(config).sha256() if config else None
             except ContractError:
-                continue  # a round whose config was refused tells nothing about any design
+                continue  # a round whose config was rejected has no design
             if key is not None:
                 rows[key] = task_info_of_row(row)
         if not rows:
-            raise UsageError("the table holds no row with a config", location=str(path))
+            raise UsageError("the table has no row with a config", location=str(path))
         return cls(rows, env)
 
     def __call__(self, draft: PredecoderDraft) -> RoutineResult:
+        """Evaluate a draft."""
         try:
             info = dict(self.rows[draft.signature])
         except KeyError:
-            info = {"status": "missing", "status_reason": "the table does not hold this design"}
+            info = {"status": "missing", "status_reason": "the table does not contain this design"}
         info |= {"fidelity": self.fidelity, "signature": draft.signature}
         draft.last_task_info = info
         return loss_of(info, self.env), info
 
     @property
     def configs(self) -> list[Config]:
+        """The configs of the table."""
         return [info["dsl_config"] for info in self.rows.values()]
 
     def best(self) -> float:
-        """The smallest loss in the table."""
+        """The smallest loss of the table."""
         return min(loss_of(info, self.env) for info in self.rows.values())
 
 
 def task_info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A round's row as task info, with the paired effect on its val shots."""
+    """A row of history as task info, with the paired effect on its validation shots."""
     info = {key: value for key, value in row.items() if value is not None}
     names = ("val_shots", "val_errors_plain", "val_errors_predecoder", "val_fixed", "val_broken")
     if all(name in info for name in names):
@@ -129,10 +135,13 @@ def task_info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ScreenRoutine:
-    """Trains small in this process, without git: seconds. The same design is trained once; results are cached on disk.
+    """Trains a design briefly in this process, without git. One training runs per process at a time.
 
-    env: frozen text. cache_dir: None keeps nothing. At most one training a process at a time: a hundred validation
-    threads that ask for a hundred designs wait in line instead of fighting for the cores.
+    Attributes:
+        env_yaml: text of the env.
+        train_shots, finetune_shots, val_shots, train_gflops: size of the training and the measurement.
+        seed: training seed.
+        cache_dir: directory of cached results, by config and settings; None caches nothing.
     """
 
     env_yaml: str
@@ -147,15 +156,17 @@ class ScreenRoutine:
 
     @property
     def env(self) -> EnvSpec:
+        """The parsed env."""
         return files.parse_env(self.env_yaml, location="env")
 
     def __call__(self, draft: PredecoderDraft) -> RoutineResult:
+        """Evaluate a draft."""
         info = self.measure(draft.config()) | {"signature": draft.signature}
         draft.last_task_info = info
         return loss_of(info, self.env), info
 
     def measure(self, config: Config) -> dict[str, Any]:
-        """A round's figures for a config, from the cache where it was measured before."""
+        """Train and measure a config, or read its figures from the cache."""
         key = sha256_json({"config": parse_dsl(config).config(), "screen": self._identity()})
         place = Path(self.cache_dir) / f"{key}.json" if self.cache_dir is not None else None
         with self._lock:
@@ -169,7 +180,7 @@ class ScreenRoutine:
         return info
 
     def _identity(self) -> dict[str, Any]:
-        """All that can change a figure but the config and the code."""
+        """Everything that can change a figure, apart from config and code."""
         names = ("env_yaml", "train_shots", "finetune_shots", "val_shots", "train_gflops", "seed")
         return {name: getattr(self, name) for name in names}
 
@@ -192,7 +203,7 @@ class ScreenRoutine:
 
 
 def _train_and_measure(config: Config, env: EnvSpec, profile: Profile, seed: int) -> dict[str, Any]:
-    """Compile, train and measure on the val band's shots, as a round's child does. RoundError, ContractError."""
+    """Compile, train and measure on validation shots, as the Runner does. Raises RoundError or ContractError."""
     from autoqec.decoders import flops
     from autoqec.decoders.dsl_compiler import compile_predecoder
     from autoqec.qec.problem import Problem
@@ -222,7 +233,7 @@ def _train_and_measure(config: Config, env: EnvSpec, profile: Profile, seed: int
 
 
 def downsample(losses: list[float], points: int) -> list[float]:
-    """At most `points` means of neighbouring losses."""
+    """Average neighbouring losses to at most `points` values."""
     size = max(1, math.ceil(len(losses) / points))
     parts = [losses[start : start + size] for start in range(0, len(losses), size)]
     return [float(f"{sum(part) / len(part):.6g}") for part in parts]
@@ -230,7 +241,7 @@ def downsample(losses: list[float], points: int) -> list[float]:
 
 @dataclass
 class TableBuilder:
-    """A table under way: `path` is appended to, and what stands in it is not measured again."""
+    """Builds a table by appending to `path`; configs that are in the file are not measured again."""
 
     routine: ScreenRoutine
     path: Path
@@ -240,7 +251,7 @@ class TableBuilder:
         self.done = {parse_dsl(row["dsl_config"]).sha256() for row in jsonl.read(self.path)}
 
     def add(self, configs: Iterable[Config]) -> int:
-        """Measure what is missing; how many rows were added."""
+        """Measure the configs that are missing; returns the number of rows added."""
         added = 0
         for config in configs:
             key = parse_dsl(config).sha256()

@@ -154,9 +154,7 @@ HOSTILE_TEXT = "x\x1b[2J\x1b]8;;http://e\x07 \u202egnp <img src=x> [click](javas
     ],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
-def test_log_shows_untrusted_text_without_control_characters_and_markup(
-    tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_log_shows_untrusted_text_without_control_characters_and_markup(tmp_path: Path, change: dict[str, Any]) -> None:
     found = memory(tmp_path, rounds.row(1, **change))
     found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")

@@ -112,7 +112,7 @@ def test_ties_for_the_best_are_not_asked(tmp_path):
     assert [env.env_id.rsplit("/", 1)[-1] for env in found] == ["verdict"]
 
 
-def test_p01_p08_ledger_questions_conform(tmp_path):
+def test_ledger_questions_conform(tmp_path):
     for env in dataset(tmp_path, of_four=2).get_dataset():
         environment_suite.check(lambda env=env: env, ["A"])
 
@@ -123,7 +123,7 @@ def test_rows_that_can_not_be_read_are_recorded(tmp_path):
 
 
 def test_runs_that_answer_nothing_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="answer no question"):
+    with pytest.raises(UsageError, match="no question can be asked"):
         dataset(tmp_path, ROWS[6:])
-    with pytest.raises(UsageError, match="no history.jsonl"):
+    with pytest.raises(UsageError, match="history.jsonl is missing"):
         build_dataset(parse_dataset_config({"kind": "ledger", "runs": ["nowhere"]}).resolved(tmp_path))

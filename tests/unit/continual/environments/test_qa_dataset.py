@@ -27,7 +27,7 @@ def build(**config) -> QAEnvDataset:
     return QAEnvDataset(QAEnvDatasetConfig(**config))
 
 
-def test_p02_a_dataset_is_built_once_and_needs_no_logger():
+def test_a_dataset_is_built_once_and_needs_no_logger():
     dataset = build(items=ROWS)
     assert [env.reset() for env in dataset.get_dataset()] == ["2+2?", "3+3?"]
     assert all(one is two for one, two in zip(dataset.get_dataset(), dataset.get_dataset(), strict=True))
@@ -44,11 +44,11 @@ def test_p02_a_dataset_is_built_once_and_needs_no_logger():
         ({"task_type": "custom", "env_class": f"{__name__}.Special"}, Special),
     ],
 )
-def test_p30_env_class_beats_task_type(config, kind):
+def test_env_class_beats_task_type(config, kind):
     assert type(build(items=ROWS, **config).dataset[0]) is kind
 
 
-def test_p30_custom_without_env_class_and_unknown_ones_are_refused():
+def test_custom_without_env_class_and_unknown_ones_are_refused():
     with pytest.raises(ValidationError, match="needs `env_class`"):
         QAEnvDatasetConfig(items=ROWS, task_type="custom")
     for name in ("NoSuchEnv", "no.such.module.Env", "json.JSONDecoder", "autoqec.continual.environments.qa.Nope"):
@@ -56,14 +56,14 @@ def test_p30_custom_without_env_class_and_unknown_ones_are_refused():
             build(items=ROWS, env_class=name)
 
 
-def test_p30_fields_have_two_names():
+def test_fields_have_two_names():
     rows = [{"problem": "2+2?", "solution": "4"}]
     for names in (("question_field", "answer_field"), ("input_field", "target_field")):
         env = build(items=rows, **dict(zip(names, ("problem", "solution"), strict=True))).dataset[0]
         assert env.evaluate("4")["correct"]
 
 
-def test_p30_json_lines_with_and_without_the_last_newline(tmp_path):
+def test_json_lines_with_and_without_the_last_newline(tmp_path):
     text = "\n".join(json.dumps(row) for row in ROWS)
     for number, content in enumerate((text, text + "\n", text + "\n\n")):
         path = tmp_path / f"{number}.jsonl"
@@ -74,24 +74,24 @@ def test_p30_json_lines_with_and_without_the_last_newline(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.json"])
-def test_p30_a_missing_file_is_named(name, tmp_path):
+def test_a_missing_file_is_named(name, tmp_path):
     with pytest.raises(UsageError, match=name):
         build(dataset_path=str(tmp_path / name))
 
 
-def test_p30_a_damaged_file_is_named_with_its_line(tmp_path):
+def test_a_damaged_file_is_named_with_its_line(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n{oops\n")
     with pytest.raises(UsageError, match=r"rows.jsonl:2"):
         build(dataset_path=str(tmp_path / "rows.jsonl"))
 
 
 @pytest.mark.parametrize("config", [{}, {"items": ROWS, "hf_name": "x"}])
-def test_p30_exactly_one_source(config):
-    with pytest.raises(ValidationError, match="is due"):
+def test_exactly_one_source(config):
+    with pytest.raises(ValidationError, match="is needed"):
         QAEnvDatasetConfig(**config)
 
 
-def test_p30_hugging_face_by_name_and_from_disk(monkeypatch):
+def test_hugging_face_by_name_and_from_disk(monkeypatch):
     calls = []
     library = types.ModuleType("datasets")
     library.load_dataset = lambda *a, **k: calls.append(("load_dataset", a, k)) or ROWS
@@ -105,13 +105,13 @@ def test_p30_hugging_face_by_name_and_from_disk(monkeypatch):
     ]
 
 
-def test_p30_without_the_library_the_mend_is_said(monkeypatch):
+def test_without_the_library_the_mend_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"pip install 'autoqec\[hf\]'"):
         build(hf_name="org/name")
 
 
-def test_p30_a_row_without_the_field_is_recorded_and_left_out():
+def test_a_row_without_the_field_is_recorded_and_left_out():
     dataset = build(items=[ROWS[0], {"question": "no answer"}, ROWS[1]])
     assert len(dataset.dataset) == 2
     assert dataset.errors == ["row 2: field 'answer' is missing"]
@@ -121,7 +121,7 @@ def test_p30_a_row_without_the_field_is_recorded_and_left_out():
         build(items=[])
 
 
-def test_p31_metadata_reaches_the_info():
+def test_metadata_reaches_the_info():
     row = {"question": "q", "answer": 1, "options": ["x", "y"], "qid": 7, "source": "exam", "other": "dropped"}
     config = {"choices_field": "options", "id_field": "qid", "meta_fields": ["source"], "task_type": "mcq"}
     env = build(items=[row], prompt_template="think", **config).dataset[0]
@@ -137,7 +137,7 @@ def test_p31_metadata_reaches_the_info():
     assert build(items=ROWS).dataset[1].env_id == "qa_2"
 
 
-def test_p30_choices_from_single_fields_are_shuffled_the_same_way_every_time():
+def test_choices_from_single_fields_are_shuffled_the_same_way_every_time():
     rows = [{"q": f"question {n}", "right": "r", "w1": "x", "w2": "y", "w3": "z"} for n in range(20)]
     config = {
         "question_field": "q",
@@ -153,7 +153,7 @@ def test_p30_choices_from_single_fields_are_shuffled_the_same_way_every_time():
     assert all(env.evaluate("r")["correct"] for env in once)
 
 
-def test_p30_the_template_must_hold_the_question():
+def test_the_template_must_hold_the_question():
     assert build(items=ROWS, instruction_template="Solve: {question}").dataset[0].reset() == "Solve: 2+2?"
     with pytest.raises(ValidationError, match="question"):
         QAEnvDatasetConfig(items=ROWS, instruction_template="Solve it")

@@ -1,4 +1,4 @@
-"""The round fidelity: only what the screen promotes is run, once, and worth what the judge verified."""
+"""Tests of RoundRoutine: promoted designs are run once and count with their verified gain."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_only_the_best_so_far_are_promoted_and_each_once() -> None:
     found = [routine(draft(hidden)) for hidden in (64, 96, 128, 192, 128)]
     assert [config["mlp"]["hidden"] for config in ran] == [64, 128]
     assert [info["fidelity"] for _, info in found] == ["round", "screen", "round", "screen", "round"]
-    assert found[0][0] == found[4][0] == pytest.approx(-0.1), "the judge's lower bound, not the screen's"
+    assert found[0][0] == found[4][0] == pytest.approx(-0.1), "the lower bound of the verifier, not of the screen"
 
 
 @pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
@@ -65,23 +65,23 @@ def test_a_round_that_failed_is_a_failure() -> None:
 def test_without_a_repository_it_is_refused(tmp_path: Path) -> None:
     text = "autoqec/envs/builtin/smoke.yaml"
     config = parse_dataset_config({"kind": "design", "routine": "round", "tasks": [{"env": text}]})
-    with pytest.raises(UsageError, match=r"autoqec init lab"):
+    with pytest.raises(UsageError, match=r"autoqec init workspace"):
         build_dataset(config)
 
 
 def test_a_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Screen, branch, worktree, Runner, judge: the row is in the run's history, and the environment tells it."""
+    """A promoted design is screened, run and verified; its row is in the history of the run."""
     monkeypatch.chdir(workspace.root)
     screen = {"train_shots": 2048, "finetune_shots": 0, "val_shots": 2000}
     data = {"kind": "design", "routine": "round", "screen": screen, "n_proposals": 1, "tasks": [{"env": "env.yaml"}]}
-    told: list[str] = []
-    with WorkspaceRounds(told.append) as real:
+    notes: list[str] = []
+    with WorkspaceRounds(notes.append) as real:
         (env,) = build_dataset(parse_dataset_config(data).resolved(workspace.root), round_runner=real).get_dataset()
         env.reset()
         _, feedback, done, info = env.step(json.dumps(SMALL))
     (place,) = (workspace.root / "runs").glob("[0-9]*")
     (found,) = History(RunLayout(workspace.root, place.name)).rows()
-    assert done and info["fidelity"] == "round" and found.status == "ok" and told[0].endswith(place.name)
+    assert done and info["fidelity"] == "round" and found.status == "ok" and notes[0].endswith(place.name)
     assert found.dsl_config is not None and found.dsl_config["mlp"]["hidden"] == 64
     assert feedback["correct"] == (found.verify_verdict == "VERIFIED")
     assert workspace.git("rev-parse", "--verify", str(found.branch))
