@@ -1,4 +1,4 @@
-"""Packages that only an extra of the distribution installs."""
+"""Import of packages that only an extra of the distribution installs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def require_installed(package: str, *, extra: str, location: str | None = None) 
     Args:
         package: Name of the package as it is imported.
         extra: The extra of autoqec that installs it.
-        where: Option or field that needs the package, for the error.
+        location: Option or field that needs the package, for the error.
 
     Raises:
         UsageError: The package is not installed.
@@ -30,6 +30,6 @@ def require_installed(package: str, *, extra: str, location: str | None = None) 
 
 
 def load(module: str, *, extra: str, location: str | None = None) -> ModuleType:
-    """Import `module` after `require` has found its package; same arguments and errors."""
+    """Import `module` of an optional package; arguments and errors as `require_installed`."""
     require_installed(module.split(".")[0], extra=extra, location=location)
     return importlib.import_module(module)

@@ -163,7 +163,7 @@ def check(choice: RoleOptions, root: Path) -> None:
         what = f"ideator `{choice.ideator}` asks no language model, so it takes no model, cassette, dollars or tokens"
         raise UsageError(what, location="--ideator", hint="choose --ideator llm or hybrid")
     if choice.cassette is not None and not choice.cassette.is_file():
-        raise UsageError("the cassette is not there", location=str(choice.cassette), hint="record one first")
+        raise UsageError("the cassette does not exist", location=str(choice.cassette), hint="record one first")
     for option, place in (("--ideator-memory", choice.ideator_memory), ("--analyst-memory", choice.analyst_memory)):
         if place is not None:
             _check_checkpoint(choice, option, place)

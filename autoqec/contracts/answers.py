@@ -12,7 +12,7 @@ from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
 from autoqec.contracts.messages import FileEdit, Line, Slug
 from autoqec.contracts.round import ComposeMode
 
-# How many processes train is decided by whoever owns the machine (`--pin`), not by a model.
+# The user decides how many processes train (`--pin`), not a model.
 _MACHINE_BLOCKS = ("sync", "replay")
 _SINGLE_PROCESS_LOOPS = ("minibatch", "minibatch_eval")
 

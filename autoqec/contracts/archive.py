@@ -33,6 +33,8 @@ def member_name(name: str) -> str:
 
 
 class ArchiveFile(Contract):
+    """One member of an archive."""
+
     name: Annotated[str, AfterValidator(member_name)] = Field(description="path inside the archive")
     bytes: int = Field(ge=0, description="size")
     sha256: str = Field(pattern=SHA256, description="hash of the content")
@@ -43,7 +45,7 @@ class ArchiveManifest(Contract):
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
     run_id: str = Field(pattern=RUN_ID, description="the packaged run")
-    closed: bool = Field(description="whether the judge's secret is inside, so that every verdict can be drawn again")
+    closed: bool = Field(description="whether the verifier's secret is inside, so that every verdict can be recomputed")
     baseline_sha: str = Field(pattern=SHA1, description="commit that its rounds fork from")
     baseline_ref: Annotated[str, AfterValidator(branch_name)] | None = Field(
         description="branch that the run started on; null: detached HEAD"

@@ -1,4 +1,4 @@
-"""What every contract shares: frozen, strict when written, lenient when read."""
+"""Base model of every contract: frozen, strict when written, lenient when read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.errors import ContractError
 
 
 class Contract(BaseModel):
-    """A frozen value. Building one forbids unknown keys; `read` keeps those a later version added."""
+    """A frozen value. Building one forbids unknown keys; `read` keeps those that a later version added."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
 
@@ -20,7 +20,8 @@ class Contract(BaseModel):
     def read(cls, data: Any, *, location: str = "") -> Self:
         """Validate `data` as stored on disk; unknown keys are kept in `model_extra`.
 
-        Raises ContractError naming file (`where`) and first wrong field.
+        Raises:
+            ContractError: Names the file (`location`) and the first wrong field.
         """
         try:
             return cls.model_validate(data, extra="allow")
@@ -28,12 +29,12 @@ class Contract(BaseModel):
             raise ContractError(first_validation_error(error), location=location or cls.__name__) from error
 
     def dump(self) -> dict[str, Any]:
-        """JSON-able dict, every key present (absent values are null), unknown keys that `read` kept at its end."""
+        """Return a JSON-compatible dict: every key is present, unknown keys that `read` kept come last."""
         return {**self.model_dump(mode="json"), **(self.model_extra or {})}
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """The first fault of a pydantic error in one clause: `field.path: message`."""
+    """Return the first fault of a pydantic error in one clause: `field.path: message`."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "value"
     message = first["msg"].removeprefix("Value error, ")
@@ -42,13 +43,15 @@ def first_validation_error(error: ValidationError) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """One spelling per value: sorted keys, no spaces, UTF-8, no NaN."""
+    """Return the one spelling of a value: sorted keys, no spaces, UTF-8, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def sha256_json(value: Any) -> str:
+    """Return the SHA-256 of a value's canonical JSON, in hex."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def sha256_bytes(data: bytes) -> str:
+    """Return the SHA-256 of `data`, in hex."""
     return hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""PredecoderDSL: one architecture and its training, as a config. Every knob changes what is computed."""
+"""PredecoderDSL: config of one predecoder, its architecture and its training."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class ConvConfig(Contract):
 
 
 class SyncConfig(Contract):
-    """Training over ranks, each with batches of its own: `batch_size` stays, the effective batch is ranks times it."""
+    """Training over ranks, each with its own batches: the effective batch is `ranks` times `batch_size`."""
 
     ranks: int = Field(default=2, ge=1, le=64, description="processes; more than cores are allowed")
     backend: Literal["gloo", "nccl"] = Field(default="gloo", description="gloo: CPUs; nccl: one GPU per rank")
 
 
 class ReplayConfig(Contract):
-    """Training apart from sampling, through a buffer of shots that both sides share."""
+    """Training and sampling in separate processes that share a buffer of shots."""
 
     ratio: float = Field(default=1.0, gt=0, le=1024, description="shots optimized on for each shot drawn, at most")
     shots: int = Field(default=32_768, ge=64, le=2**24, description="shots kept; the oldest are overwritten")
@@ -112,7 +112,7 @@ class ReplayConfig(Contract):
 
 
 class PolicyConfig(Contract):
-    """Fine-tuning of `hard_flip` by reward: decoded rightly with the flips, minus rightly without, minus their cost."""
+    """Fine-tuning of `hard_flip` by reward: success with the flips minus success without, minus their cost."""
 
     flip_cost: float = Field(default=1e-3, ge=0, le=1, description="of one flip, in decoded shots")
     temperature: float = Field(default=0.5, gt=0, le=10, description="exploring flips with sigmoid(z / temperature)")
@@ -124,10 +124,10 @@ LOOP_BLOCKS = {"sync": "sync", "replay": "async"}  # block -> how the names of t
 
 
 class TrainingConfig(Contract):
-    """How the weights are found. Amounts of data are the profile's.
+    """How the weights are trained. Amounts of data belong to the profile.
 
-    `sync` is present just under the loops sync and sync_eval, `replay` under async and async_eval, and
-    `policy_gradient` where fine-tuning of `hard_flip` is wanted.
+    `sync` is present under the loops sync and sync_eval only, `replay` under async and async_eval, and
+    `policy_gradient` if `hard_flip` is to be fine-tuned.
     """
 
     loop: Literal["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"] = Field(
@@ -226,11 +226,12 @@ class PredecoderDSL(Contract):
 
     @property
     def block(self) -> Contract:
+        """The settings of this predecoder's type."""
         block: Contract = getattr(self, self.type)
         return block
 
     def config(self) -> dict[str, Any]:
-        """The config that stands for this value: absent blocks left out, every default written."""
+        """Return the canonical config of this value: absent blocks left out, every default written."""
         whole = self.dump()
         defaults = {name: TrainingConfig.model_fields[name].default for name in MACHINE_FIELDS}
         whole["training"] = {
@@ -241,10 +242,13 @@ class PredecoderDSL(Contract):
         return {key: value for key, value in whole.items() if value is not None}
 
     def training_signature(self, *, finetunes: bool = True) -> dict[str, Any]:
-        """What two configs must share to be trained alike, their nets apart: settings that have an effect.
+        """Return the settings that two configs must share to be trained alike, apart from their nets.
 
-        finetunes: whether the env's backend can be fine-tuned through. How a loop reports has no effect, nor has
-        fine-tuning that is left out; `finetune_share` counts always, for a dear net gives up its share of both phases.
+        Settings without an effect are left out: how a loop reports, and fine-tuning that does not run.
+        `finetune_share` always counts, because a large net gives up its share of both phases.
+
+        Args:
+            finetunes: Whether the env's inner decoder supports fine-tuning.
         """
         settings = {key: value for key, value in self.training.dump().items() if key not in MACHINE_FIELDS}
         settings["loop"] = self.training.loop.removesuffix("_eval")
@@ -255,7 +259,7 @@ class PredecoderDSL(Contract):
         return {"type": self.type, "output_mode": self.output_mode, "gate": self.gate, **settings}
 
     def sha256(self) -> str:
-        """One hash per config, defaults included."""
+        """Return the hash of the canonical config."""
         return sha256_json(self.config())
 
 

@@ -1,4 +1,4 @@
-"""EnvSpec: what is decoded, under which noise, within which limits. A frozen file."""
+"""EnvSpec: what is decoded, under which noise and within which limits. The content of env.yaml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoqec.contracts.base import Contract
 
 MIN_P = 1e-9
 MAX_POINTS = 64  # physical error rates in one env; each has a circuit and a graph of its own
-SEED_SPACE = 2**32  # bands lie below; the judge's own seeds lie at or above
+SEED_SPACE = 2**32  # bands are below; the verifier's own seeds are at or above
 
 GRAPH_BACKENDS = ("mwpm", "mwpm_correlated")
 SINTER_DECODER = re.compile(r"sinter:(?P<module>[\w.]+):(?P<function>\w+):(?P<decoder>[\w.:-]+)", re.ASCII)
@@ -19,7 +19,7 @@ BASELINES = (*GRAPH_BACKENDS, "bposd0", "bposd_cs10", "bposd_joint", "bplsd", "t
 
 
 class StimGeneratorCode(Contract):
-    """A circuit from `stim.Circuit.generated`. https://github.com/quantumlib/Stim"""
+    """A circuit from `stim.Circuit.generated` (https://github.com/quantumlib/Stim)."""
 
     kind: Literal["stim_generator"] = Field(default="stim_generator", description="selects this code source")
     task: Literal[
@@ -37,7 +37,7 @@ class StimGeneratorCode(Contract):
 class StimFileCode(Contract):
     """A circuit with detectors, observables and its own noise, in stim's text format.
 
-    `text` is the file's content: the frozen env carries it, so that nobody needs the path again.
+    The frozen env carries the content of the file in `text`, so that the path is not needed again.
     """
 
     kind: Literal["stim_file"] = Field(default="stim_file", description="selects this code source")
@@ -59,10 +59,10 @@ class DemFileCode(Contract):
 
 
 class CssFileCode(Contract):
-    """Check matrices and logicals of a CSS code, one noisy step on the data, perfect checks (code capacity).
+    """Check matrices and logicals of a CSS code: one noisy step on the data, perfect checks (code capacity).
 
-    The file is YAML with hx, hz, lx, lz, each a list of rows such as "1100"; lx and lz may be left out and are
-    then found. basis z: X errors count, and the Z logicals are the observables.
+    The file is YAML with hx, hz, lx, lz, each a list of rows such as "1100"; absent lx and lz are computed. With basis
+    z, X errors count and the Z logicals are the observables.
     """
 
     kind: Literal["css_file"] = Field(default="css_file", description="selects this code source")
@@ -121,7 +121,7 @@ class CircuitDepolarizing(Contract):
             if value < MIN_P:
                 raise ValueError(f"p = {value} is below {MIN_P}: no number of shots would show a logical error")
         if len(set(values)) != len(values):
-            raise ValueError("a value of p stands twice")
+            raise ValueError("a value of p is given twice")
         return values
 
     @model_validator(mode="after")
@@ -143,7 +143,7 @@ class BiasedNoise(CircuitDepolarizing):
 
 
 class FileNoise(Contract):
-    """The noise is written in the code's own file: one operating point, no p to choose."""
+    """Noise written in the code's own file: one operating point, no p."""
 
     model: Literal["from_file"] = Field(default="from_file", description="selects this noise model")
 
@@ -176,7 +176,7 @@ class SeedPolicy(Contract):
 
 
 class Constraints(Contract):
-    """Upper bounds a candidate must keep; a round beyond them is refused before training."""
+    """Upper bounds on a candidate; a round beyond them is refused before training."""
 
     max_params: int = Field(default=2_000_000, ge=1, description="trainable parameters")
     max_flops_per_syndrome: int = Field(
@@ -185,7 +185,7 @@ class Constraints(Contract):
 
 
 class BpSettings(Contract):
-    """Belief propagation and the order of its second stage, for backend `bposd` and `bplsd`."""
+    """Belief propagation and its second stage, for the backends `bposd` and `bplsd`."""
 
     iterations: int = Field(default=30, ge=1, le=10_000, description="at most, of belief propagation")
     method: Literal["minimum_sum", "product_sum"] = Field(
@@ -205,7 +205,7 @@ class BpSettings(Contract):
 
 
 class Protocol(Contract):
-    """How a decoder of this env is judged."""
+    """How candidates of this env are verified."""
 
     min_relative_gain: float = Field(
         default=0.02, ge=0, lt=1, description="lower bound of the relative gain must reach this"
@@ -215,12 +215,12 @@ class Protocol(Contract):
         default=1.0,
         gt=0,
         le=1,
-        description="share of the profile's validation and judge shots, for backends that take milliseconds a shot",
+        description="share of the profile's validation and verification shots, for slow backends",
     )
 
 
 class EnvSpec(Contract):
-    """env.yaml: code x noise x constraints."""
+    """Content of env.yaml: code, noise, inner decoder, baselines and limits."""
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_]{0,63}$", description="identifier of the env in runs and reports")
@@ -261,14 +261,15 @@ class EnvSpec(Contract):
 
     @property
     def plain(self) -> str:
-        """The name of the classical backend alone: what every gain is measured against."""
+        """Name of the inner decoder alone, which every gain is measured against."""
         return self.backend
 
     @property
     def points(self) -> tuple[float | None, ...]:
-        """Operating points; (None,) where the noise comes with the file."""
+        """Operating points; (None,) if the noise comes with the file."""
         return self.noise.p if isinstance(self.noise, CircuitDepolarizing) else (None,)
 
     @property
     def target(self) -> float | None:
+        """The p at which decoders are compared; None if the noise comes with the file."""
         return self.noise.target_p if isinstance(self.noise, CircuitDepolarizing) else None

@@ -33,7 +33,7 @@ class RunInfo(Contract):
     package_sha256: str | None = Field(
         default=None, pattern=SHA256, description="all code of the package; null in runs of earlier versions"
     )
-    secret_sha256: str = Field(pattern=SHA256, description="commitment to the judge's secret")
+    secret_sha256: str = Field(pattern=SHA256, description="commitment to the verifier's secret")
     versions: dict[str, str] = Field(description="package -> version")
     command_line: tuple[str, ...] = Field(description="arguments of the process that started the run")
     settings: RunSettings | None = Field(
@@ -43,7 +43,7 @@ class RunInfo(Contract):
 
 
 class Begun(Contract):
-    """Before any paid call."""
+    """Line written before any paid call."""
 
     kind: Literal["begun"] = Field(default="begun", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")
@@ -52,7 +52,7 @@ class Begun(Contract):
 
 
 class Planned(Contract):
-    """Before any git call: everything the round was meant to be."""
+    """Line written before any git call: everything that the round is meant to be."""
 
     kind: Literal["planned"] = Field(default="planned", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")
@@ -67,7 +67,7 @@ class Planned(Contract):
 
 
 class Nominated(Contract):
-    """After the Runner, before the judge."""
+    """Line written after the Runner and before the verifier."""
 
     kind: Literal["nominated"] = Field(default="nominated", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")
@@ -77,7 +77,7 @@ class Nominated(Contract):
 
 
 class AlphaSpent(Contract):
-    """Before the judge draws its first shot: the attempt counts, whatever becomes of it."""
+    """Line written before the verifier draws its first shot: the attempt counts from here on."""
 
     kind: Literal["charged"] = Field(default="charged", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")

@@ -1,4 +1,4 @@
-"""A round that is measured by a cluster's job."""
+"""Order for a round that is measured by a cluster's job."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from autoqec.contracts.round import RunnerConfig
 
 
 class JobOrder(Contract):
-    """round_<N>/job.json: durable before the job is asked for, and written again when its number is known."""
+    """Content of round_<N>/job.json, written before the job is submitted and again when its number is known."""
 
     schema_version: Literal[1] = Field(default=1, description="format of the file")
-    name: str = Field(description="the job's name, unique: by it a job is found whose number was never written")
+    name: str = Field(description="unique name of the job, by which it is found if its number was not written")
     options: dict[str, str] = Field(description="of `--slurm`, defaults filled in")
     code_sha256: str = Field(pattern=SHA256, description="trusted code that the round is to be measured with")
-    needs_sandbox: bool = Field(description="the branch changes code, and nobody said that it may run without walls")
+    needs_sandbox: bool = Field(description="the branch changes code, which may not run without a sandbox")
     config: RunnerConfig = Field(description="what is measured")
     job_id: str | None = Field(default=None, description="null: not known to have been accepted")

@@ -1,4 +1,4 @@
-"""Replies of the roles: the same models whether a search or a language model speaks."""
+"""Responses of the roles: the same models for a search and for a language model."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class IdeatorResponse(Contract):
 
 
 class FileEdit(Contract):
-    """One whole file of the search surface, by its name inside it."""
+    """One whole file of the editable modules."""
 
     path: str = Field(max_length=120, description="name inside the directory of editable modules")
     text: str = Field(max_length=200_000, description="new content of the whole file")
 
 
 class CoderResponse(Contract):
-    """The hypothesis as an edit of the search surface."""
+    """The hypothesis as a config and edits of the editable modules."""
 
     dsl_config: dict[str, Any] = Field(description="config of the predecoder (PredecoderDSL)")
     edits: tuple[FileEdit, ...] = Field(default=(), max_length=8, description="files to replace or add")
@@ -53,7 +53,7 @@ class CoderResponse(Contract):
 
 
 class AnalystResponse(Contract):
-    """A nomination, never a verdict."""
+    """A nomination for verification, not a verdict."""
 
     verdict: Literal["candidate", "ignore"] = Field(description="candidate: propose the round for verification")
     summary_1line: Line = Field(description="one sentence for logs and tables")
@@ -65,7 +65,7 @@ Reply = TypeVar("Reply", bound=Contract)
 
 
 def parse_response(kind: type[Reply], text: str) -> Reply:
-    """A role's reply from JSON text; ContractError names the first wrong field. Nothing is mirrored before this."""
+    """Parse a role's response from JSON; ContractError names the first wrong field."""
     try:
         return kind.model_validate(json.loads(text))
     except json.JSONDecodeError as error:

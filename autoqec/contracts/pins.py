@@ -1,4 +1,4 @@
-"""Knobs that a run holds fixed in every proposal, whoever proposes: dotted keys of the DSL, and their values."""
+"""Pins: hyperparameters that a run holds fixed in every proposal, as dotted keys of the DSL."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ Pins = Mapping[str, Any]  # `training.loop` -> `async`
 
 
 def apply_pins(config: dict[str, Any], pins: Pins) -> dict[str, Any]:
-    """The config with the pins in place and every default written; without pins, the config as it is.
+    """Return the config with the pins set and every default written; without pins, the config unchanged.
 
-    Blocks follow the key that asks for them: a family or a loop that is pinned brings its own, with defaults, and takes
-    those of the others out. ContractError where the rest of the config does not go with the pins.
+    Blocks follow the key that needs them: a pinned family or loop adds its own block with defaults and removes the
+    others.
+
+    Raises:
+        ContractError: The rest of the config does not fit the pins.
     """
     if not pins:
         return config
@@ -45,17 +48,20 @@ def apply_pins(config: dict[str, Any], pins: Pins) -> dict[str, Any]:
 
 
 def validate_pins(pins: Pins) -> dict[str, Any]:
-    """The pins with values of their keys' types. ContractError for a key that is no knob, a value that its knob cannot
-    take, or a knob that some proposals would not have."""
+    """Return the pins with values of their keys' types.
+
+    Raises:
+        ContractError: A key is unknown, a value does not fit, or some proposals would not have the key.
+    """
     known = list(_hyperparameter_keys(PredecoderDSL))
     for key in pins:
         block = key.partition(".")[0]
         if key not in known:
             same_leaf_name = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
             near = same_leaf_name or get_close_matches(key, known, n=3, cutoff=0.5) or known[:2]
-            raise ContractError(f"there is no knob `{key}`", location="pin", hint=f"perhaps {', '.join(near)}")
+            raise ContractError(f"unknown key `{key}`", location="pin", hint=f"perhaps {', '.join(near)}")
         if block in FAMILIES and pins.get("type") != block:
-            what = f"`{key}` is a knob of {block} alone, and other families may be proposed"
+            what = f"`{key}` belongs to type {block}, and other types may be proposed"
             raise ContractError(what, location="pin", hint=f"pin type={block} too")
     if pins.get("training.init") == "parent":
         what = "a round that starts from the baseline has no parent whose weights it could go on from"
@@ -84,7 +90,7 @@ def _is_contract(kind: Any) -> bool:
 
 
 def _ensure_block(parent_block: dict[str, Any], name: str) -> dict[str, Any]:
-    """The dict at `name`, made where there is none."""
+    """Return the dict at `name`, created if it is missing."""
     if not isinstance(parent_block.get(name), dict):
         parent_block[name] = {}
     block: dict[str, Any] = parent_block[name]

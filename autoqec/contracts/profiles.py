@@ -1,4 +1,4 @@
-"""Named sizes of work: shots, steps and limits. One table; `autoqec run --dry-run` shows it."""
+"""Profiles: named amounts of shots, training and time, in one table."""
 
 from __future__ import annotations
 

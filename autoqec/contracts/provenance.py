@@ -15,6 +15,8 @@ SHA256 = r"^[0-9a-f]{64}$"
 
 
 class PointerProvenance(Contract):
+    """Hashes of what a round depends on."""
+
     env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
     dsl_config_sha256: str = Field(pattern=SHA256, description="hash of the predecoder config")
     requirements_fingerprint: str = Field(min_length=8, description="hash of the installed packages and their versions")
@@ -22,6 +24,8 @@ class PointerProvenance(Contract):
 
 
 class PointerSummary(Contract):
+    """Excerpt of metrics.json in the pointer."""
+
     delta_vs_parent: float | None = Field(description="as in metrics.json")
     flops_per_syndrome: int | None = Field(description="as in metrics.json")
     n_params: int | None = Field(description="as in metrics.json")
@@ -29,6 +33,8 @@ class PointerSummary(Contract):
 
 
 class PointerPaths(Contract):
+    """Places of the round's files."""
+
     checkpoint: str | None = Field(description="as in metrics.json")
     metrics: str = Field(description="absolute path of metrics.json when the round ran")
     train_log: str | None = Field(description="as in metrics.json")
@@ -62,20 +68,26 @@ class Pointer(Contract):
 
 
 class ManifestRepo(Contract):
+    """Code that was measured."""
+
     commit_sha: str | None = Field(description="commit of the code that was measured; null outside a run")
     branch: str | None = Field(description="branch of the round; null outside a run")
     dirty: bool | None = Field(description="whether the worktree had uncommitted changes; null outside a run")
     code_sha256: str = Field(pattern=SHA256, description="trusted code that can change a result")
-    surface_sha256: str = Field(pattern=SHA256, description="the search surface that was run")
+    surface_sha256: str = Field(pattern=SHA256, description="hash of the editable modules that were run")
 
 
 class ManifestEnvironment(Contract):
+    """Env and packages of a round."""
+
     env_yaml_sha256: str = Field(pattern=SHA256, description="hash of the frozen env file")
     circuit_sha256: str = Field(pattern=SHA256, description="hash of the circuit or model at the target p")
     requirements_fingerprint: str = Field(description="hash of the installed packages and their versions")
 
 
 class ManifestRound(Contract):
+    """Identity and settings of a round."""
+
     run_id: str = Field(description="run of the round")
     round_idx: int = Field(description="number of the round")
     round_attempt_id: str | None = Field(description="identifier of the attempt; null outside a run")
@@ -88,6 +100,8 @@ class ManifestRound(Contract):
 
 
 class ManifestArtifact(Contract):
+    """One file that a round left."""
+
     name: Annotated[str, AfterValidator(plain_path)] = Field(description="path relative to the round's directory")
     bytes: int = Field(description="size")
     sha256: str = Field(pattern=SHA256, description="hash of the content")

@@ -1,4 +1,4 @@
-"""One Runner round: what goes in (RunnerConfig) and what was measured (RoundMetrics)."""
+"""Input (RunnerConfig) and result (RoundMetrics) of one Runner round."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ ComposeMode = Literal["pure", "with_edit"]
 
 
 def parent_branches(fork_from: ForkFrom) -> tuple[str, ...]:
-    """The branches that a round forks from, first parent first; () for the baseline."""
+    """Return the branches that a round forks from, first parent first; () for the baseline."""
     if fork_from == "baseline":
         return ()
     return (fork_from,) if isinstance(fork_from, str) else fork_from
 
 
 def canonical_fork(fork_from: ForkFrom) -> str:
-    """Order-free spelling of a parent set: sorted, joined by `|`."""
+    """Return the order-free spelling of a parent set: sorted, joined by `|`."""
     return fork_from if isinstance(fork_from, str) else "|".join(sorted(fork_from))
 
 
 class RunnerConfig(Contract):
-    """Everything one round depends on. The env travels by content, never by name."""
+    """Everything that one round depends on. The env is given by content, not by name."""
 
     env_yaml: str = Field(description="the frozen env file's text")
     predecoder_config: dict[str, Any] = Field(description="config of the predecoder (PredecoderDSL)")
@@ -47,7 +47,9 @@ class RunnerConfig(Contract):
     round_dir: str = Field(description="directory for the round's files")
     run_id: str = Field(default="local", description="run that the round belongs to")
     round_idx: int = Field(default=1, ge=1, description="number of the round in its run")
-    modules_dir: str | None = Field(default=None, description="the search surface to overlay; null: the package's own")
+    modules_dir: str | None = Field(
+        default=None, description="directory of editable modules to overlay; null: the package's own"
+    )
     code_cwd: str | None = Field(default=None, description="worktree of the round's branch")
     branch: str | None = Field(default=None, description="branch of the round; null outside a run")
     commit_sha: str | None = Field(default=None, description="commit of the code that is measured")

@@ -1,4 +1,4 @@
-"""Settings of a run that belong to the run and not to one start of it: `--resume` inherits them from run.json."""
+"""Settings that belong to a run and not to one start of it; `--resume` inherits them from run.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ModelSettings(Contract):
 
 
 class RunSettings(Contract):
-    """What `autoqec run` was told, apart from what can never change (env, profile, seed, ideator, pins).
+    """Options of `autoqec run`, apart from those that never change (env, profile, seed, ideator, pins).
 
     Paths below the workspace are relative to it.
     """

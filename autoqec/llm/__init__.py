@@ -1,1 +1,1 @@
-"""Language models behind one protocol: anthropic, command lines, scripted; cassettes and a ledger at its seam."""
+"""Language models behind one protocol: anthropic, command lines, scripted; with cassettes and a ledger."""

@@ -114,7 +114,7 @@ class AnthropicLM(BaseLanguageModel):
             current_attempts.reset(token)
 
     def count_tokens(self, request: Request) -> int:
-        """The provider's own count; an estimate from above where the endpoint cannot count."""
+        """Return the provider's count; an upper estimate if the endpoint cannot count."""
         import anthropic
 
         body = self._body(request)
@@ -128,6 +128,7 @@ class AnthropicLM(BaseLanguageModel):
             return estimate_tokens(request.text())
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the most that the call can cost in dollars; None if no price is known."""
         return prices.max_cost_usd(self.model, prompt_tokens, request, cache_hour=self._cache_ttl == "1h")
 
     def _body(self, request: Request) -> dict[str, Any]:
@@ -159,13 +160,13 @@ class AnthropicLM(BaseLanguageModel):
         return body
 
     def _system(self, blocks: tuple[str, ...]) -> list[dict[str, Any]]:
-        """Text blocks; the cache ends after the stable part: all but the last block, or the only one."""
+        """Return the text blocks; the cache ends after the stable part: all but the last block, or the only one."""
         system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in blocks]
         system[max(len(system) - 2, 0)]["cache_control"] = {"type": "ephemeral", "ttl": self._cache_ttl}
         return system
 
     def _create_message(self, request: Request, attempts: CallAttempts) -> Any:
-        """One answer in one piece; retries are the package's."""
+        """Return the answer in one piece; the package retries."""
         import anthropic
 
         try:
@@ -179,7 +180,7 @@ class AnthropicLM(BaseLanguageModel):
             _raise_lm_error(error, self.model)
 
     def _stream_message(self, request: Request) -> Any:
-        """One answer piece by piece. The package does not retry what breaks inside a stream; this does."""
+        """Return the streamed answer. The package does not retry what breaks inside a stream; this does."""
         import anthropic
         import httpx2
 
@@ -276,7 +277,7 @@ def _field(value: Any, name: str) -> Any:
 
 
 def _check_stop_reason(message: Any, text: str, model: str) -> None:
-    """Typed errors for the ends that are no answers."""
+    """Raise the typed error for a stop reason that is not an answer."""
     reason = message.stop_reason
     if reason == "refusal":
         details = getattr(message, "stop_details", None)
@@ -297,13 +298,13 @@ def _tool_input(value: Any) -> dict[str, Any]:
 
 
 def _block_dict(block: Any) -> dict[str, Any]:
-    """A content block as it may be sent back."""
+    """Return a content block in the form in which it is sent back."""
     plain: dict[str, Any] = block.to_dict() if hasattr(block, "to_dict") else dict(block)
     return plain
 
 
 def _raise_lm_error(error: Exception, model: str) -> NoReturn:
-    """The package's error as one of ours, without its traceback's request."""
+    """Raise the package's error as an LlmError, without the request in its traceback."""
     import anthropic
 
     detail = str(getattr(error, "api_message", None) or error)[:300]

@@ -1,4 +1,4 @@
-"""One protocol for every language model: a Request goes in, a Reply comes out, anything else is a typed error."""
+"""The protocol of language models: a Request goes in, a Response or a typed error comes out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Usage(Contract):
-    """Tokens of one call or of many; the four counters that the provider bills."""
+    """Tokens of one call or of several: the four counters that the provider bills."""
 
     input_tokens: Count = 0
     output_tokens: Count = 0
@@ -32,16 +32,17 @@ class Usage(Contract):
 
     @property
     def prompt_tokens(self) -> int:
-        """Everything that went in, cached or not."""
+        """All input tokens, cached or not."""
         return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
 
     @property
     def total(self) -> int:
+        """All tokens, input and output."""
         return self.prompt_tokens + self.output_tokens
 
 
 class Tool(Contract):
-    """Something the model may ask for. `input_schema` is a JSON schema of type object."""
+    """A tool that the model may call. `input_schema` is a JSON schema of type object."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
     description: str
@@ -49,13 +50,15 @@ class Tool(Contract):
 
 
 class ToolCall(Contract):
+    """One call of a tool by the model."""
+
     id: str
     name: str
     input: dict[str, Any]
 
 
 class Message(Contract):
-    """One turn. Blocks are spelled as the Messages API spells them; text is the short form of one text block."""
+    """One turn. Blocks have the form of the Messages API; a string stands for one text block."""
 
     role: Literal["user", "assistant"]
     content: str | tuple[dict[str, Any], ...]
@@ -64,10 +67,12 @@ class Message(Contract):
 class Request(Contract):
     """One call.
 
-    role: who asks (ideator, coder, analyst, agent …), for configuration and the ledger. system: blocks, the stable part
-    first; all but the last block, or the only one, is cached by backends that can. output: the model that the answer
-    must hold; its numeric bounds are checked here, not by the provider. max_tokens: thinking included. aside: what the
-    model reads below the first turn and another machine would say otherwise; a taped call is found without it.
+    Attributes:
+        role: Who asks (ideator, coder, analyst, agent ...), for configuration and the ledger.
+        system: Blocks, the stable part first; all but the last, or the only one, are cached if the backend can.
+        aside: Text below the first turn that depends on the machine; it is not part of the fingerprint.
+        output: Model that the answer must fit; numeric bounds are checked here, not by the provider.
+        max_tokens: Limit of the answer, thinking included.
     """
 
     role: str = "agent"
@@ -80,20 +85,20 @@ class Request(Contract):
     effort: Effort | None = None
 
     def fingerprint(self, model: str) -> str:
-        """SHA-256 of all that can change the answer, but for `aside`."""
+        """Return the SHA-256 of all that can change the answer, except `aside`."""
         schema = self.output.model_json_schema() if self.output else None
         fields = {name: value for name, value in self.dump().items() if name != "aside"}
         return sha256_json({"model": model, "schema": schema, **fields})
 
     def rendered_messages(self) -> tuple[Message, ...]:
-        """The messages as a backend sends them."""
+        """Return the messages as a backend sends them."""
         first, *more = self.messages
         if not self.aside or not isinstance(first.content, str):
             return self.messages
         return (first.model_copy(update={"content": f"{first.content}\n{self.aside}"}), *more)
 
     def text(self) -> str:
-        """Everything the model reads, as one string: for estimates."""
+        """Return everything the model reads as one string, for estimates."""
         parts = [*self.system, *(_text_of(message.content) for message in self.rendered_messages())]
         parts += [canonical_json(tool.dump()) for tool in self.tools]
         if self.output:
@@ -102,9 +107,12 @@ class Request(Contract):
 
 
 class Response(Contract):
-    """One answer. blocks: the turn as the provider spelled it, to be passed back unchanged in a tool loop.
+    """One answer.
 
-    cost_usd: null where no price is known. lost_attempts: earlier tries of this call that were cut off, cost unknown.
+    Attributes:
+        blocks: The turn in the provider's form, to be sent back unchanged in a tool loop.
+        cost_usd: None if no price is known.
+        lost_attempts: Earlier attempts of this call that were cut off; their cost is unknown.
     """
 
     text: str
@@ -119,40 +127,47 @@ class Response(Contract):
     lost_attempts: int = Field(default=0, ge=0)
 
     def turn(self) -> Message:
-        """This answer as the assistant's turn of the next request."""
+        """Return this answer as the assistant's turn of the next request."""
         return Message(role="assistant", content=self.blocks or self.text)
 
 
 @runtime_checkable
 class LanguageModel(Protocol):
-    """What a backend offers. Instances may be shared by threads. takes_tools: whether a request may carry tools."""
+    """A backend. Instances may be shared by threads.
+
+    Attributes:
+        model: Name under which calls are booked and priced.
+        supports_tools: Whether a request may carry tools.
+    """
 
     model: str
     supports_tools: bool
 
     def complete(self, request: Request) -> Response:
-        """Answer, or raise an LlmError."""
+        """Answer the request, or raise an LlmError."""
 
     def count_tokens(self, request: Request) -> int:
-        """Prompt tokens of the request: exact where the provider counts, else an estimate from above."""
+        """Return the prompt tokens: exact if the provider counts, else an upper estimate."""
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
-        """The most that the call can cost; None where no price is known."""
+        """Return the most that the call can cost in dollars; None if no price is known."""
 
     def call(self, system_prompt: str, user_prompt: str) -> str:
-        """Text in, text out."""
+        """Answer a system prompt and a user prompt with text."""
 
 
 class BaseLanguageModel:
-    """`call` in terms of `complete`, for every backend and wrapper."""
+    """Base of backends and wrappers: implements `call` by `complete`."""
 
     max_output_tokens: int = MIN_MAX_TOKENS
     supports_tools: bool = True
 
     def complete(self, request: Request) -> Response:
+        """Answer the request, or raise an LlmError."""
         raise NotImplementedError
 
     def call(self, system_prompt: str, user_prompt: str) -> str:
+        """Answer a system prompt and a user prompt with text."""
         system = (system_prompt,) if system_prompt else ()
         turn = Message(role="user", content=user_prompt)
         allowance = max(MIN_MAX_TOKENS, self.max_output_tokens)
@@ -160,7 +175,12 @@ class BaseLanguageModel:
 
 
 def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Message:
-    """The user's turn that answers tool calls: call id -> text; ids in `failed` are marked as errors."""
+    """Return the user's turn that answers tool calls.
+
+    Args:
+        results: Call id -> text.
+        failed: Ids whose text is an error message.
+    """
     return Message(
         role="user",
         content=tuple(
@@ -176,9 +196,12 @@ def tool_results(results: dict[str, str], *, failed: tuple[str, ...] = ()) -> Me
 
 
 def parse_output(output: type[BaseModel], text: str) -> BaseModel:
-    """`text` as an instance of `output`; LlmBadAnswerError names the first fault.
+    """Parse `text` as an instance of `output`.
 
-    Bounds and patterns are checked here: providers only promise the schema's shape.
+    Bounds and patterns are checked here, because providers only promise the schema's shape.
+
+    Raises:
+        LlmBadAnswerError: Names the first fault.
     """
     if len(text) > MAX_RESPONSE_CHARS:
         raise LlmBadAnswerError(
@@ -193,12 +216,12 @@ def parse_output(output: type[BaseModel], text: str) -> BaseModel:
 
 
 def estimate_tokens(text: str) -> int:
-    """An estimate from above, for backends that cannot count: three bytes of UTF-8 a token."""
+    """Return an upper estimate of the tokens of a text: three bytes of UTF-8 per token."""
     return math.ceil(len(text.encode()) / 3)
 
 
 def with_parsed_output(response: Response, request: Request) -> Response:
-    """`reply` with `parsed` filled in from its text, where the request asked for an output and no tool was called."""
+    """Return the response with `parsed` set from its text, if an output was requested and no tool was called."""
     if request.output is None or response.tool_calls:
         return response
     return response.model_copy(update={"parsed": parse_output(request.output, response.text)})

@@ -1,7 +1,7 @@
-"""Calls on tape, at the protocol's seam: record them once, replay them without a key, a network or a model.
+"""Cassettes: calls recorded once and replayed without a key, a network or a model.
 
-One JSON line a call: its fingerprint, what was asked, and the reply or the typed error. The n-th call with the same
-fingerprint gets the n-th answer; a call that the tape does not hold is an error. Keys are removed from every line.
+One JSON line per call: its fingerprint, the request, and the response or the typed error. The n-th call with a
+fingerprint gets the n-th answer; a call that the file does not hold is an error. Keys are removed from every line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _RECORDED_NAMES = {kind: name for name, kind in _RECORDED_ERRORS.items()}
 
 
 class CassetteFile:
-    """One file of calls; roles share it. Threads may share it."""
+    """One file of calls, which roles and threads may share."""
 
     def __init__(self, path: Path, mode: Mode) -> None:
         self.path, self.mode = path, mode
@@ -47,15 +47,17 @@ class CassetteFile:
         self._n_replayed: dict[str, int] = defaultdict(int)
         if mode == "replay":
             if not path.is_file():
-                raise UsageError("the cassette is not there", location=str(path), hint="record one first")
+                raise UsageError("the cassette does not exist", location=str(path), hint="record one first")
             for row in jsonl.read(path):
                 self._rows[row["key"]].append(row)
 
     def write(self, row: dict[str, Any]) -> None:
+        """Append one call."""
         with self._lock:
             jsonl.append(self.path, redact_value(row))
 
     def next(self, key: str, request: Request, model: str, *, what: str) -> dict[str, Any]:
+        """Return the next recorded call with this fingerprint; CassetteMissError if there is none."""
         with self._lock:
             rows, index = self._rows.get(key, []), self._n_replayed[key]
             if index < len(rows):
@@ -63,16 +65,22 @@ class CassetteFile:
                 return rows[index]
         again = f", asked for the {index + 1}. time" if rows else ""
         raise CassetteMissError(
-            f"the cassette holds no such {what} of role {request.role} to {model} (key {key[:12]}{again})",
+            f"the cassette does not hold this {what} of role {request.role} to {model} (key {key[:12]}{again})",
             location=str(self.path),
             hint="record the run again, or replay it with the versions that it was recorded with",
         )
 
 
 class CassetteLM(BaseLanguageModel):
-    """A language model on tape. inner: the model behind it; None is enough for a replay.
+    """A language model that records or replays.
 
-    model: the name under which the calls were recorded. The other options: as the recorded model had them.
+    Args:
+        cassette_file: File of calls.
+        model: Name under which the calls were recorded.
+        wrapped: The recorded model; None is enough for a replay.
+        supports_tools: As the recorded model.
+        max_output_tokens: As the recorded model.
+        max_call_usd: As the recorded model.
     """
 
     def __init__(
@@ -97,6 +105,7 @@ class CassetteLM(BaseLanguageModel):
         )
 
     def complete(self, request: Request) -> Response:
+        """Answer from the file, or ask the wrapped model and record the answer."""
         key = request.fingerprint(self.model)
         if self.cassette_file.mode == "replay":
             return self._replay(key, request)
@@ -112,7 +121,7 @@ class CassetteLM(BaseLanguageModel):
         return response
 
     def count_tokens(self, request: Request) -> int:
-        """As recorded: a replay must meet its budget at the same call."""
+        """Return the recorded count, so that a replay meets its budget at the same call."""
         key = "count:" + request.fingerprint(self.model)
         if self.cassette_file.mode == "replay":
             return int(self.cassette_file.next(key, request, self.model, what="token count")["tokens"])
@@ -124,6 +133,7 @@ class CassetteLM(BaseLanguageModel):
         return tokens
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the most that the call can cost in dollars; None if no price is known."""
         if self.wrapped is not None:
             return self.wrapped.max_cost_usd(request, prompt_tokens)
         known = prices.max_cost_usd(self.model, prompt_tokens, request)

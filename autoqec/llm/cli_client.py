@@ -1,6 +1,6 @@
-"""Language models behind a command line: `claude -p` and `codex exec`, each a child that sees only its own key.
+"""Language models behind a command line: `claude -p` and `codex exec`, in a child process that sees only its own key.
 
-The child stands in an empty directory, its prompt comes on stdin, its tools are off (claude) or read-only (codex).
+The child runs in an empty directory, reads the prompt on stdin and has its tools off (claude) or read-only (codex).
 Flags: https://code.claude.com/docs/en/cli-reference, https://developers.openai.com/codex/noninteractive.
 """
 
@@ -57,10 +57,12 @@ _AUTH_WORDS = ("api key", "/login", "log in", "unauthorized", "401", "authentica
 
 
 class CliLM(BaseLanguageModel):
-    """One program that answers. model None: the program's own default. Tools of a request are refused: the program
-    has a loop of its own that could not be watched.
+    """A program that answers. Requests with tools are refused: the program has a tool loop of its own.
 
-    timeout_s ends the child and everything below it. max_call_usd: cap that `claude` keeps by itself.
+    Args:
+        model: None for the program's own default.
+        timeout_s: Limit after which the child and its descendants are killed.
+        max_call_usd: Limit that `claude` enforces itself.
     """
 
     supports_tools = False
@@ -83,8 +85,9 @@ class CliLM(BaseLanguageModel):
         self._effort, self._timeout_s, self._max_call_usd = effort, timeout_s, max_call_usd
 
     def complete(self, request: Request) -> Response:
+        """Run the program once; see `LanguageModel.complete`."""
         if request.tools:
-            raise LlmBadRequestError(f"`{self._program}` takes no tools from outside", location=f"role {request.role}")
+            raise LlmBadRequestError(f"`{self._program}` does not accept tools", location=f"role {request.role}")
         start = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="autoqec-lm-") as name:
             out, err, returncode = self._run(request, Path(name))
@@ -108,14 +111,16 @@ class CliLM(BaseLanguageModel):
             raise
 
     def count_tokens(self, request: Request) -> int:
+        """Return an upper estimate."""
         return estimate_tokens(request.text())
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the most that the call can cost in dollars; None if no price is known."""
         known = prices.max_cost_usd(self.model, prompt_tokens, request)
         return known if known is not None else self._max_call_usd
 
     def _run(self, request: Request, work: Path) -> tuple[bytes, str, int]:
-        """The program's stdout, the end of its stderr, its exit status."""
+        """Return stdout, the end of stderr and the exit status of the program."""
         argv = self._claude_argv(request, work) if self._program == "claude" else self._codex_argv(request, work)
         prompt = _prompt(request) if self._program == "claude" else "\n\n".join([*request.system, _prompt(request)])
         empty = work / "empty"
@@ -176,7 +181,7 @@ class CliLM(BaseLanguageModel):
 
 
 def strict_schema(output: type[BaseModel]) -> dict[str, Any]:
-    """The schema as strict structured outputs want it: closed objects, every property required, no bounds."""
+    """Return the schema for strict structured outputs: closed objects, all properties required, no bounds."""
     import anthropic
 
     def close(node: Any) -> Any:
@@ -194,7 +199,7 @@ def strict_schema(output: type[BaseModel]) -> dict[str, Any]:
 
 
 def _prompt(request: Request) -> str:
-    """The conversation as one text; several turns are told apart by their speaker."""
+    """Return the conversation as one text; several turns are marked with their role."""
     messages = [
         (turn.role, turn.content if isinstance(turn.content, str) else "") for turn in request.rendered_messages()
     ]

@@ -15,7 +15,7 @@ from autoqec.llm.reported import call_cost, token_count
 
 @dataclass(frozen=True)
 class ProgramResponse:
-    """What a program said, before it is checked against the request's output."""
+    """The answer of a program, before it is checked against the request's output."""
 
     text: str
     usage: Usage
@@ -25,7 +25,7 @@ class ProgramResponse:
 
 
 def read_claude(out: bytes, requested_model: str) -> ProgramResponse:
-    """The one object of `--output-format json`."""
+    """Parse the object of `--output-format json`."""
     payload = next((line for line in _json_objects(out) if line.get("type") == "result"), None)
     if payload is None:
         raise LlmUnavailableError("no result on stdout")
@@ -59,7 +59,7 @@ def read_claude(out: bytes, requested_model: str) -> ProgramResponse:
 
 
 def read_codex(out: bytes, requested_model: str) -> ProgramResponse:
-    """The event stream of `--json`: the last agent message, and the turn's usage."""
+    """Parse the event stream of `--json`: the last agent message, and the usage of the turn."""
     text: str | None = None
     usage, failure_messages, done = Usage(), [], False
     for event in _json_objects(out):
@@ -82,7 +82,7 @@ def read_codex(out: bytes, requested_model: str) -> ProgramResponse:
 
 
 def _usage(payload: Any, counting: Literal["input_tokens", "all_input"]) -> Usage:
-    """all_input: the input count holds the cached tokens too, as codex counts."""
+    """Return the usage; `all_input` means that the input count includes the cached tokens, as codex counts."""
     payload = payload if isinstance(payload, dict) else {}
 
     def count(name: str) -> int:
@@ -99,7 +99,7 @@ def _usage(payload: Any, counting: Literal["input_tokens", "all_input"]) -> Usag
 
 
 def _json_objects(out: bytes) -> Iterator[dict[str, Any]]:
-    """JSON objects: the whole output, or those among its lines; programs mix in notices."""
+    """Yield the JSON objects of the output, or of its lines: programs mix in notices."""
     for line in (out, *out.splitlines()):
         try:
             value = json.loads(line)

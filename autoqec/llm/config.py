@@ -1,4 +1,4 @@
-"""Which model speaks for whom: by config, by the environment, by the model's name."""
+"""Configuration of language models: which backend and model each role asks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoqec.llm.prices import cost_usd, price_list
 Backend = Literal["anthropic", "claude", "codex", "scripted"]
 ROLES = ("ideator", "coder", "analyst")
 _KNOWN_MODELS = (
-    "claude-* (Messages API), any name with `base_url` (an endpoint that speaks the Messages API; "
+    "claude-* (Messages API), any name with `base_url` (a compatible endpoint; "
     "AUTOQEC_<ROLE>_BASE_URL of a role), "
     "backend `claude` or `codex` (command lines), scripted:*"
 )
@@ -28,9 +28,12 @@ _KNOWN_MODELS = (
 class LMConfig(Contract):
     """One language model.
 
-    backend: None goes by the model's name. temperature is sent only where the endpoint takes one: the Messages API of
-    current models does not, so setting it there is an error. max_output_tokens: what `call` may answer; thinking counts
-    into the API's own cap, which is therefore never below 8192. max_call_usd: cap that the `claude` command line keeps.
+    Attributes:
+        backend: None: chosen by the model's name.
+        temperature: Sent only to endpoints that take one; an error for the Messages API of current models.
+        max_output_tokens: Limit of an answer to `call`; the API's own limit includes thinking and is at least 8192.
+        timeout_s: Limit of one call with all of its attempts.
+        max_call_usd: Limit that the `claude` command line enforces.
     """
 
     model: str | None = Field(
@@ -46,7 +49,7 @@ class LMConfig(Contract):
     max_call_usd: float | None = Field(default=None, gt=0)
 
     def resolved_backend(self) -> Backend:
-        """The backend that the model's name means; UsageError lists what is known."""
+        """Return the backend that the model's name stands for; UsageError lists those that are known."""
         if self.backend:
             return self.backend
         name = self.model or price_list().default_model
@@ -57,7 +60,7 @@ class LMConfig(Contract):
         raise UsageError(f"no backend for the model {name!r}; known: {_KNOWN_MODELS}", location="lm.model")
 
     def resolved_model(self) -> str:
-        """The name under which calls are booked, priced and taped."""
+        """Return the name under which calls are booked, priced and recorded."""
         if self.model:
             return self.model
         backend = self.resolved_backend()
@@ -98,9 +101,11 @@ def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str,
 def get_lm_client(
     config: LMConfig, *, cassette_file: CassetteFile | None = None, ledger: Ledger | None = None
 ) -> LanguageModel:
-    """A language model for `config`, taped and metered where asked. A replay needs neither key nor program.
+    """Return a language model for `config`, recorded and metered on request; a replay needs no key and no program.
 
-    Raises UsageError for a name without a backend, LlmAuthError without a key.
+    Raises:
+        UsageError: No backend fits the model's name.
+        LlmAuthError: There is no key.
     """
     lm = _backend(config) if cassette_file is None or cassette_file.mode != "replay" else None
     if cassette_file is not None:
@@ -123,7 +128,7 @@ def role_clients(
     cassette_file: CassetteFile | None = None,
     ledger: Ledger | None = None,
 ) -> dict[str, LanguageModel]:
-    """A model for each of the three roles."""
+    """Return a model for each of the three roles."""
     return {
         role: get_lm_client(role_config(role, config, environ), cassette_file=cassette_file, ledger=ledger)
         for role in ROLES
@@ -137,7 +142,9 @@ def _backend(config: LMConfig) -> LanguageModel:
     sends_temperature = "temperature" in config.model_fields_set
     if sends_temperature and config.base_url is None:
         raise UsageError(
-            f"backend `{backend}` takes no temperature", location="lm.temperature", hint="leave `temperature` out"
+            f"backend `{backend}` does not accept a temperature",
+            location="lm.temperature",
+            hint="leave `temperature` out",
         )
     if backend == "anthropic":
         from autoqec.llm.anthropic_client import AnthropicLM

@@ -1,4 +1,4 @@
-"""What can go wrong with a language model, typed; each keeps what the call is known to have cost."""
+"""Errors of language models; each keeps what the call is known to have cost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ if TYPE_CHECKING:
 
 
 class LlmError(AutoqecError):
-    """A call without an answer that can be used.
+    """A call without a usable answer. Keys are removed from its message.
 
-    usage, cost_usd: what the provider charged for it, where that is known. lost_attempts: requests that were sent and
-    never answered, so that their cost is unknown. No message carries a key.
+    Attributes:
+        usage: Tokens that the provider charged, if known.
+        cost_usd: Their cost, if known.
+        lost_attempts: Requests that were sent and not answered, so that their cost is unknown.
     """
 
     exit_code = 1
@@ -39,11 +41,11 @@ class LlmRefusalError(LlmError):
 
 
 class LlmTruncatedError(LlmError):
-    """The answer ran into max_tokens or the context window before its end."""
+    """The answer reached max_tokens or the end of the context window."""
 
 
 class LlmBadAnswerError(LlmError):
-    """An answer came, and is not what was asked for: no JSON, a field missing, too long."""
+    """An answer came that is not what was requested: not JSON, a field missing, too long."""
 
 
 class LlmUnavailableError(LlmError):
@@ -51,7 +53,7 @@ class LlmUnavailableError(LlmError):
 
 
 class LlmAuthError(LlmError):
-    """No key, or one that the provider does not take."""
+    """There is no key, or the provider refuses it."""
 
     exit_code = 2
 
@@ -63,7 +65,7 @@ class LlmBadRequestError(LlmError):
 
 
 class CassetteMissError(LlmError):
-    """A replay asked for a call that the cassette does not hold."""
+    """A replay requested a call that the cassette does not hold."""
 
     exit_code = 2
 

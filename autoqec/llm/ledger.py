@@ -1,4 +1,4 @@
-"""What was spent on language models, call by call on disk, and the budget that stops before the call that breaks it."""
+"""Ledger of calls to language models, and the budget that refuses a call before it is sent."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _current_attempt_id: ContextVar[str | None] = ContextVar("round_attempt_id", def
 
 @dataclass(frozen=True)
 class CostBound:
-    """Upper bounds of one call; usd is None where no price is known."""
+    """Upper bounds of one call; `usd` is None if no price is known."""
 
     tokens: int
     usd: float | None
 
     def times(self, count: int) -> CostBound:
+        """Return the bounds of several such calls."""
         return CostBound(self.tokens * count, None if self.usd is None else self.usd * count)
 
 
 @dataclass
 class UsageTotals:
-    """Sums over settled calls. cost_usd is None as soon as one call's cost is unknown; known_usd sums the others."""
+    """Sums over settled calls. `cost_usd` is None once one cost is unknown; `known_usd` sums the others."""
 
     calls: int = 0
     failed: int = 0
@@ -41,9 +42,11 @@ class UsageTotals:
 
     @property
     def cost_usd(self) -> float | None:
+        """Cost in dollars; None if the cost of a call is unknown."""
         return None if self.unknown_cost_calls else self.known_usd
 
     def add(self, line: dict[str, Any]) -> None:
+        """Add one settled call."""
         self.calls += 1
         self.failed += line["outcome"] != "ok"
         if line["usage"] is None:
@@ -55,6 +58,7 @@ class UsageTotals:
             self.known_usd += line["cost_usd"]
 
     def to_json(self) -> dict[str, Any]:
+        """Return the sums as JSON values."""
         return {
             "calls": self.calls,
             "failed": self.failed,
@@ -65,10 +69,10 @@ class UsageTotals:
 
 
 class Ledger:
-    """Two durable lines a call: `asked` with its upper bounds before it is sent, `spent` with what it cost.
+    """Two durable lines per call: `asked` with its upper bounds before it is sent, `spent` with what it cost.
 
-    A call that was asked and never settled (the process died, or the answer was lost on its way) counts against the
-    budget with its upper bounds, and not as spent. Threads may share a ledger; `path` None keeps it in memory.
+    A call that was not settled (the process died, or the answer was lost) counts against the budget with its upper
+    bounds, and not as spent. Threads may share a ledger; `path` None keeps it in memory.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class Ledger:
 
     @property
     def has_limit(self) -> bool:
+        """Whether there is a budget."""
         return self.max_usd is not None or self.max_tokens is not None
 
     @property
@@ -96,7 +101,7 @@ class Ledger:
 
     @contextmanager
     def round(self, round_attempt_id: str) -> Iterator[None]:
-        """Calls made inside are booked under this attempt."""
+        """Book the calls made inside the block under this attempt."""
         token = _current_attempt_id.set(round_attempt_id)
         try:
             yield
@@ -104,7 +109,11 @@ class Ledger:
             _current_attempt_id.reset(token)
 
     def reserve(self, request: Request, model: str, bound: CostBound) -> str:
-        """Book a call before it is sent; its id. Raises BudgetExceededError, and then nothing was booked."""
+        """Book a call before it is sent and return its id.
+
+        Raises:
+            BudgetExceededError: The call could break the budget; nothing was booked.
+        """
         line = {
             "kind": "asked",
             "id": uuid.uuid4().hex,
@@ -120,7 +129,7 @@ class Ledger:
         return str(line["id"])
 
     def settle(self, call_id: str, outcome: str, result: Response | LlmError) -> None:
-        """Book what the call cost. outcome: `ok`, or the error's name."""
+        """Book what the call cost. `outcome` is `ok` or the error's name."""
         usage = result.usage
         line = {
             "kind": "spent",
@@ -178,7 +187,7 @@ class Ledger:
 
 
 class MeteredLM(BaseLanguageModel):
-    """A language model whose every call is booked, and refused before it could break the budget."""
+    """A language model whose calls are booked, and refused if they could break the budget."""
 
     def __init__(self, wrapped: LanguageModel, ledger: Ledger) -> None:
         self.wrapped, self.ledger, self.model = wrapped, ledger, wrapped.model
@@ -186,6 +195,7 @@ class MeteredLM(BaseLanguageModel):
         self.supports_tools = wrapped.supports_tools
 
     def complete(self, request: Request) -> Response:
+        """Book the call and ask the wrapped model."""
         call = self.ledger.reserve(request, self.model, self._cost_bound(request))
         try:
             response = self.wrapped.complete(request)
@@ -196,9 +206,11 @@ class MeteredLM(BaseLanguageModel):
         return response
 
     def count_tokens(self, request: Request) -> int:
+        """Return the wrapped model's count."""
         return self.wrapped.count_tokens(request)
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the wrapped model's bound."""
         return self.wrapped.max_cost_usd(request, prompt_tokens)
 
     def _cost_bound(self, request: Request) -> CostBound:

@@ -1,4 +1,4 @@
-"""What a call costs, from one dated file; null where no price is known."""
+"""Prices of calls, from one dated file; None for a model that it does not list."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ class Price(Contract):
     long_prompt: LongPrompt | None = None
 
     def factor(self, prompt_tokens: int) -> float:
+        """Return the factor for a prompt of this length."""
         return self.long_prompt.factor if self.long_prompt and prompt_tokens > self.long_prompt.above else 1.0
 
 
 class PriceList(Contract):
+    """Content of prices.yaml."""
+
     as_of: datetime.date
     source: str
     default_model: str
@@ -43,15 +46,18 @@ class PriceList(Contract):
 
 @cache
 def price_list() -> PriceList:
-    """The file that comes with the package."""
+    """Return the price list that comes with the package."""
     text = files("autoqec.llm").joinpath("prices.yaml").read_text("utf-8")
     return PriceList.model_validate(load_yaml(text, location="autoqec/llm/prices.yaml"))
 
 
 def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> float | None:
-    """Dollars for `usage`; None for a model without a known price. Scripted answers cost nothing.
+    """Return the cost of `usage` in dollars; None for a model without a known price. Scripted answers cost nothing.
 
-    cache_write_1h_tokens: how many of the cache-creation tokens were written for an hour.
+    Args:
+        model: Name of the model.
+        usage: Tokens of the call.
+        cache_write_1h_tokens: How many of the cache-creation tokens were written for an hour.
     """
     if model.startswith("scripted:"):
         return 0.0
@@ -67,6 +73,6 @@ def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> flo
 
 
 def max_cost_usd(model: str, prompt_tokens: int, request: Request, *, cache_hour: bool = False) -> float | None:
-    """The most that a call can cost: the whole prompt written to the cache, every output token used; None: unknown."""
+    """Return the most that a call can cost: the whole prompt written to the cache, every output token used."""
     upper_bound = Usage(cache_creation_input_tokens=prompt_tokens, output_tokens=request.max_tokens)
     return cost_usd(model, upper_bound, cache_write_1h_tokens=prompt_tokens if cache_hour else 0)

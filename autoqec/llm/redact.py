@@ -1,4 +1,4 @@
-"""Keys never leave the process: not in a message, a log, a cassette or a child that has no need of them."""
+"""Removal of keys from messages, logs, cassettes and the environment of child processes."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _MIN_SECRET_LENGTH = 8  # a shorter value would black out ordinary words
 
 
 def secret_values(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Values of the environment's key variables, longest first."""
+    """Return the values of the environment's key variables, longest first."""
     environ = os.environ if environ is None else environ
     values = {environ[name] for name in SECRET_ENV_VARS if len(environ.get(name, "")) >= _MIN_SECRET_LENGTH}
     return sorted(values, key=len, reverse=True)
 
 
 def redact(text: str) -> str:
-    """`text` without any key of the environment, and without anything shaped like one."""
+    """Return `text` without any key of the environment, and without anything shaped like one."""
     for key in secret_values():
         text = text.replace(key, REDACTED_TEXT)
     return _SECRET_PATTERN.sub(REDACTED_TEXT, text)
 
 
 def redact_value(value: Any) -> Any:
-    """A JSON value with every string redacted, keys of objects too."""
+    """Return a JSON value with every string redacted, keys of objects too."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, dict):

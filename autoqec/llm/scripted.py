@@ -57,6 +57,7 @@ class ScriptedLM(BaseLanguageModel):
         self._script = responses if callable(responses) else _in_order(list(responses))
 
     def complete(self, request: Request) -> Response:
+        """Return the next scripted answer, or raise the scripted error."""
         self.requests.append(request)
         script_result = self._script(request)
         if isinstance(script_result, LlmError):
@@ -88,9 +89,11 @@ class ScriptedLM(BaseLanguageModel):
             raise
 
     def count_tokens(self, request: Request) -> int:
+        """Return an upper estimate."""
         return estimate_tokens(request.text())
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the most that the call can cost in dollars; None if no price is known."""
         return prices.max_cost_usd(self.model, prompt_tokens, request)
 
 
@@ -100,7 +103,7 @@ def register(name: str, script: Script) -> None:
 
 
 def from_name(model: str, *, max_output_tokens: int = MIN_MAX_TOKENS) -> ScriptedLM:
-    """The scripted model of that name; UsageError lists the known ones."""
+    """Return the scripted model of that name; UsageError lists the known ones."""
     name = model.removeprefix(PREFIX)
     if name.endswith(".jsonl"):
         script = _rules(Path(name))
@@ -113,6 +116,7 @@ def from_name(model: str, *, max_output_tokens: int = MIN_MAX_TOKENS) -> Scripte
 
 
 def last_message_text(request: Request) -> str:
+    """Return the last turn as text."""
     content = request.messages[-1].content
     return content if isinstance(content, str) else canonical_json(list(content))
 
@@ -135,7 +139,7 @@ def _in_order(responses: list[ScriptedResponse]) -> Script:
 def _rules(path: Path) -> Script:
     if not path.is_file():
         raise UsageError(
-            "the file of scripted answers is not there", location=str(path), hint="correct the model's name"
+            "the file of scripted answers does not exist", location=str(path), hint="correct the model's name"
         )
     rules: list[tuple[re.Pattern[str], Any]] = []
     for number, row in enumerate(jsonl.read(path), start=1):
@@ -144,7 +148,7 @@ def _rules(path: Path) -> Script:
         try:
             rules.append((re.compile(row.get("when", ""), re.DOTALL), row["say"]))
         except re.error as error:
-            raise UsageError(f"`when` is no regular expression: {error}", location=f"{path}:{number}") from error
+            raise UsageError(f"`when` is not a regular expression: {error}", location=f"{path}:{number}") from error
 
     def script(request: Request) -> ScriptedResponse:
         turn = last_message_text(request)

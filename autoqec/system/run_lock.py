@@ -1,4 +1,4 @@
-"""One owner per run: a lock on the run directory itself (filelock), and a note that says who holds it."""
+"""One owner per run: a lock on the run directory itself (filelock), and owner.json, which names its holder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ _RETRY_DELAY_S = 0.05
 
 @dataclass(frozen=True)
 class RunOwner:
-    """epoch: how often the run was held, this time included. ended: leftovers of earlier owners that were killed.
+    """The holder of a run.
 
-    warning: what may break on this file system; None on a local one.
+    Attributes:
+        epoch: How often the run was held, this time included.
+        killed_pids: Processes of earlier owners that were killed now.
+        warning: What may fail on this file system; None on a local one.
     """
 
     run_root: Path
@@ -42,10 +45,13 @@ class RunOwner:
 
 @contextmanager
 def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
-    """Own the run while the block runs; the lock is gone with this process, however it ends.
+    """Hold the run while the block runs; the lock ends with this process.
 
-    Children started inside carry the run's mark; those that an earlier, dead owner left are ended first.
-    Raises UsageError naming the other owner, StorageError where owner.json cannot be written.
+    Children started inside carry the run's mark; those that a dead owner left are killed first.
+
+    Raises:
+        UsageError: Another process holds the run.
+        StorageError: owner.json cannot be written.
     """
     root = Path(run_root).resolve()
     fd = _open(root)
@@ -72,7 +78,7 @@ def _epoch(owner: dict[str, Any]) -> int:
 
 
 def read(run_root: Path | str) -> dict[str, Any]:
-    """Who holds the run, or held it last; {} where nobody says."""
+    """Return the content of owner.json: who holds the run, or held it last; {} if it cannot be read."""
     try:
         data = json.loads(Path(run_root, OWNER_FILE).read_bytes())
     except (OSError, ValueError):
@@ -81,7 +87,7 @@ def read(run_root: Path | str) -> dict[str, Any]:
 
 
 def is_locked(run_root: Path | str) -> bool:
-    """Whether some process owns the run now; asks without taking anything."""
+    """Whether some process holds the run now."""
     fd = _open(Path(run_root).resolve())
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, which filelock has not: two that ask do not collide
@@ -94,9 +100,9 @@ def is_locked(run_root: Path | str) -> bool:
 
 
 def kill_leftover_processes(run_root: Path) -> tuple[int, ...]:
-    """End every process that carries the run's mark and is not above us. Call only while holding the run.
+    """Kill every process that carries the run's mark and is not an ancestor. Call only while holding the run.
 
-    A pid is pinned (pidfd) before its mark is read, so a number that was given away again is never hit.
+    A pid is pinned (pidfd) before its mark is read, so that a reused number is never hit.
     """
     mark = f"{_OWNER_VARIABLE}={run_root}:".encode()
     protected = _ancestors()
@@ -200,7 +206,7 @@ def _warning(root: Path) -> str | None:
 
 
 def _file_system(path: Path) -> str:
-    """Type of the file system that holds `path`; "" where it cannot be told."""
+    """Return the type of the file system that holds `path`; "" if it is unknown."""
     longest, kind = "", ""
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()

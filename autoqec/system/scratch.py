@@ -1,4 +1,4 @@
-"""Directories for as long as a block runs. What a killed process left of them, a later one removes."""
+"""Temporary directories that a later process removes if their owner was killed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _GRACE_S = 60.0  # made, perhaps, and not locked yet
 
 @contextmanager
 def scratch(kind: str) -> Iterator[Path]:
-    """A new, empty, private directory. kind: a word for its name, lower case."""
+    """Create an empty private directory for the block; `kind` is a lower-case word for its name."""
     _remove_stale_once(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=f"autoqec-scratch-{kind}-") as name:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with suppress(OSError):  # a file system without locks: nobody could lock it to remove it either
+            with suppress(OSError):  # a file system without locks; no other process can lock it for removal either
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
             yield Path(name)
         finally:
@@ -32,10 +32,10 @@ def scratch(kind: str) -> Iterator[Path]:
 
 
 def remove_stale(directory: Path) -> list[Path]:
-    """Remove what no living process holds of such directories of this user in `place`; returns what was removed.
+    """Remove scratch directories of this user that no living process holds; return the removed paths.
 
-    The kernel drops a lock with its process, so that neither a number given away again nor another container's
-    processes can be taken for dead or alive.
+    The kernel releases a lock with its process, so that neither a reused pid nor a process of another container can be
+    mistaken for a dead or a living owner.
     """
     removed = []
     with suppress(OSError):
@@ -48,7 +48,7 @@ def remove_stale(directory: Path) -> list[Path]:
 
 @cache
 def _remove_stale_once(directory: str) -> list[Path]:
-    """Once a process is enough."""
+    """Call `remove_stale` once per process."""
     return remove_stale(Path(directory))
 
 

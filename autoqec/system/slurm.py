@@ -1,7 +1,7 @@
-"""SLURM: a job asked for through submitit, and what squeue, scontrol and sacct say of it.
+"""SLURM: submission of jobs through submitit, and their state from squeue, scontrol and sacct.
 
-A job gets a short list of this process's variables: no key, and not the mark by which a start ends what an earlier
-one has left, for a job outlives the process that asked for it.
+A job gets a short list of this process's variables: no key, and not the mark of the run's owner, because a job outlives
+the process that submitted it.
 """
 
 from __future__ import annotations
@@ -60,8 +60,15 @@ Life = Literal["alive", "ended", "gone", "unreachable"]
 
 
 class Job(NamedTuple):
-    """life: alive in the queue; ended, and how is in `state`; gone: SLURM knows it no more; unreachable: nobody
-    answers, which says nothing of the job. why: in SLURM's words."""
+    """State of a job.
+
+    Attributes:
+        life: alive: in the queue; ended: `state` says how; gone: SLURM does not know it any more; unreachable: SLURM
+            does
+            not answer.
+        state: SLURM's name of the state.
+        why: SLURM's message.
+    """
 
     life: Life
     state: str = ""
@@ -69,13 +76,13 @@ class Job(NamedTuple):
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, str]:
-    """`KEY=VALUE`s of --slurm. UsageError names what is none."""
+    """Parse the `KEY=VALUE` texts of --slurm; UsageError names the first wrong one."""
     parsed = {}
     for text in texts:
         key, _, value = text.partition("=")
         if key not in OPTION_NAMES or not value or not value.isprintable():
             hint = f"KEY=VALUE of {', '.join(OPTION_NAMES)}"
-            raise UsageError(f"{text!r} is no option of a job", location="--slurm", hint=hint)
+            raise UsageError(f"{text!r} is not a job option", location="--slurm", hint=hint)
         parsed[key] = value
     for key, shape, form in (
         ("time", _TIME, "minutes, or [DAYS-]HH:MM:SS"),
@@ -89,7 +96,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, str]:
 
 
 def minutes(text: str) -> int:
-    """`90`, `01:30:00` or `1-00:00:00` -> whole minutes, rounded up, at least one."""
+    """Convert `90`, `01:30:00` or `1-00:00:00` to whole minutes, rounded up, at least one."""
     match = _TIME.fullmatch(text)
     assert match is not None, "parse() let it through"
     if match["minutes"]:
@@ -99,7 +106,7 @@ def minutes(text: str) -> int:
 
 
 def check(options: Mapping[str, str]) -> None:
-    """Ask SLURM whether it would take such a job; nothing is queued. UsageError in its words where it would not."""
+    """Ask SLURM whether it would accept such a job; nothing is queued. UsageError with its message if it would not."""
     for command in ("sbatch", "srun", "squeue", "scancel"):
         if shutil.which(command) is None:
             hint = "start on a machine of the cluster, or leave out --executor slurm"
@@ -114,11 +121,21 @@ def check(options: Mapping[str, str]) -> None:
 def submit(
     work: Callable[..., None], *arguments: Any, folder: Path, name: str, options: Mapping[str, str], package: Path
 ) -> str:
-    """Queue a job that calls `work(*arguments)`, an importable function, with the package at `package`; its number.
+    """Queue a job that calls `work(*arguments)`, an importable function, with the package at `package`; return its id.
 
-    folder: on a file system that the nodes share; script and logs go there. A controller that is away is asked again,
-    `RETRY_DELAYS_S` apart, and first whether it took the job all the same. UsageError where SLURM refuses, or stays
-    away.
+    A controller that does not answer is asked again, `RETRY_DELAYS_S` apart, first whether it accepted the job after
+    all.
+
+    Args:
+        work: The function.
+        *arguments: Its arguments.
+        folder: On a file system that the nodes share; script and logs go there.
+        name: Unique name of the job.
+        options: Options of `--slurm`.
+        package: Directory that holds the package.
+
+    Raises:
+        UsageError: SLURM refuses, or does not answer.
     """
     executor = _executor(folder, name, options)
     fixed = {**child.DEFAULT_ENVIRONMENT, "PYTHONPATH": str(package), "SLURM_EXPORT_ENV": "ALL"}
@@ -144,7 +161,7 @@ def submit(
 def _submit_once(
     executor: Any, work: Callable[..., None], arguments: tuple[Any, ...], options: Mapping[str, str]
 ) -> str:
-    """The number of the job. ConnectionError where nobody answered, so that it may or may not be queued."""
+    """Return the id of the job. ConnectionError if SLURM did not answer, so that it may or may not be queued."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
     output = io.StringIO()
@@ -159,9 +176,10 @@ def _submit_once(
 
 
 def find_job(name: str) -> str | None:
-    """The number of the job of this name that is queued or was lately; None where there is none.
+    """Return the id of the job of this name that is queued or was lately; None if there is none.
 
-    ConnectionError where SLURM does not answer.
+    Raises:
+        ConnectionError: SLURM does not answer.
     """
     status, output = _run_command("squeue", "--noheader", f"--name={name}", "--states=all", "--format=%i|%T")
     if status != 0:
@@ -171,7 +189,7 @@ def find_job(name: str) -> str | None:
 
 
 def query_job(job_id: str) -> Job:
-    """What becomes of a job: squeue and scontrol first; accounting may be off, and is asked last."""
+    """Return the state of a job: from squeue and scontrol, else from accounting, which may be off."""
     status, output = _run_command("squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T|%r")
     if status != 0 and _INVALID not in output:
         return Job("unreachable", why=_error_summary(output))
@@ -185,13 +203,13 @@ def query_job(job_id: str) -> Job:
 
 
 def cancel(job_id: str) -> None:
-    """End a job, queued or running, without grace. What SLURM says against it is passed over: then it has ended."""
+    """End a job, queued or running, without grace; errors of scancel are ignored, because the job has ended then."""
     _run_command("scancel", "--signal=KILL", "--full", job_id)
     _run_command("scancel", job_id)
 
 
 def _accounting_status(job_id: str) -> Job:
-    """A job that has left the queue, from the accounting where there is any."""
+    """Return the state of a job that has left the queue, from accounting if there is any."""
     if shutil.which("sacct") is None:
         return Job("gone")
     fields = "--format=State,ExitCode,Elapsed"
@@ -248,13 +266,13 @@ def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
 
 
 def _error_summary(output: str) -> str:
-    """SLURM's errors, in one line."""
+    """Return SLURM's errors in one line."""
     lines = [re.sub(r"^\w+: (error|fatal): ", "", line.strip()) for line in output.splitlines() if line.strip()]
-    return "; ".join(dict.fromkeys(lines))[:400] or "it says nothing"
+    return "; ".join(dict.fromkeys(lines))[:400] or "no message"
 
 
 def _run_command(*argv: str) -> tuple[int, str]:
-    """Status and words of one of SLURM's commands."""
+    """Run one of SLURM's commands; return exit status and output."""
     known = {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
     with scratch("slurm") as directory:
         output = directory / "said"

@@ -1,4 +1,4 @@
-"""What git's plumbing says, as values. Pure parsing; no process is started here."""
+"""Values that git's plumbing prints, and their parsers; no process is started here."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ _TRAILER = re.compile(r"^([A-Za-z][A-Za-z0-9-]*): (.*)$")
 
 
 class GitError(AutoqecError):
-    """git refused or broke; its own words stand in `what`."""
+    """git refused or failed; `message` holds its own message."""
 
 
 class MergeConflictError(AutoqecError):
-    """A merge is not possible without a person. `files`: the paths in conflict. Nothing was left behind."""
+    """Commits cannot be merged without manual work; nothing was changed.
+
+    Attributes:
+        files: The paths in conflict.
+    """
 
     def __init__(self, files: tuple[str, ...]) -> None:
         super().__init__(f"merge conflict in {', '.join(files)}")
@@ -25,6 +29,8 @@ class MergeConflictError(AutoqecError):
 
 @dataclass(frozen=True)
 class Commit:
+    """A commit object."""
+
     sha: str
     tree: str
     parents: tuple[str, ...]
@@ -32,7 +38,7 @@ class Commit:
 
     @property
     def trailers(self) -> dict[str, str]:
-        """`Key: value` lines of the last paragraph, when it holds nothing else; the last of a key counts."""
+        """`Key: value` lines of the last paragraph, if it holds nothing else; the last value of a key counts."""
         paragraphs = self.message.strip().split("\n\n")
         matches = [_TRAILER.match(line) for line in paragraphs[-1].splitlines()] if len(paragraphs) > 1 else []
         entries = [match for match in matches if match]
@@ -51,6 +57,7 @@ class TreeEntry:
 
     @property
     def regular(self) -> bool:
+        """Whether the entry is a regular file."""
         return self.mode in ("100644", "100755")
 
 
@@ -85,10 +92,12 @@ class RefUpdate:
 
 
 def text(data: bytes) -> str:
+    """Decode git's output; bytes that are not UTF-8 become surrogates."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def parse_commit(sha: str, data: bytes) -> Commit:
+    """Parse the content of a commit object."""
     head, _, message = data.decode("utf-8", "replace").partition("\n\n")
     fields = [line.partition(" ") for line in head.splitlines() if not line.startswith(" ")]
     tree = next(value for key, _, value in fields if key == "tree")
@@ -96,7 +105,7 @@ def parse_commit(sha: str, data: bytes) -> Commit:
 
 
 def parse_tree(data: bytes) -> list[TreeEntry]:
-    """Output of `ls-tree -z -l`."""
+    """Parse the output of `ls-tree -z -l`."""
     entries = []
     for record in filter(None, data.split(b"\0")):
         head, _, path = record.partition(b"\t")
@@ -106,7 +115,7 @@ def parse_tree(data: bytes) -> list[TreeEntry]:
 
 
 def parse_diff(data: bytes) -> list[DiffEntry]:
-    """Output of `diff-tree -r -z --raw --no-renames`."""
+    """Parse the output of `diff-tree -r -z --raw --no-renames`."""
     fields = [text(field) for field in data.split(b"\0")]
     entries = []
     for head, path in zip(fields[0:-1:2], fields[1::2], strict=True):
@@ -116,7 +125,7 @@ def parse_diff(data: bytes) -> list[DiffEntry]:
 
 
 def parse_status(data: bytes) -> list[str]:
-    """Paths of `status --porcelain=v1 -z`; of a rename, both."""
+    """Return the paths of `status --porcelain=v1 -z`; both paths of a rename."""
     fields = iter(text(field) for field in data.split(b"\0") if field)
     entries = []
     for field in fields:

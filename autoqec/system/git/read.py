@@ -48,7 +48,7 @@ class GitReader(ABC):
     def _run(
         self, arguments: Sequence[str], *, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None
     ) -> tuple[int, bytes, str]:
-        """Exit status, stdout and stderr of one git; `lock` stays open in it."""
+        """Run one git; return exit status, stdout and stderr. `lock` stays open in it."""
 
     def _git(self, *arguments: str, worktree: Path | None = None, stdin: bytes = b"", lock: int | None = None) -> bytes:
         status, out, err = self._run(arguments, worktree=worktree, stdin=stdin, lock=lock)
@@ -60,17 +60,18 @@ class GitReader(ABC):
         return text(self._git(*arguments, worktree=worktree, stdin=stdin, lock=lock)).strip()
 
     def _admin(self, worktree: Path) -> Path:
-        """git's own directory of a linked worktree, from git's records alone: its `.git` file is not believed."""
+        """Return git's own directory of a linked worktree, from git's records alone: its `.git` file is not trusted."""
         for found in self.worktrees():
             if found.path == absolute(worktree):
                 return found.admin
         raise GitError("is no worktree of this repository", location=str(worktree), hint="git worktree list")
 
     def has_commits(self) -> bool:
+        """Whether HEAD names a commit."""
         return self.rev_parse("HEAD") is not None
 
     def head_sha(self, worktree: Path | None = None) -> str:
-        """Commit that is checked out; UsageError before the first one."""
+        """Return the commit that is checked out; UsageError before the first one."""
         status, out, _ = self._run(["rev-parse", "--verify", "-q", "HEAD^{commit}"], worktree=worktree)
         if status != 0:
             raise UsageError(
@@ -79,44 +80,48 @@ class GitReader(ABC):
         return text(out).strip()
 
     def head_ref(self) -> str | None:
-        """Short name of the branch that is checked out; None when HEAD is detached."""
+        """Return the short name of the branch that is checked out; None if HEAD is detached."""
         status, out, _ = self._run(["symbolic-ref", "-q", "HEAD"])
         return text(out).strip().removeprefix("refs/heads/") if status == 0 else None
 
     def rev_parse(self, rev: str) -> str | None:
-        """Commit that `rev` names, or None."""
+        """Return the commit that `rev` names, or None."""
         status, out, _ = self._run(["rev-parse", "--verify", "-q", "--end-of-options", f"{rev}^{{commit}}"])
         return text(out).strip() if status == 0 else None
 
     def refs(self, prefix: str) -> dict[str, str]:
-        """Full ref name -> sha for every ref below `prefix` (a directory of refs, such as refs/heads/exp)."""
+        """Return full ref name -> sha for every ref below `prefix` (a directory of refs, such as refs/heads/exp)."""
         out = self._git("for-each-ref", "--format=%(objectname) %(refname)", "--", prefix.rstrip("/"))
         pairs = (line.split(" ", 1) for line in text(out).splitlines())
         return {ref: sha for sha, ref in pairs}
 
     def commit_info(self, sha: str) -> Commit:
+        """Return the commit object of `sha`."""
         return parse_commit(sha, self._git("cat-file", "commit", "--end-of-options", sha))
 
     def parents(self, sha: str) -> tuple[str, ...]:
+        """Return the parents of a commit."""
         return self.commit_info(sha).parents
 
     def commit_message(self, sha: str) -> str:
+        """Return the message of a commit."""
         return self.commit_info(sha).message
 
     def commit_trailers(self, sha: str) -> dict[str, str]:
+        """Return the trailers of a commit."""
         return self.commit_info(sha).trailers
 
     def is_ancestor(self, older: str, newer: str) -> bool:
-        """Whether `older` is `newer` or stands below it."""
+        """Whether `older` is `newer` or one of its ancestors."""
         status, _, err = self._run(["merge-base", "--is-ancestor", "--end-of-options", older, newer])
         if status not in (0, 1):
             raise git_error(["merge-base"], err)
         return status == 0
 
     def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
-        """(sha, bytes) of each object that is named, `<sha>` or `<sha>:<path>`; None where there is none.
+        """Return (sha, bytes) of each named object, `<sha>` or `<sha>:<path>`; None for one that does not exist.
 
-        One git however many names; no name may hold a line break.
+        One git process for all names; no name may contain a line break.
         """
         out = self._git("cat-file", "--batch", stdin="".join(f"{name}\n" for name in names).encode())
         found: list[tuple[str, bytes] | None] = []
@@ -134,7 +139,7 @@ class GitReader(ABC):
         return found
 
     def sizes(self, names: Sequence[str]) -> list[tuple[str, str, int] | None]:
-        """(sha, type, bytes) of each object that is named, as `objects` takes names; None where there is none."""
+        """Return (sha, type, bytes) of each named object, as `objects` takes names; None if it does not exist."""
         out = text(self._git("cat-file", "--batch-check", stdin="".join(f"{name}\n" for name in names).encode()))
         found: list[tuple[str, str, int] | None] = []
         for line in out.splitlines():
@@ -143,12 +148,12 @@ class GitReader(ABC):
         return found
 
     def ls_tree(self, sha: str, path: str = "") -> list[TreeEntry]:
-        """Every file of a commit's tree (below `path`), symlinks and submodules included."""
+        """Return every file of a commit's tree (below `path`), symbolic links and submodules included."""
         below = ["--", path] if path else []
         return parse_tree(self._git("ls-tree", "-r", "-l", "-z", "--full-tree", "--end-of-options", sha, *below))
 
     def show_file(self, sha: str, path: str, *, max_bytes: int = MAX_EXTRACT) -> bytes | None:
-        """Bytes of a regular file of a commit; None where there is none (or it is a symlink, or a directory)."""
+        """Return the bytes of a regular file of a commit; None if it does not exist or is of another kind."""
         for entry in self.ls_tree(sha, path):
             if entry.path == path and entry.regular:
                 if (entry.size or 0) > max_bytes:
@@ -157,18 +162,18 @@ class GitReader(ABC):
         return None
 
     def diff_entries(self, base: str, tip: str) -> list[DiffEntry]:
-        """Paths that differ between two commits, with their modes; attributes and textconv play no part."""
+        """Return the paths that differ between two commits, with their modes; attributes have no effect."""
         plain = ["-r", "-z", "--raw", "--no-abbrev", "--no-renames"]
         return parse_diff(self._git("diff-tree", *plain, "--end-of-options", base, tip, "--"))
 
     def diff_text(self, base: str, tip: str, paths: Sequence[str] = ()) -> str:
-        """Unified diff for people."""
+        """Return the unified diff of two commits."""
         plain = ["--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
         out = self._git("diff-tree", "-p", *plain, "--end-of-options", base, tip, "--", *paths)
         return out.decode("utf-8", "replace")
 
     def dirty_paths(self, pathspec: str | Sequence[str] = (), *, worktree: Path | None = None) -> list[str]:
-        """Paths that differ from HEAD or are untracked; ignored files and insides of submodules left out."""
+        """Return paths that differ from HEAD or are untracked, without ignored files and insides of submodules."""
         paths = [pathspec] if isinstance(pathspec, str) else [*pathspec]
         flags = ["--porcelain=v1", "-z", "--untracked-files=all", "--ignore-submodules=all", "--no-renames"]
         return parse_status(self._git("status", *flags, "--", *paths, worktree=worktree))
@@ -195,13 +200,13 @@ class GitReader(ABC):
         return [triple for triple in found if triple[2] not in ("unspecified", "unset", "set")]
 
     def fsck(self) -> list[str]:
-        """Complaints of `git fsck`; [] for a whole repository."""
+        """Return the complaints of `git fsck`; [] for an intact repository."""
         status, out, err = self._run(["fsck", "--no-dangling", "--no-progress"])
         lines = [line for line in (text(out) + err).splitlines() if line and not line.startswith("notice:")]
         return lines or ([f"git fsck left with {status}"] if status else [])
 
     def worktrees(self) -> list[Worktree]:
-        """Linked worktrees, by git's records; also those whose directory is gone. A record that was torn names none."""
+        """Return the linked worktrees of git's records, also those without a directory; damaged ones are left out."""
         found = []
         for admin in sorted(self.common.glob("worktrees/*")):
             gitdir_path, head = _read(admin / "gitdir"), _read(admin / "HEAD")
@@ -227,16 +232,18 @@ class GitReader(ABC):
         return {branch for branch in (self.head_ref(), *linked) if branch is not None}
 
     def extract(self, sha: str, subdir: str, dest: Path, *, max_bytes: int = MAX_EXTRACT) -> list[str]:
-        """Write the regular files below `subdir` of a commit into `dest` (made, or empty), bytes as committed.
+        """Write the regular files below `subdir` of a commit into `dest`, as committed; return their relative paths.
 
-        Attributes, filters and executable bits play no part. Raises GitError for anything that is no regular file,
-        and beyond `max_bytes`; returns the paths relative to `dest`.
+        Attributes, filters and executable bits have no effect.
+
+        Raises:
+            GitError: There is an entry that is not a regular file, or more than `max_bytes`.
         """
         entries = self.ls_tree(sha, subdir)
         top = PurePosixPath(subdir)
         for entry in entries:
             if not entry.regular:
-                raise GitError(f"{entry.path} is no regular file (mode {entry.mode})", location=sha)
+                raise GitError(f"{entry.path} is not a regular file (mode {entry.mode})", location=sha)
         if sum(entry.size or 0 for entry in entries) > max_bytes:
             raise GitError(f"{subdir} is larger than {max_bytes} bytes", location=sha)
         dest.mkdir(parents=True, exist_ok=True)
@@ -246,7 +253,7 @@ class GitReader(ABC):
         for entry, found in zip(entries, self.objects([entry.oid for entry in entries]), strict=True):
             name = PurePosixPath(entry.path).relative_to(top)
             if any(part in ("", ".", "..", ".git") for part in name.parts):
-                raise GitError(f"{entry.path!r} is no name for a file", location=sha)
+                raise GitError(f"{entry.path!r} is not a valid file name", location=sha)
             target = dest / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(found[1] if found else b"")
@@ -255,12 +262,12 @@ class GitReader(ABC):
 
 
 def absolute(path: Path) -> Path:
-    """Absolute, with the parent's links resolved; the last component itself is not followed."""
+    """Return the absolute path with the parent's links resolved; the last component itself is not followed."""
     return Path(os.path.realpath(path.parent)) / path.name
 
 
 def _read(path: Path) -> str:
-    """One of git's own small files; "" where there is none, or where a power cut left only the places of its bytes."""
+    """Return the text of a small file of git; "" if it is missing, or holds NULs after a power cut."""
     try:
         text = path.read_text(errors="replace").strip()
     except OSError:
@@ -269,6 +276,7 @@ def _read(path: Path) -> str:
 
 
 def error_reason(err: str, default: str) -> str:
+    """Return the line of git's stderr that states the reason; `default` if it is empty."""
     lines = [line.strip() for line in err.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith(("fatal:", "error:"))] or lines
     return fatal[0].removeprefix("fatal: ").removeprefix("error: ") if fatal else default

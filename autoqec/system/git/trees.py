@@ -1,4 +1,4 @@
-"""Limits on the trees of someone else's commits, checked before git lists or checks out any of them.
+"""Limits on the trees of foreign commits, checked before git lists or checks out any of them.
 
 A few hundred bytes can describe 2**40 files, or half a megabyte half a gigabyte of zeros.
 """

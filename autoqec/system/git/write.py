@@ -25,7 +25,7 @@ class GitWriter(GitReader):
             pass
 
     def worktree_add(self, path: Path, branch: str, base: str | None) -> None:
-        """Check `branch` out at `path`; made at commit `base`, or with None an existing branch."""
+        """Check `branch` out at `path`; created at commit `base`, or with None an existing branch."""
         path = absolute(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         with repository_lock(self.common) as lock:
@@ -46,7 +46,7 @@ class GitWriter(GitReader):
                 self._git("worktree", "repair", *map(str, moved), lock=lock)
 
     def worktree_remove(self, path: Path) -> None:
-        """Remove the checkout and git's record of it; harmless when either is gone. The branch stays.
+        """Remove the checkout and git's record of it; harmless if either is gone. The branch stays.
 
         A record of the same name whose place is gone counts as this checkout's: the repository was moved.
         """
@@ -60,9 +60,9 @@ class GitWriter(GitReader):
     def worktree_prune(
         self, under: Path | None = None, *, prefixes: Sequence[str] = ("exp-", "quarantine-")
     ) -> list[Path]:
-        """Drop records of worktrees whose directory is gone: those `under` a directory (default: `.worktrees`).
+        """Remove records of worktrees below `under` (default: `.worktrees`) whose directory is gone.
 
-        Also those that a killed `worktree add` left without a place, known by their name's prefix.
+        Also records that a killed `worktree add` left without a path, recognised by the prefix of their name.
         """
         under = absolute(under or self.root / ".worktrees")
         removed = []
@@ -77,7 +77,7 @@ class GitWriter(GitReader):
         return removed
 
     def uncommitted_patch(self, worktree: Path) -> bytes:
-        """Everything in a worktree that HEAD does not hold, new files included, as a binary patch; b"" for nothing."""
+        """Return what a worktree holds beyond HEAD as a binary patch, new files included; b"" for nothing."""
         with repository_lock(self.common) as lock:
             self._git("add", "-A", "-f", "--", ".", worktree=worktree, lock=lock)
             diff_options = ["--cached", "--binary", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"]
@@ -86,12 +86,12 @@ class GitWriter(GitReader):
     # ---- refs and commits
 
     def update_refs(self, updates: Sequence[RefUpdate]) -> None:
-        """All or none. A rename is one transaction: delete the old name, make the new one."""
+        """Update all refs or none. A rename is one transaction: delete the old name, create the new one."""
         with repository_lock(self.common) as lock:
             self._update_refs(updates, lock)
 
     def rename_branch(self, old: str, new: str, sha: str) -> None:
-        """exp/… to quarantine/… and back, if `old` still stands at `sha`."""
+        """Rename exp/... to quarantine/... and back, if `old` still is at `sha`."""
         self.update_refs([RefUpdate(f"refs/heads/{new}", sha, None), RefUpdate(f"refs/heads/{old}", None, sha)])
 
     def _update_refs(self, updates: Sequence[RefUpdate], lock: int) -> None:
@@ -116,9 +116,9 @@ class GitWriter(GitReader):
     def commit(
         self, worktree: Path, paths: Sequence[str], message: str, trailers: Mapping[str, str] | None = None
     ) -> str:
-        """Commit exactly `paths` (files or directories from the worktree's top, ignored ones too); returns the sha.
+        """Commit exactly `paths` (files or directories from the worktree's top, ignored ones too); return the sha.
 
-        No hook runs and no index survives from before: what else lies in the worktree stays out. May be empty.
+        No hook runs and the earlier index is not used: other files of the worktree stay out. The commit may be empty.
         """
         for path in paths:
             if path.startswith("/") or {"..", ".git"} & set(PurePosixPath(path).parts):
@@ -132,7 +132,7 @@ class GitWriter(GitReader):
             return self._advance(worktree, tree, [head], message, trailers, lock)
 
     def commit_all(self, message: str) -> str:
-        """Commit everything in the main work tree that is not ignored; returns the sha."""
+        """Commit everything in the main work tree that is not ignored; return the sha."""
         with repository_lock(self.common) as lock:
             self._git("add", "-A", "--", ".", lock=lock)
             self._git("commit", "-q", "--no-verify", "--allow-empty", "-F", "-", stdin=message.encode(), lock=lock)
@@ -147,7 +147,7 @@ class GitWriter(GitReader):
         trailers: Mapping[str, str] | None,
         lock: int,
     ) -> str:
-        """Commit `tree` on top of parents[0], where the worktree's branch must still stand."""
+        """Commit `tree` on top of parents[0], where the worktree's branch must still be."""
         sha = self._commit_tree(tree, parents, format_message(message, dict(trailers or {})))
         change = ["--end-of-options", "HEAD", sha, parents[0]]
         self._git("update-ref", "-m", "autoqec: commit", *change, worktree=worktree, lock=lock)
@@ -166,7 +166,7 @@ class GitWriter(GitReader):
         )
 
     def merge_tree(self, tips: Sequence[str]) -> str:
-        """Tree that merges the commits, in the order given; touches no ref and no file. Raises MergeConflictError."""
+        """Merge the commits in the order given; return the tree. Changes no ref or file. Raises MergeConflictError."""
         at, merged = tips[0], self.commit_info(tips[0]).tree
         for other in tips[1:]:
             arguments = ["merge-tree", "--write-tree", "-z", "--name-only", "--no-messages"]
@@ -184,9 +184,10 @@ class GitWriter(GitReader):
     def merge(
         self, worktree: Path, tips: Sequence[str], message: str, trailers: Mapping[str, str] | None = None
     ) -> str:
-        """Merge commits into the worktree's branch as one commit with all parents; returns its sha.
+        """Merge commits into the worktree's branch as one commit with all parents; return its sha.
 
-        Raises MergeConflictError, and then branch and worktree are as before.
+        Raises:
+            MergeConflictError: Branch and worktree are as before.
         """
         with repository_lock(self.common) as lock:
             head = self.head_sha(worktree)
@@ -195,7 +196,7 @@ class GitWriter(GitReader):
             return self._advance(worktree, tree, [head, *tips], message, trailers, lock)
 
     def bundle_create(self, path: Path, revs: Sequence[str]) -> None:
-        """A bundle of refs (`^rev` leaves history out) at `path`, whole or not at all."""
+        """Write a bundle of refs (`^rev` excludes history) to `path`, whole or not at all."""
         temporary = path.with_name(f".{path.name}.tmp")
         try:
             self._git("bundle", "create", "-q", str(absolute(temporary)), "--end-of-options", *revs)
@@ -206,10 +207,12 @@ class GitWriter(GitReader):
             temporary.unlink(missing_ok=True)
 
     def unbundle(self, path: Path, refs: Mapping[str, str]) -> None:
-        """Take the objects out of a bundle and make refs (full name -> sha) of them, all or none.
+        """Import the objects of a bundle and create refs (full name -> sha), all or none.
 
-        No transport of git is involved, so neither the path nor the file's content can name a command. Raises
-        GitError where the bundle is damaged, incomplete or of a kind that this program does not write.
+        No transport of git is involved, so that neither the path nor the content of the file can name a command.
+
+        Raises:
+            GitError: The bundle is damaged, incomplete or of a kind that this program does not write.
         """
         _check_bundle(path)
         with repository_lock(self.common) as lock:
@@ -220,7 +223,7 @@ class GitWriter(GitReader):
             self._update_refs([RefUpdate(ref, sha, None) for ref, sha in sorted(refs.items())], lock)
 
     def check_out(self, branch: str, sha: str) -> None:
-        """Make `branch` at a commit and check it out in the main work tree, where it may replace no file."""
+        """Create `branch` at a commit and check it out in the main work tree; no existing file is replaced."""
         with repository_lock(self.common) as lock:
             self._update_refs([RefUpdate(f"refs/heads/{branch}", sha, None)], lock)
             self._git("symbolic-ref", "HEAD", f"refs/heads/{branch}", lock=lock)

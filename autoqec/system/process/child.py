@@ -1,7 +1,7 @@
-"""The only starter of processes: a clean environment, limits on the whole tree, and nobody left behind.
+"""Start of child processes: a clean environment, limits on the whole process tree, and no orphans.
 
-A small supervisor stands between us and the child: it adopts orphans and ends everything below it when the child
-ends, when a limit breaks, or when this process (strictly: the thread that started it) dies.
+A small supervisor runs between this process and the child: it adopts orphans and ends everything below it when the
+child ends, when a limit is exceeded, or when this process (strictly: the thread that started it) dies.
 """
 
 from __future__ import annotations
@@ -44,10 +44,14 @@ DEFAULT_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a child and everything below it may use. None: not watched.
+    """What a child and its descendants may use; None: no limit.
 
-    memory_gb: resident memory of the whole tree, in 1e9 bytes. disk_mb: blocks under `disk_dir`, in 1e6 bytes, and
-    the size of any one file. processes: how many at a time, the child included. nofile, core: rlimits.
+    Attributes:
+        memory_gb: Resident memory of the whole tree, in 1e9 bytes.
+        disk_mb: Blocks under `disk_dir`, in 1e6 bytes, and the size of any one file.
+        processes: How many at a time, the child included.
+        nofile: Soft and hard limit on open files.
+        core: Limit on core files.
     """
 
     wallclock_s: float
@@ -87,8 +91,11 @@ def run(
 ) -> Result:
     """Run `argv` to its end. stdout and stderr are appended to the file `stdout`; stdin is empty.
 
-    `on_tick(seconds so far)` is called a few times a second; what it raises ends the child and goes up.
-    Raises UsageError where `cwd` is no directory, StorageError where `stdout` cannot be opened.
+    `on_tick(seconds so far)` is called a few times per second; an exception in it ends the child and is passed on.
+
+    Raises:
+        UsageError: `cwd` is not a directory.
+        StorageError: `stdout` cannot be opened.
     """
     out = _open_log(stdout)
     try:
@@ -107,7 +114,7 @@ def run(
 
 
 class Process:
-    """A child with pipes on stdin and stdout, its limits watched by a thread. A context manager: leaving ends it."""
+    """A child with pipes on stdin and stdout; a thread checks its limits. Leaving the context ends it."""
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits) -> None:
         assert process.stdin is not None and process.stdout is not None
@@ -124,16 +131,16 @@ class Process:
         self._watch.end()
 
     def poll(self) -> Result | None:
-        """The result, or None while it runs."""
+        """Return the result, or None while it runs."""
         return None if self._thread.is_alive() else self._watch.result()
 
     def wait(self, timeout: float | None = None) -> Result | None:
-        """Wait for its end; None when `timeout` seconds pass first."""
+        """Wait for its end; return None if `timeout` seconds pass first."""
         self._thread.join(timeout)
         return self.poll()
 
     def kill(self) -> Result:
-        """End it and everything below it, now."""
+        """End it and its descendants now."""
         self._watch.stop()
         self._thread.join()
         for pipe in (self.stdin, self.stdout):
@@ -161,7 +168,7 @@ def start(
 ) -> Process:
     """Start `argv` with pipes on stdin and stdout; stderr is appended to a file; `pass_fds` stay open in it.
 
-    The thread that calls this must outlive the child. Errors as `run`.
+    The thread that calls this must outlive the child. Raises as `run`.
     """
     log = _open_log(stderr)
     pipe = subprocess.PIPE
@@ -212,7 +219,7 @@ def _spawn(
 
 
 class _LimitMonitor:
-    """Samples one supervised tree and ends it when a limit breaks."""
+    """Samples one supervised tree and ends it when a limit is exceeded."""
 
     def __init__(self, process: subprocess.Popen[bytes], limits: Limits) -> None:
         self._process, self._limits = process, limits
@@ -296,7 +303,7 @@ class _LimitMonitor:
 
 
 def disk_bytes(directory: Path) -> int:
-    """Bytes that the files under `directory` occupy; links are not followed."""
+    """Return the bytes that the files under `directory` occupy; links are not followed."""
     total = 0
     for where, _, names in os.walk(directory):
         for name in names:

@@ -1,4 +1,4 @@
-"""What /proc says about processes. Empty answers where there is no /proc."""
+"""Information about processes from /proc; empty results on systems without it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def parents() -> dict[int, int]:
-    """pid -> parent's pid, for every process that can be seen."""
+    """Return pid -> parent's pid of every visible process."""
     found = {}
     for pid in pids():
         fields = stat_fields(pid)
@@ -20,6 +20,7 @@ def parents() -> dict[int, int]:
 
 
 def pids() -> list[int]:
+    """Return the ids of the visible processes."""
     try:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]
     except OSError:
@@ -27,7 +28,7 @@ def pids() -> list[int]:
 
 
 def stat_fields(pid: int) -> list[str]:
-    """Fields of /proc/<pid>/stat after the command's name (state first); [] for a process that is gone."""
+    """Return the fields of /proc/<pid>/stat after the command's name (state first); [] for a process that is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
     except (OSError, ValueError):
@@ -35,7 +36,7 @@ def stat_fields(pid: int) -> list[str]:
 
 
 def process_tree(root: int) -> list[int]:
-    """`root` and every process below it."""
+    """Return `root` and all of its descendants."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -48,7 +49,7 @@ def process_tree(root: int) -> list[int]:
 
 
 def rss_bytes(processes: list[int]) -> int:
-    """Resident memory of the processes, pages they share counted for each."""
+    """Return the resident memory of the processes in bytes; shared pages count for each."""
     total = 0
     for pid in processes:
         try:
@@ -71,13 +72,14 @@ def anonymous_bytes(processes: list[int]) -> int:
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which the process started; with pid and boot id it names one process for ever."""
+    """Return the clock ticks after boot at which the process started; with the pid it identifies the process."""
     fields = stat_fields(pid)
     return int(fields[19]) if len(fields) > 19 and fields[0] != "Z" else None
 
 
 @cache
 def boot_id() -> str:
+    """Return the kernel's id of this boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -85,7 +87,7 @@ def boot_id() -> str:
 
 
 def environ(pid: int) -> list[bytes]:
-    """NAME=value of the process as it was started; [] where it may not be read."""
+    """Return the NAME=value entries that the process was started with; [] if they cannot be read."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

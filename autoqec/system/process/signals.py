@@ -1,4 +1,4 @@
-"""What a terminal sends to all of its processes, kept from one that is being started."""
+"""Protection of starting processes from signals that a terminal sends to its whole process group."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def block_signals(*numbers: signal.Signals) -> Iterator[None]:
-    """These signals wait until the block is left, for this thread; a process started in it begins with them blocked.
+    """Block these signals in this thread while the block runs; a process started in it begins with them blocked.
 
-    Without it Ctrl-C kills what is just being started: until its own session begins it is in the terminal's group,
-    and Python has put the default action back for it.
+    Without this, Ctrl-C kills a process that is just being started: until its own session begins it is in the
+    terminal's group, and Python has restored the default action for it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

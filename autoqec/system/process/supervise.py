@@ -36,7 +36,7 @@ def _set_limits(limits: dict[str, int]) -> None:
 
 
 def _parents() -> dict[int, int]:
-    """pid -> parent pid of every process that can be seen."""
+    """Return pid -> parent pid of every visible process."""
     found = {}
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if name.isdigit():
@@ -49,7 +49,7 @@ def _parents() -> dict[int, int]:
 
 
 def _descendants() -> list[int]:
-    """Every process under this one."""
+    """Return every descendant of this process."""
     parents, own_pid = _parents(), os.getpid()
     found = []
     for pid in parents:
@@ -62,7 +62,7 @@ def _descendants() -> list[int]:
 
 
 def _kill_descendants() -> None:
-    """Orphans land here, so killing goes on until nobody is left."""
+    """Kill until no descendant is left: orphans become children of this process."""
     while True:
         for pid in _descendants():
             with suppress(OSError):
@@ -86,6 +86,7 @@ def _reset_sigint() -> None:
 
 
 def main() -> None:
+    """Start the child and supervise it; exit with its status."""
     limits, parent, fds = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     argv = sys.argv[5:]
     _reset_sigint()

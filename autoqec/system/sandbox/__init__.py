@@ -1,4 +1,4 @@
-"""Walls round code we did not write. Three tiers: bubblewrap, Landlock with seccomp, none."""
+"""Sandboxing of untrusted branch code: bubblewrap, Landlock with seccomp, or none."""
 
 from __future__ import annotations
 
@@ -35,17 +35,23 @@ _LANDLOCK_EXTRA = (
 
 @dataclass(frozen=True)
 class SandboxPolicy:
-    """What the code inside may do; what is not listed is closed.
+    """What sandboxed code may do; everything else is denied.
 
-    read_only, writable: files and directories, which keep their paths. Python, its packages and this package are
-    readable always. scratch: an empty directory that belongs to this process alone; HOME, TMPDIR and the cache
-    directories of libraries point into it. The caller limits its size and removes it. None: the first writable
-    directory. bubblewrap uses a private /tmp of at most tmp_mb instead, which vanishes with the process. cwd: default
-    the first writable directory, else /; tier none stays where `host.child` starts it. closed: places that stay out of
-    sight even where Python's own files lie round them, as in a lab below /usr or one that is its own virtual
-    environment. gpu: NVIDIA's devices are open. network: closed unless True. loopback: sockets to programs behind the
-    same walls alone; only bubblewrap has such, and elsewhere they stay closed. fork: it may start processes; threads
-    it may always start. hidden: files and directories of Python that cannot be read; Landlock shows their names.
+    Python, its packages and this package are always readable.
+
+    Attributes:
+        read_only: Files and directories, which keep their paths.
+        writable: Files and directories, which keep their paths.
+        scratch: Empty directory of this process alone, for HOME, TMPDIR and the caches of libraries. The caller
+            limits its size and removes it; None: the first writable directory. bubblewrap uses a private /tmp of at
+            most `tmp_mb` instead.
+        cwd: Default: the first writable directory, else /; backend none keeps that of `process.child`.
+        hidden_paths: Places that stay invisible even if files of Python lie around them, as in a workspace below /usr.
+        gpu: NVIDIA's devices are accessible.
+        network: Denied unless True.
+        loopback: Sockets to programs in the same sandbox; only bubblewrap offers them.
+        fork: It may start processes; threads are always allowed.
+        hidden: Files and directories of Python that cannot be read; Landlock shows their names.
     """
 
     read_only: tuple[Path, ...] = ()
@@ -63,12 +69,13 @@ class SandboxPolicy:
 
     @property
     def home(self) -> Path:
+        """Working directory of the sandboxed program."""
         return self.cwd or next((path for path in self.writable if path.is_dir()), Path("/"))
 
 
 @dataclass(frozen=True)
 class SandboxedCommand:
-    """Hand `argv` and `env` to `host.child`; `tier` goes on record."""
+    """A command for `process.child`: `argv` and `env`; `sandbox_backend` is recorded."""
 
     argv: tuple[str, ...]
     env: dict[str, str]
@@ -77,7 +84,7 @@ class SandboxedCommand:
 
 @cache
 def probe() -> SandboxBackend:
-    """The strongest tier that runs here, found by running it once; AUTOQEC_SANDBOX narrows the choice to one."""
+    """Return the strongest backend that works here, found by running it once; AUTOQEC_SANDBOX narrows the choice."""
     return next(sandbox_backend for sandbox_backend in SANDBOX_BACKENDS if is_available(sandbox_backend))
 
 
@@ -94,18 +101,18 @@ def chosen() -> str:
 
 
 def opted_out() -> bool:
-    """Whether a person said that code of a branch may run where nothing confines it."""
+    """Whether the user allowed branch code to run without a sandbox."""
     return os.environ.get(OPT_OUT_VARIABLE) == "1"
 
 
 def is_available(sandbox_backend: SandboxBackend) -> bool:
-    """Whether a program inside this tier starts, and finds files and network closed."""
+    """Whether a program starts inside this backend and finds files and network closed."""
     return unavailable_reason(sandbox_backend) is None
 
 
 @cache
 def unavailable_reason(sandbox_backend: SandboxBackend) -> str | None:
-    """Why this tier does not hold here, None where it does; found by trying."""
+    """Return why this backend does not work here, None if it does; found by trying."""
     if sandbox_backend == "none":
         return None
     if sys.platform != "linux":
@@ -143,24 +150,26 @@ for attack in (lambda: open(sys.argv[1]), lambda: socket.socket()):
         attack()
     except OSError:
         continue
-    sys.exit("a door is open")
+    sys.exit("the sandbox is open")
 """
 
 
 def wrap(
     argv: Sequence[str], policy: SandboxPolicy, *, sandbox_backend: SandboxBackend | None = None
 ) -> SandboxedCommand:
-    """`argv` behind the walls of `tier` (default: the strongest that runs here). Starts nothing.
+    """Return `argv` inside a sandbox backend (default: the strongest that works here). Starts nothing.
 
-    Network is closed in both real tiers. `none` changes only the environment: it is no wall. UsageError where a closed
-    place lies within Python's own and the tier can't hide it.
+    The network is closed in both real backends; `none` changes only the environment.
+
+    Raises:
+        UsageError: A closed place lies among Python's own files and the backend cannot hide it.
     """
     sandbox_backend = sandbox_backend or probe()
     if sandbox_backend == "landlock" and (exposed := _exposed(policy.hidden_paths)):
         raise UsageError(
             f"{exposed[0]} lies among the files that Python needs, and Landlock can't hide it there",
             location="sandbox",
-            hint=f"{INSTALL}; or move the lab",
+            hint=f"{INSTALL}; or move the workspace",
         )
     private = Path("/tmp") if sandbox_backend == "bubblewrap" else policy.scratch or policy.home
     env = {"USER": "sandbox", **_private_places(private), **policy.env}
@@ -184,7 +193,7 @@ def _private_places(directory: Path) -> dict[str, str]:
 
 
 def readable() -> tuple[Path, ...]:
-    """What Python needs: the environment, the interpreter under it, this package; resolved and as named."""
+    """Return what Python needs: the environment, the interpreter under it, this package; resolved and as named."""
     places = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
     places += [Path(autoqec.__file__).parent]
     all_forms = [form for place in places for form in (place, place.resolve())]

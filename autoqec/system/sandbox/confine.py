@@ -37,6 +37,7 @@ _RIGHTS_BY_ABI = {1: 13, 2: 14, 3: 15, 4: 15}  # how many file rights that versi
 
 
 def main() -> None:
+    """Give up rights, then become the program of the command line."""
     policy, argv = json.loads(sys.argv[1]), sys.argv[3:]
     try:
         for name in ("RLIMIT_CORE", "RLIMIT_MSGQUEUE"):
@@ -54,7 +55,7 @@ def main() -> None:
 
 
 def landlock_version() -> int:
-    """The kernel's Landlock version; 0 where there is none."""
+    """Return the kernel's Landlock version; 0 if it has none."""
     return int(max(_LIBC.syscall(_LANDLOCK_CREATE, None, 0, 1), 0))
 
 
@@ -78,7 +79,7 @@ def _landlock(policy: dict[str, list[str]], version: int) -> None:
 
 
 def _allow_reading(ruleset: int, path: str, hidden: list[str], known_rights: int) -> None:
-    """Landlock has no rule that takes a right away: round a hidden place, each neighbour gets a rule of its own."""
+    """Landlock has no rule that takes a right away: each neighbour of a hidden place gets a rule of its own."""
     if path in hidden:
         return
     if not any(position.startswith(path + "/") for position in hidden):

@@ -124,7 +124,7 @@ def test_a_wrong_pin_leaves_nothing_and_a_plan_shows_right_ones(workspace: Works
     before = workspace.files()
     shown = workspace.autoqec("run", "env.yaml", "--pin", "training.lop=async")
     assert shown.code == 2 and not shown.out
-    assert shown.err.startswith("error: --pin: there is no knob `training.lop`\nhint: perhaps training.loop, ")
+    assert shown.err.startswith("error: --pin: unknown key `training.lop`\nhint: perhaps training.loop, ")
     check_error(shown.err)
     plan = workspace.autoqec("run", "env.yaml", "--dry-run", "--json", "--pin", "training.loop=sync")
     assert plan.code == 0 and json.loads(plan.out)["pins"] == {"training.loop": "sync"}

@@ -54,9 +54,9 @@ def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
 @pytest.mark.parametrize(
     ("pins", "words"),
     [
-        ({"predecoder.type": "mlp"}, "there is no knob `predecoder.type`.* hint: perhaps type"),
+        ({"predecoder.type": "mlp"}, "unknown key `predecoder.type`.* hint: perhaps type"),
         ({"trainig.loop": "async"}, "perhaps training.loop"),
-        ({"training": 1}, "there is no knob `training`"),
+        ({"training": 1}, "unknown key `training`"),
         ({"hidden": 8}, "perhaps mlp.hidden, gnn.hidden"),
         ({"training.loop": "parallel"}, "field `training.loop`: Input should be 'minibatch'"),
         ({"training.batch_size": 4}, "training.batch_size.*greater than or equal to 8"),
@@ -65,7 +65,7 @@ def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
         ({"training.loop": "async", "training.batch_size": 40_000}, "larger than the replay buffer"),
         ({"training.sync.ranks": 2}, "the block `sync` belongs to the loops sync and sync_eval"),
         ({"training.loop": "async", "training.sync.ranks": 2}, "the loop is async"),
-        ({"gnn.layers": 3}, "knob of gnn alone.* hint: pin type=gnn too"),
+        ({"gnn.layers": 3}, "belongs to type gnn.* hint: pin type=gnn too"),
         ({"training.policy_gradient.flip_cost": 0.1}, "set `output_mode: hard_flip`"),
         ({"training.init": "parent"}, "starts from the baseline has no parent"),
         ({"type": "transformer"}, "field `type`"),

@@ -196,7 +196,7 @@ def test_tools_are_refused(install: Bin) -> None:
     tool = Tool(name="t", description="", input_schema={"type": "object"})
     lm = CliLM("claude")
     assert not lm.supports_tools
-    with pytest.raises(LlmBadRequestError, match="no tools"):
+    with pytest.raises(LlmBadRequestError, match="does not accept tools"):
         lm.complete(request(tools=(tool,)))
 
 

@@ -304,7 +304,7 @@ for attack in (lambda: socket.create_connection(tuple(OUTSIDE), 2), lambda: sock
         attack()
     except OSError:
         continue
-    sys.exit("a door is open")
+    sys.exit("the sandbox is open")
 """
 
 
