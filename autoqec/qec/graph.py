@@ -183,17 +183,7 @@ def matching_graph(
             "no detectable error flips an observable", location=f"env `{name}`", hint="check OBSERVABLE_INCLUDE"
         )
     kept = [part for part in index if labels[part[0][0]] in logical_components]
-    column = {part: edge for edge, part in enumerate(kept)}
-
-    prior = np.zeros(len(kept))
-    rows, columns = [], []
-    for mechanism, parts in enumerate(mechanisms):
-        for part in parts:
-            edge = column.get(part)
-            if edge is not None:
-                prior[edge] = prior[edge] * (1 - probs[mechanism]) + probs[mechanism] * (1 - prior[edge])
-                rows.append(mechanism)
-                columns.append(edge)
+    prior, rows, columns = _merge_parts(mechanisms, probs, kept)
     used = prior > 0
     if not used.all():  # error mechanisms of probability 0 give edges of infinite weight
         renumber = np.cumsum(used) - 1
@@ -218,6 +208,23 @@ def matching_graph(
         out_of_sector=np.nonzero(~sector_mask)[0],
         endpoints=endpoints,
     )
+
+
+def _merge_parts(
+    mechanisms: list[tuple[Component, ...]], probs: np.ndarray, edges: list[Component]
+) -> tuple[np.ndarray, list[int], list[int]]:
+    """Return the priors, float64 [n_edges], and the (error mechanism, edge) pairs as two lists."""
+    column = {part: edge for edge, part in enumerate(edges)}
+    prior = np.zeros(len(edges))
+    rows, columns = [], []
+    for mechanism, parts in enumerate(mechanisms):
+        for part in parts:
+            edge = column.get(part)
+            if edge is not None:
+                prior[edge] = prior[edge] * (1 - probs[mechanism]) + probs[mechanism] * (1 - prior[edge])
+                rows.append(mechanism)
+                columns.append(edge)
+    return prior, rows, columns
 
 
 def component_labels(index: dict[Component, int], n_detectors: int) -> np.ndarray:

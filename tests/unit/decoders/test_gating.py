@@ -27,7 +27,7 @@ from autoqec.sinter import CompiledPredecoder
 from autoqec.verification.candidate_evaluation import CandidateEvaluation
 from autoqec.verification.shot_stream import ShotStream
 from tests.support.envs import problem, repetition, surface
-from tests.support.judging import SECRET
+from tests.support.verification import SECRET
 
 GATE = 2.5
 
