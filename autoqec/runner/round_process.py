@@ -57,7 +57,7 @@ def run_in_child(
         config: The round; its predecoder config is valid.
         profile: Shots and limits.
         layout: The round directory, which collects the child's files.
-        on_event: Receives `training` events while the child works.
+        on_event: Receives `TrainingProgress` events while the child works.
         check_cancelled: Called meanwhile; an exception of it ends the child.
 
     Raises:
