@@ -1,8 +1,8 @@
-"""What of a run nobody needs any more, found and, where a person agrees, removed; safe to do many times at once.
+"""Finds what a run left and no longer needs, and removes what the user agrees to; safe to run concurrently.
 
 Never touched: whatever a round of the verified front or of its ancestry left, a parent whose weights a recorded round
-started from, and everything of a run that another process holds. Of a run that is not closed, weights that the judge
-has not verified are listed apart (`unverified`): a later judgement or round may want them.
+started from, and everything of a run that another process holds. Of a run that is not closed, weights that are
+not verified are listed separately (`unverified`): a later verification or round may need them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ class RemovableItem:
     attempt_id: str | None = None
 
     def dump(self) -> dict[str, Any]:
+        """Return the item as JSON values."""
         return {"kind": self.kind, "name": self.name, "why": self.why, "bytes": self.bytes}
 
 
 def find_removable(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list[RemovableItem]:
-    """What may go, without touching anything. Call it of a run that nobody holds: what is unfinished is then left over.
+    """Return what can be removed, without touching anything.
+
+    Call it while no process holds the run: whatever is unfinished is then left over.
 
     Raises ManualInterventionRequired where the run's truth is damaged.
     """

@@ -103,7 +103,7 @@ def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
 
 
 def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its commit stays pinned") -> HistoryRow:
-    """The follow-up of a round whose branch a person deleted, or had deleted."""
+    """The follow-up row of a round whose branch was deleted."""
     return HistoryRow(
         status="branch_manually_deleted",
         status_reason=f"branch {row.branch} {why}",
@@ -123,7 +123,7 @@ def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its co
 
 
 def restored_row(full_row: HistoryRow, attempt_id: str) -> HistoryRow:
-    """The follow-up of a quarantined round that a person had judged: a candidate by their word."""
+    """The follow-up row of a quarantined round that the user restored; it counts as nominated."""
     follow_up = {
         "round_attempt_id": None,
         "reconcile_id": str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/adopted")),
@@ -134,7 +134,7 @@ def restored_row(full_row: HistoryRow, attempt_id: str) -> HistoryRow:
 
 
 def verified_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
-    """The follow-up of a round that was judged after it was recorded."""
+    """The follow-up row of a round that was verified after it was recorded."""
     follow_up = {
         "round_attempt_id": None,
         "reconcile_id": str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/judged")),
@@ -210,6 +210,7 @@ def verdict_differences(row: HistoryRow, report: VerifyReport) -> list[str]:
 
 
 def verification_fields(report: VerifyReport) -> dict[str, Any]:
+    """Return the fields of a row that come from its report."""
     fields: dict[str, Any] = {
         "verify_verdict": report.verdict,
         "report_version": report.schema_version if report.schema_version >= 2 else None,

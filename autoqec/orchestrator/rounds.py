@@ -1,6 +1,6 @@
-"""One round, step by step: opened (proposal, branch), measured (the Runner), settled (nomination, judge, row).
+"""The steps of one round: start (proposal, branch), measure (Runner), finish (nomination, verification, row).
 
-Every step leaves on disk what the next one needs, and recovery reads the same.
+Every step leaves on disk what the next one needs; recovery reads the same files.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ def under_way(run: Run) -> list[tuple[StartedRound, JobOrder]]:
 
 
 def reject_round(run: Run, opened: StartedRound, why: str, on_event: OnEvent) -> HistoryRow:
-    """Close a round that could not be handed over for measuring: it counts for nothing, its branch is set aside."""
+    """Close a round that could not be measured: it counts for nothing, and its branch is quarantined."""
     row = _reject_edit(run, opened.attempt, RoundError("orphaned_branch", why), on_event).row
     assert row is not None
     return row
 
 
 def require_sandbox(modules_dir: Path) -> None:
-    """RoundError for code of a branch where nothing would confine it and nobody said that it may run so."""
+    """Raise RoundError if a branch changes code, no sandbox works here, and the user did not opt out of it."""
     if sandbox.probe() == "none" and not worktree.is_config_only(modules_dir) and not sandbox.opted_out():
         what = "the branch changes code, and no sandbox runs here"
         hint = (
@@ -159,7 +159,7 @@ def _branch_config(place: Path) -> dict[str, Any]:
 
 
 def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:
-    """Pointer commit, nomination, judgement, row, views, pin; the worktree goes, the branch stays."""
+    """Commit the pointer, nominate, verify, write row, views and pin; remove the worktree and keep the branch."""
     attempt, number = opened.attempt, opened.attempt.round
     failpoint("measured")
     on_event(RoundMeasured(round=number, phase="recording", metrics=metrics))
@@ -249,7 +249,7 @@ def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> Cod
     config = apply_pins(response.dsl_config, run.info.pins)
     if config == response.dsl_config:
         return response
-    # The Coder let go of a pin: the config's file is written anew, its code stays.
+    # The Coder changed a pinned value: the config file is written again, its code stays.
     edits = coder.code({**view, "proposal": config}).edits
     others = (edit for edit in response.edits if edit.path not in {one.path for one in edits})
     return response.model_copy(update={"dsl_config": config, "edits": (*edits, *others)})
@@ -274,7 +274,7 @@ def _parent_rounds(run: Run, branches: tuple[str, ...]) -> list[RoundState]:
 
 
 def _base_commit(run: Run, one: RoundState) -> str:
-    """The commit to fork from: the recorded pointer commit, whatever a person has put on the branch since."""
+    """The commit to fork from: the recorded pointer commit, whatever was committed on the branch since."""
     sha = str(one.row.commit_sha)
     apply_pins = run.repo.refs(run.layout.pin(one.attempt_id)).values()
     return next(iter(apply_pins), sha)
@@ -293,7 +293,7 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
 
 
 def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
-    """As it was committed: what a person does to the worktree meanwhile costs nothing."""
+    """The pointer as committed, so that changes to the worktree do not matter."""
     from autoqec.runner.pointer import read_pointer
 
     name = pointer_on_branch(layout.round)

@@ -1,4 +1,4 @@
-"""A round's branch: made, edited, guarded; and the remains of one that died, salvaged."""
+"""Creates a round's branch and worktree, checks its edits, and salvages what an interrupted round left."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str],
 
 
 def edit_problem(edit: FileEdit) -> str | None:
-    """Why a file may not stand in the search surface; None where it may."""
+    """Return why a file is not allowed in the editable modules; None if it is."""
     return _name_problem(edit.path) or (_size_problem(len(edit.text.encode())))
 
 
 def check_commit(repo: Repo, base: str, tip: str) -> None:
-    """Refuse a commit that touches more than the search surface. Raises RoundError naming the first such path."""
+    """Check that a commit changes only the editable modules. Raises RoundError with the first other path."""
     for entry in repo.diff_entries(base, tip):
         if not entry.path.startswith(f"{EDITABLE_MODULES}/"):
-            problem: str | None = "it lies outside the search surface"
+            problem: str | None = "it is outside the editable modules"
         elif entry.status == "D":
             problem = None
         elif entry.new_mode != "100644":
@@ -76,7 +76,7 @@ def check_commit(repo: Repo, base: str, tip: str) -> None:
             raise RoundError("compile_error", f"edit of `{file.path}` refused: {problem}")
     if len(files) > MAX_FILES or sum(file.size or 0 for file in files) > MAX_MODULES_BYTES:
         raise RoundError(
-            "compile_error", f"search surface refused: over {MAX_FILES} files or {MAX_MODULES_BYTES} bytes"
+            "compile_error", f"editable modules rejected: over {MAX_FILES} files or {MAX_MODULES_BYTES} bytes"
         )
 
 
@@ -91,8 +91,11 @@ def _size_problem(size: int) -> str | None:
 
 
 def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None) -> str:
-    """The pointer that the Runner wrote, as the branch's tip. A branch that a person deleted while the round was
-    measured is put back at its code commit first, so that what was measured is not lost."""
+    """Commit the pointer that the Runner wrote; returns the branch's new tip.
+
+    A branch that was deleted while the round was measured is restored at its code commit first, so that nothing
+    measured is lost.
+    """
     name, ref = pointer_on_branch(planned.round), f"refs/heads/{planned.branch}"
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
     try:
@@ -124,13 +127,13 @@ def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> f
 
 
 def is_config_only(modules_dir: Path) -> bool:
-    """Whether a checked-out surface differs from the running package's own in predecoder.yaml alone."""
+    """Return whether checked-out modules differ from the running package's own in predecoder.yaml alone."""
     package_modules = Path(autoqec.__file__).resolve().parent / EDITABLE_MODULES.removeprefix("autoqec/")
     return _code_hashes(modules_dir) == _code_hashes(package_modules)
 
 
 def _code_hashes(modules_dir: Path) -> dict[str, str]:
-    """Hash of every file but the config; what is no regular file counts by its kind."""
+    """Hash of every file except the config; anything but a regular file counts by its kind."""
     found = {}
     for where, folders, names in os.walk(modules_dir):
         folders[:] = [name for name in folders if name != "__pycache__"]

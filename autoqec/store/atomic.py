@@ -1,4 +1,4 @@
-"""Whole files or none: temporary in the same directory, fsync, rename, fsync of the directory.
+"""Atomic, durable file writes: temporary file in the same directory, fsync, rename, fsync of the directory.
 
 A failed fsync is never retried (the kernel may have dropped the pages): StorageError, and the next start re-reads.
 """
@@ -32,6 +32,7 @@ def storage_errors(path: Path) -> Iterator[None]:
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:
+    """Return the StorageError for a failed write, with a hint that fits its cause."""
     reason = error.strerror or str(error)
     if error.errno in _DISK_FULL:
         hint = f"free space on its file system (`df -h {path.parent}`), then start again with --resume"
@@ -68,7 +69,7 @@ def replace_file(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
 
 
 def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`, as `replacing` does."""
+    """Replace `path` by `data`, as `replace_file` does."""
     with replace_file(path, mode=mode) as fd:
         write_all(fd, data)
 
@@ -108,6 +109,7 @@ def append_to_fd(fd: int, data: bytes, size: int) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
+    """Write all of `data`, however many calls it takes. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -1,4 +1,4 @@
-"""The only speller of paths under runs/ and .worktrees/, and of branch names."""
+"""Paths under runs/ and .worktrees/ and the names of branches and refs; no other module spells them."""
 
 from __future__ import annotations
 
@@ -24,85 +24,100 @@ class RoundLayout:
 
     @property
     def config(self) -> Path:
+        """`config.yaml`."""
         return self.dir / "config.yaml"
 
     @property
     def train_log(self) -> Path:
+        """`train.log`."""
         return self.dir / "train.log"
 
     @property
     def checkpoint(self) -> Path:
+        """`checkpoint.pt`."""
         return self.dir / "checkpoint.pt"
 
     @property
     def metrics(self) -> Path:
+        """`metrics.json`."""
         return self.dir / "metrics.json"
 
     @property
     def manifest(self) -> Path:
+        """`artifact_manifest.json`."""
         return self.dir / "artifact_manifest.json"
 
     @property
     def manifest_error(self) -> Path:
+        """`manifest_error.txt`."""
         return self.dir / "manifest_error.txt"
 
     @property
     def pointer(self) -> Path:
+        """The round's copy of its pointer."""
         return self.dir / pointer_name(self.round)
 
     @property
     def train_dir(self) -> Path:
+        """`train`."""
         return self.dir / "train"
 
     @property
     def progress(self) -> Path:
+        """`progress.csv`."""
         return self.train_dir / "progress.csv"
 
     @property
     def job(self) -> Path:
-        """The order for a cluster's job; there before the job is, gone when it is called off."""
+        """The order for a cluster's job: written before the job is submitted, deleted when it is cancelled."""
         return self.dir / "job.json"
 
     @property
     def job_claim(self) -> Path:
-        """The number of the one job that works on the order."""
+        """The id of the one job that works on the order."""
         return self.dir / "job_claim"
 
     @property
     def job_dir(self) -> Path:
-        """What the cluster writes: script and logs."""
+        """Script and logs of the cluster's job."""
         return self.dir / "job"
 
     @property
     def report_md(self) -> Path:
+        """`verification_report.md`."""
         return self.dir / "verification_report.md"
 
     @property
     def report_json(self) -> Path:
+        """`verification_report.json`."""
         return self.dir / "verification_report.json"
 
 
 @dataclass(frozen=True)
 class RunLayout:
-    """Files of one run; `repo_root` is the lab repository's top level."""
+    """Files of one run; `repo_root` is the workspace repository's top level."""
 
     repo_root: Path
     run_id: str
 
     @property
     def root(self) -> Path:
+        """The run's directory."""
         return runs_dir(self.repo_root) / self.run_id
 
     @property
     def history(self) -> Path:
+        """`history.jsonl`."""
         return self.root / "history.jsonl"
 
     @property
     def attempts(self) -> Path:
+        """`attempts.jsonl`."""
         return self.root / "attempts.jsonl"
 
     @property
     def log(self) -> Path:
+        """`log.md`."""
         return self.root / "log.md"
 
     @property
@@ -112,30 +127,37 @@ class RunLayout:
 
     @property
     def pareto(self) -> Path:
+        """`pareto.json`."""
         return self.root / "pareto.json"
 
     @property
     def preview(self) -> Path:
+        """`pareto_preview.json`."""
         return self.root / "pareto_preview.json"
 
     @property
     def candidates(self) -> Path:
+        """`candidate_pareto.json`."""
         return self.root / "candidate_pareto.json"
 
     @property
     def fork_graph(self) -> Path:
+        """`fork_graph.json`."""
         return self.root / "fork_graph.json"
 
     @property
     def run_info(self) -> Path:
+        """`run.json`."""
         return self.root / "run.json"
 
     @property
     def env(self) -> Path:
+        """`env.yaml`."""
         return self.root / "env.yaml"
 
     @property
     def secret(self) -> Path:
+        """`secret`."""
         return self.root / "secret"
 
     @property
@@ -145,28 +167,32 @@ class RunLayout:
 
     @property
     def owner(self) -> Path:
+        """`owner.json`."""
         return self.root / "owner.json"
 
     @property
     def live(self) -> Path:
-        """What the run's process says while it works; gone when it ends."""
+        """Live status of the run's process; deleted when it ends."""
         return self.root / "live.json"
 
     @property
     def cassette(self) -> Path:
+        """`cassette.jsonl`."""
         return self.root / "cassette.jsonl"
 
     @property
     def ledger(self) -> Path:
+        """`ledger.jsonl`."""
         return self.root / "ledger.jsonl"
 
     @property
     def salvage(self) -> Path:
+        """`salvage`."""
         return self.root / "salvage"
 
     @property
     def shots(self) -> Path:
-        """The judge's shots as an archive carried them; a run at home draws its own."""
+        """The verifier's shots as an archive brought them; empty in the repository of the run itself."""
         return self.root / "shots"
 
     @property
@@ -176,14 +202,17 @@ class RunLayout:
 
     @property
     def html(self) -> Path:
+        """`report.html`."""
         return self.root / "report.html"
 
     @property
     def plots(self) -> Path:
+        """`plots`."""
         return self.root / "plots"
 
     @property
     def exports(self) -> Path:
+        """`exports`."""
         return self.root / "exports"
 
     def stored(self, path: str | None) -> Path | None:
@@ -203,23 +232,29 @@ class RunLayout:
         return found if ".." not in named.parts and found.is_file() else None
 
     def round(self, number: int) -> RoundLayout:
+        """Return the layout of a round's directory."""
         return RoundLayout(self.root / f"round_{number}", number)
 
     def worktree(self, branch: str) -> Path:
+        """Return the place where a round's branch is checked out."""
         return self.repo_root / ".worktrees" / branch.replace("/", "-")
 
     def branch(self, number: int, slug: str) -> str:
+        """Return the name of a round's branch."""
         return f"exp/{self.run_id}/{number:02d}-{slug}"
 
     @property
     def branch_prefix(self) -> str:
+        """Start of the names of the run's branches."""
         return f"exp/{self.run_id}/"
 
     @property
     def pin_prefix(self) -> str:
+        """Start of the full names of the run's pins."""
         return f"refs/autoqec/pin/{self.run_id}/"
 
     def pin(self, attempt_id: str) -> str:
+        """Return the ref that keeps a recorded round's commit alive."""
         return f"{self.pin_prefix}{attempt_id}"
 
 
@@ -234,6 +269,7 @@ def partial_run_id(run_id: str) -> str:
 
 
 def runs_dir(repo_root: Path) -> Path:
+    """Return the directory of all runs of a repository; it may be a symbolic link."""
     return repo_root / "runs"
 
 
@@ -258,6 +294,7 @@ def round_branch_of(branch: str) -> str:
 
 
 def pointer_name(number: int) -> str:
+    """Return the file name of a round's pointer."""
     return f"round_{number}_pointer.json"
 
 
@@ -267,5 +304,6 @@ def pointer_on_branch(number: int) -> str:
 
 
 def branch_round(branch: str) -> int | None:
+    """Return the round number in a branch's name; None if it is not a round's branch."""
     match = BRANCH.match(branch)
     return int(match["round"]) if match else None

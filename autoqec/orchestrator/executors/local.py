@@ -29,11 +29,11 @@ class RoundFuture(Protocol):
 
 
 class NotStartedError(Exception):
-    """The measurement waited for its turn until nobody wanted it any more; in words why."""
+    """The measurement was cancelled while it waited for a free slot; the message says why."""
 
 
 class Executor(Protocol):
-    """room: how many measurements it takes, those that wait for their turn included."""
+    """Where rounds are measured. capacity: how many measurements it accepts, waiting ones included."""
 
     capacity: int
 
@@ -71,7 +71,7 @@ class SerialExecutor:
 
 
 class _ThreadFuture:
-    """A daemon thread: leaving the process is never held up by a measurement that nobody waits for."""
+    """A daemon thread, so that an abandoned measurement does not keep the process from exiting."""
 
     def __init__(self, task: Callable[[], RoundMetrics]) -> None:
         self._outcome: queue.SimpleQueue[RoundMetrics | BaseException] = queue.SimpleQueue()

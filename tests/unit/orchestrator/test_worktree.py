@@ -119,7 +119,7 @@ def test_the_guard_refuses_what_git_could_carry(repo: Repo) -> None:
         worktree.check_commit(repo, base, committed(repo, EDITABLE_MODULES))
     (surface / "secrets.py").unlink()
     (place / "env.yaml").write_text("name: easier\n")
-    with pytest.raises(RoundError, match="outside the search surface"):
+    with pytest.raises(RoundError, match="outside the editable modules"):
         worktree.check_commit(repo, base, committed(repo, EDITABLE_MODULES, "env.yaml"))
 
 
