@@ -58,10 +58,10 @@ def find_removable(layout: RunLayout, repo: Repo, memory: RunMemory | None = Non
     leftover_worktrees = [path for path in state.worktrees if path not in paths_in_use(state)]
     found = [RemovableItem("worktree", str(path), "its round is over", _size(path)) for path in leftover_worktrees]
     standing = memory.state.rounds
-    parent_branches = {branch for one in standing.values() for branch in parent_branches(one.row.fork_from)}
+    forked = {branch for one in standing.values() for branch in parent_branches(one.row.fork_from)}
     for one in standing.values():
         branch = one.row.branch
-        if branch is None or not branch.startswith("quarantine/") or branch in parent_branches:
+        if branch is None or not branch.startswith("quarantine/") or branch in forked:
             continue
         if branch in state.checked_out:
             continue

@@ -177,7 +177,7 @@ def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
     config = {**rounds.CONFIG, "training": {"init": "parent"}}
     verified(layout, 5, fork_from=three, fork_from_canonical=three, dsl_config=config, verify_verdict="FAILED")
     verified(layout, 6, delta_vs_baseline_holdout=0.1, judge_flops_per_syndrome=9, judge_n_params=9)
-    assert [entry.round_attempt_id for entry in RunMemory(layout.root).front()] == ["attempt-4"]
+    assert [entry.round_attempt_id for entry in RunMemory(layout.root).state.front] == ["attempt-4"]
 
     def doomed(kind: str = "checkpoint") -> list[str]:
         return [found.name for found in gc.find_removable(layout, repo) if found.kind == kind]
