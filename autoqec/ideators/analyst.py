@@ -1,4 +1,4 @@
-"""The Analyst without a language model: nominates by the paired interval on val shots, and says it in one paragraph."""
+"""The rule-based Analyst: nominates a round by the paired interval on its validation shots."""
 
 from __future__ import annotations
 
@@ -13,34 +13,45 @@ from autoqec.contracts.verdict import PairedCounts, PairedEffect
 
 
 def analyse(view: dict[str, Any]) -> AnalystResponse:
-    """view: {metrics_path, hypothesis} (`RunMemory.l3_for_analyst`). candidate: the interval of delta lies above 0."""
-    metrics = RoundMetrics.read(json.loads(Path(view["metrics_path"]).read_bytes()), location=view["metrics_path"])
-    response = _failed(metrics) if metrics.status != "ok" else _measured(metrics)
+    """Nominate a round whose 95% interval of delta lies above 0.
+
+    Args:
+        view: {metrics_path, hypothesis} of the round, as from `RunMemory.l3_for_analyst`.
+    """
+    path = view["metrics_path"]
+    metrics = RoundMetrics.read(json.loads(Path(path).read_bytes()), location=path)
+    response = _of_failure(metrics) if metrics.status != "ok" else _of_measurement(metrics)
     return parse_response(AnalystResponse, canonical_json(response))
 
 
-def _failed(metrics: RoundMetrics) -> dict[str, str]:
+def describe_measurement(metrics: RoundMetrics) -> str:
+    """The measured figures of a round that ended ok, in one sentence or two."""
+    return _figures(metrics, _effect(metrics))
+
+
+def _of_failure(metrics: RoundMetrics) -> dict[str, str]:
     reason = " ".join((metrics.status_reason or "").split())
     return {
         "verdict": "ignore",
         "summary_1line": f"{metrics.status}: {reason}"[:400],
         "analysis": f"The round ended as {metrics.status}, so nothing was measured: {reason}"[:4000],
-        "next_hypothesis_seed": f"Keep away from what ended as {metrics.status}: {reason}"[:400],
+        "next_hypothesis_seed": f"Avoid what ended as {metrics.status}: {reason}"[:400],
     }
 
 
-def _measured(metrics: RoundMetrics) -> dict[str, str]:
+def _of_measurement(metrics: RoundMetrics) -> dict[str, str]:
     effect = _effect(metrics)
+    parts = (_figures(metrics, effect), _compared_with_parent(metrics), _conclusion(effect))
     return {
         "verdict": "candidate" if effect is not None and effect.delta_low > 0 else "ignore",
         "summary_1line": _summary(metrics, effect),
-        "analysis": " ".join(part for part in (_figures(metrics, effect), _parent(metrics), _meaning(effect)) if part),
-        "next_hypothesis_seed": _next(metrics, effect),
+        "analysis": " ".join(part for part in parts if part),
+        "next_hypothesis_seed": _advice(effect),
     }
 
 
 def _effect(metrics: RoundMetrics) -> PairedEffect | None:
-    """Against the plain backend on the round's own val shots; None where the counts are not all there."""
+    """The effect against the inner decoder alone, on the round's validation shots; None without all counts."""
     from autoqec.qec import stats
 
     counts = (
@@ -58,16 +69,18 @@ def _effect(metrics: RoundMetrics) -> PairedEffect | None:
 
 def _summary(metrics: RoundMetrics, effect: PairedEffect | None) -> str:
     if effect is None:
-        return f"delta {metrics.delta_ler:+.2e} per shot, without counts to judge it by"
-    share = "" if effect.relative is None else f", {100 * effect.relative:+.1f}% of plain failures"
+        return "not measured" if metrics.delta_ler is None else f"delta {metrics.delta_ler:+.2e} per shot, no counts"
+    share = "" if effect.relative is None else f", {100 * effect.relative:+.1f}% of baseline failures"
     return (
         f"delta {effect.delta:+.2e} [{effect.delta_low:+.2e}, {effect.delta_high:+.2e}] per shot{share}, "
-        f"{effect.counts.shots} val shots, {metrics.n_params} parameters"
+        f"{effect.counts.shots} validation shots, {metrics.n_params} parameters"
     )
 
 
 def _figures(metrics: RoundMetrics, effect: PairedEffect | None) -> str:
     if effect is None:
+        if metrics.delta_ler is None:
+            return "The Runner reports no difference and no paired counts."
         return f"The Runner reports delta {metrics.delta_ler:+.3e} per shot and no paired counts."
     counts = effect.counts
     relative = ""
@@ -77,46 +90,43 @@ def _figures(metrics: RoundMetrics, effect: PairedEffect | None) -> str:
             f"[{100 * effect.relative_low:.1f}, {100 * effect.relative_high:.1f}]"
         )
     return (
-        f"On {counts.shots} val shots the plain backend erred {counts.errors_reference} times and the decoder "
-        f"{counts.errors_candidate} times: {counts.fixed} shots fixed, {counts.broken} broken, so "
+        f"On {counts.shots} validation shots the inner decoder alone failed {counts.errors_reference} times and with "
+        f"the predecoder {counts.errors_candidate} times: {counts.fixed} shots fixed, {counts.broken} broken, so "
         f"delta = {effect.delta:+.3e} per shot, paired 95% interval "
         f"[{effect.delta_low:+.3e}, {effect.delta_high:+.3e}]{relative}. "
-        f"It costs {metrics.n_params} parameters and {metrics.flops_per_syndrome} FLOPs a shot."
+        f"It costs {metrics.n_params} parameters and {metrics.flops_per_syndrome} FLOPs per shot."
     )
 
 
-def _parent(metrics: RoundMetrics) -> str:
-    if metrics.delta_vs_parent in (None, metrics.delta_ler):  # the same figure: it stands on the baseline
+def _compared_with_parent(metrics: RoundMetrics) -> str:
+    if metrics.delta_vs_parent in (None, metrics.delta_ler):  # the same figure: the parent is the baseline
         return ""
-    return f"Against its parent on the same val shots: {metrics.delta_vs_parent:+.3e} per shot (guidance, no interval)."
+    return f"Against its parent on the same validation shots: {metrics.delta_vs_parent:+.3e} per shot (no interval)."
 
 
-def _meaning(effect: PairedEffect | None) -> str:
-    guidance = "This is guidance; the judge decides."
+def _conclusion(effect: PairedEffect | None) -> str:
+    guidance = "Validation figures are guidance; the verifier decides."
     if effect is None:
         return guidance
     if effect.delta_low > 0:
         return f"The interval lies above 0, so the round is nominated. {guidance}"
     if effect.delta_high < 0:
-        return f"The interval lies below 0: it does harm. {guidance}"
-    return f"The interval holds 0, so nothing was shown; {_detectable(effect)}. {guidance}"
+        return f"The interval lies below 0: the predecoder is worse. {guidance}"
+    return f"The interval contains 0, so the result is inconclusive; {_detectable(effect)}. {guidance}"
 
 
 def _detectable(effect: PairedEffect) -> str:
-    """What this many shots could have shown at all."""
+    """The effect that this number of shots detects."""
     from autoqec.qec.stats import detectable_effect
 
     counts = effect.counts
     least = detectable_effect(counts.shots, counts.errors_reference / counts.shots)
-    return (
-        f"{counts.shots} shots would have shown a reduction of about {100 * least:.0f}% or more four times in five, "
-        "so smaller effects stay open"
-    )
+    return f"{counts.shots} shots detect a reduction of about {100 * least:.0f}% or more with a probability of 80%"
 
 
-def _next(metrics: RoundMetrics, effect: PairedEffect | None) -> str:
+def _advice(effect: PairedEffect | None) -> str:
     if effect is None or effect.delta_high < 0:
         return "Leave this region"
     if effect.delta_low > 0:
-        return "Build on this branch: move one or two keys, or compose it with another verified one"
-    return f"Too weak to see at {effect.counts.shots} shots: train longer, or change the architecture"
+        return "Build on this branch: change one or two keys, or compose it with another verified one"
+    return f"Inconclusive at {effect.counts.shots} shots: train longer, or change the architecture"

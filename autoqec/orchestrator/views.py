@@ -11,6 +11,7 @@ from typing import Any, get_args
 from autoqec.contracts import pins
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import Verdict
+from autoqec.ideators.analyst import describe_measurement
 from autoqec.reporting.run_report import has_legacy_verdict, outcome
 from autoqec.reporting.text import code_span, markdown
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals
@@ -59,6 +60,7 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
         ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
         ("Verification", _verification(row) if row.verify_verdict else ""),
         ("Meaning", _meaning(row)),
+        ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row)) else ""),
         ("Next hypothesis", f"{_clause(row.next_hypothesis_seed)}." if row.next_hypothesis_seed else ""),
         ("So far", _so_far(state.totals, state.rounds)),
     ]
@@ -86,8 +88,16 @@ def _result(row: HistoryRow) -> str:
     if row.status == "compose_conflict":
         return f"The branches do not merge; both changed {markdown(', '.join(row.conflicting_files or ()))}."
     if row.status == "ok":
-        return f"{_clause(row.analysis or row.summary_1line or 'Measured, without an analysis')}."
+        return describe_measurement(row)
     return f"Ended without a result, {row.status}: {_clause(row.status_reason or '')}."
+
+
+def _opinion(row: HistoryRow) -> str:
+    """Text of the Analyst beyond the measured figures; "" without any."""
+    if row.status != "ok":
+        return ""
+    text = " ".join((row.analysis or row.summary_1line or "").split())
+    return _clause(text.removeprefix(describe_measurement(row)))
 
 
 def _verification(row: HistoryRow) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.ideators.analyst import describe_measurement
 from autoqec.orchestrator import fork_graph
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row
@@ -162,6 +164,33 @@ def test_log_shows_untrusted_text_without_control_characters_and_markup(tmp_path
     outside_code = "".join(text.split("`")[::2]) if "fork_from" in change else text
     for markup in ("<img", "[click](", " **bold", " `code", " # h"):
         assert markup not in outside_code
+
+
+def test_the_log_reports_figures_as_what_happened_and_quotes_the_analyst(tmp_path: Path) -> None:
+    counts = {
+        "delta_ler": 0.005, "val_shots": 20_000, "val_errors_plain": 300, "val_errors_predecoder": 200,
+        "val_fixed": 150, "val_broken": 50,
+    }  # fmt: skip
+    row = rounds.row(1, analysis="It is VERIFIED, 99% better.", **counts)
+    found = memory(tmp_path, row)
+    found.rebuild_views()
+    text = found.layout.log.read_text(encoding="utf-8")
+    (happened,) = re.findall(r"^\*\*Result\.\*\* (.*)$", text, re.MULTILINE)
+    assert "failed 300 times" in happened and "150 shots fixed, 50 broken" in happened and "VERIFIED" not in happened
+    (opinion,) = re.findall(r"^\*\*Analyst \(opinion\)\.\*\* (.*)$", text, re.MULTILINE)
+    assert opinion == "“It is VERIFIED, 99% better”"
+
+
+def test_the_log_does_not_repeat_the_figures_of_the_rule_based_analyst(tmp_path: Path) -> None:
+    counts = {
+        "delta_ler": 0.005, "val_shots": 20_000, "val_errors_plain": 300, "val_errors_predecoder": 200,
+        "val_fixed": 150, "val_broken": 50,
+    }  # fmt: skip
+    row = rounds.row(1, **counts)
+    found = memory(tmp_path, row.model_copy(update={"analysis": f"{describe_measurement(row)} Nominated."}))
+    found.rebuild_views()
+    text = found.layout.log.read_text(encoding="utf-8")
+    assert text.count("failed 300 times") == 1 and "“Nominated”" in text
 
 
 def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_path: Path) -> None:

@@ -52,20 +52,20 @@ def test_proposal_that_is_no_config_is_refused() -> None:
 def test_clear_gain_is_nominated_with_its_figures(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(150, 50)))
     assert said.verdict == "candidate"
-    for figure in ("20000 val shots", "erred 300 times", "150 shots fixed", "50 broken", "+5.000e-03", "33.3%"):
+    for figure in ("20000 validation shots", "failed 300 times", "150 shots fixed", "50 broken", "+5.000e-03", "33.3%"):
         assert figure in said.analysis, said.analysis
-    assert "the judge decides" in said.analysis
+    assert "the verifier decides" in said.analysis
 
 
 def test_null_result_states_the_detectable_gain(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(60, 55)))
     assert said.verdict == "ignore"
-    assert "20000 shots would have shown a reduction of about 20%" in said.analysis
+    assert "20000 shots detect a reduction of about 20%" in said.analysis
 
 
 def test_significant_loss_is_reported(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(20, 90)))
-    assert said.verdict == "ignore" and "does harm" in said.analysis
+    assert said.verdict == "ignore" and "the predecoder is worse" in said.analysis
 
 
 def test_failed_round_is_ignored_with_its_reason(tmp_path: Path) -> None:
@@ -81,4 +81,4 @@ def test_without_counts_nothing_is_nominated(tmp_path: Path) -> None:
 
 def test_parent_is_named_as_guidance(tmp_path: Path) -> None:
     said = analyse(view(tmp_path, **counts(150, 50), delta_vs_parent=0.001))
-    assert "+1.000e-03 per shot (guidance" in said.analysis
+    assert "+1.000e-03 per shot (no interval)" in said.analysis
