@@ -461,7 +461,9 @@ def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
     repo.commit_all("all")
     repo.dirty_paths()
     repo.diff_text(repo.head_sha(), sha)
-    repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", repo.head_sha(worktree))
+    sha = repo.head_sha(worktree)
+    repo.worktree_remove(worktree)
+    repo.rename_branch("exp/r/01-x", "quarantine/r/01-x", sha)
     repo.worktree_remove(worktree)
     assert not sprung.exists(), sprung.read_text()
 
@@ -579,10 +581,8 @@ def test_a_lock_of_another_user_is_kept(repo: Repo) -> None:
 
 
 def test_a_lock_in_the_way_is_named_with_the_way_out(repo: Repo) -> None:
-    _, sha = grow(repo, 1, base="x")
-    lock = repo.common / "refs/heads/exp/r/01-x.lock"
-    lock.write_text("")
-    ref = next(iter(repo.refs("refs/heads/exp")))
+    sha, ref = repo.head_sha(), "refs/heads/exp/r/01-x"
+    repo.update_refs([RefUpdate(ref, sha, None)])
     lock = repo.common / f"{ref}.lock"
     lock.write_text("")
     with pytest.raises(GitError, match="another git holds a lock file") as error:
