@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from autoqec.contracts.events import Event
-from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.profiles import PROFILES
 from autoqec.orchestrator.loop import run_rounds
 from autoqec.orchestrator.run import start_run
 from autoqec.store.files import load_yaml
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
 from tests.support.processes import below, leader, spawned
 
@@ -53,7 +54,7 @@ def test_a_run_trains_with_the_pinned_loop(workspace: Workspace, loop: str, more
     shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
     assert shown.code == 0, shown.err + shown.out
     (run,) = (workspace.root / "runs").glob("[0-9]*")
-    (row,) = [HistoryRow.model_validate_json(line) for line in (run / "history.jsonl").read_text().splitlines()]
+    (row,) = History(RunLayout(workspace.root, run.name)).rows()
     config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), location="config")
     assert row.status == "ok", row.status_reason
     assert row.dsl_config == config and config["training"]["loop"] == loop
