@@ -65,8 +65,8 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
     if not n_listed:
         out.note("nothing to remove")
     elif not removed and not dry_run:
-        kinds = " or ".join(OPT_IN_KINDS)
-        out.note(f"nothing was removed; --yes removes all that is listed; {kinds} only with --only KIND")
+        kinds = ", ".join(f"{kind} with --only {kind}" for kind in OPT_IN_KINDS)
+        out.note(f"nothing was removed; --yes removes all that is listed; {kinds}")
 
 
 def _deleted_runs(
