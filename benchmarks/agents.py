@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.continual.agents.memory_agent import MemoryAgent, MemoryAgentConfig
 from autoqec.continual.environments import ParallelEnvironments, SerialEnvironments
 from autoqec.continual.environments.design import DesignEnv, EnvFeatures, PredecoderDraft
@@ -65,7 +65,7 @@ def validation_row() -> Row:
 
 def parallel_row() -> Row:
     """The screen routine on designs of one size, one after the other and in two processes that stand already."""
-    text = files.dump_config(files.load_env(paths.env_file("smoke"))[0].dump())
+    text = files.dump_config(files.load_env(locate.env_file("smoke"))[0].dump())
     features = EnvFeatures.of(files.parse_env(text, location="smoke"))
     routine = ScreenRoutine(text, train_shots=40_000, finetune_shots=0, val_shots=10_000)
     envs = [

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import AnalystResponse
@@ -28,7 +28,7 @@ from benchmarks.table import Row, record
 
 # A rate: with few rounds, the last one that runs alone weighs more than all else.
 ROUNDS, SEED = 20, 1
-ENV = paths.BUILTIN / "smoke.yaml"
+ENV = locate.BUILTIN / "smoke.yaml"
 MLP = {"type": "mlp", "mlp": {"hidden": 32}}
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.profiles import PROFILES, Profile
@@ -95,7 +95,7 @@ class EnvBenchmark:
     """
 
     def __init__(self, env: str, shots: int) -> None:
-        spec, _ = files.load_env(paths.env_file(env))
+        spec, _ = files.load_env(locate.env_file(env))
         self.env, self.problem = env, Problem.from_env(spec.model_copy(update={"constraints": BOUNDS}))
         seed = sampling.band_seed(spec.seed_policy.holdout, "qecbench-tab")
         self.shots = sampling.sample(self.problem, shots, seed)

@@ -22,10 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli.paths import builtin_envs
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.locate import builtin_envs
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory

@@ -154,9 +154,10 @@ def run(context: click.Context, /, env_name: str | None, out: Output, **chosen: 
     Ctrl-C once: rounds being measured are finished. Twice: now. Either way `--resume` goes on.
     """
     from autoqec.cli import run_command
+    from autoqec.launch.options import parse_run_options
 
     explicit = {name for name in chosen if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT}
-    run_options = run_command.parse_run_options(env_name, explicit, **chosen)
+    run_options = parse_run_options(env_name, explicit, **chosen)
     if chosen["dry_run"]:
         run_command.show_plan(run_options, out)
     else:

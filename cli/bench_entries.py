@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import tpe
 from autoqec.ideators.hybrid import Hybrid
@@ -101,4 +101,4 @@ class BenchIdeators:
 
     def _with_env(self, view: View) -> View:
         """The view of a run of that env: a model is told of the code, a policy of its size."""
-        return view | {"env": load_env(paths.env_file(self.env))[0].dump()}
+        return view | {"env": load_env(locate.env_file(self.env))[0].dump()}

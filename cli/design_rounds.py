@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.contracts.profiles import ProfileName
 from autoqec.ideators import moves
 from autoqec.ideators.moves import Move
@@ -50,7 +50,7 @@ class WorkspaceRounds:
             env = Path(folder) / "env.yaml"
             env.write_text(env_text, encoding="utf-8")
             roles = loop.Roles(lambda view: self._response)
-            run = loop.start_run(env, paths.workspace_root(), profile, 1, IDEATOR, roles=roles)
+            run = loop.start_run(env, locate.workspace_root(), profile, 1, IDEATOR, roles=roles)
         self._runs[env_text, profile] = self._held.enter_context(run)
         self._note(f"promoted designs become rounds of run {run.layout.run_id}")
         return run

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import AutoqecError, UsageError
@@ -52,7 +52,7 @@ class Tools:
         """Cores, memory, disk and accelerators of this machine; with a run's id also what its rounds took."""
         from autoqec.reporting.machine_state import machine_state
 
-        state = machine_state(paths.run_layout(run, root=self._root) if run else None)
+        state = machine_state(locate.run_layout(run, root=self._root) if run else None)
         return {**state, "rounds": state.get("rounds", [])[-MAX_ROWS:]}
 
     def query_history(
@@ -80,8 +80,8 @@ class Tools:
         from autoqec.reporting import run_report
 
         if run is None:
-            return {"runs": paths.run_ids(self._root)[-MAX_ROWS:]}
-        report = run_report.load(paths.run_layout(run, root=self._root))
+            return {"runs": locate.run_ids(self._root)[-MAX_ROWS:]}
+        report = run_report.load(locate.run_layout(run, root=self._root))
         best = report.best_verification
         return {
             "run_id": report.info.run_id,
@@ -110,7 +110,7 @@ class Tools:
         """Have the judge decide about a round on fresh shots, or replay the judgement that stands. Takes minutes."""
         from autoqec.system.process import child
 
-        round_dir = paths.run_layout(run, root=self._root).round(round).dir
+        round_dir = locate.run_layout(run, root=self._root).round(round).dir
         if not round_dir.is_dir():
             raise UsageError("there is no such round", location=f"run {run}, round {round}", hint="call query_history")
         argv = [sys.executable, "-P", "-m", "autoqec.cli", "verify", str(round_dir), "--json"]
@@ -126,7 +126,7 @@ class Tools:
     def _rows(self, run: str) -> list[HistoryRow]:
         from autoqec.store.history import History
 
-        rounds = History(paths.run_layout(run, root=self._root)).state().rounds
+        rounds = History(locate.run_layout(run, root=self._root)).state().rounds
         return [found.row for found in rounds.values()]
 
     def _view(self, run: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Tools:
         from autoqec.store import files
         from autoqec.system.git import Repo
 
-        layout = paths.run_layout(run, root=self._root)
+        layout = locate.run_layout(run, root=self._root)
         memory = RunMemory(layout.root)
         data = Repo.discover(self._root).show_file(memory.history.info().baseline_sha, EDITABLE_CONFIG)
         config = files.load_yaml((data or b"").decode("utf-8", "replace"), location=EDITABLE_CONFIG)
@@ -147,7 +147,7 @@ class Tools:
         from autoqec.reporting.predict_cost import predict_cost
 
         dsl, view = parse_dsl(config, location="config"), self._view(run)
-        env = _env(paths.run_layout(run, root=self._root))
+        env = _env(locate.run_layout(run, root=self._root))
         cost, bounds = predict_cost(env, dsl), view["env"]["constraints"]
         return {
             "valid": True,

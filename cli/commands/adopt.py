@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options, trust_option
 
 
@@ -23,7 +23,7 @@ def command(run: str, number: int, out: Output) -> None:
     from autoqec.system.git import Repo
 
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        row = restore_round(paths.run_layout(run), Repo.discover(Path.cwd()), number, view)
+        row = restore_round(locate.run_layout(run), Repo.discover(Path.cwd()), number, view)
     out.say(f"Round {number} is back on {plain(str(row.branch))}: {row.verify_verdict}")
     out.emit(row.dump())
     if row.verify_verdict != "VERIFIED":

@@ -72,11 +72,11 @@ def command(
 ) -> None:
     """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
     from autoqec.cli.bench_entries import BenchIdeators
-    from autoqec.cli.build_roles import split_budget
     from autoqec.errors import UsageError
     from autoqec.ideators.bench import SimulationSettings
     from autoqec.ideators.bench_run import CONTROLS, compare
     from autoqec.ideators.bench_table import DEFAULT, Table
+    from autoqec.launch.role_options import split_budget
     from autoqec.orchestrator.budget import Budget
     from autoqec.store import atomic
 

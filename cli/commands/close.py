@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 
@@ -18,7 +18,7 @@ def command(run: str, out: Output) -> None:
     from autoqec.orchestrator.publish_secret import publish_secret
     from autoqec.system.git import Repo
 
-    layout = paths.run_layout(run)
+    layout = locate.run_layout(run)
     secret = publish_secret(layout, Repo.discover(Path.cwd()))
     out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.secret_hex})")
     out.note("`autoqec verify` on its judged rounds draws the same shots again.")

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli import paths
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 from autoqec.system.machine import cpu_count
-
-if TYPE_CHECKING:
-    from autoqec.contracts.env import EnvSpec
-    from autoqec.store.layout import RunLayout
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -71,8 +63,9 @@ def command(
         raise UsageError("needs a model", location="--allow-other-dem", hint="add --dem FILE")
     if threads > cpu_count():
         raise UsageError(f"{threads} threads on {cpu_count()} cores", location="--threads", hint="use fewer threads")
-    with ExitStack() as exit_stack:
-        loaded = _load_checkpoint(checkpoint, env_name, trust_code, unverified, exit_stack)
+    from autoqec.launch.checkpoints import open_checkpoint
+
+    with open_checkpoint(checkpoint, env_name, trust_code=trust_code, unverified=unverified) as loaded:
         if not loaded.verified:
             out.note("warning: this checkpoint is not a verified artifact")
         import torch
@@ -82,7 +75,7 @@ def command(
 
         torch.set_num_threads(threads)
         model = None if dem is None else read_model(dem, loaded.env)
-        decoding = CheckpointDecoder.of(loaded.env, loaded.checkpoint, model, allow_other_dem=allow_other_dem)
+        decoding = CheckpointDecoder.of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem)
         problem = decoding.problem
         events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
         parts = (decoding.decode(part) for part in events)
@@ -102,59 +95,6 @@ def command(
             "verified": loaded.verified,
         }
     )
-
-
-@dataclass(frozen=True)
-class _LoadedCheckpoint:
-    """A checkpoint, its env, and whether it is a verified artifact."""
-
-    checkpoint: Path
-    env: EnvSpec
-    verified: bool
-
-
-def _load_checkpoint(
-    checkpoint: Path, env_name: str | None, trust_code: bool, unverified: bool, exit_stack: ExitStack
-) -> _LoadedCheckpoint:
-    """Find file and env of a checkpoint; the code that it needs is in effect until `exit_stack` closes."""
-    from autoqec.orchestrator.verified_artifact import require_verified
-    from autoqec.store.files import load_env
-
-    directory = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    try:
-        layout, number = paths.parse_round_dir(directory)
-    except UsageError as error:
-        if checkpoint.is_dir():
-            raise
-        if env_name is None:
-            message = "does not belong to a run, so its env must be named"
-            raise UsageError(
-                message, location=str(checkpoint), hint=f"autoqec decode {checkpoint} --env ENV …"
-            ) from error
-        return _LoadedCheckpoint(checkpoint, load_env(paths.env_file(env_name))[0], verified=False)
-    path = layout.round(number).checkpoint if checkpoint.is_dir() else checkpoint
-    modules_dir = _overlay_modules(exit_stack, layout, number, trust_code)
-    if not unverified:
-        require_verified(layout, number, path, modules_dir, override="add --unverified")
-    env, _ = load_env(paths.env_file(env_name) if env_name else layout.env)
-    return _LoadedCheckpoint(path, env, verified=not unverified)
-
-
-def _overlay_modules(exit_stack: ExitStack, layout: RunLayout, number: int, trust_code: bool) -> Path | None:
-    """Put the editable modules of the round in effect if its branch changed code; return their directory."""
-    from autoqec.orchestrator.editable_modules import checked_out_modules
-
-    modules_dir = exit_stack.enter_context(checked_out_modules(layout, number))
-    if modules_dir is not None and not trust_code:
-        message = f"the branch of round {number} changed code, which would run with all your permissions"
-        raise UsageError(
-            message, location=f"run {layout.run_id}", hint="review it with `git diff`, then add --trust-code"
-        )
-    if modules_dir is not None:
-        from autoqec.decoders import overlay
-
-        overlay.use_modules_dir(modules_dir)
-    return modules_dir
 
 
 def _check_target(shots: Path, target: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import llm_summary, paths
+from autoqec import locate
+from autoqec.cli import llm_summary
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
 from autoqec.reporting.diagnose import Diagnosis
@@ -53,7 +54,7 @@ def _diagnose(target: str) -> list[Diagnosis]:
     number = directory.name.removeprefix("round_")
     round_layout = layout.RoundLayout(directory, int(number) if number.isdigit() else 1)
     if not round_layout.metrics.exists() and number == directory.name:
-        return diagnose_run(paths.run_layout(target))
+        return diagnose_run(locate.run_layout(target))
     env = layout.RunLayout(directory.parent.parent.parent, directory.parent.name).env
     return [diagnose_round(round_layout, env.read_text(encoding="utf-8") if env.is_file() else None)]
 

@@ -82,10 +82,10 @@ def _matching() -> Iterator[Finding]:
 
 
 def _git() -> Iterator[Finding]:
-    from autoqec.cli import paths
+    from autoqec import locate
 
     try:
-        root = paths.workspace_root()
+        root = locate.workspace_root()
         yield Finding("git", "good", f"in the repository {root}")
     except AutoqecError as error:
         yield Finding("git", "weak", error.message, error.hint)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def command(out: Output) -> None:
     """List the envs that can be named without a path."""
     from autoqec.store.files import load_env
 
-    for name, path in paths.builtin_envs().items():
+    for name, path in locate.builtin_envs().items():
         env, _ = load_env(path)
         noise = ", ".join(f"{p:g}" for p in env.points if p is not None) or "from the file"
         target = "" if env.target is None else f" (target {env.target:g})"

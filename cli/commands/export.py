@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.reporting.export import FORMATS, export
 
@@ -29,6 +29,6 @@ def command(run: str, form: str, target: Path | None, out: Output) -> None:
     files, for `tensorboard --logdir DIR`. wandb: offline runs, for `wandb sync DIR/offline-run-*`; nothing is sent.
     The last two need an extra: `pip install 'autoqec[tensorboard]'`, `pip install 'autoqec[wandb]'`.
     """
-    path = export(paths.find_run(run), form, target)
+    path = export(locate.find_run(run), form, target)
     out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
     out.emit({"path": str(path), "format": form})

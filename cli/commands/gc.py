@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
@@ -48,9 +48,9 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
 
     repo = Repo.discover(Path.cwd())
     n_listed, removed = _deleted_runs(repo, run, only, dry_run, yes, out)
-    layouts = [RunLayout(repo.root, name) for name in paths.run_ids(repo.root)]
+    layouts = [RunLayout(repo.root, name) for name in locate.run_ids(repo.root)]
     if run is not None:
-        layouts = [] if n_listed else [paths.run_layout(run)]
+        layouts = [] if n_listed else [locate.run_layout(run)]
     for layout in layouts:
         try:
             removable = _list_items(layout, repo, only, out)

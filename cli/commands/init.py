@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 
@@ -18,6 +18,6 @@ def command(directory: Path, env_name: str, out: Output) -> None:
     """Make DIRECTORY a git repository with a search surface and an env, ready for `autoqec run`."""
     from autoqec.cli.workspace import make_workspace
 
-    commit = make_workspace(directory, paths.env_file(env_name))
+    commit = make_workspace(directory, locate.env_file(env_name))
     out.say(f"{directory} is ready. Next: cd {directory} && autoqec run env.yaml --profile smoke --rounds 2")
     out.emit({"directory": str(directory.resolve()), "env": "env.yaml", "commit": commit})

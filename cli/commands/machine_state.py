@@ -6,7 +6,7 @@ import json
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 
@@ -17,7 +17,7 @@ def command(run: str | None, out: Output) -> None:
     """Cores, memory, disk and accelerators; with RUN also what its rounds took."""
     from autoqec.reporting.machine_state import machine_state
 
-    state = machine_state(paths.run_layout(run) if run else None)
+    state = machine_state(locate.run_layout(run) if run else None)
     out.emit(state)
     if not out.json:
         out.say(json.dumps(state, indent=2, ensure_ascii=False))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autoqec import optional
-from autoqec.cli import paths
+from autoqec import locate, optional
 from autoqec.cli.common import Output, options
 
 
@@ -15,7 +14,7 @@ def command(out: Output) -> None:
     """Serve machine_state, query_history, show, propose and verify over stdio, for the repository one stands in."""
     from autoqec.cli.mcp_server import server
 
-    root = paths.workspace_root()
+    root = locate.workspace_root()
     optional.require_installed("mcp", extra="mcp")
     mcp = server(root)
     out.note(f"serving {root} over stdio; end of input ends it")

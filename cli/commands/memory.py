@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
@@ -33,7 +33,7 @@ def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> 
         added = learned.learn(run_id, spec, rows)
         out.emit({"event": "imported", "run": run_id, "rounds": added})
         out.say(f"{added} rounds of run {run_id} were new")
-    notes = learned.notes(load_env(paths.env_file(env))[0]) if env else []
+    notes = learned.notes(load_env(locate.env_file(env))[0]) if env else []
     out.emit({"event": "memory", "file": str(file), "type": learned.memory.config.type, "entries": len(learned),
               "notes": notes})  # fmt: skip
     out.say(f"{file}: a memory of type {learned.memory.config.type} with {len(learned)} entries")
@@ -49,7 +49,7 @@ def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
 
     path = Path(run).resolve()
     directory = path.parent if path.is_file() else path
-    layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else paths.run_layout(run)
+    layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else locate.run_layout(run)
     if not layout.history.is_file():
         raise UsageError("is no run with a history.jsonl", location=run, hint="name an id, or a directory runs/RUN_ID")
     text = read_text(layout.env, what="the run's env", hint=f"put the env that the run was made for at {layout.env}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 
@@ -25,7 +25,7 @@ def command(run: str, target: Path | None, shots: bool, out: Output) -> None:
     from autoqec.orchestrator.archive import package_run
     from autoqec.system.git import Repo
 
-    layout = paths.run_layout(run)
+    layout = locate.run_layout(run)
     target = target or Path(f"{layout.run_id}.tar")
     manifest = package_run(layout, Repo.discover(Path.cwd()), target, shots=shots)
     digest = sha256_bytes(target.read_bytes())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 
@@ -20,7 +20,7 @@ def command(run: str, dry_run: bool, out: Output) -> None:
     from autoqec.reporting.text import plain
     from autoqec.system.git import Repo
 
-    layout = paths.run_layout(run)
+    layout = locate.run_layout(run)
     actions = reconcile(layout, Repo.discover(Path.cwd()), dry_run=dry_run)
     for action in actions:
         what = action.branch or (str(action.path) if action.path else "")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
 from autoqec.store import layout
@@ -59,7 +59,7 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
 
 
 def _run_layouts(runs: Sequence[str]) -> list[layout.RunLayout]:
-    layouts = {paths.find_run(run).root: paths.find_run(run) for run in runs}
+    layouts = {locate.find_run(run).root: locate.find_run(run) for run in runs}
     ids = [item.run_id for item in layouts.values()]
     duplicate = next((item for item in layouts.values() if ids.count(item.run_id) > 1), None)
     if duplicate is not None:

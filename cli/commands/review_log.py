@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from autoqec.cli import llm_summary, paths
+from autoqec import locate
+from autoqec.cli import llm_summary
 from autoqec.cli.common import Output, options
 
 
@@ -18,7 +19,7 @@ def command(run: str, model: str | None, out: Output) -> None:
     from autoqec.reporting.text import plain
 
     llm_summary.check_model(model)
-    findings = review(paths.run_layout(run))
+    findings = review(locate.run_layout(run))
     for number, finding in enumerate(findings, start=1):
         out.emit(finding.dump())
         out.say(f"{number}. [{finding.weight}] {plain(finding.what, 600)}.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import ContractError, UsageError
@@ -53,7 +53,7 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     from autoqec.runner.runner import run_round
     from autoqec.store.files import load_env, load_yaml, read_text
 
-    _, env_yaml = load_env(paths.env_file(env_name))
+    _, env_yaml = load_env(locate.env_file(env_name))
     predecoder = load_yaml(read_text(config, what="predecoder config"), location=str(config))
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
@@ -98,14 +98,14 @@ def _check(predecoder: Any, config: Path) -> None:
 def _current_repository() -> Path | None:
     """The repository one stands in, if it has a search surface; else the package's own surface is run."""
     try:
-        root = paths.workspace_root()
+        root = locate.workspace_root()
     except UsageError:
         return None
     return root if (root / layout.EDITABLE_MODULES).is_dir() else None
 
 
 def _weights(run_id: str, parent: HistoryRow) -> str | None:
-    path = paths.run_layout(run_id).stored(parent.checkpoint_path)
+    path = locate.run_layout(run_id).stored(parent.checkpoint_path)
     return None if path is None else str(path)
 
 
@@ -115,5 +115,5 @@ def _parent(run_id: str, fork_from: tuple[str, ...]) -> HistoryRow | None:
 
     if len(fork_from) != 1 or fork_from[0] == "baseline" or not layout.RUN_ID.match(run_id):
         return None
-    rows = History(paths.run_layout(run_id)).rows()
+    rows = History(locate.run_layout(run_id)).rows()
     return next((row for row in rows if row.branch == fork_from[0] and row.status == "ok"), None)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from autoqec import optional
-from autoqec.cli import paths
+from autoqec import locate, optional
 from autoqec.cli.common import Output, options
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ def _problem(env_name: str, chosen: dict[str, Any]) -> SearchProblem:
     from autoqec.continual.environments.routines import ScreenRoutine
     from autoqec.store.files import load_env
 
-    env, text = load_env(paths.env_file(env_name))
+    env, text = load_env(locate.env_file(env_name))
     if chosen["table"] is not None:
         return SearchProblem.tabular(env, chosen["table"])
     names = ("train_shots", "finetune_shots", "val_shots", "seed")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 from autoqec.errors import AutoqecError
 from autoqec.store.layout import RunLayout
@@ -22,16 +22,16 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
     if (graph or dot) and run is None:
         raise click.UsageError("--graph and --dot draw one run: name it; `autoqec show` lists the runs")
     if run is None:
-        _list(paths.workspace_root(), out)
+        _list(locate.workspace_root(), out)
         return
     if graph or dot:
-        _graph(paths.run_layout(run), dot, out)
+        _graph(locate.run_layout(run), dot, out)
         return
     from autoqec.reporting import run_report
     from autoqec.reporting.summary import print_summary
     from autoqec.reporting.terminal import console
 
-    view = run_report.load(paths.run_layout(run))
+    view = run_report.load(locate.run_layout(run))
     print_summary(console(err=out.json), view)
     out.emit(view.dump())
 
@@ -62,7 +62,7 @@ def _list(root: Path, out: Output) -> None:
     from autoqec.reporting.text import plain, pluralize
     from autoqec.system.git import Repo
 
-    ids = paths.run_ids(root)
+    ids = locate.run_ids(root)
     for deleted in find_deleted_runs(Repo.discover(root)):
         out.say(f"{deleted.run_id}  {deleted.message}; `autoqec gc {deleted.run_id}` removes them")
         out.emit({"run_id": deleted.run_id, "deleted": True, "what": deleted.message})

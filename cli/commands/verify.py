@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options, trust_option
 
 
@@ -29,7 +29,7 @@ def command(round_dir: Path, replay: bool, out: Output) -> None:
     from autoqec.reporting.text import effect_line, plain
     from autoqec.system.git import Repo
 
-    layout, number = paths.parse_round_dir(round_dir)
+    layout, number = locate.parse_round_dir(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         report = verify_or_replay(layout, Repo.discover(layout.repo_root), number, view)
     out.say(f"{report.verdict}: {plain('; '.join(report.reasons), 2000)}")
@@ -47,7 +47,7 @@ def _replay(round_dir: Path, out: Output) -> None:
     from autoqec.reporting.text import plain
     from autoqec.system.git import Repo
 
-    layout, number = paths.parse_round_dir(round_dir)
+    layout, number = locate.parse_round_dir(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
         replayed = replay(layout, Repo.discover(layout.repo_root), number, view)
     verdict = replayed.report.verdict

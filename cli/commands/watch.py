@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.common import Output, options
 
 
@@ -17,7 +17,7 @@ def command(run: str, out: Output) -> None:
     from autoqec.reporting.watch import watch
 
     try:
-        view = watch(paths.find_run(run), console(err=out.json), quiet=out.quiet)
+        view = watch(locate.find_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:
         return
     out.note(f"Nobody is running {view.info.run_id} now.")

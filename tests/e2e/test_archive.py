@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli.paths import builtin_envs
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import ignore
 from autoqec.errors import ContractError, UsageError
+from autoqec.locate import builtin_envs
 from autoqec.orchestrator import archive as archive_module
 from autoqec.orchestrator.archive import package_run, replay_archive
 from autoqec.orchestrator.loop import run_rounds, start_run

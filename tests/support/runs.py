@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli.paths import BUILTIN
 from autoqec.contracts.history import Begun, HistoryRow, Planned, RunInfo
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import ParetoEntry, non_dominated
@@ -27,6 +26,7 @@ from autoqec.contracts.verdict import (
     SequentialTest,
     VerifyReport,
 )
+from autoqec.locate import BUILTIN
 from autoqec.store.files import dump_config, load_env
 from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
 

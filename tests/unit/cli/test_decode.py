@@ -140,7 +140,7 @@ def test_the_env_must_be_known(made: tuple[Path, np.ndarray], capsys: pytest.Cap
     assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
     refused(capsys, "checkpoint.pt", "does not belong to a run", "--env ENV")
     assert run_cli(group, ["decode", str(place), *files]) == 2
-    refused(capsys, "no round's directory")
+    refused(capsys, "not a round directory")
 
 
 def test_another_env_is_refused_naming_both(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.base import sha256_bytes
@@ -28,7 +28,7 @@ def run(workspace: Workspace) -> RunLayout:
     """Two rounds that broke the env's bounds with one config."""
     layout = RunLayout(workspace.root, rounds.RUN_ID)
     atomic.make_dir(layout.root)
-    env = files.load_env(paths.BUILTIN / "smoke.yaml")[1]
+    env = files.load_env(locate.BUILTIN / "smoke.yaml")[1]
     atomic.write_text(layout.env, env)
     History(layout).write_info(rounds.info(env_yaml_sha256=sha256_bytes(env.encode())))
     reason = "n_params = 9999999 exceeds the env's limit of 200000"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli import paths
+from autoqec import locate
 from autoqec.contracts.base import sha256_bytes
 from autoqec.store import atomic, files
 from autoqec.store.history import History
@@ -26,7 +26,7 @@ TOOLS = {"machine_state", "query_history", "show", "propose", "verify"}
 def run(workspace: Workspace) -> RunLayout:
     layout = RunLayout(workspace.root, rounds.RUN_ID)
     atomic.make_dir(layout.root)
-    env = files.load_env(paths.BUILTIN / "smoke.yaml")[1]
+    env = files.load_env(locate.BUILTIN / "smoke.yaml")[1]
     atomic.write_text(layout.env, env)
     info = rounds.info(env_yaml_sha256=sha256_bytes(env.encode()), baseline_sha=workspace.git("rev-parse", "HEAD"))
     History(layout).write_info(info)

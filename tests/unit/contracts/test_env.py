@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from autoqec.cli.paths import builtin_envs
 from autoqec.contracts.env import SEED_SPACE, EnvSpec, SeedPolicy
+from autoqec.locate import builtin_envs
 
 
 def config(**changes: Any) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli.paths import BUILTIN
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.errors import UsageError
 from autoqec.ideators import moves, space, tpe
+from autoqec.locate import BUILTIN
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, search
 from autoqec.store.files import dump_config, load_env
 

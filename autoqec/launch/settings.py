@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autoqec.cli import build_roles
-from autoqec.cli.build_roles import RoleOptions
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
+from autoqec.launch import role_options as options
+from autoqec.launch.role_options import RoleOptions
 from autoqec.orchestrator.budget import Budget
 from autoqec.store.layout import RunLayout
 
@@ -37,7 +37,7 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
     named = explicit if stored is not None else set(chosen)
     update: dict[str, Any] = {name: chosen[name] for name in _SAME_NAME if name in named}
     update |= {name: _stored_path(chosen[name], root) for name in _PATHS if name in named}
-    budget, llm_limits = build_roles.split_budget(chosen["budget"])
+    budget, llm_limits = options.split_budget(chosen["budget"])
     limits = {name: float(value) for name, value in vars(budget).items() if value is not None}
     update["budget"] = {**base.budget, **limits, **llm_limits}
     if chosen["rounds"] is not None:
@@ -53,7 +53,7 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
 
 def loop_budget(settings: RunSettings) -> Budget:
     """The limits of the loop, without those of the language models."""
-    limits = {name: value for name, value in settings.budget.items() if name not in build_roles.LLM_LIMITS}
+    limits = {name: value for name, value in settings.budget.items() if name not in options.LLM_LIMITS}
     return Budget(**{name: int(v) if name in ("rounds", "plateau") else v for name, v in limits.items()})  # type: ignore[arg-type]
 
 

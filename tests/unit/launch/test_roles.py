@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from autoqec.cli import build_roles
-from autoqec.cli.build_roles import RoleOptions, RunBudget
 from autoqec.continual.runtime.main import evaluate
 from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
@@ -18,6 +16,9 @@ from autoqec.contracts.events import ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.errors import UsageError
+from autoqec.launch import role_options
+from autoqec.launch.role_options import RoleOptions
+from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.llm.errors import CassetteMissError, LlmAuthError
 from autoqec.llm.ledger import Ledger
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, Run, search, start_run
@@ -65,43 +66,43 @@ def test_every_search_has_its_name() -> None:
     "choice, words",
     [
         (RoleOptions("oracle"), "unknown ideator"),
-        (RoleOptions("replay"), "older run"),
+        (RoleOptions("replay"), "--replay-of RUN"),
         (RoleOptions("tpe", replay_of="20260101-000000"), "replay"),
-        (RoleOptions("replay", replay_of="20260101-000000"), "no such run"),
-        (RoleOptions("tpe", model="claude-opus-5-5"), "asks no language model"),
-        (RoleOptions("random", max_usd=1.0), "asks no language model"),
+        (RoleOptions("replay", replay_of="20260101-000000"), "run not found"),
+        (RoleOptions("tpe", model="claude-opus-5-5"), "calls no language model"),
+        (RoleOptions("random", max_usd=1.0), "calls no language model"),
         (RoleOptions("llm", model="gpt-unheard-of"), "no backend"),
-        (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "not there"),
-        (RoleOptions("policy", ideator_memory=Path("ep_000001")), "asks a language model"),
+        (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "not found"),
+        (RoleOptions("policy", ideator_memory=Path("ep_000001")), "needs a language model"),
         (RoleOptions("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
-        (RoleOptions("random", analyst_memory=Path("ep_000001")), "asks a language model"),
+        (RoleOptions("random", analyst_memory=Path("ep_000001")), "needs a language model"),
         (RoleOptions("tpe", memory=Path("nowhere/memory.jsonl")), "a memory cannot be stored here"),
     ],
 )
 def test_a_wrong_choice_is_told_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        build_roles.check(choice, tmp_path)
+        role_options.check_role_options(choice, tmp_path)
 
 
 def test_no_key_is_told_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LlmAuthError, match="no key"):
-        build_roles.check(RoleOptions("llm"), tmp_path)
+        role_options.check_role_options(RoleOptions("llm"), tmp_path)
 
 
 def test_budgets_of_the_loop_and_of_the_models_in_one_option() -> None:
-    budget, money = build_roles.split_budget("rounds=20, usd=3, tokens=200000, plateau=4")
+    budget, money = role_options.split_budget("rounds=20, usd=3, tokens=200000, plateau=4")
     assert (budget.rounds, budget.plateau, money) == (20, 4, {"usd": 3.0, "tokens": 200_000.0})
     for wrong in ("usd=0", "usd=free", "tokens=-1", "coffee=2"):
-        with pytest.raises(UsageError, match="no limit"):
-            build_roles.split_budget(wrong)
+        with pytest.raises(UsageError, match="not a limit"):
+            role_options.split_budget(wrong)
 
 
 def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str) -> None:
     choice = RoleOptions("llm", model=model)
-    build_roles.check(choice, run.repo.root)
-    roles, limits = build_roles.build_roles(choice, run, ignore)
+    role_options.check_role_options(choice, run.repo.root)
+    roles, limits = build_roles(choice, run, ignore)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN and reply.source.startswith("llm scripted:")
     assert limits.exhausted(fold([]), 0.0) is None
@@ -115,17 +116,17 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
 def test_a_taped_run_speaks_again_without_the_model(
     run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = build_roles.build_roles(RoleOptions("llm", model=model), run, ignore)[0].ideator(view(run))
+    first = build_roles(RoleOptions("llm", model=model), run, ignore)[0].ideator(view(run))
     cassette_file = tmp_path / "tape.jsonl"
     run.layout.cassette.rename(cassette_file)
     (tmp_path / "said.jsonl").unlink()
     choice = RoleOptions("llm", model=model, cassette=cassette_file)
-    build_roles.check(choice, run.repo.root)
+    role_options.check_role_options(choice, run.repo.root)
     assert f"{machine.cpu_count()} cores" in cassette_file.read_text(encoding="utf-8"), (
         "the model was told of the machine"
     )
     monkeypatch.setattr(machine, "snapshot", lambda: {"cpu": {"cores": 4096}})
-    roles, _ = build_roles.build_roles(choice, run, ignore)
+    roles, _ = build_roles(choice, run, ignore)
     assert roles.ideator(view(run)) == first, "on another machine too"
     assert run.layout.cassette.read_bytes() == cassette_file.read_bytes(), "the tape travels with the run"
     with pytest.raises(CassetteMissError):
@@ -135,7 +136,7 @@ def test_a_taped_run_speaks_again_without_the_model(
 def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: Run, model: str) -> None:
     told: list[str] = []
     choice = RoleOptions("llm", model=model, max_tokens=100)
-    roles, limits = build_roles.build_roles(choice, run, lambda event: told.append(event.kind))
+    roles, limits = build_roles(choice, run, lambda event: told.append(event.kind))
     assert limits.exhausted(fold([]), 0.0) is None
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
     assert "budget is 100" in str(limits.exhausted(fold([]), 0.0)) and told == ["lm_budget"]
@@ -144,7 +145,7 @@ def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: R
 
 
 def test_hybrid_asks_no_model_for_the_coders_words(run: Run, model: str) -> None:
-    roles, _ = build_roles.build_roles(RoleOptions("hybrid", model=model), run, ignore)
+    roles, _ = build_roles(RoleOptions("hybrid", model=model), run, ignore)
     reply = roles.ideator(view(run))
     assert isinstance(reply, IdeatorResponse) and reply.source == "hybrid tpe 0"
     coded = roles.coder({"proposal": GNN, "hypothesis": "h", "slug": "s", "compose_mode": None})
@@ -157,8 +158,8 @@ def test_replay_ends_with_the_older_run(run: Run) -> None:
     History(older).write_info(rounds.info())
     History(older).append_row(rounds.row(1, dsl_config=GNN))
     choice = RoleOptions("replay", replay_of=rounds.RUN_ID)
-    build_roles.check(choice, run.repo.root)
-    roles, limits = build_roles.build_roles(choice, run, ignore)
+    role_options.check_role_options(choice, run.repo.root)
+    roles, limits = build_roles(choice, run, ignore)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal == GNN
     assert limits.exhausted(fold([]), 0.0) is None
@@ -187,8 +188,8 @@ def proposing(folder: Path, say: str) -> str:
 def test_a_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     model = proposing(tmp_path, '{"type": "mlp", "mlp.depth": 2}')
     choice = RoleOptions("llm", model=model, ideator_memory=checkpoint)
-    build_roles.check(choice, run.repo.root)
-    roles, _ = build_roles.build_roles(choice, run, ignore)
+    role_options.check_role_options(choice, run.repo.root)
+    roles, _ = build_roles(choice, run, ignore)
     reply = roles.ideator(view(run))
     assert reply is not None and reply.proposal["mlp"]["depth"] == 2 and reply.source.startswith("MemoryAgent latest")
     assert Ledger(run.layout.ledger).by_attempt["attempt-1"].calls == 1
@@ -201,14 +202,14 @@ def test_what_a_trained_agent_says_amiss_is_for_the_search(
 ) -> None:
     told: list[str] = []
     choice = RoleOptions("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
-    roles, _ = build_roles.build_roles(choice, run, lambda event: told.append(event.kind))
+    roles, _ = build_roles(choice, run, lambda event: told.append(event.kind))
     assert roles.ideator(view(run)) is None and told == ["lm_given_up"]
 
 
 def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_path: Path) -> None:
     file, row = tmp_path / "memory.jsonl", rounds.row(1, dsl_config=GNN, status="train_error", status_reason="NaN")
     CrossRunMemory(file).learn("an older run", run.env, [row])
-    roles, _ = build_roles.build_roles(RoleOptions("llm", model=model, memory=file), run, ignore)
+    roles, _ = build_roles(RoleOptions("llm", model=model, memory=file), run, ignore)
     assert roles.ideator(view(run)) is not None
     (line,) = jsonl.read(run.layout.cassette)
     prompt = json.dumps(line["request"])
@@ -219,8 +220,8 @@ def test_every_run_teaches_and_each_round_once(run: Run, tmp_path: Path) -> None
     run.layout.round(1).dir.mkdir()
     run.memory.history.append_row(rounds.row(1, dsl_config=GNN))
     choice = RoleOptions("tpe", memory=tmp_path / "memory.jsonl")
-    assert (build_roles.learn(choice, run), build_roles.learn(choice, run)) == (1, 0)
-    assert build_roles.learn(RoleOptions("tpe"), run) == 0 and len(CrossRunMemory(tmp_path / "memory.jsonl")) == 1
+    assert (learn(choice, run), learn(choice, run)) == (1, 0)
+    assert learn(RoleOptions("tpe"), run) == 0 and len(CrossRunMemory(tmp_path / "memory.jsonl")) == 1
 
 
 def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
@@ -229,9 +230,7 @@ def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkp
     for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
         (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "the judge say", "say": say}) + "\n")
         choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
-        roles, _ = build_roles.build_roles(
-            choice, run, lambda event: told.append(f"{event.kind} {event.payload()['role']}")
-        )
+        roles, _ = build_roles(choice, run, lambda event: told.append(f"{event.kind} {event.payload()['role']}"))
         said = roles.analyst(view)
         assert (said.verdict if said else None) == ends
     assert told == ["lm_given_up analyst"]

@@ -1,4 +1,4 @@
-"""Turns what a person types into places: an env's name into its file, a run's id into its layout."""
+"""Resolves env names to files, and run ids and directories to layouts."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ BUILTIN = Path(autoqec.__file__).parent / "envs" / "builtin"
 
 
 def builtin_envs() -> dict[str, Path]:
-    """Envs that come with the package, by the name they may be called without a path."""
+    """Return the env files of the package by name."""
     return {path.stem: path for path in sorted(BUILTIN.glob("*.yaml"))}
 
 
 def env_file(name: str) -> Path:
-    """The file that `name` means: a builtin env's name, or a path. UsageError where there is neither."""
+    """Return the env file of a builtin env name or a path; UsageError if there is none."""
     known = builtin_envs()
     if name in known:
         return known[name]
     path = Path(name)
     if not path.exists():
-        message = f"there is no such env file, and no builtin env of that name (known: {', '.join(known)})"
+        message = f"is neither an env file nor a builtin env ({', '.join(known)})"
         raise UsageError(message, location=name, hint="autoqec envs")
     return path
 
 
 def workspace_root() -> Path:
-    """Top of the git repository one stands in; UsageError where there is none."""
+    """Return the root of the git repository of the current directory; UsageError if there is none."""
     from autoqec.system.git import Repo
 
     return Path(Repo.discover(Path.cwd()).root)
 
 
 def run_layout(run: str, *, root: Path | None = None) -> layout.RunLayout:
-    """The run that `run` names: an id, or the path of its directory. UsageError where there is none."""
+    """Return the run with an id, or at a path, in the repository at `root`; UsageError if there is none."""
     root = root or workspace_root()
     run_id = Path(run).name
     candidate = layout.RunLayout(root, run_id)
     if not layout.RUN_ID.match(run_id) or not candidate.run_info.is_file():
         _explain_deleted_run(root, run_id)
-        raise UsageError("there is no such run here", location=f"run {run}", hint="autoqec show")
+        raise UsageError("run not found in this repository", location=f"run {run}", hint="autoqec show")
     return candidate
 
 
@@ -59,19 +59,20 @@ def _explain_deleted_run(root: Path, run_id: str) -> None:
 
 
 def find_run(run: str) -> layout.RunLayout:
-    """A run to look at: its directory, in whichever repository, or an id of this one. UsageError if there is none."""
+    """Return a run by the path of its directory in any repository, or by its id in this one; UsageError if none."""
     directory = Path(run)
     if directory.name != run and directory.is_dir():
         directory = Path(os.path.abspath(directory))
         candidate = layout.RunLayout(directory.parent.parent, directory.name)
         if candidate.root == directory and layout.RUN_ID.match(directory.name) and candidate.run_info.is_file():
             return candidate
-        raise UsageError("holds no run", location=run, hint="name a directory …/runs/RUN with a run.json in it")
+        hint = "choose a directory …/runs/RUN that contains run.json"
+        raise UsageError("is not a run directory", location=run, hint=hint)
     return run_layout(run)
 
 
 def run_ids(root: Path) -> list[str]:
-    """Runs of the repository, oldest first."""
+    """Return the ids of all runs of a repository, oldest first."""
     runs = layout.runs_dir(root)
     if not runs.is_dir():
         return []
@@ -79,14 +80,14 @@ def run_ids(root: Path) -> list[str]:
 
 
 def parse_round_dir(round_dir: Path) -> tuple[layout.RunLayout, int]:
-    """The run and the number of a round's directory, wherever the run's repository lies. UsageError for any other."""
+    """Return run and round number of a round directory in any repository; UsageError for other directories."""
     directory = Path(os.path.abspath(round_dir))
     number = directory.name.removeprefix("round_")
     root = directory.parent.parent.parent
-    hint = "name runs/RUN/round_N; `autoqec show` lists the runs"
+    hint = "choose runs/RUN/round_N; `autoqec show` lists the runs"
     if not number.isdecimal() or not directory.is_dir():
-        raise UsageError("is no round's directory", location=str(round_dir), hint=hint)
+        raise UsageError("is not a round directory", location=str(round_dir), hint=hint)
     candidate = run_layout(directory.parent.name, root=root)
     if candidate.round(int(number)).dir != directory:
-        raise UsageError("is no round's directory", location=str(round_dir), hint=hint)
+        raise UsageError("is not a round directory", location=str(round_dir), hint=hint)
     return candidate, int(number)

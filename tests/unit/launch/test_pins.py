@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from autoqec.cli import build_roles
-from autoqec.cli.build_roles import RoleOptions, pins_of
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.errors import UsageError
 from autoqec.ideators.view_text import format_ideator_view
+from autoqec.launch import role_options
+from autoqec.launch.role_options import RoleOptions, parse_pins
+from autoqec.launch.roles import build_roles
 from autoqec.orchestrator.rounds import start_round
 from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store import files
@@ -53,17 +54,17 @@ def choice_of(name: str, workspace: Workspace, folder: Path) -> RoleOptions:
         History(older).write_info(rounds.info())
         History(older).append_row(rounds.row(1, dsl_config=GNN))
         return RoleOptions(name, replay_of=rounds.RUN_ID)
-    asked = name in build_roles.ROLES
+    asked = name in role_options.ROLES
     return RoleOptions(name, model=scripted(folder) if asked else None, open_surface=asked)
 
 
-@pytest.mark.parametrize("name", build_roles.NAMES)
+@pytest.mark.parametrize("name", role_options.NAMES)
 def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspace, tmp_path: Path) -> None:
-    pins, choice = pins_of(PINS), choice_of(name, workspace, tmp_path)
-    build_roles.check(choice, workspace.root)
+    pins, choice = parse_pins(PINS), choice_of(name, workspace, tmp_path)
+    role_options.check_role_options(choice, workspace.root)
     stand_in = Roles(search("tpe"))
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
-        run.roles, _ = build_roles.build_roles(choice, run, ignore)
+        run.roles, _ = build_roles(choice, run, ignore)
         opened = start_round(run, ignore)
         planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row
@@ -89,7 +90,7 @@ def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspac
     reply = IdeatorResponse(hypothesis="unrolled", slug="bp", proposal=bp)
     roles = Roles(lambda view: reply)
     with start_run(
-        workspace.root / "env.yaml", workspace.root, "smoke", roles=roles, pins=pins_of(["head=mlp_small"])
+        workspace.root / "env.yaml", workspace.root, "smoke", roles=roles, pins=parse_pins(["head=mlp_small"])
     ) as run:
         row = start_round(run, ignore).row
         assert row is not None and row.status == "compile_error"
@@ -109,12 +110,12 @@ def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspac
 )
 def test_what_is_no_pin_is_told_with_an_example(texts: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
-        pins_of(texts)
+        parse_pins(texts)
     assert error.value.hint and "\n" not in str(error.value)
 
 
 def test_values_are_spelled_as_in_the_file() -> None:
-    pins = pins_of(["type=gnn", "gnn.residual=false", "gnn.normalization=none", "training.learning_rate=1e-3"])
+    pins = parse_pins(["type=gnn", "gnn.residual=false", "gnn.normalization=none", "training.learning_rate=1e-3"])
     assert pins == {
         "type": "gnn", "gnn.residual": False, "gnn.normalization": "none", "training.learning_rate": 1e-3,
     }  # fmt: skip
@@ -134,7 +135,7 @@ def test_a_wrong_pin_leaves_nothing_and_a_plan_shows_right_ones(workspace: Works
 
 def test_a_run_goes_on_with_its_own_pins_and_no_others(workspace: Workspace) -> None:
     with start_run(
-        workspace.root / "env.yaml", workspace.root, "smoke", 1, pins=pins_of(["training.loop=sync"])
+        workspace.root / "env.yaml", workspace.root, "smoke", 1, pins=parse_pins(["training.loop=sync"])
     ) as run:
         name = run.info.run_id
     for named in ([], ["--pin", "training.loop=sync"]):
@@ -143,6 +144,6 @@ def test_a_run_goes_on_with_its_own_pins_and_no_others(workspace: Workspace) -> 
     other = workspace.autoqec("run", "--resume", name, "--dry-run", "--pin", "training.loop=async")
     assert other.code == 2
     assert (
-        f"--pin training.loop=async: the run began with training.loop=sync\nhint: autoqec run --resume {name}"
+        f"--pin training.loop=async: the run was started with training.loop=sync\nhint: autoqec run --resume {name}"
         in other.err
     )

@@ -10,8 +10,8 @@ import pytest
 from click.core import ParameterSource
 
 from autoqec.cli.autoqec import run as run_cli_command
-from autoqec.cli.run_command import RunOptions, parse_run_options
 from autoqec.errors import UsageError
+from autoqec.launch.options import RunOptions, parse_run_options
 from autoqec.orchestrator.run import Roles, search, start_run
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout

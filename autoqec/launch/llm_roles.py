@@ -1,0 +1,134 @@
+"""The roles of one run that call language models, with recording, ledger and budget."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, OnEvent
+from autoqec.contracts.history import Begun
+from autoqec.errors import ContractError, UsageError
+from autoqec.launch.role_options import RoleOptions
+from autoqec.llm.config import get_lm_client
+from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
+from autoqec.reporting.machine_state import round_statistics
+from autoqec.reporting.predict_cost import predict_cost
+from autoqec.system import machine
+
+if TYPE_CHECKING:
+    from autoqec.llm.base import LanguageModel
+    from autoqec.llm.ledger import Ledger
+    from autoqec.orchestrator.run import RunContext
+
+View = dict[str, Any]
+
+
+class LlmRoles:
+    """Builds the roles; `budget_message` says why no further call may be made, once that is so."""
+
+    def __init__(self, choice: RoleOptions, run: RunContext, on_event: OnEvent) -> None:
+        from autoqec.llm.cassette import CassetteFile
+        from autoqec.llm.ledger import Ledger
+
+        self._choice, self._run, self._on_event = choice, run, on_event
+        self.budget_message: str | None = None
+        layout = run.layout
+        if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
+            shutil.copyfile(choice.cassette, layout.cassette)  # the archive of a run contains its cassette
+        cassette_file = CassetteFile(layout.cassette, "record" if choice.cassette is None else "replay")
+        tokens = None if choice.max_tokens is None else int(choice.max_tokens)
+        self._ledger: Ledger = Ledger(layout.ledger, max_usd=choice.max_usd, max_tokens=tokens)
+        self._clients: dict[str, LanguageModel] = {
+            role: get_lm_client(choice.config(role), cassette_file=cassette_file, ledger=self._ledger)
+            for role in choice.models
+        }
+
+    def ideator(self) -> Callable[[View], Any]:
+        """Return the Ideator."""
+        from autoqec.ideators.llm_roles import LlmIdeator
+
+        lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
+        if checkpoint is not None:
+            from autoqec.continual.runtime import checkpoint_agents
+
+            return self._with_ledger(self._with_fallback("ideator", checkpoint_agents.ideator(checkpoint, lm)))
+        cost = partial(predict_cost, self._run.env_text)
+        role = LlmIdeator(lm, on_event=self._on_event, predict_cost=cost, machine=self._machine())
+        return self._with_ledger(self._with_run_memory(role))
+
+    def _machine(self) -> Callable[[], dict[str, Any]]:
+        """As `machine_state` for the run, but without loading torch; the machine is inspected once."""
+        state = {"machine": machine.snapshot()}
+        return lambda: state | round_statistics(self._run.memory.history.rows())
+
+    def _with_fallback(self, name: str, role: Callable[[View], Any]) -> Callable[[View], Any]:
+        """Wrap a role: None if its answer is unusable, so that the role without a model takes over."""
+
+        def call_role(view: View) -> Any:
+            try:
+                return role(view)
+            except (BudgetExceededError, CassetteMissError):
+                raise
+            except (UsageError, ContractError, LlmError) as error:
+                self._on_event(LlmGivenUp(role=name, error=type(error).__name__, what=str(error)[:400]))
+                return None
+
+        return call_role
+
+    def _with_run_memory(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+        """Add what earlier runs learned to the view of a role."""
+        if self._choice.memory is None:
+            return role
+        from autoqec.continual.runtime.run_memory import CrossRunMemory
+
+        notes = CrossRunMemory(self._choice.memory).notes(self._run.env, exclude_run=self._run.info.run_id)
+        return lambda view: role(view | {"notes": notes})
+
+    def coder(self) -> Callable[[View], Any]:
+        """Return the Coder."""
+        from autoqec.ideators.llm_roles import LlmCoder
+
+        cost = partial(predict_cost, self._run.env_text)
+        limits = self._run.env.constraints.dump()
+        return self._with_ledger(
+            LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
+        )
+
+    def analyst(self) -> Callable[[View], Any]:
+        """Return the Analyst."""
+        from autoqec.ideators.llm_roles import LlmAnalyst
+
+        lm, checkpoint = self._clients["analyst"], self._choice.analyst_memory
+        if checkpoint is not None:
+            from autoqec.continual.runtime import checkpoint_agents
+
+            return self._with_ledger(self._with_fallback("analyst", checkpoint_agents.analyst(checkpoint, lm)))
+        return self._with_ledger(LlmAnalyst(lm, on_event=self._on_event))
+
+    def _with_ledger(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+        """Book the calls of a role under the attempt of its round; None once the budget is used up."""
+
+        def call_role(view: View) -> Any:
+            if self.budget_message is not None:
+                return None
+            try:
+                with self._ledger.round(self._attempt(view)):
+                    return role(view)
+            except BudgetExceededError as error:
+                self.budget_message = f"budget of the language models: {error.message}"
+                self._on_event(LlmBudgetExhausted(what=error.message))
+                return None
+
+        return call_role
+
+    def _attempt(self, view: View) -> str:
+        """The attempt of a view: the Analyst's by its directory, otherwise the latest."""
+        begun_lines = [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
+        round_dir = view.get("round_dir")
+        matching = [
+            line for line in begun_lines if round_dir and self._run.layout.round(line.round).dir == Path(round_dir)
+        ]
+        return (matching or begun_lines)[-1].round_attempt_id

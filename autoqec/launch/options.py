@@ -1,0 +1,189 @@
+"""Options of a run, resolved from the command line or the Python API and from the run that is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autoqec import locate
+from autoqec.contracts.base import sha256_bytes
+from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.history import RunInfo
+from autoqec.contracts.pins import apply_pins, format_pins
+from autoqec.contracts.profiles import PROFILES, ProfileName
+from autoqec.contracts.settings import RunSettings
+from autoqec.errors import UsageError
+from autoqec.launch import role_options, settings
+from autoqec.orchestrator import loop
+from autoqec.orchestrator.executors.slurm import SlurmExecutor, fill_job_options
+from autoqec.runner.devices import require_available
+from autoqec.store.files import load_env
+from autoqec.store.history import History
+from autoqec.store.layout import RunLayout
+from autoqec.system import slurm
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """A run to start, or to resume.
+
+    Attributes:
+        root: top of the repository.
+        env: env file of a new run; None when a run is resumed.
+        layout: layout of the run to resume; None for a new run.
+        info: run.json of the run to resume.
+        choice: ideator and language models.
+        pins: config options that every proposal keeps.
+        settings: settings that a resume inherits.
+        cluster: SLURM options of the job of a round; None if rounds are measured on this machine.
+    """
+
+    root: Path
+    env: Path | None
+    layout: RunLayout | None
+    info: RunInfo | None
+    profile: ProfileName
+    seed: int
+    secret_file: Path | None
+    choice: role_options.RoleOptions
+    pins: dict[str, Any]
+    settings: RunSettings
+    cluster: dict[str, str] | None
+
+    @property
+    def rounds(self) -> int | None:
+        """Finished rounds at which the run ends; None: other limits end it."""
+        return self.settings.rounds
+
+    @property
+    def budget(self) -> loop.Budget:
+        """Limits of the loop."""
+        return settings.loop_budget(self.settings)
+
+    @property
+    def parallel(self) -> int:
+        """Rounds measured at once."""
+        return self.settings.parallel
+
+    @property
+    def round_threads(self) -> int:
+        """Threads of one round: a share of `threads` if several rounds run on this machine."""
+        threads = self.settings.threads
+        return threads if self.cluster is not None else max(1, threads // self.parallel)
+
+    @property
+    def executor(self) -> loop.Executor | None:
+        """Executor of rounds; None: this machine."""
+        return None if self.cluster is None else SlurmExecutor(self.parallel, self.cluster)
+
+
+OPTION_DEFAULTS: Mapping[str, Any] = {
+    "rounds": None, "profile": "dev", "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe", "pin": (),
+    "no_llm": False, "model": None, "effort": None, "cassette": None, "replay_of": None, "ideator_memory": None,
+    "analyst_memory": None, "memory": None, "open_surface": False, "parallel": 1, "threads": 1, "executor": "local",
+    "slurm": (), "budget": "",
+}  # fmt: skip
+_PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory")
+
+
+def complete_options(named: Mapping[str, Any], *, resume: str | None = None) -> dict[str, Any]:
+    """Add the defaults to the options that a caller of the Python API gave.
+
+    Raises:
+        UsageError: An option is unknown, or the profile is.
+    """
+    unknown = [name for name in named if name not in OPTION_DEFAULTS or name == "resume"]
+    if unknown:
+        raise UsageError("is not an option", location=unknown[0], hint=f"choose from {', '.join(OPTION_DEFAULTS)}")
+    paths = {name: Path(named[name]) for name in _PATH_OPTIONS if named.get(name) is not None}
+    chosen = {**OPTION_DEFAULTS, **named, **paths, "resume": resume}
+    if chosen["profile"] not in PROFILES:
+        raise UsageError(f"unknown profile {chosen['profile']!r}", location="profile", hint=", ".join(PROFILES))
+    return chosen
+
+
+def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -> RunOptions:
+    """Resolve and check the options of a run; writes nothing.
+
+    Args:
+        env_name: Builtin env name or env file; None when a run is resumed.
+        explicit: Names of the options that the user gave.
+        chosen: Value of every option of `autoqec run`.
+
+    Raises:
+        UsageError: An option is invalid, or contradicts the run that is resumed.
+    """
+    root = locate.workspace_root()
+    role_options.split_budget(chosen["budget"])
+    pins = role_options.parse_pins(chosen["pin"])
+    layout = locate.run_layout(chosen["resume"], root=root) if chosen["resume"] else None
+    info = History(layout).info() if layout else None
+    if info is not None:
+        _check_resume_options(info, env_name, {name: chosen[name] for name in explicit}, pins)
+    elif env_name is None:
+        raise UsageError("is missing", location="ENV", hint="autoqec envs; then autoqec run NAME")
+    resolved = settings.resolve_settings(info, explicit, chosen, root)
+    ideator = info.ideator if info else chosen["ideator"]
+    choice = settings.role_options(resolved, ideator, info, layout, explicit, chosen, root)
+    if chosen["no_llm"] and choice.models:
+        raise UsageError(f"ideator {choice.ideator} calls a language model", location="--no-llm", hint="--ideator tpe")
+    role_options.check_role_options(choice, root)
+    pins = dict(info.pins) if info else pins
+    if resolved.executor == "local":
+        _check_gpus(pins)
+    profile = info.profile if info else chosen["profile"]
+    return RunOptions(
+        root=root,
+        env=None if info else locate.env_file(str(env_name)),
+        layout=layout,
+        info=info,
+        profile=profile,
+        seed=info.seed if info else chosen["seed"],
+        secret_file=chosen["secret_file"],
+        choice=choice,
+        pins=pins,
+        settings=settings.with_models(resolved, choice),
+        cluster=_slurm_options(resolved.executor, resolved.slurm, profile, resolved.threads),
+    )
+
+
+def _check_gpus(pins: dict[str, Any]) -> None:
+    """Refuse pins that require GPUs which this machine does not have; every round would fail."""
+    if pins:
+        require_available(parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, pins)).training)
+
+
+def _slurm_options(
+    executor: str, options: tuple[str, ...], profile: ProfileName, threads: int
+) -> dict[str, str] | None:
+    """SLURM options of the job of a round, accepted by `sbatch --test-only`; None for the local executor."""
+    if executor == "local":
+        if options:
+            raise UsageError("needs --executor slurm", location="--slurm", hint="add --executor slurm")
+        return None
+    job_options = fill_job_options(slurm.parse_options(options), PROFILES[profile], threads)
+    slurm.check(job_options)
+    return job_options
+
+
+def _check_resume_options(info: RunInfo, env_name: str | None, named: dict[str, Any], pins: dict[str, Any]) -> None:
+    """Reject options that contradict those with which the run was started."""
+    hint = f"autoqec run --resume {info.run_id}"
+    for name in ("profile", "seed", "ideator"):
+        was = getattr(info, name)
+        if named.get(name, was) != was:
+            raise UsageError(f"the run was started with {was}", location=f"--{name} {named[name]}", hint=hint)
+    if pins and pins != info.pins:
+        raise UsageError(
+            f"the run was started with {format_pins(info.pins) or 'no pins'}",
+            location=f"--pin {format_pins(pins)}",
+            hint=hint,
+        )
+    if "secret_file" in named:
+        raise UsageError("the run already has a secret", location="--secret-file", hint=hint)
+    if env_name is not None:
+        path = locate.env_file(env_name)
+        if sha256_bytes(load_env(path)[1].encode()) != info.env_yaml_sha256:
+            raise UsageError("is not the env that the run was started with", location=str(path), hint=hint)

@@ -1,0 +1,115 @@
+"""Runs the rounds of a new or resumed run; shared by the command line and the Python API."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+from autoqec.contracts.events import Event, OnEvent, RunOpened
+from autoqec.errors import RunInterruptedError
+from autoqec.launch.options import RunOptions
+from autoqec.launch.roles import RunBudget, build_roles, learn
+from autoqec.orchestrator import loop
+from autoqec.orchestrator.run import RolesFactory, RunContext
+from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
+from autoqec.store.layout import RunLayout
+from autoqec.system import sandbox
+
+
+@dataclass(frozen=True)
+class SessionResult:
+    """How a session ended; learned: rounds added to the memory of `--memory`."""
+
+    layout: RunLayout
+    outcome: loop.LoopResult
+    learned: int
+
+
+def run_session(
+    options: RunOptions,
+    on_event: OnEvent,
+    *,
+    on_open: Callable[[loop.Run], None] = lambda run: None,
+    command_line: Sequence[str] = (),
+) -> SessionResult:
+    """Start or resume a run and run rounds until a limit is reached or Ctrl-C is pressed.
+
+    Args:
+        options: What to run.
+        on_event: Called with every event.
+        on_open: Called with the run before its first round.
+        command_line: Recorded in run.json of a new run.
+
+    Raises:
+        RunInterruptedError: Interrupted in the middle of a round; the run can be resumed.
+        UsageError: The run cannot be started or resumed; nothing was written.
+    """
+    with ExitStack() as stack:
+        listeners, limits = [on_event], RunBudget()
+
+        def notify(event: Event) -> None:
+            for listener in listeners:
+                listener(event)
+
+        def roles(context: RunContext) -> loop.Roles:
+            nonlocal limits
+            built, limits = build_roles(options.choice, context, notify, options.budget)
+            return built
+
+        run = stack.enter_context(_open_run(options, roles, notify, command_line))
+        listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _run_limits(options))))
+        on_open(run)
+        notify(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))
+        try:
+            outcome = loop.run_rounds(
+                run, options.rounds, notify, budget=limits, parallel=options.parallel, executor=options.executor
+            )
+        except KeyboardInterrupt as error:
+            hint = f"autoqec run --resume {run.layout.run_id}"
+            raise RunInterruptedError("interrupted during a round", location=run.layout.run_id, hint=hint) from error
+        return SessionResult(run.layout, outcome, learn(options.choice, run))
+
+
+def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, command_line: Sequence[str]) -> loop.Run:
+    if options.layout is not None:
+        run = loop.resume_run(
+            options.layout.run_id, options.root, roles=roles, threads=options.round_threads, on_event=on_event
+        )
+        change = run.memory.history.update_settings(options.settings)
+        if change is not None:
+            had_settings, run.info = run.info.settings is not None, run.memory.history.info()
+            if had_settings:
+                changes = ", ".join(f"{name} = {value}" for name, value in change.changed.items())
+                run.notes.append(f"settings of the run changed: {changes}")
+        return run
+    assert options.env is not None  # a run is either new or resumed
+    return loop.start_run(
+        options.env,
+        options.root,
+        options.profile,
+        options.seed,
+        options.choice.ideator,
+        secret_file=options.secret_file,
+        roles=roles,
+        threads=options.round_threads,
+        pins=options.pins,
+        command_line=tuple(command_line),
+        settings=options.settings,
+    )
+
+
+def _run_limits(options: RunOptions) -> RunLimits:
+    """The limits of this session, for `watch`."""
+    limits = asdict(options.budget)
+    rounds = [number for number in (options.rounds, limits.pop("rounds")) if number is not None]
+    return RunLimits(
+        **limits,
+        rounds=min(rounds, default=None),
+        usd=options.choice.max_usd,
+        tokens=options.choice.max_tokens,
+        parallel=options.parallel,
+        began=time.time(),
+        sandbox=sandbox.probe(),
+    )
