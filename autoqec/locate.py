@@ -52,7 +52,11 @@ def _explain_deleted_run(root: Path, run_id: str) -> None:
     from autoqec.orchestrator.run_directory import find_deleted_runs
     from autoqec.system.git import Repo
 
-    for deleted in find_deleted_runs(Repo.discover(root)):
+    try:
+        repo = Repo.discover(root)
+    except UsageError:
+        return
+    for deleted in find_deleted_runs(repo):
         if deleted.run_id == run_id:
             hint = f"autoqec gc {run_id} removes what is left"
             raise UsageError(deleted.message, location=f"run {run_id}", hint=hint)
