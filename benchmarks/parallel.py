@@ -13,13 +13,13 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from autoqec import locate
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import ignore
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RunnerConfig
+from autoqec.contracts.views import AnalystView
 from autoqec.ideators import analyst
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.executors.local import run_round
@@ -32,7 +32,7 @@ ENV = locate.BUILTIN / "smoke.yaml"
 MLP = {"type": "mlp", "mlp": {"hidden": 32}}
 
 
-def nominate_nothing(view: dict[str, Any]) -> AnalystResponse:
+def nominate_nothing(view: AnalystView) -> AnalystResponse:
     """The analyst, who nominates nothing."""
     return analyst.analyse(view).model_copy(update={"verdict": "ignore"})
 

@@ -25,6 +25,7 @@ from typing import Any
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
@@ -71,7 +72,7 @@ def make_two_round_run(place: Path) -> RunLayout:
 def roles() -> Roles:
     """An ideator that thinks nothing, a coder that writes what it is told, an analyst that nominates."""
 
-    def ideator(view: dict[str, Any]) -> IdeatorResponse:
+    def ideator(view: IdeatorView) -> IdeatorResponse:
         config = driver.changed(mlp__hidden=next(WIDTHS), training__finetune_share=0.0)
         return IdeatorResponse(hypothesis="one more net", slug="net", fork_from="baseline", proposal=config)
 

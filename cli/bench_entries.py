@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoqec import locate
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import tpe
 from autoqec.ideators.hybrid import Hybrid
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
     from autoqec.llm.base import LanguageModel
     from autoqec.llm.ledger import Ledger
 
-View = dict[str, Any]
-ProposeFn = Callable[[View], Any]
+ProposeFn = Callable[[IdeatorView], Any]
 
 LLM_IDEATORS = ("llm", "hybrid:llm", "memory", "memoryless")
 CHECKPOINT_IDEATORS = ("memory", "memoryless")
@@ -69,7 +69,7 @@ class BenchIdeators:
         config = role_config("ideator", LMConfig(model=self.model) if self.model else None)
         return get_lm_client(config, ledger=self._ledger)
 
-    def _policy(self, view: View) -> Any:
+    def _policy(self, view: IdeatorView) -> Any:
         from autoqec.continual.environments import policy_ideator
 
         return policy_ideator.propose(self._with_env(view))
@@ -86,7 +86,7 @@ class BenchIdeators:
 
             role = LlmIdeator(lm)
 
-        def answer(view: View) -> Any:
+        def answer(view: IdeatorView) -> Any:
             try:
                 proposal = role(self._with_env(view))
             except BudgetExceededError:
@@ -99,6 +99,6 @@ class BenchIdeators:
         # As in a run: the search takes a round that the model leaves.
         return Hybrid(answer) if name == "hybrid:llm" else lambda view: answer(view) or tpe.propose(view)
 
-    def _with_env(self, view: View) -> View:
+    def _with_env(self, view: IdeatorView) -> IdeatorView:
         """The view of a run of that env: a model is told of the code, a policy of its size."""
-        return view | {"env": load_env(locate.env_file(self.env))[0].dump()}
+        return view.model_copy(update={"env": load_env(locate.env_file(self.env))[0].dump()})

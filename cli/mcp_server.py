@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from autoqec import locate
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import AutoqecError, UsageError
 from autoqec.reporting.text import plain
 from autoqec.store.layout import EDITABLE_CONFIG, RunLayout
@@ -129,7 +130,7 @@ class Tools:
         rounds = History(locate.run_layout(run, root=self._root)).state().rounds
         return [found.row for found in rounds.values()]
 
-    def _view(self, run: str) -> dict[str, Any]:
+    def _view(self, run: str) -> IdeatorView:
         """The ideator's view of the run, read and not held."""
         from autoqec.orchestrator.memory import RunMemory
         from autoqec.store import files
@@ -148,7 +149,7 @@ class Tools:
 
         dsl, view = parse_dsl(config, location="config"), self._view(run)
         env = _env(locate.run_layout(run, root=self._root))
-        cost, bounds = predict_cost(env, dsl), view["env"]["constraints"]
+        cost, bounds = predict_cost(env, dsl), view.env["constraints"]
         return {
             "valid": True,
             "measured_before_as_round": find_duplicate_round(view, dsl),

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.messages import AnalystResponse, parse_response
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
+from autoqec.contracts.views import AnalystView
 
 
-def analyse(view: dict[str, Any]) -> AnalystResponse:
+def analyse(view: AnalystView) -> AnalystResponse:
     """Nominate a round whose 95% interval of delta lies above 0.
 
     Args:
-        view: {metrics_path, hypothesis} of the round, as from `RunMemory.l3_for_analyst`.
+        view: The measured round, as from `RunMemory.l3_for_analyst`.
     """
-    path = view["metrics_path"]
-    metrics = RoundMetrics.read(json.loads(Path(path).read_bytes()), location=path)
+    metrics = RoundMetrics.read(json.loads(view.metrics_path.read_bytes()), location=str(view.metrics_path))
     response = _of_failure(metrics) if metrics.status != "ok" else _of_measurement(metrics)
     return parse_response(AnalystResponse, canonical_json(response))
 

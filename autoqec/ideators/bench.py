@@ -19,11 +19,12 @@ from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import space
 from autoqec.ideators.bench_table import ParamsTransform, Table, identity
 from autoqec.qec import stats
 
-ProposeFn = Callable[[dict[str, Any]], IdeatorResponse | None]
+ProposeFn = Callable[[IdeatorView], IdeatorResponse | None]
 ParetoPoint = tuple[float, float, float]
 
 VAL_SHOTS = PROFILES["smoke"].val_shots  # the same number as in the profile dev
@@ -157,19 +158,16 @@ def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
     return effect is not None and effect.delta_low > 0 and (effect.relative_low or 0.0) >= min_gain
 
 
-def _view(table: Table, history: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+def _view(table: Table, history: list[dict[str, Any]], seed: int) -> IdeatorView:
     """The view that `RunMemory.l2_for_ideator` would give."""
-    return {
-        "run_id": "bench",
-        "seed": seed,
-        "env": {"code": {"kind": "table", "name": table.env}},
-        "profile": {},
-        "baseline_config": space.TEMPLATES[0].config,
-        "history": list(history),
-        "pending": [],
-        "pareto": [],
-        "pareto_preview": [],
-    }
+    return IdeatorView(
+        run_id="bench",
+        seed=seed,
+        env={"code": {"kind": "table", "name": table.env}},
+        profile={},
+        baseline_config=space.TEMPLATES[0].config,
+        history=tuple(history),
+    )
 
 
 def _row(number: int, response: IdeatorResponse | None, config: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import bench, evolve, moves, space, tpe
 from autoqec.ideators import random as uniform
@@ -69,7 +70,7 @@ class Oracle:
         self._table, self._quality, self._rules = table, quality, settings
         self._points = dict(bench.verifiable_entries(table, settings.min_gain))
 
-    def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
+    def __call__(self, view: IdeatorView) -> IdeatorResponse | None:
         """Propose the next round."""
         if self._quality is None:
             return None

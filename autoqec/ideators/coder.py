@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import PurePosixPath
-from typing import Any
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import CoderResponse, parse_response
+from autoqec.contracts.views import CoderView
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_CONFIG
 
 
-def code(view: dict[str, Any]) -> CoderResponse:
+def code(view: CoderView) -> CoderResponse:
     """Write the config file of a proposal.
 
     Args:
@@ -21,11 +21,11 @@ def code(view: dict[str, Any]) -> CoderResponse:
     Raises:
         ContractError: the proposal is not a valid predecoder config.
     """
-    config = parse_dsl(view["proposal"], location="proposal").config()
+    config = parse_dsl(view.proposal, location="proposal").config()
     edit = {"path": PurePosixPath(EDITABLE_CONFIG).name, "text": dump_config(config)}
     response = {
         "dsl_config": config,
-        "edits": [] if view["compose_mode"] == "pure" else [edit],
-        "commit_message": f"{view['slug']}: {view['hypothesis']}"[:400],
+        "edits": [] if view.compose_mode == "pure" else [edit],
+        "commit_message": f"{view.slug}: {view.hypothesis}"[:400],
     }
     return parse_response(CoderResponse, canonical_json(response))

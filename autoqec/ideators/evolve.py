@@ -12,6 +12,7 @@ from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import dominates
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Params
@@ -22,7 +23,7 @@ N_STARTUP_ROUNDS = 8  # measured rounds before mutation starts; uniform draws un
 SECOND_KEY_PROBABILITY = 0.3  # that a second key is mutated
 
 
-def propose(view: dict[str, Any]) -> IdeatorResponse:
+def propose(view: IdeatorView) -> IdeatorResponse:
     """The next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = SearchState.read(view)
     move = moves.next_template(state) or _child(state) or moves.unseen_config(state, moves.draw)

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space, tpe
 from autoqec.ideators.moves import SearchState
 
-ProposeFn = Callable[[dict[str, Any]], IdeatorResponse]
-Model = Callable[[dict[str, Any]], IdeatorResponse | None]
+ProposeFn = Callable[[IdeatorView], IdeatorResponse]
+Model = Callable[[IdeatorView], IdeatorResponse | None]
 
 LM_SHARE = 0.3  # of the rounds, on average
 GOOD_SHARE = 1 / 4  # of the measured rounds, the best ones, are described to the model
@@ -33,11 +34,13 @@ class Hybrid:
     def __init__(self, model: Model, *, search: ProposeFn = tpe.propose, share: float = LM_SHARE) -> None:
         self._model, self._search, self._share = model, search, share
 
-    def __call__(self, view: dict[str, Any]) -> IdeatorResponse:
+    def __call__(self, view: IdeatorView) -> IdeatorResponse:
         """Propose the next round."""
         state, search_response = SearchState.read(view), self._search(view)
         response = (
-            self._model(view | {"sampler": sampler_summary(state, search_response)}) if self.uses_model(state) else None
+            self._model(view.model_copy(update={"sampler": sampler_summary(state, search_response)}))
+            if self.uses_model(state)
+            else None
         )
         chosen = search_response if response is None else response
         return chosen.model_copy(update={"source": f"hybrid {chosen.source}"[:200]})

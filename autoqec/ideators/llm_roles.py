@@ -22,6 +22,7 @@ from autoqec.contracts.events import OnEvent
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import ContractError
 from autoqec.ideators import analyst, coder, prompts
 from autoqec.ideators.data_blocks import data_block, sanitize
@@ -73,12 +74,12 @@ class LlmIdeator(Role):
         self._predict_cost, self._use_tools = predict_cost, use_tools and lm.supports_tools
         self._machine = machine
 
-    def __call__(self, view: dict[str, Any]) -> IdeatorResponse | None:
+    def __call__(self, view: IdeatorView) -> IdeatorResponse | None:
         """Propose the next round; None without a usable answer."""
         tools = ViewTools(view, self._predict_cost) if self._use_tools else None
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
-    def request(self, view: dict[str, Any]) -> Request:
+    def request(self, view: IdeatorView) -> Request:
         """The prompt for a view: at most 5k tokens for a run of any length."""
         turn = format_ideator_view(view) + "\nPropose the next round."
         return Request(
@@ -90,17 +91,17 @@ class LlmIdeator(Role):
             tools=TOOLS if self._use_tools else (),
         )
 
-    def _response(self, view: dict[str, Any], answer: IdeatorAnswer) -> IdeatorResponse:
+    def _response(self, view: IdeatorView, answer: IdeatorAnswer) -> IdeatorResponse:
         """The answer as the contract's message. ContractError for parents, config or cost that are not possible."""
         parents = _parent_branches(view, answer.fork_from)
-        proposal = apply_pins(answer.proposal.config(), view.get("pins") or {})
+        proposal = apply_pins(answer.proposal.config(), view.pins)
         dsl = parse_dsl(proposal)
         duplicate_round = find_duplicate_round(view, dsl)
         if duplicate_round is not None:
             what = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
             raise ContractError(what, location="proposal")
         if self._predict_cost is not None:
-            check_cost(dsl, self._predict_cost, (view.get("env") or {}).get("constraints") or {})
+            check_cost(dsl, self._predict_cost, view.env.get("constraints") or {})
         return _validated(
             IdeatorResponse,
             hypothesis=sanitize(answer.hypothesis, 400),
@@ -112,11 +113,11 @@ class LlmIdeator(Role):
         )
 
 
-def _parent_branches(view: Mapping[str, Any], fork_from: tuple[int | str, ...]) -> tuple[str, ...]:
+def _parent_branches(view: IdeatorView, fork_from: tuple[int | str, ...]) -> tuple[str, ...]:
     """Branches of the parents, each named by round number or by branch; () for the baseline."""
     if fork_from in ((), ("baseline",)):
         return ()
-    branches = {row["round"]: row["branch"] for row in view["history"] if row.get("forkable")}
+    branches = {row["round"]: row["branch"] for row in view.history if row.get("forkable")}
     chosen = []
     for parent in fork_from:
         branch = parent if parent in branches.values() else branches.get(parent)
@@ -155,18 +156,18 @@ class LlmCoder(Role):
         super().__init__(lm, on_event=on_event)
         self._predict_cost, self._constraints = predict_cost, constraints or {}
 
-    def __call__(self, view: dict[str, Any]) -> CoderResponse | None:
+    def __call__(self, view: CoderView) -> CoderResponse | None:
         """Write config and edits; None without a usable answer."""
-        if view["compose_mode"] == "pure":
+        if view.compose_mode == "pure":
             return coder.code(view)  # git merges the branches: there is nothing to write
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
 
-    def request(self, view: dict[str, Any]) -> Request:
+    def request(self, view: CoderView) -> Request:
         """The prompt for a view, with as much of the editable code as fits."""
-        task = {"hypothesis": sanitize(view["hypothesis"], 400), "proposal": view["proposal"]}
+        task = {"hypothesis": sanitize(view.hypothesis, 400), "proposal": view.proposal}
         blocks = [data_block("task", json.dumps(task, indent=1, sort_keys=True))]
         remaining = MAX_SOURCE_CHARS
-        for name, text in sorted((view.get("surface") or {}).items()):
+        for name, text in sorted(view.modules.items()):
             if name.endswith(".py") and len(text) <= remaining:
                 blocks.append(data_block(sanitize(name, 120), text))
                 remaining -= len(text)
@@ -176,20 +177,20 @@ class LlmCoder(Role):
             system=(prompts.CODER_PROMPT,),
             messages=(Message(role="user", content=turn),),
             output=CoderAnswer,
-            max_tokens=32_000 if view.get("surface") else 8192,
+            max_tokens=32_000 if view.modules else 8192,
         )
 
-    def _response(self, view: dict[str, Any], answer: CoderAnswer) -> CoderResponse:
+    def _response(self, view: CoderView, answer: CoderAnswer) -> CoderResponse:
         """The answer with the config file written from its config; its edits are Python files that parse."""
-        default_response = coder.code({**view, "proposal": answer.dsl_config.config()})
-        if answer.edits and not view.get("surface"):
+        default_response = coder.code(view.model_copy(update={"proposal": answer.dsl_config.config()}))
+        if answer.edits and not view.modules:
             raise ContractError("this run does not allow edits of code", location="edits")
         for edit in answer.edits:
             _check_edit(edit)
         paths = [edit.path for edit in answer.edits]
         if len(set(paths)) != len(paths):
             raise ContractError("a file is edited twice", location="edits")
-        if self._predict_cost is not None and not view.get("surface"):
+        if self._predict_cost is not None and not view.modules:
             check_cost(PredecoderDSL.model_validate(default_response.dsl_config), self._predict_cost, self._constraints)
         return _validated(
             CoderResponse,
@@ -204,17 +205,17 @@ class LlmAnalyst(Role):
 
     name = "analyst"
 
-    def __call__(self, view: dict[str, Any]) -> AnalystResponse | None:
+    def __call__(self, view: AnalystView) -> AnalystResponse | None:
         """Nominate a round or not; None without a usable answer."""
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
 
-    def request(self, view: dict[str, Any]) -> Request:
+    def request(self, view: AnalystView) -> Request:
         """The prompt for a view: figures of the round, its loss by phase, and the round before."""
-        metrics, layout = _metrics(Path(view["metrics_path"])), _round_layout(view)
+        metrics, layout = _metrics(view.metrics_path), _round_layout(view)
         rule_based = analyst.analyse(view)
         curves = {} if layout is None else read_loss_curves(layout.progress)
         blocks = [
-            data_block("hypothesis", sanitize(view["hypothesis"], 400)),
+            data_block("hypothesis", sanitize(view.hypothesis, 400)),
             data_block("metrics", _metrics_json(metrics)),
             data_block("paired figures", sanitize(rule_based.analysis, 2000)),
             data_block("loss by training phase; phases have different losses", format_loss_curves(curves)),
@@ -230,8 +231,8 @@ class LlmAnalyst(Role):
             output=AnalystResponse,
         )
 
-    def _response(self, view: dict[str, Any], answer: AnalystResponse) -> AnalystResponse:
-        status = _metrics(Path(view["metrics_path"])).status
+    def _response(self, view: AnalystView, answer: AnalystResponse) -> AnalystResponse:
+        status = _metrics(view.metrics_path).status
         if answer.verdict == "candidate" and status != "ok":
             raise ContractError(f"a round that ended as {status} cannot be nominated", location="verdict")
         return _validated(
@@ -275,9 +276,9 @@ def _metrics_json(metrics: RoundMetrics) -> str:
     return json.dumps(kept, sort_keys=True, indent=1)
 
 
-def _round_layout(view: Mapping[str, Any]) -> RoundLayout | None:
+def _round_layout(view: AnalystView) -> RoundLayout | None:
     """The round's directory; None where the view names a directory that is not a round's."""
-    directory = Path(view.get("round_dir") or Path(view["metrics_path"]).parent)
+    directory = view.round_dir
     number = directory.name.removeprefix("round_")
     return RunLayout(directory.parents[2], directory.parent.name).round(int(number)) if number.isdigit() else None
 

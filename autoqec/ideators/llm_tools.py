@@ -7,6 +7,7 @@ from typing import Any, get_args
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.pins import apply_pins
 from autoqec.contracts.verdict import Verdict
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import AutoqecError, ContractError
 from autoqec.ideators import space, view_text
 from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
@@ -63,7 +64,7 @@ class ViewTools:
         predict_cost: cost of a config; None leaves costs out of the answers.
     """
 
-    def __init__(self, view: dict[str, Any], predict_cost: PredictCost | None = None) -> None:
+    def __init__(self, view: IdeatorView, predict_cost: PredictCost | None = None) -> None:
         self._view, self._predict_cost = view, predict_cost
         self._names = view_text.round_numbers(view)
 
@@ -85,7 +86,7 @@ class ViewTools:
         rounds = set(arguments.get("rounds") or ())
         matching = [
             row
-            for row in self._view["history"][::-1]
+            for row in self._view.history[::-1]
             if (not rounds or row["round"] in rounds)
             and arguments.get("status") in (None, row.get("status"))
             and arguments.get("verdict") in (None, row.get("verify_verdict"))
@@ -101,20 +102,20 @@ class ViewTools:
 
     def _config(self, number: int) -> dict[str, Any]:
         if number == 0:
-            config: dict[str, Any] = self._view["baseline_config"]
+            config: dict[str, Any] = self._view.baseline_config
             return config
-        for row in self._view["history"]:
+        for row in self._view.history:
             if row["round"] == number and row.get("dsl_config"):
                 return dict(row["dsl_config"])
         raise ContractError(f"round {number} has no config", location="diff")
 
     def _check(self, arguments: dict[str, Any]) -> str:
-        dsl = parse_dsl(apply_pins(arguments["proposal"], self._view.get("pins") or {}), location="proposal")
+        dsl = parse_dsl(apply_pins(arguments["proposal"], self._view.pins), location="proposal")
         duplicate = find_duplicate_round(self._view, dsl)
         lines = ["valid", "new" if duplicate is None else f"equivalent to round {duplicate}: it would be rejected"]
         if self._predict_cost is not None:
             cost = self._predict_cost(dsl)
             lines += [f"{name}: {value}" for name, value in cost.items()]
-            exceeded = exceeded_limits(cost, (self._view.get("env") or {}).get("constraints") or {})
+            exceeded = exceeded_limits(cost, (self._view.env).get("constraints") or {})
             lines += [f"{sentence}: it would be rejected" for sentence in exceeded]
         return "\n".join(lines)

@@ -16,6 +16,7 @@ from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import IdeatorResponse, parse_response
 from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
@@ -58,9 +59,9 @@ class SearchState:
     pins: Params
 
     @classmethod
-    def read(cls, view: dict[str, Any]) -> SearchState:
+    def read(cls, view: IdeatorView) -> SearchState:
         """Read the ideator's view (`RunMemory.l2_for_ideator`)."""
-        history, pending = view["history"], tuple(view["pending"])
+        history, pending = view.history, tuple(view.pending)
         observed = tuple(row for row in history if row["status"] not in ABORTED_STATUSES)
         aborted = Counter(_digest(row) for row in history if row["status"] in ABORTED_STATUSES)
         seen_digests = {_digest(row) for row in (*observed, *pending)} | {
@@ -69,18 +70,18 @@ class SearchState:
         composed = {row["fork_from_canonical"] for row in (*observed, *pending) if row["compose_mode"]}
         verified = [row for row in observed if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
         verified.sort(key=lambda row: (-row["delta_vs_baseline_holdout"], row["round"]))
-        pins = view.get("pins") or {}
+        pins = view.pins
         return cls(
-            seed=view["seed"],
+            seed=view.seed,
             n_proposed=len(observed) + len(pending),
             observed=observed,
             pending=pending,
             seen_digests=frozenset(key for key in seen_digests if key),
             composed_parents=frozenset(composed),
             verified=tuple(verified),
-            baseline=apply_pins(space.normalise(view["baseline_config"]), pins),
-            inputs=view.get("inputs", "other_sector"),
-            finetunes=(view.get("env") or {}).get("backend", "mwpm") == "mwpm",
+            baseline=apply_pins(space.normalise(view.baseline_config), pins),
+            inputs=view.inputs,
+            finetunes=view.env.get("backend", "mwpm") == "mwpm",
             pins=pins,
         )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError
 from autoqec.ideators.moves import ABORTED_STATUSES
 
@@ -13,12 +13,12 @@ PredictCost = Callable[[PredecoderDSL], Mapping[str, int]]
 _LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syndrome"))
 
 
-def find_duplicate_round(view: dict[str, Any], dsl: PredecoderDSL) -> int | None:
+def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
     """The round, measured or running, whose config is equivalent to `dsl`; None for a new config."""
     from autoqec.decoders.equivalence import find_equivalent
 
-    finetunes = (view.get("env") or {}).get("backend", "mwpm") == "mwpm"
-    for row in [*view["history"], *view["pending"]]:
+    finetunes = view.env.get("backend", "mwpm") == "mwpm"
+    for row in [*view.history, *view.pending]:
         if row.get("status") in ABORTED_STATUSES or not row.get("dsl_config"):
             continue
         try:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves
 
 
-def propose(view: dict[str, Any]) -> IdeatorResponse:
+def propose(view: IdeatorView) -> IdeatorResponse:
     """The next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = moves.SearchState.read(view)
     first = moves.next_template(state)

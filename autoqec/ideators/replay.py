@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import ForkFrom
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import ABORTED_STATUSES, Move, SearchState
@@ -35,7 +35,7 @@ class ReplayIdeator:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __call__(self, view: dict[str, Any]) -> IdeatorResponse:
+    def __call__(self, view: IdeatorView) -> IdeatorResponse:
         """Propose the next earlier round. UsageError once all are replayed."""
         state = SearchState.read(view)
         if state.n_proposed >= len(self):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import SearchState
 from autoqec.ideators.space import Dimension, Params
@@ -21,7 +22,7 @@ N_STARTUP_ROUNDS = 6  # measured rounds before the estimator is used; uniform dr
 FAILED_TRIAL_VALUES = (-1.0, 1e12, 1e12)  # values of a config that did not compile or train
 
 
-def propose(view: dict[str, Any]) -> IdeatorResponse:
+def propose(view: IdeatorView) -> IdeatorResponse:
     """The next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = SearchState.read(view)
     return moves.to_response(_move(state), source=f"tpe {state.n_proposed}")

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError
 from autoqec.ideators import prompts, space
 from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
@@ -64,24 +65,24 @@ def format_parents(fork_from: Any, names: dict[str, int]) -> str:
     return "+".join(f"r{names[branch]}" if branch in names else "baseline" for branch in branches) or "baseline"
 
 
-def round_numbers(view: dict[str, Any]) -> dict[str, int]:
+def round_numbers(view: IdeatorView) -> dict[str, int]:
     """Branch -> round, for the rounds of the view."""
-    return {row["branch"]: row["round"] for row in [*view["history"], *view["pending"]] if row.get("branch")}
+    return {row["branch"]: row["round"] for row in [*view.history, *view.pending] if row.get("branch")}
 
 
-def format_ideator_view(view: dict[str, Any], *, limit: int = MAX_VIEW_CHARS) -> str:
+def format_ideator_view(view: IdeatorView, *, limit: int = MAX_VIEW_CHARS) -> str:
     """The view of the run in at most `limit` characters, most informative parts first.
 
     Runs of any length keep: the env, the verified front, failures by frequency, the last rounds and the last advice.
     """
     names = round_numbers(view)
-    rows = [row for row in view["history"] if row.get("status") not in ABORTED_STATUSES]
+    rows = [row for row in view.history if row.get("status") not in ABORTED_STATUSES]
     verified = [row for row in rows if row.get("verify_verdict") == "VERIFIED"]
     verified.sort(key=lambda row: (-(row.get("delta_vs_baseline_holdout") or 0.0), row["round"]))
-    pending = [f"r{row['round']}: {describe_config(row.get('dsl_config'))}" for row in view["pending"]]
+    pending = [f"r{row['round']}: {describe_config(row.get('dsl_config'))}" for row in view.pending]
     sections = [
         ("env", _env(view), 700),
-        ("pinned: these keys keep these values, whatever is proposed", _lines(view.get("pins")), 400),
+        ("pinned: these keys keep these values, whatever is proposed", _lines(view.pins), 400),
         ("so far", _summary_lines(rows), 400),
         ("verified, best first", (round_line(row, names) for row in verified), 1300),
         ("failures and rejections, most frequent first", _failures(rows), 900),
@@ -92,8 +93,8 @@ def format_ideator_view(view: dict[str, Any], *, limit: int = MAX_VIEW_CHARS) ->
             [sanitize(row.get("next_hypothesis_seed"), 250) for row in rows[-2:][::-1]],
             500,
         ),
-        ("state of the search", _lines(view.get("sampler")), 500),
-        ("notes from earlier runs", _lines(view.get("notes")), 900),
+        ("state of the search", _lines(view.sampler), 500),
+        ("notes from earlier runs", _lines(view.notes), 900),
     ]
     blocks: list[str] = []
     for name, lines, share in sections:
@@ -134,8 +135,8 @@ def format_loss_curves(curves: Mapping[str, LossCurve], points: int = 16) -> str
     return "\n".join(lines) or "no loss was recorded"
 
 
-def _env(view: dict[str, Any]) -> list[str]:
-    env, profile = view.get("env") or {}, view.get("profile") or {}
+def _env(view: IdeatorView) -> list[str]:
+    env, profile = view.env, view.profile
     code = {key: value for key, value in (env.get("code") or {}).items() if key not in ("text", "path")}
     shots = {
         key: profile[key] for key in ("name", "train_shots", "finetune_shots", "train_gflops", "val_shots") if profile
@@ -145,8 +146,8 @@ def _env(view: dict[str, Any]) -> list[str]:
     lines.append(
         f"inner decoder: {env.get('backend') or 'mwpm'}; baselines: {prompts.describe_baselines(env) or 'none'}"
     )
-    lines.append(f"inputs of a network: {view.get('inputs') or 'other_sector'}")
-    return [*lines, f"baseline config: {describe_config(view.get('baseline_config'))}"]
+    lines.append(f"inputs of a network: {view.inputs}")
+    return [*lines, f"baseline config: {describe_config(view.baseline_config)}"]
 
 
 def _summary_lines(rows: Sequence[dict[str, Any]]) -> list[str]:

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, OnEvent
 from autoqec.contracts.history import Begun
+from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
+from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.launch.role_options import RoleOptions
 from autoqec.llm.config import get_lm_client
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from autoqec.llm.ledger import Ledger
     from autoqec.orchestrator.run import RunContext
 
-View = dict[str, Any]
+V = TypeVar("V", IdeatorView, CoderView, AnalystView)
+R = TypeVar("R")
 
 
 class LlmRoles:
@@ -46,7 +49,7 @@ class LlmRoles:
             for role in choice.models
         }
 
-    def ideator(self) -> Callable[[View], Any]:
+    def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Return the Ideator."""
         from autoqec.ideators.llm_roles import LlmIdeator
 
@@ -64,10 +67,10 @@ class LlmRoles:
         state = {"machine": machine.snapshot()}
         return lambda: state | round_statistics(self._run.memory.history.rows())
 
-    def _with_fallback(self, name: str, role: Callable[[View], Any]) -> Callable[[View], Any]:
+    def _with_fallback(self, name: str, role: Callable[[V], R | None]) -> Callable[[V], R | None]:
         """Wrap a role: None if its answer is unusable, so that the role without a model takes over."""
 
-        def call_role(view: View) -> Any:
+        def call_role(view: V) -> R | None:
             try:
                 return role(view)
             except (BudgetExceededError, CassetteMissError):
@@ -78,16 +81,18 @@ class LlmRoles:
 
         return call_role
 
-    def _with_run_memory(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+    def _with_run_memory(
+        self, role: Callable[[IdeatorView], IdeatorResponse | None]
+    ) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Add what earlier runs learned to the view of a role."""
         if self._choice.memory is None:
             return role
         from autoqec.continual.runtime.run_memory import CrossRunMemory
 
         notes = CrossRunMemory(self._choice.memory).notes(self._run.env, exclude_run=self._run.info.run_id)
-        return lambda view: role(view | {"notes": notes})
+        return lambda view: role(view.model_copy(update={"notes": notes}))
 
-    def coder(self) -> Callable[[View], Any]:
+    def coder(self) -> Callable[[CoderView], CoderResponse | None]:
         """Return the Coder."""
         from autoqec.ideators.llm_roles import LlmCoder
 
@@ -97,7 +102,7 @@ class LlmRoles:
             LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
         )
 
-    def analyst(self) -> Callable[[View], Any]:
+    def analyst(self) -> Callable[[AnalystView], AnalystResponse | None]:
         """Return the Analyst."""
         from autoqec.ideators.llm_roles import LlmAnalyst
 
@@ -108,10 +113,10 @@ class LlmRoles:
             return self._with_ledger(self._with_fallback("analyst", checkpoint_agents.analyst(checkpoint, lm)))
         return self._with_ledger(LlmAnalyst(lm, on_event=self._on_event))
 
-    def _with_ledger(self, role: Callable[[View], Any]) -> Callable[[View], Any]:
+    def _with_ledger(self, role: Callable[[V], R | None]) -> Callable[[V], R | None]:
         """Book the calls of a role under the attempt of its round; None once the budget is used up."""
 
-        def call_role(view: View) -> Any:
+        def call_role(view: V) -> R | None:
             if self.budget_message is not None:
                 return None
             try:
@@ -124,10 +129,10 @@ class LlmRoles:
 
         return call_role
 
-    def _attempt(self, view: View) -> str:
+    def _attempt(self, view: IdeatorView | CoderView | AnalystView) -> str:
         """The attempt of a view: the Analyst's by its directory, otherwise the latest."""
         begun_lines = [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
-        round_dir = view.get("round_dir")
+        round_dir = view.round_dir if isinstance(view, AnalystView) else None
         matching = [
             line for line in begun_lines if round_dir and self._run.layout.round(line.round).dir == Path(round_dir)
         ]

@@ -13,6 +13,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import ParetoEntry, non_dominated, preview
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.orchestrator import fork_graph, views
 from autoqec.store import atomic
 from autoqec.store.history import History
@@ -135,7 +136,7 @@ class RunMemory:
 
     def l2_for_ideator(
         self, env: EnvSpec, baseline_config: dict[str, Any], *, inputs: str = "other_sector"
-    ) -> dict[str, Any]:
+    ) -> IdeatorView:
         """What the ideator sees: plain values, from history and the verified front alone.
 
         baseline_config: the config that the baseline commit stands for. inputs: what a net of this env can read.
@@ -143,29 +144,24 @@ class RunMemory:
         """
         info, state = self.history.info(), self.state
         planned = (attempt for attempt in self.attempt_state.attempts.values() if attempt.planned)
-        return {
-            "run_id": info.run_id,
-            "seed": info.seed,
-            "env": env.dump(),
-            "profile": PROFILES[info.profile].dump(),
-            "baseline_config": baseline_config,
-            "inputs": inputs,
-            "pins": dict(info.pins),
-            "history": [found.summary for found in state.rounds.values()],
-            "pending": [_pending(attempt) for attempt in planned if attempt.id not in state.rounds],
-            "pareto": [entry.dump() for entry in state.front],
-            "pareto_preview": [entry.dump() for entry in preview(state.front)],
-        }
+        return IdeatorView(
+            run_id=info.run_id,
+            seed=info.seed,
+            env=env.dump(),
+            profile=PROFILES[info.profile].dump(),
+            baseline_config=baseline_config,
+            inputs=inputs,
+            pins=dict(info.pins),
+            history=tuple(found.summary for found in state.rounds.values()),
+            pending=tuple(_pending(attempt) for attempt in planned if attempt.id not in state.rounds),
+            pareto=tuple(entry.dump() for entry in state.front),
+            pareto_preview=tuple(entry.dump() for entry in preview(state.front)),
+        )
 
-    def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> dict[str, Any]:
-        """What the analyst sees of one round; `metrics_path` is absolute."""
-        directory = Path(os.path.abspath(round_dir))
-        return {
-            "run_id": self.layout.run_id,
-            "hypothesis": hypothesis,
-            "round_dir": str(directory),
-            "metrics_path": str(directory / "metrics.json"),
-        }
+    def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> AnalystView:
+        """Return what the analyst sees of one round."""
+        metrics_path = Path(os.path.abspath(round_dir)) / "metrics.json"
+        return AnalystView(run_id=self.layout.run_id, hypothesis=hypothesis, metrics_path=metrics_path)
 
 
 def _pending(attempt: Attempt) -> dict[str, Any]:

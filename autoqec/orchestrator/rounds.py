@@ -26,6 +26,7 @@ from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.round import RoundMetrics, RunnerConfig, parent_branches
 from autoqec.contracts.timing import utc_now
+from autoqec.contracts.views import CoderView
 from autoqec.errors import AutoqecError, ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
@@ -230,27 +231,29 @@ def _plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, lis
 
 
 def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse:
-    view: dict[str, Any] = {
-        "hypothesis": proposal.hypothesis,
-        "slug": proposal.slug,
-        "compose_mode": proposal.compose_mode,
-        "proposal": proposal.proposal,
-    }
+    modules: dict[str, str] = {}
     if run.roles.open_surface:
         base = bases[0] if bases else run.info.baseline_sha
         entries = [entry for entry in run.repo.ls_tree(base, EDITABLE_MODULES) if entry.regular]
         blobs = run.repo.objects([entry.oid for entry in entries])
-        view["surface"] = {
+        modules = {
             entry.path.removeprefix(f"{EDITABLE_MODULES}/"): blob[1].decode("utf-8", "replace")
             for entry, blob in zip(entries, blobs, strict=True)
             if blob is not None
         }
+    view = CoderView(
+        hypothesis=proposal.hypothesis,
+        slug=proposal.slug,
+        compose_mode=proposal.compose_mode,
+        proposal=proposal.proposal,
+        modules=modules,
+    )
     response = run.roles.coder(view) or coder.code(view)
     config = apply_pins(response.dsl_config, run.info.pins)
     if config == response.dsl_config:
         return response
     # The Coder changed a pinned value: the config file is written again, its code stays.
-    edits = coder.code({**view, "proposal": config}).edits
+    edits = coder.code(view.model_copy(update={"proposal": config})).edits
     others = (edit for edit in response.edits if edit.path not in {one.path for one in edits})
     return response.model_copy(update={"dsl_config": config, "edits": (*edits, *others)})
 

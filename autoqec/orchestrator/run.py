@@ -21,6 +21,7 @@ from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorRe
 from autoqec.contracts.pins import Pins, validate_pins
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.settings import RunSettings
+from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator.failpoint import failpoint
@@ -44,7 +45,6 @@ BUILTIN_IDEATORS = {
     "evolve": "autoqec.ideators.evolve",
     "policy": "autoqec.continual.environments.policy_ideator",
 }
-View = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,19 @@ class Roles:
     open_surface: The Coder sees the files of the editable modules and may edit them, not only the config.
     """
 
-    ideator: Callable[[View], IdeatorResponse | None]
-    coder: Callable[[View], CoderResponse | None] = coder.code
-    analyst: Callable[[View], AnalystResponse | None] = analyst.analyse
+    ideator: Callable[[IdeatorView], IdeatorResponse | None]
+    coder: Callable[[CoderView], CoderResponse | None] = coder.code
+    analyst: Callable[[AnalystView], AnalystResponse | None] = analyst.analyse
     open_surface: bool = False
 
 
-def search(name: str) -> Callable[[View], IdeatorResponse]:
+def search(name: str) -> Callable[[IdeatorView], IdeatorResponse]:
     """Return an ideator without a language model. Raises UsageError with the known names."""
     if name not in BUILTIN_IDEATORS:
         raise UsageError(
             f"unknown ideator {name!r}", location="--ideator", hint=f"one of {', '.join(BUILTIN_IDEATORS)}"
         )
-    propose: Callable[[View], IdeatorResponse] = importlib.import_module(BUILTIN_IDEATORS[name]).propose
+    propose: Callable[[IdeatorView], IdeatorResponse] = importlib.import_module(BUILTIN_IDEATORS[name]).propose
     return propose
 
 

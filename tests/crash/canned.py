@@ -11,6 +11,7 @@ from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.views import AnalystView
 from autoqec.errors import ContractError
 from autoqec.orchestrator import run, run_checks
 from autoqec.store import atomic, files
@@ -57,8 +58,8 @@ def verify(request: VerifyRequest, *, verdict: str = "VERIFIED", on_event: Any =
     return report
 
 
-def analyse(view: dict[str, Any]) -> AnalystResponse:
-    ok = '"status": "ok"' in Path(view["metrics_path"]).read_text(encoding="utf-8")
+def analyse(view: AnalystView) -> AnalystResponse:
+    ok = '"status": "ok"' in view.metrics_path.read_text(encoding="utf-8")
     return rounds.nominated(1, "candidate" if ok else "ignore").analyst
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
+from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import AutoqecError
 from autoqec.ideators import coder, moves, space, tpe
 from autoqec.ideators.analyst import analyse
@@ -32,9 +33,9 @@ View = dict[str, Any]
 BASELINE = space.TEMPLATES[0].config
 
 
-def nominate(view: dict[str, Any], verdict: str = "candidate") -> AnalystResponse:
+def nominate(view: AnalystView, verdict: str = "candidate") -> AnalystResponse:
     said = analyse(view)
-    ok = json.loads(Path(view["metrics_path"]).read_bytes())["status"] == "ok"
+    ok = json.loads(view.metrics_path.read_bytes())["status"] == "ok"
     return said.model_copy(update={"verdict": verdict if ok else "ignore"})
 
 
@@ -44,10 +45,10 @@ def changed(**keys: Any) -> dict[str, Any]:
     return space.unflatten(flat)
 
 
-def scripted(cases: set[str], view: dict[str, Any]) -> IdeatorResponse:
+def scripted(cases: set[str], view: IdeatorView) -> IdeatorResponse:
     """Small nets forked from the baseline; with `compose` or `conflict` every third joins the two before it."""
-    done = [row for row in view["history"] if row["status"] not in moves.ABORTED_STATUSES]
-    number = len(done) + len(view["pending"]) + 1
+    done = [row for row in view.history if row["status"] not in moves.ABORTED_STATUSES]
+    number = len(done) + len(view.pending) + 1
     config, fork_from, mode = changed(mlp__hidden=4 + number, training__finetune_share=0.0), "baseline", None
     if "bad" in cases:
         config = changed(mlp__inputs="nonsense")
@@ -60,17 +61,17 @@ def scripted(cases: set[str], view: dict[str, Any]) -> IdeatorResponse:
     )
 
 
-def outside(view: dict[str, Any]) -> CoderResponse:
+def outside(view: CoderView) -> CoderResponse:
     said = coder.code(view)
     return said.model_copy(update={"edits": (*said.edits, FileEdit(path="../../../setup.py", text="x = 1\n"))})
 
 
-def unreadable(view: dict[str, Any]) -> CoderResponse:
+def unreadable(view: CoderView) -> CoderResponse:
     edit = FileEdit(path="predecoder.yaml", text="type: [never closed\n")
     return literal(view).model_copy(update={"edits": (edit,)})
 
 
-def endless(view: dict[str, Any]) -> CoderResponse:
+def endless(view: CoderView) -> CoderResponse:
     said, line = literal(view), "        x = detections[:, self.index]\n"
     text = (ROOT / EDITABLE_MODULES / "mlp.py").read_text(encoding="utf-8")
     assert line in text
@@ -78,15 +79,11 @@ def endless(view: dict[str, Any]) -> CoderResponse:
     return said.model_copy(update={"edits": (*said.edits, edit)})
 
 
-def literal(view: dict[str, Any]) -> CoderResponse:
+def literal(view: CoderView) -> CoderResponse:
     """The proposal as it stands, valid or not: the Runner must cope."""
 
-    edits = (
-        ()
-        if view["compose_mode"] == "pure"
-        else (FileEdit(path="predecoder.yaml", text=dump_config(view["proposal"])),)
-    )
-    return CoderResponse(dsl_config=view["proposal"], edits=edits, commit_message=view["hypothesis"])
+    edits = () if view.compose_mode == "pure" else (FileEdit(path="predecoder.yaml", text=dump_config(view.proposal)),)
+    return CoderResponse(dsl_config=view.proposal, edits=edits, commit_message=view.hypothesis)
 
 
 def cluster(cases: set[str], slots: int) -> SlurmExecutor | None:

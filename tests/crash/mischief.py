@@ -5,15 +5,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from autoqec.contracts.views import AnalystView
 from autoqec.store.layout import RunLayout
 from tests.crash.invariants import git
 
 
-def at(view: dict[str, Any]) -> tuple[RunLayout, int]:
-    directory = Path(view["round_dir"])
+def at(view: AnalystView) -> tuple[RunLayout, int]:
+    directory = view.round_dir
     return RunLayout(directory.parents[2], directory.parent.name), int(directory.name.removeprefix("round_"))
 
 
@@ -70,10 +70,10 @@ CASES: dict[str, Callable[[RunLayout, int], None]] = {
 }  # fmt: skip
 
 
-def with_mischief(analyst: Callable[[dict[str, Any]], Any], cases: set[str]) -> Callable[[dict[str, Any]], Any]:
+def with_mischief(analyst: Callable[[AnalystView], Any], cases: set[str]) -> Callable[[AnalystView], Any]:
     """The analyst, with the mischief of `cases` done once it has spoken of the third round."""
 
-    def analyse_with_mischief(view: dict[str, Any]) -> Any:
+    def analyse_with_mischief(view: AnalystView) -> Any:
         said = analyst(view)
         for name in sorted(cases & set(CASES)):
             layout, number = at(view)

@@ -10,6 +10,7 @@ import pytest
 
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.ideators import space
 from autoqec.ideators.analyst import analyse
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
@@ -19,8 +20,8 @@ from tests.conftest import Workspace, made_workspace
 CHANGES: tuple[dict[str, Any], ...] = ({"mlp.hidden": 128}, {"training.batch_size": 1024})
 
 
-def ideate(view: dict[str, Any]) -> IdeatorResponse:
-    rows = view["history"]
+def ideate(view: IdeatorView) -> IdeatorResponse:
+    rows = view.history
     pure = len(rows) >= 2
     changes = CHANGES[min(len(rows), 1)]
     return IdeatorResponse.model_validate(
@@ -34,7 +35,7 @@ def ideate(view: dict[str, Any]) -> IdeatorResponse:
     )
 
 
-def nominate(view: dict[str, Any]) -> Any:
+def nominate(view: AnalystView) -> Any:
     return analyse(view).model_copy(update={"verdict": "candidate"})
 
 

@@ -16,6 +16,7 @@ from autoqec.continual.environments.design import (
 )
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Config
@@ -25,7 +26,7 @@ STEPS_PER_ROUND = 2  # learning steps per measured round: few rounds must not de
 MAX_DRAWS = 50
 
 
-def propose(view: dict[str, Any]) -> IdeatorResponse:
+def propose(view: IdeatorView) -> IdeatorResponse:
     """The next proposal, as a function of the view alone. Round 1 is the best known template.
 
     The network is trained from scratch for every proposal: a history is short, and an interrupted search continues with
@@ -38,7 +39,7 @@ def propose(view: dict[str, Any]) -> IdeatorResponse:
     if move is None:
         action_space = ActionSpace.standard()
         env = DesignEnv(
-            PredecoderDraft(EnvFeatures.of(EnvSpec.read(view["env"], location="view"))),
+            PredecoderDraft(EnvFeatures.of(EnvSpec.read(view.env, location="view"))),
             max_assignments=len(action_space),
         )
         learner = PolicyLearner(action_space, input_size(env, action_space), seed=state.rng("policy").getrandbits(31))

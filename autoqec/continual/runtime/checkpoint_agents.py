@@ -17,6 +17,7 @@ from autoqec.continual.runtime import checkpoints
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import analyst as mechanical
 from autoqec.ideators import moves, space
@@ -44,7 +45,7 @@ def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
 
 def ideator(
     checkpoint: Path | str, lm: LanguageModel, *, without_memory: bool = False
-) -> Callable[[dict[str, Any]], IdeatorResponse]:
+) -> Callable[[IdeatorView], IdeatorResponse]:
     """Return an ideator that asks the trained agent in the format of `DesignTextEnv` and learns nothing.
 
     A reply that cannot be parsed, is not in the action space, or was tried before raises UsageError; the caller then
@@ -61,8 +62,8 @@ def ideator(
         memory.clear()
     action_space = ActionSpace.standard()
 
-    def propose(view: dict[str, Any]) -> IdeatorResponse:
-        features = EnvFeatures.of(EnvSpec.read(view["env"], location="view"))
+    def propose(view: IdeatorView) -> IdeatorResponse:
+        features = EnvFeatures.of(EnvSpec.read(view.env, location="view"))
         state = SearchState.read(view)
         previous = [_format_outcome(number, row) for number, row in enumerate(state.observed[-MAX_SHOWN:], start=1)]
         clone = agent.clone_for_episode()
@@ -80,7 +81,7 @@ def ideator(
     return propose
 
 
-def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, Any]], AnalystResponse]:
+def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[AnalystView], AnalystResponse]:
     """Return an Analyst that asks the trained agent for the verdict, in the format of `RunHistoryQA`.
 
     Figures and advice come from the rule-based Analyst; only the nomination is the agent's. Rounds that failed or were
@@ -88,9 +89,9 @@ def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[dict[str, An
     """
     agent = load_agent(checkpoint, lm)
 
-    def nominate(view: dict[str, Any]) -> AnalystResponse:
+    def nominate(view: AnalystView) -> AnalystResponse:
         mechanical_response = mechanical.analyse(view)
-        metrics_path = Path(view["metrics_path"])
+        metrics_path = view.metrics_path
         metrics = RoundMetrics.read(json.loads(metrics_path.read_bytes()), location=str(metrics_path))
         if metrics.status != "ok" or not metrics.val_shots:
             return mechanical_response

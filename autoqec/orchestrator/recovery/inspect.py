@@ -15,6 +15,7 @@ from autoqec.contracts.job import JobOrder
 from autoqec.contracts.provenance import Manifest, Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
+from autoqec.contracts.views import AnalystView
 from autoqec.errors import AutoqecError, ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
@@ -160,7 +161,7 @@ def _read_open_round(layout: RoundLayout) -> RoundFiles:
         return round_files
     from autoqec.ideators import analyst
 
-    view = {"metrics_path": str(layout.metrics), "hypothesis": ""}
+    view = AnalystView(metrics_path=layout.metrics)
     pointer = _load_contract(layout.pointer, Pointer)
     return replace(round_files, nomination=analyst.analyse(view), pointer=pointer)
 

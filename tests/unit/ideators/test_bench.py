@@ -14,6 +14,7 @@ import torch
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
+from autoqec.contracts.views import IdeatorView
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
@@ -97,8 +98,8 @@ def test_simulation_is_deterministic_and_hypervolume_never_falls(table: Table) -
 def test_no_entry_is_used_twice_and_failures_are_in_the_history(table: Table) -> None:
     seen: list[dict[str, Any]] = []
 
-    def watched(view: dict[str, Any]) -> Any:
-        seen[:] = view["history"]
+    def watched(view: IdeatorView) -> Any:
+        seen[:] = view.history
         return strategy("random", table, SETTINGS)(view)
 
     simulate(watched, table, seed=0, settings=SimulationSettings(rounds=40))
@@ -153,8 +154,8 @@ def test_shuffled_control_reports_other_figures_and_scores_true_ones(table: Tabl
     good = table.entries[max(bench.verifiable_entries(table), key=lambda one: one[1][0])[0]]
     two, seen = Table([dud, good], table.baseline), list[dict[str, Any]]()
 
-    def watched(view: dict[str, Any]) -> Any:
-        seen[:] = view["history"]
+    def watched(view: IdeatorView) -> Any:
+        seen[:] = view.history
         return strategy("random", two, SETTINGS)(view)
 
     run = simulate(watched, two, seed=0, settings=SimulationSettings(rounds=2, reported=[1, 0]))

@@ -11,18 +11,20 @@ import pytest
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import evolve, space, tpe
 from autoqec.ideators.hybrid import Hybrid
 from autoqec.ideators.moves import SearchState
 from autoqec.ideators.replay import ReplayIdeator
 from tests.support import rounds
+from tests.support.role_views import ideator_view
 
 BASELINE = space.TEMPLATES[0].config
 
 
-def view(history: list[dict[str, Any]], seed: int = 1, pending: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
-    return {"seed": seed, "history": history, "pending": list(pending), "baseline_config": BASELINE}
+def view(history: list[dict[str, Any]], seed: int = 1, **more: Any) -> IdeatorView:
+    return ideator_view(history, seed=seed, baseline_config=BASELINE, **more)
 
 
 def measured(number: int, reply: IdeatorResponse, gain: float | None, **more: Any) -> dict[str, Any]:
@@ -137,15 +139,15 @@ def test_hybrid_asks_the_model_on_a_fixed_share_of_rounds() -> None:
 
 
 def test_hybrid_shows_the_state_of_the_search_to_the_model() -> None:
-    seen: list[dict[str, Any]] = []
+    seen: list[IdeatorView] = []
 
-    def model(view: dict[str, Any]) -> IdeatorResponse:
+    def model(view: IdeatorView) -> IdeatorResponse:
         seen.append(view)
         return tpe.propose(view)
 
     hybrid = Hybrid(model, share=1.0)
     history = searched(hybrid, 12, small_rates_pay)
-    state = seen[-1]["sampler"]
+    state = seen[-1].sampler
     best_ranked = max(history[:-1], key=lambda row: row["delta_ler"])
     assert state["measured"] == 11 and best_ranked["round"] in state["good rounds"]
     assert state["its own next proposal"] and "training.learning_rate" in state["their ranges"]
@@ -194,5 +196,5 @@ def test_replay_keeps_slugs() -> None:
 
 def test_children_keep_the_inputs_of_the_env() -> None:
     history = searched(evolve.propose, 20, small_rates_pay)
-    child = evolve.propose(view(history) | {"inputs": "all"}).proposal
+    child = evolve.propose(view(history, inputs="all")).proposal
     assert child[child["type"]]["inputs"] == "all"

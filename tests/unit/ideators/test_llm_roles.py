@@ -18,6 +18,7 @@ from autoqec.contracts.events import Event, LlmToolUsed
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import RoundMetrics, canonical_fork
+from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_roles import LlmAnalyst, LlmCoder, LlmIdeator
 from autoqec.ideators.llm_tools import ViewTools
@@ -47,6 +48,7 @@ from tests.support.messages_server import (
     truncate,
     use_tool,
 )
+from tests.support.role_views import ideator_view
 
 ENV = EnvSpec(
     name="d5",
@@ -91,16 +93,9 @@ def row(number: int, config: dict[str, Any] | None = None, **more: Any) -> dict[
     return base
 
 
-def view(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {
-        "run_id": "20260101-000000",
-        "seed": 1,
-        "env": ENV.dump(),
-        "profile": PROFILES["dev"].dump(),
-        "baseline_config": MLP,
-        "history": list(rows),
-        "pending": [],
-    } | more
+def view(*rows: dict[str, Any], **more: Any) -> IdeatorView:
+    about = {"env": ENV.dump(), "profile": PROFILES["dev"].dump(), "baseline_config": MLP}
+    return ideator_view(rows, **{**about, **more})
 
 
 def answer(config: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -455,8 +450,8 @@ def test_sanitize_removes_directories() -> None:
 # --- Coder
 
 
-def task(**more: Any) -> dict[str, Any]:
-    return {"proposal": gnn(hidden=32), "hypothesis": "h", "slug": "try-it", "compose_mode": None} | more
+def task(**more: Any) -> CoderView:
+    return CoderView(**{"proposal": gnn(hidden=32), "hypothesis": "h", "slug": "try-it", **more})
 
 
 SURFACE = {"gnn.py": "import torch\n", "mlp.py": "x = 1\n", "predecoder.yaml": "type: mlp\n"}
@@ -473,7 +468,7 @@ def test_coder_config_only(server: MessagesServer) -> None:
 def test_coder_edits_code_if_allowed() -> None:
     edit = {"path": "gnn.py", "text": "import torch\nx = 2\n"}
     lm = ScriptedLM([{"dsl_config": gnn(), "edits": [edit], "commit_message": "m"}])
-    response = LlmCoder(lm)(task(surface=SURFACE))
+    response = LlmCoder(lm)(task(modules=SURFACE))
     assert response is not None and [one.path for one in response.edits] == ["predecoder.yaml", "gnn.py"]
     assert "import torch" in str(lm.requests[0].messages[0].content)
     assert "type: mlp" not in str(lm.requests[0].messages[0].content)
@@ -493,7 +488,7 @@ def test_coder_edits_code_if_allowed() -> None:
 def test_bad_edits_are_rejected_with_the_reason(edit: dict[str, str], reason: str) -> None:
     bad = {"dsl_config": gnn(), "edits": [edit], "commit_message": "m"}
     lm = ScriptedLM([bad, bad])
-    assert LlmCoder(lm)(task(surface=SURFACE)) is None
+    assert LlmCoder(lm)(task(modules=SURFACE)) is None
     assert reason in str(lm.requests[1].messages[-1].content)
 
 
@@ -515,7 +510,7 @@ def test_a_pure_composition_costs_no_call() -> None:
 NOMINATION = {"verdict": "candidate", "summary_1line": "s", "analysis": "a", "next_hypothesis_seed": "n"}
 
 
-def analyst_view(tmp_path: Path, number: int = 2, **metrics: Any) -> dict[str, Any]:
+def analyst_view(tmp_path: Path, number: int = 2, **metrics: Any) -> AnalystView:
     directory = tmp_path / "runs" / "20260101-000000" / f"round_{number}"
     directory.mkdir(parents=True)
     (directory / "train").mkdir()
@@ -537,12 +532,7 @@ def analyst_view(tmp_path: Path, number: int = 2, **metrics: Any) -> dict[str, A
     } | metrics
     path = directory / "metrics.json"
     path.write_text(json.dumps(RoundMetrics(**fields).dump()))
-    return {
-        "run_id": "20260101-000000",
-        "hypothesis": INJECTION,
-        "round_dir": str(directory),
-        "metrics_path": str(path),
-    }
+    return AnalystView(run_id="20260101-000000", hypothesis=INJECTION, metrics_path=path)
 
 
 def test_analyst_reads_figures_losses_and_the_previous_round(server: MessagesServer, tmp_path: Path) -> None:
@@ -579,7 +569,7 @@ def test_schemas_are_accepted_by_the_api(server: MessagesServer, tmp_path: Path)
     """No open object, no bound: the loopback server refuses them as the API does."""
     server.answer = lambda body: say("{}")
     LlmIdeator(served(server))(view())
-    LlmCoder(served(server))(task(surface=SURFACE))
+    LlmCoder(served(server))(task(modules=SURFACE))
     LlmAnalyst(served(server))(analyst_view(tmp_path))
     assert server.statuses == [200] * 6
     for kind in (IdeatorAnswer, CoderAnswer):

@@ -10,11 +10,13 @@ import pytest
 
 from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.pins import apply_pins, validate_pins
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import moves, space, tpe
 from autoqec.locate import BUILTIN
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, search
 from autoqec.store.files import dump_config, load_env
+from tests.support.role_views import ideator_view
 
 from .test_search import BASELINE, as_row, verified, with_keys
 
@@ -23,10 +25,8 @@ APART = validate_pins({"training.loop": "async", "training.batch_size": 96})  # 
 FAMILY = validate_pins({"type": "conv", "conv.layers": 2, "training.loop": "sync"})
 
 
-def view(history: list[dict[str, Any]], pins: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "seed": 1, "history": history, "pending": [], "baseline_config": BASELINE, "pins": pins, "env": ENV,
-    }  # fmt: skip
+def view(history: list[dict[str, Any]], pins: dict[str, Any]) -> IdeatorView:
+    return ideator_view(history, baseline_config=BASELINE, pins=pins, env=ENV)
 
 
 @pytest.mark.parametrize("pins", [APART, FAMILY], ids=["loop", "family"])

@@ -12,15 +12,17 @@ import pytest
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
+from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space, tpe
 from autoqec.ideators import random as uniform
+from tests.support.role_views import ideator_view
 
 BASELINE = space.TEMPLATES[0].config
 SEARCH_STRATEGIES = [pytest.param(tpe.propose, id="tpe"), pytest.param(uniform.propose, id="random")]
 
 
-def view(history: list[dict[str, Any]], seed: int = 1, pending: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
-    return {"seed": seed, "history": history, "pending": list(pending), "baseline_config": BASELINE}
+def view(history: list[dict[str, Any]], seed: int = 1, **more: Any) -> IdeatorView:
+    return ideator_view(history, seed=seed, baseline_config=BASELINE, **more)
 
 
 def row(number: int, config: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -211,6 +213,6 @@ def test_slug_accepts_any_text() -> None:
 
 @pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
 def test_inputs_are_all_for_a_code_with_one_sector(propose: Any) -> None:
-    first = propose(view([]) | {"inputs": "all"})
-    second = propose(view([as_row(1, first)]) | {"inputs": "all"})
+    first = propose(view([], inputs="all"))
+    second = propose(view([as_row(1, first)], inputs="all"))
     assert {reply.proposal[reply.proposal["type"]]["inputs"] for reply in (first, second)} == {"all"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,6 +14,7 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.events import ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
+from autoqec.contracts.views import IdeatorView
 from autoqec.errors import UsageError
 from autoqec.launch import role_options
 from autoqec.launch.role_options import RoleOptions
@@ -29,6 +29,7 @@ from autoqec.store.run_state import fold
 from autoqec.system import machine
 from tests.conftest import Workspace
 from tests.support import rounds
+from tests.support.role_views import coder_view
 from tests.unit.continual.runtime.test_checkpoint_agents import config, measured
 
 GNN = PredecoderDSL.model_validate({"type": "gnn", "gnn": {"hidden": 11}}).config()
@@ -53,7 +54,7 @@ def model(tmp_path: Path) -> str:
     return f"scripted:{path}"
 
 
-def view(run: Run) -> dict[str, Any]:
+def view(run: Run) -> IdeatorView:
     return run.memory.l2_for_ideator(run.env, run.baseline_config)
 
 
@@ -109,7 +110,7 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
     ledger = Ledger(run.layout.ledger)
     assert ledger.by_attempt["attempt-1"].calls == 1 and ledger.by_role["ideator"].calls == 1
     assert [row["role"] for row in jsonl.read(run.layout.cassette)] == ["ideator"]
-    coded = roles.coder({"proposal": GNN, "hypothesis": "h", "slug": "s", "compose_mode": None})
+    coded = roles.coder(coder_view(GNN))
     assert coded is None, "a model without an answer leaves the step to the Coder without one"
 
 
@@ -130,7 +131,7 @@ def test_a_taped_run_speaks_again_without_the_model(
     assert roles.ideator(view(run)) == first, "on another machine too"
     assert run.layout.cassette.read_bytes() == cassette_file.read_bytes(), "the tape travels with the run"
     with pytest.raises(CassetteMissError):
-        roles.ideator(view(run) | {"notes": "something else"})
+        roles.ideator(view(run).model_copy(update={"notes": "something else"}))
 
 
 def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: Run, model: str) -> None:
@@ -148,7 +149,7 @@ def test_hybrid_asks_no_model_for_the_coders_words(run: Run, model: str) -> None
     roles, _ = build_roles(RoleOptions("hybrid", model=model), run, ignore)
     reply = roles.ideator(view(run))
     assert isinstance(reply, IdeatorResponse) and reply.source == "hybrid tpe 0"
-    coded = roles.coder({"proposal": GNN, "hypothesis": "h", "slug": "s", "compose_mode": None})
+    coded = roles.coder(coder_view(GNN))
     assert coded is not None and coded.dsl_config == GNN
 
 

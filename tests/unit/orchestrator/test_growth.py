@@ -112,7 +112,7 @@ def test_a_history_from_a_backup_is_read_anew(tmp_path: Path) -> None:
     lines = memory.layout.history.read_bytes().splitlines(keepends=True)
     atomic.write_bytes(memory.layout.history, b"".join(lines[:2]))
     memory.rebuild_views()
-    assert [row["round"] for row in memory.l2_for_ideator(ENV, rounds.CONFIG)["history"]] == [1, 2]
+    assert [row["round"] for row in memory.l2_for_ideator(ENV, rounds.CONFIG).history] == [1, 2]
     assert on_disk(memory) == RunMemory(memory.layout.root).views()
 
 
@@ -121,7 +121,7 @@ def test_what_a_role_sees_it_may_copy_and_cannot_change(tmp_path: Path) -> None:
     memory = started(tmp_path)
     recorded(memory, rounds.row(1))
     view = memory.l2_for_ideator(ENV, rounds.CONFIG)
-    (row,) = view["history"]
+    (row,) = view.history
     writes: list[Callable[[], object]] = [
         lambda: row.__setitem__("status", "forged"), lambda: row.__delitem__("status"), lambda: row.pop("status"),
         lambda: row.update(status="forged"), lambda: row.setdefault("new", 1), row.clear, row.popitem,
@@ -129,12 +129,11 @@ def test_what_a_role_sees_it_may_copy_and_cannot_change(tmp_path: Path) -> None:
     for write in writes:
         with pytest.raises(TypeError, match="copy"):
             write()
-    view["history"].clear()
     for mine in (dict(row), row | {"status": "ok"}, copy.deepcopy(row), pickle.loads(pickle.dumps(row))):
         assert type(mine) is dict and mine == row and json.loads(json.dumps(row)) == json.loads(json.dumps(mine))
         mine["status"] = "forged"
-    assert memory.l2_for_ideator(ENV, rounds.CONFIG)["history"][0]["status"] == "ok"
-    assert memory.l2_for_ideator(ENV, rounds.CONFIG)["history"][0] is row
+    assert memory.l2_for_ideator(ENV, rounds.CONFIG).history[0]["status"] == "ok"
+    assert memory.l2_for_ideator(ENV, rounds.CONFIG).history[0] is row
 
 
 def one_round(memory: RunMemory, number: int) -> None:

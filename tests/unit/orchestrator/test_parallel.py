@@ -17,6 +17,7 @@ from autoqec.contracts.events import Event, RoundWaiting, ignore
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.views import IdeatorView
 from autoqec.orchestrator import loop as loop_module
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.executors.local import Executor, NotStartedError, ParallelExecutor, SerialExecutor
@@ -57,19 +58,19 @@ class Turns:
         return metrics
 
 
-def proposing(seen: list[dict[str, Any]]) -> Callable[[dict[str, Any]], IdeatorResponse]:
+def proposing(seen: list[IdeatorView]) -> Callable[[IdeatorView], IdeatorResponse]:
     """An ideator that keeps every view it was shown in `seen`."""
 
-    def propose(view: dict[str, Any]) -> IdeatorResponse:
+    def propose(view: IdeatorView) -> IdeatorResponse:
         seen.append(view)
-        number = len(view["history"]) + len(view["pending"]) + 1
+        number = len(view.history) + len(view.pending) + 1
         config = {"type": "mlp", "mlp": {"hidden": 4 + number}}
         return IdeatorResponse(hypothesis=f"net {number}", slug="net", proposal=config)
 
     return propose
 
 
-def ran(place: Path, executor: Executor, seen: list[dict[str, Any]], **more: Any) -> tuple[Run, list[HistoryRow]]:
+def ran(place: Path, executor: Executor, seen: list[IdeatorView], **more: Any) -> tuple[Run, list[HistoryRow]]:
     make_workspace(place, ENV)
     roles = Roles(proposing(seen), analyst=canned.analyse)
     with start_run(place / "env.yaml", place, "smoke", 1, "tpe", roles=roles, **more) as run:
@@ -83,7 +84,7 @@ def loosely(rows: list[HistoryRow]) -> list[dict[str, Any]]:
 
 
 def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> None:
-    turns, seen, alone = Turns(), list[dict[str, Any]](), list[dict[str, Any]]()
+    turns, seen, alone = Turns(), list[IdeatorView](), list[IdeatorView]()
     _, together = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), seen)
     assert turns.order == [2, 1, 4, 3], "they did run at once"
     assert [row.round for row in together] == [1, 2, 3, 4], "rows are in the order in which rounds began"
@@ -91,14 +92,14 @@ def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> No
     assert loosely(together) == loosely(serial)
     fronts = [[*fold(rows).front] for rows in (together, serial)]
     assert [entry.flops_per_syndrome for entry in fronts[0]] == [entry.flops_per_syndrome for entry in fronts[1]] != []
-    assert [len(view["pending"]) for view in alone] == [0] * COUNT
+    assert [len(view.pending) for view in alone] == [0] * COUNT
 
 
 def test_a_proposal_knows_what_is_under_way(tmp_path: Path) -> None:
-    turns, seen = Turns(), list[dict[str, Any]]()
+    turns, seen = Turns(), list[IdeatorView]()
     run, _ = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), seen)
-    assert [len(view["pending"]) for view in seen][:2] == [0, 1]
-    assert seen[1]["pending"][0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
+    assert [len(view.pending) for view in seen][:2] == [0, 1]
+    assert seen[1].pending[0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
 
 
 class Waits:
@@ -122,10 +123,10 @@ class Waits:
 
 
 def test_the_next_round_takes_the_first_place_that_is_free(tmp_path: Path) -> None:
-    waits, seen = Waits(), list[dict[str, Any]]()
+    waits, seen = Waits(), list[IdeatorView]()
     _, rows = ran(tmp_path / "two", ParallelExecutor(2, waits.measure), seen)
     assert waits.most == 2 and [row.round for row in rows] == [1, 2, 3, 4]
-    known = [(len(view["history"]), len(view["pending"])) for view in seen]
+    known = [(len(view.history), len(view.pending)) for view in seen]
     assert known == [(0, 0), (0, 1), (0, 2), (1, 2)], "by the order of rounds alone, whichever of them ended first"
 
 

@@ -78,7 +78,7 @@ def test_candidates_stand_apart_and_no_role_reads_them(tmp_path: Path) -> None:
     assert [entry["round"] for entry in json.loads(found.layout.candidates.read_bytes())] == [1]
     found.layout.candidates.write_text("[1, 2, 3]")
     assert found.l2_for_ideator(env, rounds.CONFIG) == before
-    assert [entry["round_attempt_id"] for entry in before["pareto"]] == ["attempt-2"]
+    assert [entry["round_attempt_id"] for entry in before.pareto] == ["attempt-2"]
 
 
 def test_views_come_back_byte_for_byte(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_deleted_branch_stays_on_the_front_but_cannot_be_forked(tmp_path: Path
     row = rounds.row(1)
     found = memory(tmp_path, row, deleted_row(row, "attempt-1"))
     env, _ = load_env(ENV)
-    (seen,) = found.l2_for_ideator(env, rounds.CONFIG)["history"]
+    (seen,) = found.l2_for_ideator(env, rounds.CONFIG).history
     assert seen["forkable"] is False
     assert len(found.state.front) == 1
 
@@ -106,14 +106,14 @@ def test_the_ideator_knows_what_is_under_way(tmp_path: Path) -> None:
     for line in (rounds.begun(1), rounds.planned(1), rounds.begun(2), rounds.planned(2)):
         found.history.append_attempt(line)
     env, _ = load_env(ENV)
-    assert [one["round"] for one in found.l2_for_ideator(env, rounds.CONFIG)["pending"]] == [2]
+    assert [one["round"] for one in found.l2_for_ideator(env, rounds.CONFIG).pending] == [2]
 
 
 def test_the_analyst_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = memory(tmp_path)
     monkeypatch.chdir(tmp_path)
     view = found.l3_for_analyst("runs/x/round_1")
-    assert view["metrics_path"] == str(tmp_path / "runs/x/round_1/metrics.json")
+    assert view.metrics_path == tmp_path / "runs/x/round_1/metrics.json"
 
 
 def test_the_log_says_what_happened(tmp_path: Path) -> None:

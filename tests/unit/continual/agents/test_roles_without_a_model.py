@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 
+from autoqec.contracts.views import AnalystView
 from autoqec.errors import ContractError
 from autoqec.ideators.analyst import analyse
 from autoqec.ideators.coder import code
 from autoqec.store.files import load_yaml
 from tests.support import rounds
+from tests.support.role_views import analyst_view, coder_view
 
 
-def view(tmp_path: Path, **more: Any) -> dict[str, Any]:
+def view(tmp_path: Path, **more: Any) -> AnalystView:
     path = tmp_path / "metrics.json"
     path.write_text(json.dumps(rounds.metrics(1, **more).dump()), encoding="utf-8")
-    return {"metrics_path": str(path), "hypothesis": "x"}
+    return analyst_view(path)
 
 
 def counts(fixed: int, broken: int, shots: int = 20_000, plain: int = 300) -> dict[str, Any]:
@@ -33,20 +35,20 @@ def counts(fixed: int, broken: int, shots: int = 20_000, plain: int = 300) -> di
 
 
 def test_coder_writes_the_config_file_and_nothing_else() -> None:
-    said = code({"proposal": {"type": "mlp", "mlp": {}}, "hypothesis": "h", "slug": "s", "compose_mode": None})
+    said = code(coder_view({"type": "mlp", "mlp": {}}))
     (edit,) = said.edits
     assert edit.path == "predecoder.yaml"
     assert load_yaml(edit.text, location="edit") == said.dsl_config == rounds.CONFIG
 
 
 def test_pure_composition_is_not_edited() -> None:
-    said = code({"proposal": rounds.CONFIG, "hypothesis": "h", "slug": "s", "compose_mode": "pure"})
+    said = code(coder_view(rounds.CONFIG, compose_mode="pure"))
     assert said.edits == ()
 
 
 def test_proposal_that_is_no_config_is_refused() -> None:
     with pytest.raises(ContractError, match="hiden"):
-        code({"proposal": {"type": "mlp", "mlp": {"hiden": 3}}, "hypothesis": "h", "slug": "s", "compose_mode": None})
+        code(coder_view({"type": "mlp", "mlp": {"hiden": 3}}))
 
 
 def test_clear_gain_is_nominated_with_its_figures(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from autoqec.continual.environments.strategies import STRATEGIES, compare, mean_
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.ideators import space
 from tests.support.envs import surface
+from tests.support.role_views import ideator_view
 
 ENV = surface(3, 0.01)
 FEATURES = EnvFeatures.of(ENV)
@@ -141,9 +142,8 @@ def row(number, config, delta, status="ok"):
     }
 
 
-def view(*rows, seed=1):
-    baseline = {"type": "mlp", "mlp": {}}
-    return {"seed": seed, "env": ENV.dump(), "history": list(rows), "pending": [], "baseline_config": baseline}
+def view(*rows, **more):
+    return ideator_view(rows, env=ENV.dump(), baseline_config={"type": "mlp", "mlp": {}}, **more)
 
 
 def test_the_ideator_is_a_function_of_the_view():
@@ -157,8 +157,8 @@ def test_the_ideator_is_a_function_of_the_view():
 
 def test_the_ideator_reads_what_there_is_to_read():
     """A code without another sector: nets read all detectors."""
-    first = propose(view() | {"inputs": "all"}).proposal
-    second = propose(view(row(1, first, 0.01)) | {"inputs": "all"}).proposal
+    first = propose(view(inputs="all")).proposal
+    second = propose(view(row(1, first, 0.01), inputs="all")).proposal
     assert first["mlp"]["inputs"] == second[second["type"]]["inputs"] == "all"
 
 

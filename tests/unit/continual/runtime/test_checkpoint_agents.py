@@ -15,6 +15,7 @@ from autoqec.errors import ContractError, UsageError
 from tests.support import rounds
 from tests.support.envs import surface
 from tests.support.models import FunctionModel
+from tests.support.role_views import analyst_view
 from tests.unit.continual.environments.test_policy import row, view
 
 
@@ -112,7 +113,7 @@ def measured(folder, **more):
     metrics = rounds.metrics(1, **{**counts, **more})
     (folder / "metrics.json").write_text(json.dumps(metrics.dump()))
     (folder / "config.yaml").write_text("type: mlp\nmlp: {depth: 2}\n")
-    return {"metrics_path": str(folder / "metrics.json"), "hypothesis": "h", "round_dir": str(folder)}
+    return analyst_view(folder / "metrics.json")
 
 
 @pytest.mark.parametrize("reply, verdict", [("A", "candidate"), ("The answer is (B)", "ignore"), ("FAILED", "ignore")])
