@@ -59,7 +59,7 @@ def test_a_run_trains_with_the_pinned_loop(workspace: Workspace, loop: str, more
     assert row.status == "ok", row.status_reason
     assert row.dsl_config == config and config["training"]["loop"] == loop
     assert json.loads((run / "run.json").read_text())["pins"]["training.loop"] == loop
-    assert f"Held in every proposal: training.loop={loop}" in (run / "log.md").read_text()
+    assert f"Pinned in every proposal: training.loop={loop}" in (run / "log.md").read_text()
     table = progress(run)
     assert {line["Phase"] for line in table} == ({"training"} if more else {"training", "finetuning"})
     assert ("PredecoderFailAverage" in table[0]) == loop.endswith("_eval"), "performance from offline samples"
