@@ -71,7 +71,7 @@ def test_two_patches_need_a_choice(workspace: Workspace, run: RunLayout, tmp_pat
 @pytest.mark.parametrize("command", ["review-log", "diagnose"])
 def test_no_such_run(workspace: Workspace, command: str) -> None:
     shown = workspace.autoqec(command, "20200101-000000")
-    assert shown.code == 2 and "no such run" in shown.err and "hint:" in shown.err
+    assert shown.code == 2 and "run not found" in shown.err and "hint:" in shown.err
 
 
 POINT = {

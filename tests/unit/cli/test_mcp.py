@@ -99,8 +99,8 @@ def test_propose_asks_the_search_or_checks_a_config(run: RunLayout) -> None:
 
 def test_wrong_names_are_one_sentence(run: RunLayout) -> None:
     said = asked(run.repo_root, "show", run="20200101-000000")
-    assert "no such run" in said and "Traceback" not in said
-    assert "no such run" in asked(run.repo_root, "query_history", run="../../etc")
+    assert "run not found" in said and "Traceback" not in said
+    assert "run not found" in asked(run.repo_root, "query_history", run="../../etc")
     assert "no such round" in asked(run.repo_root, "verify", run=rounds.RUN_ID, round=99)
 
 

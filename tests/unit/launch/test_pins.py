@@ -100,9 +100,9 @@ def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspac
 @pytest.mark.parametrize(
     ("texts", "words"),
     [
-        (["training.loop"], "'training.loop' is no KEY=VALUE"),
-        (["=async"], "is no KEY=VALUE"),
-        (["training.loop="], "is no KEY=VALUE"),
+        (["training.loop"], "'training.loop' is not KEY=VALUE"),
+        (["=async"], "is not KEY=VALUE"),
+        (["training.loop="], "is not KEY=VALUE"),
         (["type=mlp", "type=gnn"], "`type` is pinned twice"),
         (["training.loop=[async"], "--pin training.loop"),
         (["training.loop=null"], "field `training.loop`"),
