@@ -28,7 +28,6 @@ from autoqec.llm.base import (
     Request,
     Response,
     ToolCall,
-    Usage,
     estimate_tokens,
     parse_output,
 )
@@ -42,6 +41,7 @@ from autoqec.llm.errors import (
     LlmUnavailableError,
 )
 from autoqec.llm.reported import token_count
+from autoqec.llm.usage import Usage
 
 if TYPE_CHECKING:
     import anthropic

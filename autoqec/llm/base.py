@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field, ValidationError
 
 from autoqec.contracts.base import Contract, canonical_json, first_validation_error, sha256_json
 from autoqec.llm.errors import LlmBadAnswerError
+from autoqec.llm.usage import Usage
 
 # Thinking counts into max_tokens, so a small cap cuts answers off before they begin.
 MIN_MAX_TOKENS = 8192
@@ -16,29 +17,6 @@ MIN_MAX_TOKENS = 8192
 MAX_RESPONSE_CHARS = 2_000_000
 
 Effort = Literal["low", "medium", "high", "xhigh", "max"]
-Count = Annotated[int, Field(ge=0)]
-
-
-class Usage(Contract):
-    """Tokens of one call or of several: the four counters that the provider bills."""
-
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    cache_creation_input_tokens: Count = 0
-    cache_read_input_tokens: Count = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(**{name: getattr(self, name) + getattr(other, name) for name in type(self).model_fields})
-
-    @property
-    def prompt_tokens(self) -> int:
-        """All input tokens, cached or not."""
-        return self.input_tokens + self.cache_creation_input_tokens + self.cache_read_input_tokens
-
-    @property
-    def total(self) -> int:
-        """All tokens, input and output."""
-        return self.prompt_tokens + self.output_tokens
 
 
 class Tool(Contract):

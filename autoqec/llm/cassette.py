@@ -19,11 +19,11 @@ from autoqec.llm.base import (
     LanguageModel,
     Request,
     Response,
-    Usage,
     with_parsed_output,
 )
 from autoqec.llm.errors import CassetteMissError, LlmError
 from autoqec.llm.redact import redact_value
+from autoqec.llm.usage import Usage
 from autoqec.store import jsonl
 
 Mode = Literal["live", "record", "replay"]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from autoqec.llm import prices
-from autoqec.llm.base import MAX_RESPONSE_CHARS, Usage
+from autoqec.llm.base import MAX_RESPONSE_CHARS
 from autoqec.llm.errors import LlmBadAnswerError, LlmError, LlmRefusalError, LlmTruncatedError, LlmUnavailableError
 from autoqec.llm.reported import call_cost, token_count
+from autoqec.llm.usage import Usage
 
 
 @dataclass(frozen=True)

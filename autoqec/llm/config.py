@@ -11,10 +11,11 @@ from pydantic import Field, ValidationError
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
 from autoqec.llm import scripted
-from autoqec.llm.base import Effort, LanguageModel, Usage
+from autoqec.llm.base import Effort, LanguageModel
 from autoqec.llm.cassette import CassetteFile, CassetteLM
 from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.prices import cost_usd, price_list
+from autoqec.llm.usage import Usage
 
 Backend = Literal["anthropic", "claude", "codex", "scripted"]
 ROLES = ("ideator", "coder", "analyst")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from autoqec.errors import AutoqecError
 from autoqec.llm.redact import redact
-
-if TYPE_CHECKING:
-    from autoqec.llm.base import Usage
+from autoqec.llm.usage import Usage
 
 
 class LlmError(AutoqecError):

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autoqec.llm.base import BaseLanguageModel, LanguageModel, Request, Response, Usage, estimate_tokens
+from autoqec.llm.base import BaseLanguageModel, LanguageModel, Request, Response, estimate_tokens
 from autoqec.llm.errors import BudgetExceededError, LlmError
+from autoqec.llm.usage import Usage
 from autoqec.store import jsonl
 
 _current_attempt_id: ContextVar[str | None] = ContextVar("round_attempt_id", default=None)

@@ -9,7 +9,8 @@ from importlib.resources import files
 from pydantic import Field
 
 from autoqec.contracts.base import Contract
-from autoqec.llm.base import Request, Usage
+from autoqec.llm.base import Request
+from autoqec.llm.usage import Usage
 from autoqec.store.files import load_yaml
 
 

@@ -23,11 +23,11 @@ from autoqec.llm.base import (
     Request,
     Response,
     ToolCall,
-    Usage,
     estimate_tokens,
     with_parsed_output,
 )
 from autoqec.llm.errors import LlmBadAnswerError, LlmError
+from autoqec.llm.usage import Usage
 from autoqec.store import jsonl
 
 PREFIX = "scripted:"

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.anthropic_transport import requested_pause_s
-from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage, tool_results
+from autoqec.llm.base import LanguageModel, Message, Request, Tool, tool_results
 from autoqec.llm.errors import (
     LlmAuthError,
     LlmBadAnswerError,
@@ -22,6 +22,7 @@ from autoqec.llm.errors import (
     LlmUnavailableError,
 )
 from autoqec.llm.reported import MAX_TOKENS
+from autoqec.llm.usage import Usage
 from tests.support.messages_server import (
     MessagesServer,
     cut,

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from autoqec.errors import UsageError
-from autoqec.llm.base import LanguageModel, Message, Request, Tool, Usage
+from autoqec.llm.base import LanguageModel, Message, Request, Tool
 from autoqec.llm.cli_client import CliLM
 from autoqec.llm.cli_output import read_claude
 from autoqec.llm.config import LMConfig, get_lm_client, role_config
@@ -24,6 +24,7 @@ from autoqec.llm.errors import (
     LlmTruncatedError,
     LlmUnavailableError,
 )
+from autoqec.llm.usage import Usage
 
 STANDINS = Path(__file__).resolve().parents[2] / "support" / "standins"
 

@@ -4,8 +4,9 @@ import datetime
 
 import pytest
 
-from autoqec.llm.base import Message, Request, Usage
+from autoqec.llm.base import Message, Request
 from autoqec.llm.prices import cost_usd, max_cost_usd, price_list
+from autoqec.llm.usage import Usage
 
 
 def test_the_file_is_dated() -> None:
