@@ -101,10 +101,24 @@ def half_done(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def half_measured(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose second round died after its measurement, before its pointer was committed."""
+    place = tmp_path_factory.mktemp("measured")
+    shutil.copytree(pristine / "lab", place / "lab", symlinks=True, ignore=NOT_A_COPY)
+    (run_id,) = run_ids(place / "lab")
+    run_until_killed(place / "lab", 2, run_id, at="measured")
+    return place
+
+
 @pytest.mark.parametrize("place", RECOVERY)
-def test_recovery_killed_anywhere_is_recovery_run_once(half_done: Path, tmp_path: Path, place: str) -> None:
+def test_recovery_killed_anywhere_is_recovery_run_once(
+    request: pytest.FixtureRequest, tmp_path: Path, place: str
+) -> None:
     """In place, one after the other, so that git's absolute paths stay true."""
-    workspace, (run_id,) = half_done / "lab", run_ids(half_done / "lab")
+    # Only a measured round has a pointer to commit.
+    start: Path = request.getfixturevalue("half_measured" if "pointer" in place else "half_done")
+    workspace, (run_id,) = start / "lab", run_ids(start / "lab")
     kept, layout = tmp_path / "kept", RunLayout(workspace, run_id)
     shutil.copytree(workspace, kept, symlinks=True)
     try:

@@ -44,7 +44,7 @@ def test_what_a_page_tells_to_type_works(page: Path, tmp_path: Path) -> None:
 def test_every_box_is_run_or_says_why_not(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     for before, language in re.findall(r"^(.*)\n```(\w*)\n(?:.*\n)*?```$", text, re.MULTILINE):
-        assert language == "sh" or before.startswith(NOT_RUN), before
+        assert language in ("sh", "python") or before.startswith(NOT_RUN), before
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
@@ -52,3 +52,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
             assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if "```python" in page.read_text()], ids=lambda page: page.stem
+)
+def test_python_boxes_run(page: Path) -> None:
+    code = "".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
