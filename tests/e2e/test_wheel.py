@@ -96,7 +96,7 @@ def test_it_has_the_code_hash_of_the_checkout(installed: Path, tmp_path: Path) -
 def test_file_times_of_an_installed_package_say_nothing(installed: Path, tmp_path: Path) -> None:
     """`pip install` unpacks in any order, so weighted_mwpm.c may be newer than the library that was built from it."""
     (installed / "autoqec/qec/weighted_mwpm.c").touch()
-    code = "from autoqec.qec import weighted_mwpm as m; print(m._LIBRARY.is_relative_to(sys.path[0]), m.outdated())"
+    code = "from autoqec.qec import weighted_mwpm as m; print(m._LIBRARY.is_relative_to(sys.path[0]), m.is_outdated())"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", "-c", f"import sys; {code}"]
     shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
