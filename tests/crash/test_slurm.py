@@ -118,7 +118,7 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(workspace: Path, cluster: 
     repo = Repo.discover(workspace)
     assert reconcile(going.layout, repo) == []
     assert "worktree" not in {one.kind for one in gc.find_removable(going.layout, repo)}
-    with pytest.raises(UsageError, match="round 2 is still a cluster's job"):
+    with pytest.raises(UsageError, match="a cluster's job still measures round 2"):
         publish_secret(going.layout, repo)
     assert start(workspace, 2, run_ids(workspace)[0], "slurm").returncode == 0
     row = last(before)
@@ -323,7 +323,7 @@ def test_the_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) ->
     told = [value for value in shown.objects if value["event"] == "job"]
     assert {value["job"] for value in told} == {number} and "RUNNING" in {value["state"] for value in told}
     assert any(value["event"] == "training" for value in shown.objects), "its progress is seen from here"
-    assert f"Round 1 is SLURM's job {number}: " in shown.err and shown.objects[-1]["event"] == "run_finished"
+    assert f"Round 1 is SLURM job {number}: " in shown.err and shown.objects[-1]["event"] == "run_finished"
 
 
 def test_the_order_is_a_contract(workspace: Path, fake: Cluster) -> None:
