@@ -112,7 +112,7 @@ def test_the_judge_spoke_where_a_round_was_nominated(ran: tuple[Workspace, Shown
 
 def test_what_people_see(ran: tuple[Workspace, Shown, Path]) -> None:
     workspace, shown, run = ran
-    for part in ("tries:", "measured:", "Rounds", "log.md", "2 rounds"):
+    for part in ("hypothesis:", "measured:", "Rounds", "log.md", "2 rounds"):
         assert part in shown.out, shown.out
     verified = [row for row in rows(run) if row["verify_verdict"] == "VERIFIED"]
     if verified:
