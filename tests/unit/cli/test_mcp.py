@@ -107,4 +107,4 @@ def test_wrong_names_are_one_sentence(run: RunLayout) -> None:
 def test_verify_is_the_command_and_its_fault_is_told(run: RunLayout) -> None:
     """A round without artifacts cannot be judged: the command says so, and the tool hands it on."""
     answer = asked(run.repo_root, "verify", run=rounds.RUN_ID, round=3)
-    assert answer["exit_code"] == 2 and answer["what"]
+    assert answer["exit_code"] in (2, 3) and answer["what"], answer

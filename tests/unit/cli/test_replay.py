@@ -75,7 +75,7 @@ def test_a_replay_that_disagrees_names_the_first_difference(copy: Workspace) -> 
 
 def no_report(at: Path) -> tuple[str, ...]:
     (at / "verification_report.json").unlink()
-    return ("no judgement stands",)
+    return ("there is no report to replay",)
 
 
 def another_commit(at: Path) -> tuple[str, ...]:
@@ -116,9 +116,10 @@ def test_what_does_not_belong_together_is_refused(copy: Workspace, spoil: Any) -
     parts = spoil(place(copy))
     files = copy.files()
     shown = replayed(copy)
-    assert shown.code == 2, shown
+    # A secret that is not the run's own needs a decision of the user.
+    assert shown.code == (3 if spoil is another_secret else 2), shown
     check_error(shown.err, *parts)
-    assert copy.files() == files
+    assert without_owner(copy.files()) == without_owner(files)
 
 
 @pytest.mark.parametrize("spoil", [another_env, no_checkpoint, cut_checkpoint])
@@ -131,7 +132,13 @@ def test_a_first_judgement_refuses_it_too(copy: Workspace, spoil: Any) -> None:
     shown = copy.autoqec("verify", str(place(copy)), "--json")
     assert shown.code == 2, shown
     check_error(shown.err, *parts)
-    assert copy.files() == files
+    assert without_owner(copy.files()) == without_owner(files)
+
+
+def without_owner(files: set[str]) -> set[str]:
+    """Leave out the note of the last owner, which every command that holds the run writes."""
+    return {name for name in files if not name.endswith("/owner.json")}
+
 
 
 def test_the_tier_is_on_record(judged: Workspace) -> None:

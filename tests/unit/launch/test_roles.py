@@ -229,7 +229,7 @@ def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkp
     told: list[str] = []
     view = measured(tmp_path)
     for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
-        (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "the verifier say", "say": say}) + "\n")
+        (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": say}) + "\n")
         choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
         roles, _ = build_roles(choice, run, lambda event: told.append(f"{event.kind} {event.payload()['role']}"))
         said = roles.analyst(view)

@@ -154,7 +154,7 @@ class TestSector:
         assert fewer.n_detectors == last + 1 < prob.n_detectors and fewer.graph.in_sector[-1] == last
 
     def test_a_sector_that_no_detector_is_in_is_refused(self) -> None:
-        with pytest.raises(UsageError, match="no detector has 7 for its last coordinate; there are 0, 1"):
+        with pytest.raises(UsageError, match="no detector has 7 as its last coordinate; the values are 0, 1"):
             Problem.from_env(sector(7))
 
     def test_a_sector_that_does_not_see_the_observables_is_refused(self) -> None:

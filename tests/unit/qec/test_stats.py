@@ -112,7 +112,7 @@ def test_no_errors_is_no_certainty() -> None:
     assert nothing.delta_low < 0 < nothing.delta_high
     only_fixed = stats.paired_effect(pairs(3, 0, 0, 1_000))
     assert only_fixed.relative == 1.0 and only_fixed.relative_low is not None and only_fixed.relative_low < 0.6
-    with pytest.raises(ValueError, match="no shots"):
+    with pytest.raises(ValueError, match="zero shots"):
         stats.paired_effect(pairs(0, 0, 0, 0))
 
 
