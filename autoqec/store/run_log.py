@@ -75,7 +75,8 @@ def attach(layout: RunLayout) -> Iterator[None]:
 
 
 def show(verbosity: int) -> None:
-    """Show the log on stderr: events for `-v`, progress too for `-vv`."""
+    """Show the log on stderr: events for `-v`, progress too for `-vv`. A second call replaces the first."""
+    LOGGER.handlers[:] = [handler for handler in LOGGER.handlers if not isinstance(handler, _Screen)]
     handler = _Screen()
     handler.setFormatter(_OneLine())
     LOGGER.addHandler(handler)
