@@ -14,32 +14,32 @@ from autoqec.cli.common import Output, options, run_cli, trust_option
 
 # name -> (module, one line of help): `--help` needs no command's module.
 COMMANDS = {
-    "run": ("autoqec.cli.autoqec", "Search for predecoders: rounds, each one a git branch, judged on unseen shots."),
-    "run-round": ("autoqec.cli.commands.run_round", "One Runner round: train and measure one predecoder."),
-    "verify": ("autoqec.cli.commands.verify", "Have the judge decide about one round."),
-    "adopt": ("autoqec.cli.commands.adopt", "Bring a quarantined round back, through the judge."),
-    "close": ("autoqec.cli.commands.close", "End a run: publish the judge's secret, so that anyone can replay it."),
+    "run": ("autoqec.cli.autoqec", "Search for predecoders; each round is trained and verified on its own git branch."),
+    "run-round": ("autoqec.cli.commands.run_round", "Train and measure one predecoder, without a run."),
+    "verify": ("autoqec.cli.commands.verify", "Verify one round on fresh shots, or replay its report."),
+    "adopt": ("autoqec.cli.commands.adopt", "Restore a quarantined round and verify it."),
+    "close": ("autoqec.cli.commands.close", "End a run and publish its secret, so that others can replay it."),
     "package-run": ("autoqec.cli.commands.package_run", "Pack a run into one archive: branches, files, hashes."),
-    "replay": ("autoqec.cli.commands.replay", "Restore an archive elsewhere and verify it again, offline."),
-    "reconcile": ("autoqec.cli.commands.reconcile", "Bring a run's files and branches back in line after a crash."),
-    "gc": ("autoqec.cli.commands.gc", "List and remove what runs left that nobody needs any more."),
-    "show": ("autoqec.cli.commands.show", "List runs, or show one run's rounds and front."),
+    "replay": ("autoqec.cli.commands.replay", "Restore an archive in a new directory and verify it again, offline."),
+    "reconcile": ("autoqec.cli.commands.reconcile", "Repair files and branches of a run after a crash."),
+    "gc": ("autoqec.cli.commands.gc", "List and remove leftovers of runs."),
+    "show": ("autoqec.cli.commands.show", "List runs, or show rounds and Pareto front of one run."),
     "watch": ("autoqec.cli.commands.watch", "Follow a run live, from any terminal."),
-    "report": ("autoqec.cli.commands.report", "A run as one page to open in a browser, or its charts as files."),
-    "decode": ("autoqec.cli.commands.decode", "Decode one's own shots with a checkpoint."),
-    "export": ("autoqec.cli.commands.export", "A run's figures as CSV, for sinter, tensorboard or wandb."),
-    "review-log": ("autoqec.cli.commands.review_log", "Mechanical findings about how a run searched."),
-    "diagnose": ("autoqec.cli.commands.diagnose", "Why rounds ended as they did, and the config to try instead."),
+    "report": ("autoqec.cli.commands.report", "Write a run as one HTML page, or its charts as files."),
+    "decode": ("autoqec.cli.commands.decode", "Decode shots with a checkpoint."),
+    "export": ("autoqec.cli.commands.export", "Export the figures of a run as CSV, for sinter, TensorBoard or W&B."),
+    "review-log": ("autoqec.cli.commands.review_log", "Review how a run searched."),
+    "diagnose": ("autoqec.cli.commands.diagnose", "Explain why rounds failed or gained nothing, and suggest a config."),
     "evaluate": ("autoqec.cli.commands.evaluate", "Run an agent over a dataset of environments."),
     "search-designs": ("autoqec.cli.commands.search_designs", "Search predecoder designs in batches, without a run."),
     "bench-ideators": ("autoqec.cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
-    "memory": ("autoqec.cli.commands.memory", "What runs learned, in one file; older runs can be put into it."),
-    "mcp": ("autoqec.cli.commands.mcp", "Serve a repository's runs to an assistant (Model Context Protocol)."),
+    "memory": ("autoqec.cli.commands.memory", "Show or extend a file with the rounds of several runs."),
+    "mcp": ("autoqec.cli.commands.mcp", "Serve the runs of a repository over the Model Context Protocol."),
     "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
-    "envs": ("autoqec.cli.commands.envs", "List the envs that can be named without a path."),
-    "machine-state": ("autoqec.cli.commands.machine_state", "What this machine has, and what a run's rounds took."),
-    "doctor": ("autoqec.cli.commands.doctor", "Check what autoqec needs here, and say how to mend what is missing."),
-    "init": ("autoqec.cli.commands.init", "Make a small git repository with a search surface and an env."),
+    "envs": ("autoqec.cli.commands.envs", "List the packaged envs."),
+    "machine-state": ("autoqec.cli.commands.machine_state", "Show the resources of this machine and what rounds used."),
+    "doctor": ("autoqec.cli.commands.doctor", "Check what AutoQEC needs on this machine, with hints."),
+    "init": ("autoqec.cli.commands.init", "Create a small git repository with editable modules and an env."),
 }
 
 
@@ -65,10 +65,10 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="autoqec", message="%(prog)s %(version)s")
 def group() -> None:
-    """Discovers neural predecoders for quantum error-correcting codes, unattended, and proves what it found.
+    """Search for neural predecoders of quantum error-correcting codes and verify each gain.
 
-    Exit status: 0 done · 1 no round ended ok, or the judge did not verify · 2 wrong input · 3 paused for a person ·
-    74 the disk failed · 130 interrupted, resumable.
+    Exit status: 0 success · 1 no round succeeded, or not verified · 2 invalid input · 3 paused, the user has to
+    decide · 74 storage error · 130 interrupted, resumable.
     """
 
 
