@@ -140,7 +140,6 @@ def without_owner(files: set[str]) -> set[str]:
     return {name for name in files if not name.endswith("/owner.json")}
 
 
-
 def test_the_tier_is_on_record(judged: Workspace) -> None:
     """In the manifest, the history row, the report and its words; `autoqec doctor` says the same and why."""
     at, tier = place(judged), sandbox.probe()
