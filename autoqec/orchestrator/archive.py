@@ -72,9 +72,10 @@ class RestoredRun:
 def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True) -> ArchiveManifest:
     """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
 
-    shots: of a closed run, the judge's shots too, for whoever can't draw them alike. The run is held meanwhile, so that
-    its files belong together. Raises UsageError where another process holds it (named), a crash left it with work for
-    recovery, it has no branch yet, `out` exists, or the archive would be larger than one that can be read back.
+    shots: of a closed run, include the verification shots, for machines that sample others. The run is held
+    meanwhile, so that its files belong together. Raises UsageError where another process holds it (named), a crash
+    left it with work for recovery, it has no branch yet, `out` exists, or the archive would be larger than one that
+    can be read back.
     """
     info = History(layout).info()
     if out.exists():
@@ -331,7 +332,7 @@ def _check_artifacts(layout: RunLayout, place: RoundLayout) -> list[str]:
         if not path.is_file() and removal_log.get(name) == artifact.sha256:
             removed_names.append(artifact.name)
         elif not path.is_file():
-            raise ContractError("is missing, and nobody removed it on purpose", location=str(path))
+            raise ContractError("the file is missing", location=str(path), hint="restore it, then pack the run again")
         elif sha256_bytes(path.read_bytes()) != artifact.sha256:
             raise ContractError("is not the file its manifest names", location=str(path))
     return removed_names

@@ -17,7 +17,7 @@ from autoqec.system.scratch import scratch
 @contextmanager
 def checked_out_modules(layout: RunLayout, number: int) -> Iterator[Path | None]:
     """The round's surface, checked out for as long as the context lasts; None where this package's own computes the
-    same, the config apart. UsageError where the commit is not to be had: nobody could then say what the net computes.
+    same, except for the config. UsageError if the commit is missing, since the code of the net is then unknown.
     """
     shas = [row.commit_sha for row in History(layout).rows() if row.round == number and row.commit_sha]
     repo = Repo.discover(layout.repo_root)

@@ -23,7 +23,7 @@ def publish_secret(layout: RunLayout, repo: Repo) -> str:
 
     Raises:
         UsageError: The run is held by another process, does not exist, or a cluster's job still measures a round.
-        ManualInterventionRequired: Recovery needs a person, or the secret is lost or wrong.
+        ManualInterventionRequired: Recovery needs a decision of the user, or the secret is lost or wrong.
     """
     info = History(layout).info()
     if is_closed(layout) and not layout.secret.exists():

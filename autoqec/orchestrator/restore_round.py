@@ -33,7 +33,7 @@ def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent 
 
     Raises:
         UsageError: The round is not in quarantine, was not measured or ended without a result, or the run is closed.
-        ManualInterventionRequired: Recovery needs a person, or the round's files contradict each other.
+        ManualInterventionRequired: Recovery needs a decision of the user, or the round's files contradict each other.
     """
     memory = RunMemory(layout.root)
     info = memory.history.info()

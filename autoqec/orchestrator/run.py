@@ -201,7 +201,7 @@ def resume_run(
 
     Raises:
         UsageError: There is no such run, another process holds it, or it is closed.
-        ManualInterventionRequired: What the run fixed at its start has changed, or recovery needs a person.
+        ManualInterventionRequired: What the run fixed at its start has changed, or recovery needs a decision.
     """
     workspace = Repo.discover(repo)
     layout = RunLayout(workspace.root, run_id)

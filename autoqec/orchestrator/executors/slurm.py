@@ -1,4 +1,4 @@
-"""One SLURM job a round: ordered on disk first, found again by whoever goes on with the run, believed by its files.
+"""Executor with one SLURM job per round: the order is written first, a later start finds the job, its files decide.
 
 The job is the Runner's round. The judge and its secret stay with the process that holds the run.
 """
@@ -136,7 +136,7 @@ class SlurmRoundFuture:
         return metrics
 
     def cancel(self) -> None:
-        """End the job and call the order off; a round that is complete is left for whoever goes on."""
+        """Cancel the job and its order; a completed round is left for the next start."""
         if self._finished_metrics() is not None:
             return
         with suppress(ConnectionError):

@@ -28,7 +28,7 @@ def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[R
 
     Raises:
         UsageError: There is no such run, or another process holds it.
-        ManualInterventionRequired: Only a person can decide; nothing was changed.
+        ManualInterventionRequired: The user has to decide; nothing was changed.
     """
     inspect.require_own_directory(layout, RunMemory(layout.root).history.info())
     if dry_run:

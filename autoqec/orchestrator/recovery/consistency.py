@@ -1,4 +1,4 @@
-"""Contradictions in a run's files that only a person can resolve, each as a `pause`; pure functions of an inspection.
+"""Contradictions in a run's files that only the user can resolve, each as a `pause`; pure functions of an inspection.
 
 A row of history.jsonl that carries a verdict is compared with the files that back it: the registered test in
 attempts.jsonl, the report in the round directory, and the pointer on the pinned commit.

@@ -28,7 +28,7 @@ _UNFINISHED_RENAME = "its move to quarantine was interrupted"
 def plan_recovery(state: RunInspection) -> list[RecoveryAction]:
     """Return what recovery has to do, in order.
 
-    A plan that contains a `pause` contains nothing else: only a person can decide, and nothing is touched. A
+    A plan that contains a `pause` contains nothing else: the user has to decide, and nothing is changed. A
     `commit_pointer` action is carried out before all others, and the rest is planned again after it.
     """
     recorded = [*fold(state.rows).rounds.values()]
