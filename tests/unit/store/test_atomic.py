@@ -1,4 +1,4 @@
-"""Whole files or none, whatever the disk answers."""
+"""Atomic writes: the whole file or none, also if the disk fails."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def fail_with(number: int):
     return fail
 
 
-def test_write_replaces_and_leaves_no_temporary(tmp_path: Path) -> None:
+def test_write_replaces_the_file_and_leaves_no_temporary(tmp_path: Path) -> None:
     atomic.write_text(tmp_path / "a", "one")
     atomic.write_text(tmp_path / "a", "zwei ü")
     assert (tmp_path / "a").read_text(encoding="utf-8") == "zwei ü"
     assert names(tmp_path) == ["a"]
 
 
-def test_the_bytes_and_the_name_are_synced_before_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_and_the_name_are_synced_before_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -46,7 +46,7 @@ def test_the_bytes_and_the_name_are_synced_before_return(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EPERM])
-def test_a_failing_disk_keeps_the_old_file(
+def test_failing_disk_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     atomic.write_text(tmp_path / "a", "old")
@@ -66,7 +66,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "a").read_bytes() == b"0123456789"
 
 
-def test_a_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
+def test_link_is_replaced_and_never_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "a").symlink_to(tmp_path / "victim")
     atomic.write_text(tmp_path / "a", "new")
@@ -82,12 +82,12 @@ def test_json_refuses_nan_and_keeps_the_order(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "a.json").read_text())["b"] == 1
 
 
-def test_mode_is_the_one_asked_for(tmp_path: Path) -> None:
+def test_file_has_the_requested_mode(tmp_path: Path) -> None:
     atomic.write_bytes(tmp_path / "secret", b"s", mode=0o600)
     assert (tmp_path / "secret").stat().st_mode & 0o777 == 0o600
 
 
-def test_make_dir(tmp_path: Path) -> None:
+def test_make_dir_creates_parents_and_is_exclusive_on_request(tmp_path: Path) -> None:
     atomic.make_dir(tmp_path / "a" / "b")
     atomic.make_dir(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
@@ -100,7 +100,7 @@ def test_make_dir(tmp_path: Path) -> None:
         atomic.make_dir(tmp_path / "file" / "c")
 
 
-def test_sweep_removes_only_what_a_killed_write_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_removes_only_temporaries_of_killed_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (".mine.tmp", "x.tmp", ".a.0123.tmp"):
         (tmp_path / name).write_text("the user's")
     monkeypatch.setattr(os, "replace", fail_with(errno.EIO))

@@ -1,4 +1,4 @@
-"""Real git joins independent edits of a dumped config, and refuses rival ones."""
+"""git merges independent edits of a dumped config, and reports conflicting ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_value(config: dict[str, Any], key: Key, value: Any) -> dict[str, Any]:
 
 
 def branches_of(repo: Repo, configs: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """One commit a config, each on top of `base`; by one git fast-import."""
+    """Make one commit per config, each on top of `base`, with one git fast-import."""
     stream = b""
     for name, config in configs.items():
         data = dump_config(config).encode()
@@ -49,7 +49,7 @@ def branches_of(repo: Repo, configs: dict[str, dict[str, Any]]) -> dict[str, str
 
 @pytest.fixture(scope="module")
 def repo(tmp_path_factory: pytest.TempPathFactory) -> Repo:
-    return Repo.init(tmp_path_factory.mktemp("lab"))
+    return Repo.init(tmp_path_factory.mktemp("workspace"))
 
 
 @pytest.fixture(scope="module")
@@ -64,37 +64,37 @@ def tips(repo: Repo) -> dict[str, str]:
 KEYS = list(leaves(BASE))
 
 
-def merged(repo: Repo, one: str, other: str) -> Any:
+def merged(repo: Repo, first: str, second: str) -> Any:
     data = subprocess.run(
-        ["git", "-C", str(repo.root), "cat-file", "blob", f"{repo.merge_tree([one, other])}:predecoder.yaml"],
+        ["git", "-C", str(repo.root), "cat-file", "blob", f"{repo.merge_tree([first, second])}:predecoder.yaml"],
         capture_output=True,
         check=True,
     ).stdout
     return load_yaml(data.decode(), location="merged")
 
 
-def near(distance: int) -> list[tuple[int, int]]:
+def neighbours(distance: int) -> list[tuple[int, int]]:
     return [(i, j) for i, j in combinations(range(len(KEYS)), 2) if j - i <= distance]
 
 
-@pytest.mark.parametrize(("one", "other"), near(1), ids=lambda n: ".".join(KEYS[n]))
-def test_edits_of_neighbouring_keys_are_joined(repo: Repo, tips: dict[str, str], one: int, other: int) -> None:
-    expected = with_value(with_value(BASE, KEYS[one], "changed by a"), KEYS[other], "changed by b")
-    assert merged(repo, tips[f"a{one}"], tips[f"b{other}"]) == expected
+@pytest.mark.parametrize(("first", "second"), neighbours(1), ids=lambda n: ".".join(KEYS[n]))
+def test_edits_of_neighbouring_keys_are_merged(repo: Repo, tips: dict[str, str], first: int, second: int) -> None:
+    expected = with_value(with_value(BASE, KEYS[first], "changed by a"), KEYS[second], "changed by b")
+    assert merged(repo, tips[f"a{first}"], tips[f"b{second}"]) == expected
 
 
-def test_edits_of_any_two_keys_are_joined(repo: Repo, tips: dict[str, str]) -> None:
-    for one, other in near(len(KEYS)):
-        expected = with_value(with_value(BASE, KEYS[one], "changed by a"), KEYS[other], "changed by b")
-        assert merged(repo, tips[f"a{one}"], tips[f"b{other}"]) == expected
+def test_edits_of_any_two_keys_are_merged(repo: Repo, tips: dict[str, str]) -> None:
+    for first, second in neighbours(len(KEYS)):
+        expected = with_value(with_value(BASE, KEYS[first], "changed by a"), KEYS[second], "changed by b")
+        assert merged(repo, tips[f"a{first}"], tips[f"b{second}"]) == expected
 
 
 @pytest.mark.parametrize("key", range(len(KEYS)), ids=lambda n: ".".join(KEYS[n]))
-def test_rival_edits_of_a_key_conflict(repo: Repo, tips: dict[str, str], key: int) -> None:
+def test_different_edits_of_one_key_conflict(repo: Repo, tips: dict[str, str], key: int) -> None:
     with pytest.raises(MergeConflictError) as caught:
         repo.merge_tree([tips[f"a{key}"], tips[f"b{key}"]])
     assert caught.value.files == ("predecoder.yaml",)
 
 
-def test_the_same_edit_on_both_sides_is_no_conflict(repo: Repo, tips: dict[str, str]) -> None:
+def test_same_edit_on_both_sides_is_not_a_conflict(repo: Repo, tips: dict[str, str]) -> None:
     assert merged(repo, tips["a0"], tips["a0"]) == with_value(BASE, KEYS[0], "changed by a")

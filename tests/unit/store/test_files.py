@@ -1,4 +1,4 @@
-"""YAML that cannot blow up, and env files that explain themselves."""
+"""Safe YAML parsing, and env files with precise errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BOMB = "a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),  # None: the parser's own words
+    ("text", "words"),  # None: the parser's own message
     [
         (BOMB, "anchors"),
         ("a: *b", "anchors"),
@@ -51,24 +51,24 @@ BOMB = "a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"
         ("\ud800", None),
     ],
 )
-def test_what_is_refused(text: str, words: str | None) -> None:
+def test_unsafe_yaml_is_refused(text: str, words: str | None) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         files.load_yaml(text, location="some.yaml")
     assert "some.yaml" in str(caught.value) and "hint:" in str(caught.value)
 
 
-def test_the_line_of_a_fault_is_named() -> None:
+def test_error_names_the_line() -> None:
     with pytest.raises(UsageError, match=r"some\.yaml:3"):
         files.load_yaml("a: 1\nb: 2\na: 3\n", location="some.yaml")
 
 
-def test_a_file_too_large_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_file_is_refused_without_reading_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_BYTES", 10)
     with pytest.raises(UsageError, match="larger"):
         files.load_yaml("a: 123456789", location="x")
 
 
-def test_numbers_and_words_are_what_they_look_like() -> None:
+def test_scalars_have_the_type_they_look_like() -> None:
     text = "{a: 3e-3, b: 010, c: no, d: 2024-01-01, e: 1:30, f: true, g: null, h: '3e-3', i: -.5, j: 0x10, k: +4}"
     assert files.load_yaml(text, location="x") == {
         "a": 0.003,
@@ -100,23 +100,23 @@ PLAIN = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.text(max_size=6), PLAIN, max_size=4))
-def test_what_is_dumped_is_read_back(value: dict[str, Any]) -> None:
+def test_dumped_value_is_read_back(value: dict[str, Any]) -> None:
     assert files.load_yaml(files.dump_config(value) or "{}", location="x") == value
 
 
-def test_one_key_a_paragraph() -> None:
+def test_dump_separates_keys_with_blank_lines() -> None:
     text = files.dump_config({"type": "mlp", "mlp": {"hidden": 8, "deep": {"x": [1, 2], "y": 2.5}}, "last": ()})
     assert text == ("type: mlp\n\nmlp:\n\n  hidden: 8\n\n  deep:\n\n    x: [1, 2]\n\n    y: 2.5\n\nlast: []\n")
 
 
 @pytest.mark.parametrize("path", BUILTIN, ids=lambda path: path.stem)
-def test_builtin_envs_freeze_and_thaw(path: Path) -> None:
+def test_builtin_envs_survive_freezing_and_loading(path: Path) -> None:
     env, frozen = files.load_env(path)
     assert files.parse_env(frozen, location="frozen") == env
     assert files.load_env(path)[1] == frozen
 
 
-def test_a_circuit_file_travels_in_the_frozen_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_env_contains_its_circuit_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "circuit.stim").write_text(CIRCUIT)
     (tmp_path / "env.yaml").write_text(FILE_ENV)
@@ -129,7 +129,7 @@ def test_a_circuit_file_travels_in_the_frozen_text(tmp_path: Path, monkeypatch: 
     assert files.load_env(tmp_path / "frozen.yaml") == (env, frozen)
 
 
-def test_env_faults_are_one_sentence_with_a_mend(tmp_path: Path) -> None:
+def test_env_errors_are_one_sentence_with_a_hint(tmp_path: Path) -> None:
     path = tmp_path / "env.yaml"
     cases: list[tuple[Any, str]] = [
         (None, "No such file"),
@@ -153,7 +153,7 @@ def test_env_faults_are_one_sentence_with_a_mend(tmp_path: Path) -> None:
         files.load_env(tmp_path / "pipe")
 
 
-def test_an_env_without_its_circuit_is_not_frozen() -> None:
+def test_env_without_its_circuit_is_not_frozen() -> None:
     with pytest.raises(UsageError, match=r"code\.text"):
         files.parse_env(FILE_ENV, location="x")
 

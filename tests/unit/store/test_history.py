@@ -1,4 +1,4 @@
-"""The run's truth: tolerant of what a crash leaves, strict about everything else."""
+"""history.jsonl: tolerates what a crash leaves and is strict about everything else."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def info() -> RunInfo:
     )
 
 
-def test_what_is_appended_comes_back(tmp_path: Path) -> None:
+def test_appended_rows_are_read_back(tmp_path: Path) -> None:
     history = make(tmp_path)
     assert history.rows() == [] and history.attempts() == []
     history.append_attempt(Begun(round_attempt_id="id-1", round=1))
@@ -64,14 +64,14 @@ def test_what_is_appended_comes_back(tmp_path: Path) -> None:
     assert set(history.state().rounds) == {"id-1", "id-2"}
 
 
-def test_a_row_needs_its_round_directory(tmp_path: Path) -> None:
+def test_row_without_its_round_directory_is_refused(tmp_path: Path) -> None:
     history = make(tmp_path)
     with pytest.raises(ContractError, match="round_7"):
         history.append_row(row(7))
     assert not history.layout.history.exists()
 
 
-def test_one_row_an_attempt_but_follow_ups(tmp_path: Path) -> None:
+def test_attempt_has_one_row_besides_follow_ups(tmp_path: Path) -> None:
     history = make(tmp_path)
     history.append_row(row(1))
     with pytest.raises(ContractError, match="id-1"):
@@ -81,7 +81,7 @@ def test_one_row_an_attempt_but_follow_ups(tmp_path: Path) -> None:
     assert len(history.rows()) == 3
 
 
-def test_a_torn_last_line_is_left_out_and_unknown_keys_are_kept(tmp_path: Path) -> None:
+def test_torn_last_line_is_left_out_and_unknown_keys_are_kept(tmp_path: Path) -> None:
     history = make(tmp_path)
     later = row(1).dump() | {"of_a_later_version": [1]}
     history.layout.history.write_text(json.dumps(later) + "\n" + '{"round": 2')
@@ -92,7 +92,7 @@ def test_a_torn_last_line_is_left_out_and_unknown_keys_are_kept(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"round": 0}', '{"kind": "unheard of"}'])
-def test_a_damaged_line_pauses_the_run_and_is_named(tmp_path: Path, line: str) -> None:
+def test_damaged_line_pauses_the_run_and_names_the_line(tmp_path: Path, line: str) -> None:
     history = make(tmp_path)
     good = json.dumps(row(1).dump())
     history.layout.history.write_text(f"{good}\n{line}\n{good}\n")
@@ -116,21 +116,21 @@ def test_run_info_is_written_once(tmp_path: Path) -> None:
         history.info()
 
 
-def test_what_others_append_is_seen_and_what_is_restored_is_read_anew(tmp_path: Path) -> None:
-    one = make(tmp_path)
-    other = History(one.layout)
-    one.append_row(row(1))
-    assert [found.round for found in other.rows()] == [1]
-    one.append_row(row(2))
-    assert [found.round for found in other.rows()] == [1, 2]
-    first = one.layout.history.read_bytes().splitlines(keepends=True)[0]
-    atomic.write_bytes(one.layout.history, first)
-    assert [found.round for found in other.rows()] == [1]
-    one.layout.history.unlink()
-    assert other.rows() == []
+def test_appended_rows_are_read_and_a_restored_file_is_reread(tmp_path: Path) -> None:
+    history = make(tmp_path)
+    reader = History(history.layout)
+    history.append_row(row(1))
+    assert [found.round for found in reader.rows()] == [1]
+    history.append_row(row(2))
+    assert [found.round for found in reader.rows()] == [1, 2]
+    first = history.layout.history.read_bytes().splitlines(keepends=True)[0]
+    atomic.write_bytes(history.layout.history, first)
+    assert [found.round for found in reader.rows()] == [1]
+    history.layout.history.unlink()
+    assert reader.rows() == []
 
 
-def test_a_line_torn_while_we_look_is_read_once_it_is_whole(tmp_path: Path) -> None:
+def test_incomplete_line_is_read_after_it_is_complete(tmp_path: Path) -> None:
     history = make(tmp_path)
     history.append_row(row(1))
     History(history.layout).append_row(row(2))
@@ -168,7 +168,7 @@ def test_each_line_holds_the_hash_of_the_line_before(history: History) -> None:
 
 
 @pytest.mark.parametrize("damage", ["edit", "remove", "swap", "unchain"])
-def test_broken_chain_is_named_with_file_and_line(history: History, damage: str) -> None:
+def test_broken_chain_names_file_and_line(history: History, damage: str) -> None:
     history.append_rows([row(number) for number in (1, 2, 3, 4)])
     path = history.layout.history
     lines = stored(path)
@@ -210,7 +210,7 @@ def test_file_of_an_earlier_version_loads_and_is_chained_from_then_on(history: H
         History(history.layout).rows()
 
 
-def test_chain_goes_on_behind_a_torn_line(history: History) -> None:
+def test_chain_continues_after_a_torn_line(history: History) -> None:
     history.append_row(row(1))
     with history.layout.history.open("ab") as stream:
         stream.write(b'{"round": 2, "torn')
@@ -218,8 +218,8 @@ def test_chain_goes_on_behind_a_torn_line(history: History) -> None:
     assert [found.round for found in History(history.layout).rows()] == [1, 2]
 
 
-def test_chain_is_followed_from_call_to_call(history: History) -> None:
-    other = History(history.layout)
+def test_chain_is_checked_across_calls(history: History) -> None:
+    reader = History(history.layout)
     for number in (1, 2, 3):
-        other.append_row(row(number))
+        reader.append_row(row(number))
         assert len(history.rows()) == number

@@ -1,4 +1,4 @@
-"""Lines that survive torn tails, full disks and rival writers."""
+"""JSON lines that survive torn tails, full disks and concurrent writers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ for n in range(int(sys.argv[2])):
 """
 
 
-def test_lines_come_back_in_order(tmp_path: Path) -> None:
+def test_lines_are_read_in_order(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     assert jsonl.read(path) == []
     for n in range(3):
@@ -32,7 +32,7 @@ def test_lines_come_back_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tail", [b'{"n":1', b'{"n":1}', b"\0" * 5000, b'{"n":\0\0\0}\n', b"x" * 200_000, b"\xff\xfe"])
 @pytest.mark.parametrize("before", [b"", b'{"n":0}\n', b'{"n":0}\n' + b'{"n":0,"p":"' + b"y" * 70_000 + b'"}\n'])
-def test_a_torn_tail_is_left_out_then_healed_and_its_bytes_kept(tmp_path: Path, tail: bytes, before: bytes) -> None:
+def test_torn_tail_is_skipped_then_moved_to_the_salvage_directory(tmp_path: Path, tail: bytes, before: bytes) -> None:
     path = tmp_path / "h.jsonl"
     path.write_bytes(before + tail)
     assert len(jsonl.read(path)) == before.count(b"\n")
@@ -42,7 +42,7 @@ def test_a_torn_tail_is_left_out_then_healed_and_its_bytes_kept(tmp_path: Path, 
     assert saved.read_bytes() == tail
 
 
-def test_healing_that_was_killed_saves_the_same_file_again(tmp_path: Path) -> None:
+def test_killed_repair_saves_the_same_file_again(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     for _ in range(2):
         path.write_bytes(b'{"n":0}\n{"torn')
@@ -50,14 +50,14 @@ def test_healing_that_was_killed_saves_the_same_file_again(tmp_path: Path) -> No
     assert len(list((tmp_path / "salvage").iterdir())) == 1
 
 
-def test_a_whole_file_is_never_salvaged(tmp_path: Path) -> None:
+def test_complete_file_is_not_salvaged(tmp_path: Path) -> None:
     jsonl.append(tmp_path / "h.jsonl", {"n": 0})
     jsonl.append(tmp_path / "h.jsonl", {"n": 1})
     assert [entry.name for entry in tmp_path.iterdir()] == ["h.jsonl"]
 
 
 @pytest.mark.parametrize("written", [0, 4, None])
-def test_a_full_disk_leaves_the_file_as_it_was(
+def test_full_disk_leaves_the_file_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int | None
 ) -> None:
     path = tmp_path / "h.jsonl"
@@ -76,9 +76,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     assert path.read_bytes() == before
 
 
-def test_a_failed_sync_is_not_retried_and_the_line_is_taken_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_sync_is_not_retried_and_the_line_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "h.jsonl"
     jsonl.append(path, {"n": 0})
     calls: list[int] = []
@@ -93,10 +91,10 @@ def test_a_failed_sync_is_not_retried_and_the_line_is_taken_back(
     monkeypatch.undo()
     assert caught.value.exit_code == 74
     assert jsonl.read(path) == [{"n": 0}]
-    assert len(calls) == 2  # the line's, and that of the cut
+    assert len(calls) == 2  # after the line, and after the truncation
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "h.jsonl"
     for middle in (b"{oops}", b"[1]", b'{"x":NaN}', b"", b"\xff"):
         path.write_bytes(b'{"n":0}\n' + middle + b'\n{"n":2}\n')
@@ -110,7 +108,7 @@ def test_nan_never_reaches_the_file(tmp_path: Path) -> None:
     assert not (tmp_path / "h.jsonl").exists()
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError):
         jsonl.append(tmp_path / "h.jsonl", {"n": 0})

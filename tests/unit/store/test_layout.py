@@ -1,4 +1,4 @@
-"""Paths that rows name: relative to the run directory, and found again after the repository moved."""
+"""Paths in rows: relative to the run directory, and valid after the repository moved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""logs/autoqec.log: what happened when, one line per event, bounded, and never in the way of a round."""
+"""logs/autoqec.log: one line per event with its time, bounded in size; a failing log never fails a round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LINE = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (INFO|WARNING|ERROR)
 @pytest.fixture(autouse=True)
 def handlers_as_before() -> Iterator[None]:
     before, level = list(run_log.LOGGER.handlers), run_log.LOGGER.level
-    run_log.LOGGER.handlers.clear()  # commands of other tests in this process may have shown the log
+    run_log.LOGGER.handlers.clear()  # commands of other tests in this process may have enabled the log on stderr
     yield
     run_log.LOGGER.handlers[:] = before
     run_log.LOGGER.setLevel(level)
@@ -65,7 +65,7 @@ def test_error_leaves_its_traceback_on_one_line(layout: RunLayout) -> None:
     assert LINE.match(line) and "stopped by ZeroDivisionError" in line and "_ = 1 / 0" in line
 
 
-def test_warnings_of_any_module_of_the_package_are_there(layout: RunLayout) -> None:
+def test_warnings_of_any_module_are_logged(layout: RunLayout) -> None:
     with run_log.attach(layout):
         logging.getLogger("autoqec.reporting.machine_state").warning("something", extra={"round": 7})
         logging.getLogger("another").warning("not ours")
@@ -83,7 +83,7 @@ def test_log_is_rotated(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(files) == run_log.BACKUPS + 1 and all(path.stat().st_size <= 1000 for path in files)
 
 
-def test_log_that_cannot_be_written_costs_nothing(layout: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unwritable_log_does_not_fail_the_run(layout: RunLayout, capsys: pytest.CaptureFixture[str]) -> None:
     layout.log_file.parent.write_text("a file where the directory should be")
     with run_log.attach(layout):
         run_log.record(RoundStarted(round=1))
@@ -102,7 +102,7 @@ def test_verbose_shows_events_on_stderr_and_twice_progress_too(capsys: pytest.Ca
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full; it is part of Linux")
-def test_full_disk_costs_the_lines_and_nothing_else(layout: RunLayout) -> None:
+def test_full_disk_loses_only_the_log_lines(layout: RunLayout) -> None:
     layout.log_file.parent.mkdir()
     layout.log_file.symlink_to("/dev/full")
     with run_log.attach(layout):

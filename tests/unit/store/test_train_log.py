@@ -26,15 +26,15 @@ def test_malformed_lines_are_counted_and_skipped(line: bytes) -> None:
     assert log.entries == ((0, 3.0), (1, 2.0)) and log.malformed == 1
 
 
-def test_a_loss_beyond_the_range_of_floats_is_not_finite() -> None:
+def test_loss_beyond_the_range_of_floats_is_not_finite() -> None:
     assert train_log.parse(b"0\t1e999\n1\t2\n").finite == ((1, 2.0),)
 
 
-def test_an_unreadable_log_is_empty(tmp_path: Path) -> None:
+def test_unreadable_log_is_empty(tmp_path: Path) -> None:
     assert train_log.read(tmp_path / "missing") == train_log.TrainLog()
 
 
-def test_a_large_log_is_sampled_at_even_intervals(tmp_path: Path) -> None:
+def test_large_log_is_sampled_at_even_intervals(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     train_log.append(path, 0, [float(step) for step in range(50_000)])
     entries = train_log.read(path, positions=10).entries

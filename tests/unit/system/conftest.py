@@ -11,10 +11,10 @@ from autoqec.system.git import Repo
 
 @pytest.fixture
 def repo(tmp_path: Path) -> Repo:
-    """One commit: `surface/a.py`, `base.txt`."""
-    root = tmp_path / "a lab ü"
-    (root / "surface").mkdir(parents=True)
-    (root / "surface" / "a.py").write_text("a = 1\n")
+    """One commit: `modules/a.py`, `base.txt`."""
+    root = tmp_path / "a workspace ü"
+    (root / "modules").mkdir(parents=True)
+    (root / "modules" / "a.py").write_text("a = 1\n")
     (root / "base.txt").write_text("1\n\n2\n\n3\n")
     (root / ".gitignore").write_text("/.worktrees/\n*.json\n")
     repo = Repo.init(root)

@@ -1,4 +1,4 @@
-"""git through one door: real repositories, hostile settings, rival writers."""
+"""The git interface: real repositories, hostile settings, concurrent writers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ BRANCH = "exp/20260101-000000/01-wider"
 
 
 def git(root: Path, *arguments: str) -> str:
-    """The user's own git, with an identity."""
-    who = ["-c", "user.name=u", "-c", "user.email=u@x", "-c", "protocol.file.allow=always"]
-    return subprocess.run(["git", *who, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
+    """Run the user's git, with an identity."""
+    name = ["-c", "user.name=u", "-c", "user.email=u@x", "-c", "protocol.file.allow=always"]
+    return subprocess.run(["git", *name, *arguments], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
 def grow(repo: Repo, number: int, **files: str) -> tuple[Path, str]:
-    """A worktree on a new branch of HEAD with one commit; its path and sha."""
+    """Add a worktree on a new branch of HEAD with one commit; return its path and sha."""
     path = repo.root / ".worktrees" / f"exp-r-{number:02d}"
     repo.worktree_add(path, f"exp/r/{number:02d}-x", repo.head_sha())
     for name, text in files.items():
@@ -39,12 +39,12 @@ def grow(repo: Repo, number: int, **files: str) -> tuple[Path, str]:
 
 def test_discover_finds_the_main_work_tree_from_anywhere(repo: Repo) -> None:
     worktree, _ = grow(repo, 1, base="x")
-    for place in (repo.root, repo.root / "surface", worktree, worktree / "surface"):
+    for place in (repo.root, repo.root / "modules", worktree, worktree / "modules"):
         found = Repo.discover(place)
         assert (found.root, found.common) == (repo.root, repo.common)
 
 
-def test_discover_says_what_is_missing(tmp_path: Path) -> None:
+def test_discover_names_what_is_missing(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UsageError, match="autoqec init"):
             Repo.discover(place)
@@ -56,7 +56,9 @@ def test_discover_says_what_is_missing(tmp_path: Path) -> None:
         Repo.discover(tmp_path / "long")
 
 
-def test_discover_believes_no_variables_of_ours(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_discover_ignores_git_environment_variables(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(tmp_path, "init", "-q", "other")
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "other" / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(tmp_path / "other"))
@@ -64,7 +66,7 @@ def test_discover_believes_no_variables_of_ours(repo: Repo, tmp_path: Path, monk
     assert found.root == repo.root and found.head_sha() == repo.head_sha()
 
 
-def test_an_empty_repository(tmp_path: Path) -> None:
+def test_repository_without_commits_is_refused(tmp_path: Path) -> None:
     repo = Repo.init(tmp_path)
     assert not repo.has_commits() and repo.head_ref() == "main"
     with pytest.raises(UsageError, match="no commit"):
@@ -99,8 +101,8 @@ def test_refs_below_a_prefix(repo: Repo) -> None:
 def test_files_of_a_commit(repo: Repo) -> None:
     (repo.root / "link").symlink_to("base.txt")
     sha = repo.commit_all("A link")
-    assert repo.show_file(sha, "surface/a.py") == b"a = 1\n"
-    assert repo.show_file(sha, "surface") is None
+    assert repo.show_file(sha, "modules/a.py") == b"a = 1\n"
+    assert repo.show_file(sha, "modules") is None
     assert repo.show_file(sha, "nothing") is None
     assert repo.show_file(sha, "link") is None
     assert {entry.path: entry.mode for entry in repo.ls_tree(sha)}["link"] == "120000"
@@ -112,8 +114,8 @@ def test_diff_shows_every_kind_of_change(repo: Repo) -> None:
     base = repo.head_sha()
     root = repo.root
     (root / "base.txt").rename(root / "moved ü.txt")
-    (root / "surface" / "a.py").unlink()
-    (root / "surface" / "a.py").symlink_to("/etc/passwd")
+    (root / "modules" / "a.py").unlink()
+    (root / "modules" / "a.py").symlink_to("/etc/passwd")
     (root / "run.sh").write_text("x")
     (root / "run.sh").chmod(0o755)
     git(root, "init", "-q", "inner")
@@ -123,7 +125,7 @@ def test_diff_shows_every_kind_of_change(repo: Repo) -> None:
     assert found == {
         "base.txt": ("D", "000000"),
         "moved ü.txt": ("A", "100644"),
-        "surface/a.py": ("T", "120000"),
+        "modules/a.py": ("T", "120000"),
         "run.sh": ("A", "100755"),
         "inner": ("A", "160000"),
     }
@@ -132,26 +134,26 @@ def test_diff_shows_every_kind_of_change(repo: Repo) -> None:
 def test_dirty_paths(repo: Repo) -> None:
     assert repo.dirty_paths() == []
     (repo.root / "base.txt").write_text("x")
-    (repo.root / "surface" / "new.py").write_text("x")
-    (repo.root / "surface" / "ignored.json").write_text("x")
-    assert repo.dirty_paths() == ["base.txt", "surface/new.py"]
-    assert repo.dirty_paths("surface") == ["surface/new.py"]
-    assert repo.dirty_paths(["surface", "base.txt"]) == ["base.txt", "surface/new.py"]
+    (repo.root / "modules" / "new.py").write_text("x")
+    (repo.root / "modules" / "ignored.json").write_text("x")
+    assert repo.dirty_paths() == ["base.txt", "modules/new.py"]
+    assert repo.dirty_paths("modules") == ["modules/new.py"]
+    assert repo.dirty_paths(["modules", "base.txt"]) == ["base.txt", "modules/new.py"]
 
 
 # ---- commits
 
 
-def test_a_commit_holds_exactly_the_named_paths(repo: Repo) -> None:
+def test_commit_holds_exactly_the_named_paths(repo: Repo) -> None:
     worktree = repo.root / ".worktrees" / "exp-r-01"
     repo.worktree_add(worktree, BRANCH, repo.head_sha())
-    (worktree / "surface" / "a.py").write_text("a = 2\n")
-    (worktree / "surface" / "ignored.json").write_text("{}")
+    (worktree / "modules" / "a.py").write_text("a = 2\n")
+    (worktree / "modules" / "ignored.json").write_text("{}")
     (worktree / "base.txt").write_text("left out")
     (worktree / "stray.txt").write_text("left out")
     git(worktree, "add", "stray.txt")
-    base, sha = repo.head_sha(), repo.commit(worktree, ["surface"], "Wider", {"Attempt": "id-1"})
-    assert [entry.path for entry in repo.diff_entries(base, sha)] == ["surface/a.py", "surface/ignored.json"]
+    base, sha = repo.head_sha(), repo.commit(worktree, ["modules"], "Wider", {"Attempt": "id-1"})
+    assert [entry.path for entry in repo.diff_entries(base, sha)] == ["modules/a.py", "modules/ignored.json"]
     assert repo.refs("refs/heads/exp")[f"refs/heads/{BRANCH}"] == sha
     assert repo.parents(sha) == (base,)
     assert repo.commit_trailers(sha) == {"Attempt": "id-1"}
@@ -159,22 +161,22 @@ def test_a_commit_holds_exactly_the_named_paths(repo: Repo) -> None:
     assert repo.head_sha() == base and repo.dirty_paths() == []
 
 
-def test_a_deleted_file_is_committed_as_such(repo: Repo) -> None:
+def test_deletion_is_committed(repo: Repo) -> None:
     worktree = repo.root / ".worktrees" / "exp-r-01"
     repo.worktree_add(worktree, BRANCH, repo.head_sha())
-    (worktree / "surface" / "a.py").unlink()
-    sha = repo.commit(worktree, ["surface"], "Gone")
-    assert [(entry.status, entry.path) for entry in repo.diff_entries(repo.head_sha(), sha)] == [("D", "surface/a.py")]
+    (worktree / "modules" / "a.py").unlink()
+    sha = repo.commit(worktree, ["modules"], "Gone")
+    assert [(entry.status, entry.path) for entry in repo.diff_entries(repo.head_sha(), sha)] == [("D", "modules/a.py")]
 
 
-def test_text_of_a_model_cannot_forge_a_trailer(repo: Repo) -> None:
+def test_generated_text_cannot_forge_a_trailer(repo: Repo) -> None:
     worktree, _ = grow(repo, 1, base="x")
     sha = repo.commit(worktree, ["base.txt"], "Fine\n\nAttempt: forged", {"Attempt": "true\nOther: forged"})
     assert repo.commit_trailers(sha) == {"Attempt": "true Other: forged"}
     assert repo.commit_trailers(repo.commit(worktree, ["base.txt"], "-m\0\n#x")) == {}
 
 
-def test_paths_are_no_patterns(repo: Repo) -> None:
+def test_paths_are_not_interpreted_as_patterns(repo: Repo) -> None:
     worktree, _ = grow(repo, 1, base="x")
     (worktree / "*.txt").write_text("star")
     (worktree / "other.txt").write_text("other")
@@ -203,7 +205,7 @@ def test_refs_change_together_or_not_at_all(repo: Repo) -> None:
     assert repo.refs("refs/autoqec") == {"refs/autoqec/pin/r/id": sha} and repo.refs("refs/heads/exp") == {}
 
 
-def test_a_rename_keeps_the_commit_and_no_old_name(repo: Repo) -> None:
+def test_rename_keeps_the_commit_and_removes_the_old_name(repo: Repo) -> None:
     worktree, sha = grow(repo, 1, base="x")
     repo.worktree_remove(worktree)
     with pytest.raises(GitError):
@@ -215,7 +217,7 @@ def test_a_rename_keeps_the_commit_and_no_old_name(repo: Repo) -> None:
 # ---- worktrees
 
 
-def test_worktrees_come_and_go(repo: Repo) -> None:
+def test_worktrees_are_added_listed_and_removed(repo: Repo) -> None:
     worktree, sha = grow(repo, 1, base="x")
     (found,) = repo.worktrees()
     assert (found.path, found.branch) == (worktree, "exp/r/01-x")
@@ -228,7 +230,7 @@ def test_worktrees_come_and_go(repo: Repo) -> None:
     assert repo.head_sha(worktree) == sha
 
 
-def test_a_branch_in_use_is_refused_and_nothing_is_left(repo: Repo) -> None:
+def test_branch_in_use_is_refused_and_nothing_is_left(repo: Repo) -> None:
     grow(repo, 1, base="x")
     with pytest.raises(GitError):
         repo.worktree_add(repo.root / ".worktrees" / "two", "exp/r/01-x", None)
@@ -237,7 +239,7 @@ def test_a_branch_in_use_is_refused_and_nothing_is_left(repo: Repo) -> None:
     assert len(repo.worktrees()) == 1
 
 
-def test_prune_takes_ours_and_leaves_the_users(repo: Repo, tmp_path: Path) -> None:
+def test_prune_removes_only_worktrees_of_runs(repo: Repo, tmp_path: Path) -> None:
     worktree, _ = grow(repo, 1, base="x")
     git(repo.root, "worktree", "add", "-q", str(tmp_path / "users"))
     (repo.common / "worktrees" / "exp-r-09").mkdir()
@@ -251,7 +253,7 @@ def test_prune_takes_ours_and_leaves_the_users(repo: Repo, tmp_path: Path) -> No
     assert (repo.common / "worktrees" / "users").is_dir()
 
 
-def test_a_repointed_git_file_leads_nowhere(repo: Repo, tmp_path: Path) -> None:
+def test_changed_git_file_of_a_worktree_is_not_followed(repo: Repo, tmp_path: Path) -> None:
     worktree, sha = grow(repo, 1, base="x")
     victim = Repo.init(tmp_path)
     (tmp_path / "f").write_text("")
@@ -264,7 +266,7 @@ def test_a_repointed_git_file_leads_nowhere(repo: Repo, tmp_path: Path) -> None:
     assert not worktree.exists()
 
 
-def test_removing_a_worktree_that_became_a_link_spares_its_target(repo: Repo, tmp_path: Path) -> None:
+def test_removing_a_worktree_replaced_by_a_link_keeps_the_target(repo: Repo, tmp_path: Path) -> None:
     worktree, _ = grow(repo, 1, base="x")
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "f").write_text("")
@@ -274,7 +276,7 @@ def test_removing_a_worktree_that_became_a_link_spares_its_target(repo: Repo, tm
     assert (tmp_path / "precious" / "f").exists() and not worktree.is_symlink()
 
 
-def test_what_was_not_committed_can_be_saved_as_a_patch(repo: Repo) -> None:
+def test_uncommitted_changes_can_be_saved_as_a_patch(repo: Repo) -> None:
     worktree, sha = grow(repo, 1, base="x")
     assert repo.uncommitted_patch(worktree) == b""
     (worktree / "base.txt").write_text("edited\n")
@@ -288,52 +290,52 @@ def test_what_was_not_committed_can_be_saved_as_a_patch(repo: Repo) -> None:
 # ---- merges
 
 
-def test_a_merge_is_one_commit_with_all_parents(repo: Repo) -> None:
-    one, first = grow(repo, 1, base="X\n\n2\n\n3\n")
+def test_merge_is_one_commit_with_all_parents(repo: Repo) -> None:
+    target, first = grow(repo, 1, base="X\n\n2\n\n3\n")
     _, second = grow(repo, 2, base="1\n\nY\n\n3\n")
     _, third = grow(repo, 3, base="1\n\n2\n\nZ\n", more="m")
-    sha = repo.merge(one, [second, third], "Compose", {"Attempt": "id"})
+    sha = repo.merge(target, [second, third], "Compose", {"Attempt": "id"})
     assert repo.parents(sha) == (first, second, third)
-    assert (one / "base.txt").read_text() == "X\n\nY\n\nZ\n" and (one / "more.txt").read_text() == "m"
-    assert repo.dirty_paths(worktree=one) == [] and repo.rev_parse("exp/r/01-x") == sha
+    assert (target / "base.txt").read_text() == "X\n\nY\n\nZ\n" and (target / "more.txt").read_text() == "m"
+    assert repo.dirty_paths(worktree=target) == [] and repo.rev_parse("exp/r/01-x") == sha
     assert repo.is_ancestor(third, sha) and not repo.is_ancestor(sha, third)
 
 
-def test_a_conflict_names_the_files_and_leaves_nothing(repo: Repo) -> None:
-    one, first = grow(repo, 1, base="X\n\n2\n\n3\n", other="a")
+def test_conflict_names_the_files_and_changes_nothing(repo: Repo) -> None:
+    target, first = grow(repo, 1, base="X\n\n2\n\n3\n", other="a")
     _, second = grow(repo, 2, base="Y\n\n2\n\n3\n", other="b")
     with pytest.raises(MergeConflictError) as caught:
-        repo.merge(one, [second], "Compose")
+        repo.merge(target, [second], "Compose")
     assert caught.value.files == ("base.txt", "other.txt")
-    assert repo.head_sha(one) == first and repo.dirty_paths(worktree=one) == []
+    assert repo.head_sha(target) == first and repo.dirty_paths(worktree=target) == []
 
 
 # ---- extraction, bundles
 
 
-def test_extract_gives_the_bytes_as_committed(repo: Repo, tmp_path: Path) -> None:
+def test_extract_writes_the_committed_bytes(repo: Repo, tmp_path: Path) -> None:
     (repo.root / ".gitattributes").write_text("*.py export-ignore\nsub.txt export-subst eol=crlf\n")
-    (repo.root / "surface" / "deep").mkdir()
-    (repo.root / "surface" / "deep" / "sub.txt").write_text("$Format:%H$\n")
+    (repo.root / "modules" / "deep").mkdir()
+    (repo.root / "modules" / "deep" / "sub.txt").write_text("$Format:%H$\n")
     sha = repo.commit_all("Attributes")
-    assert repo.extract(sha, "surface", tmp_path / "out") == ["a.py", "deep/sub.txt"]
+    assert repo.extract(sha, "modules", tmp_path / "out") == ["a.py", "deep/sub.txt"]
     assert (tmp_path / "out" / "a.py").read_text() == "a = 1\n"
     assert (tmp_path / "out" / "deep" / "sub.txt").read_bytes() == b"$Format:%H$\n"
     with pytest.raises(GitError, match="not empty"):
-        repo.extract(sha, "surface", tmp_path / "out")
+        repo.extract(sha, "modules", tmp_path / "out")
     with pytest.raises(GitError, match="larger"):
-        repo.extract(sha, "surface", tmp_path / "small", max_bytes=5)
+        repo.extract(sha, "modules", tmp_path / "small", max_bytes=5)
 
 
 def test_extract_refuses_links(repo: Repo, tmp_path: Path) -> None:
-    (repo.root / "surface" / "l").symlink_to("/etc/passwd")
+    (repo.root / "modules" / "l").symlink_to("/etc/passwd")
     sha = repo.commit_all("Link")
     with pytest.raises(GitError, match="regular"):
-        repo.extract(sha, "surface", tmp_path / "out")
+        repo.extract(sha, "modules", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
+def test_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
     _, sha = grow(repo, 1, base="x")
     repo.bundle_create(tmp_path / "b.bundle", ["refs/heads/main", "refs/heads/exp/r/01-x"])
     git(tmp_path, "clone", "-q", "-b", "exp/r/01-x", "b.bundle", "clone")
@@ -356,7 +358,7 @@ def test_a_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
         lambda repo, name, place: repo.show_file(name, "a"),
         lambda repo, name, place: repo.diff_entries(name, "HEAD"),
         lambda repo, name, place: repo.diff_text("HEAD", name),
-        lambda repo, name, place: repo.extract(name, "surface", place / "out"),
+        lambda repo, name, place: repo.extract(name, "modules", place / "out"),
         lambda repo, name, place: repo.worktree_add(place / "tree", name, None),
         lambda repo, name, place: repo.worktree_add(place / "tree", "exp/r/01-x", name),
         lambda repo, name, place: repo.merge_tree(["HEAD", name]),
@@ -371,7 +373,7 @@ def test_a_bundle_can_be_cloned(repo: Repo, tmp_path: Path) -> None:
     "name",
     ["--output=PWNED", "--upload-pack=touch PWNED", "--exec=touch PWNED", "--all", "-h", "--help", "ext::touch PWNED"],
 )
-def test_a_name_is_never_an_option(
+def test_name_is_never_an_option(
     repo: Repo, tmp_path: Path, ask: Callable[[Repo, str, Path], object], name: str
 ) -> None:
     before = repo.refs("refs")
@@ -382,7 +384,7 @@ def test_a_name_is_never_an_option(
 
 
 def test_no_transport_is_available(repo: Repo, tmp_path: Path) -> None:
-    """Whatever the repository's own configuration allows."""
+    """The repository's own configuration cannot enable one."""
     other = tmp_path / "other"
     other.mkdir()
     Repo.init(other)
@@ -394,7 +396,7 @@ def test_no_transport_is_available(repo: Repo, tmp_path: Path) -> None:
     assert not (tmp_path / "PWNED").exists()
 
 
-def test_a_bare_repository_among_the_files_is_not_believed(repo: Repo, tmp_path: Path) -> None:
+def test_bare_repository_inside_the_work_tree_is_ignored(repo: Repo, tmp_path: Path) -> None:
     inner = repo.root / "runs/inner"
     inner.mkdir(parents=True)
     git(inner, "init", "-q", "--bare", ".")
@@ -402,23 +404,23 @@ def test_a_bare_repository_among_the_files_is_not_believed(repo: Repo, tmp_path:
         Repo.discover(inner)
 
 
-def test_links_are_checked_out_where_the_repository_has_them_and_only_there(repo: Repo, tmp_path: Path) -> None:
-    (repo.root / "surface/link").symlink_to("a.py")
+def test_links_are_checked_out_as_core_symlinks_says(repo: Repo, tmp_path: Path) -> None:
+    (repo.root / "modules/link").symlink_to("a.py")
     sha = repo.commit_all("Link")
     repo.worktree_add(tmp_path / "tree", "exp/r/01-x", sha)
-    assert (tmp_path / "tree/surface/link").is_symlink()
+    assert (tmp_path / "tree/modules/link").is_symlink()
     repo.bundle_create(tmp_path / "b.bundle", ["refs/heads/exp/r/01-x"])
     (tmp_path / "foreign").mkdir()
     foreign = Repo.init(tmp_path / "foreign", symlinks=False)
     foreign.unbundle(tmp_path / "b.bundle", {"refs/heads/exp/r/01-x": sha})
     foreign.check_out("main", sha)
-    link = foreign.root / "surface/link"
+    link = foreign.root / "modules/link"
     assert not link.is_symlink() and link.read_text() == "a.py" and foreign.dirty_paths() == []
     foreign.worktree_add(tmp_path / "again", "exp/r/01-x", None)
-    assert not (tmp_path / "again/surface/link").is_symlink()
+    assert not (tmp_path / "again/modules/link").is_symlink()
 
 
-def test_an_incomplete_bundle_leaves_no_branch(repo: Repo, tmp_path: Path) -> None:
+def test_incomplete_bundle_leaves_no_branch(repo: Repo, tmp_path: Path) -> None:
     first = repo.head_sha()
     (repo.root / "more.txt").write_text("more\n")
     sha = repo.commit_all("More")
@@ -434,7 +436,7 @@ def test_an_incomplete_bundle_leaves_no_branch(repo: Repo, tmp_path: Path) -> No
     assert foreign.refs("refs") == {"refs/heads/main": sha}
 
 
-def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
+def test_no_program_configured_in_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
     trap, sprung = tmp_path / "trap.sh", tmp_path / "sprung"
     trap.write_text(f"#!/bin/sh\necho \"$0 $*\" >> '{sprung}'\ncat\n")
     trap.chmod(0o755)
@@ -446,7 +448,7 @@ def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
                 "gc.auto": "1", "gc.recentObjectsHook": trap}  # fmt: skip
     for name, value in settings.items():
         git(repo.root, "config", name, str(value))
-    inner = repo.root / "surface" / "inner"
+    inner = repo.root / "modules" / "inner"
     git(repo.root, "init", "-q", str(inner))
     (inner / "f").write_text("x")
     git(inner, "add", "f")
@@ -456,7 +458,7 @@ def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
     worktree, sha = grow(repo, 1, base="x\n\n2\n\n3\n")
     other, second = grow(repo, 2, base="1\n\n2\n\ny\n")
     repo.merge(worktree, [second], "m")
-    repo.commit(other, ["surface"], "again")
+    repo.commit(other, ["modules"], "again")
     repo.dirty_paths()
     repo.commit_all("all")
     repo.dirty_paths()
@@ -468,7 +470,9 @@ def test_nothing_of_the_repository_runs(repo: Repo, tmp_path: Path) -> None:
     assert not sprung.exists(), sprung.read_text()
 
 
-def test_the_environment_does_not_reach_git(repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_environment_variables_are_not_passed_to_git(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen, fake = tmp_path / "seen", tmp_path / "bin"
     fake.mkdir()
     real = subprocess.run(["sh", "-c", "command -v git"], capture_output=True, text=True, check=True).stdout.strip()
@@ -482,7 +486,7 @@ def test_the_environment_does_not_reach_git(repo: Repo, tmp_path: Path, monkeypa
     assert "PATH" in names and not names & {"ANTHROPIC_API_KEY", "GIT_INDEX_FILE", "HOME"}
 
 
-def test_a_full_disk_is_called_that(repo: Repo) -> None:
+def test_full_disk_is_a_storage_error(repo: Repo) -> None:
     # Files no larger than 40 bytes: git's own writes fail.
     code = (
         "import resource, signal, sys\n"
@@ -498,7 +502,7 @@ def test_a_full_disk_is_called_that(repo: Repo) -> None:
     assert repo.fsck() == [] and issubclass(StorageError, Exception)
 
 
-# ---- crashes and rivals
+# ---- crashes and concurrent writers
 
 
 LOCK_PLACES = ["packed-refs.lock", "refs/heads/exp/r/01-x.lock", "worktrees/exp-r-01/index.lock"]
@@ -516,12 +520,12 @@ with repository_lock(common):
 
 
 def leave_locks(repo: Repo) -> None:
-    """A writer dies and leaves a lock file at each place."""
+    """Start a writer that dies and leaves each of the lock files."""
     ended = subprocess.run([sys.executable, "-c", DIE, str(repo.common), *LOCK_PLACES])
     assert ended.returncode == 1
 
 
-def left(repo: Repo) -> list[str]:
+def remaining_locks(repo: Repo) -> list[str]:
     return [place for place in LOCK_PLACES if (repo.common / place).exists()]
 
 
@@ -529,16 +533,16 @@ def test_locks_of_a_killed_git_are_removed_by_the_next_writer(repo: Repo) -> Non
     worktree, sha = grow(repo, 1, base="x")
     (repo.common / "index.lock").write_text("the user's")
     leave_locks(repo)
-    assert left(repo) == LOCK_PLACES
+    assert remaining_locks(repo) == LOCK_PLACES
     (worktree / "base.txt").write_text("y")
     repo.commit(worktree, ["base.txt"], "again")
     repo.update_refs([RefUpdate("refs/heads/exp/r/09-x", sha, None)])
-    assert left(repo) == []
+    assert remaining_locks(repo) == []
     assert (repo.common / "index.lock").exists()
     assert (repo.common / "autoqec.lock").read_bytes() == b""
 
 
-def test_locks_are_kept_while_no_writer_died_or_a_process_has_them_open(repo: Repo) -> None:
+def test_locks_are_kept_if_no_writer_died_or_a_process_has_them_open(repo: Repo) -> None:
     lock = repo.common / "packed-refs.lock"
     lock.write_text("a running git's")
     repo.repair()
@@ -547,11 +551,11 @@ def test_locks_are_kept_while_no_writer_died_or_a_process_has_them_open(repo: Re
     leave_locks(repo)
     with open(lock):
         repo.repair()
-        assert left(repo) == ["packed-refs.lock"]
+        assert remaining_locks(repo) == ["packed-refs.lock"]
 
 
 @pytest.mark.parametrize("foreign", ["host", "boot", "pid_namespace", "uid"])
-def test_locks_are_kept_after_a_writer_that_this_process_could_not_see(repo: Repo, foreign: str) -> None:
+def test_locks_are_kept_if_the_state_of_their_writer_is_unknown(repo: Repo, foreign: str) -> None:
     grow(repo, 1, base="x")
     leave_locks(repo)
     record = repo.common / "autoqec.lock"
@@ -559,7 +563,7 @@ def test_locks_are_kept_after_a_writer_that_this_process_could_not_see(repo: Rep
     record.write_text(json.dumps(json.loads(record.read_text()) | {foreign: "another"}))
     os.utime(record, ns=(times.st_atime_ns, times.st_mtime_ns))
     repo.repair()
-    assert left(repo) == LOCK_PLACES
+    assert remaining_locks(repo) == LOCK_PLACES
 
 
 def test_locks_that_are_older_than_the_dead_writer_are_kept(repo: Repo) -> None:
@@ -567,20 +571,20 @@ def test_locks_that_are_older_than_the_dead_writer_are_kept(repo: Repo) -> None:
     leave_locks(repo)
     os.utime(repo.common / "packed-refs.lock", (1, 1))
     repo.repair()
-    assert left(repo) == ["packed-refs.lock"]
+    assert remaining_locks(repo) == ["packed-refs.lock"]
 
 
-def test_a_lock_of_another_user_is_kept(repo: Repo) -> None:
+def test_lock_of_another_user_is_kept(repo: Repo) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a file to another user")
     grow(repo, 1, base="x")
     leave_locks(repo)
     os.chown(repo.common / "packed-refs.lock", 4242, 4242)
     repo.repair()
-    assert left(repo) == ["packed-refs.lock"]
+    assert remaining_locks(repo) == ["packed-refs.lock"]
 
 
-def test_a_lock_in_the_way_is_named_with_the_way_out(repo: Repo) -> None:
+def test_blocking_lock_is_named_with_a_hint(repo: Repo) -> None:
     sha, ref = repo.head_sha(), "refs/heads/exp/r/01-x"
     repo.update_refs([RefUpdate(ref, sha, None)])
     lock = repo.common / f"{ref}.lock"
@@ -607,19 +611,19 @@ def test_storage_failures_of_git_are_storage_errors(repo: Repo, err: str, kind: 
     assert kind is GitError or (error.hint and error.exit_code == 74)
 
 
-def test_a_full_disk_that_git_does_not_name_is_found_by_writing(tmp_path: Path) -> None:
+def test_full_disk_that_git_does_not_report_is_detected_by_writing(tmp_path: Path) -> None:
     error = git_error(["add"], "fatal: couldn't write 'x'", tmp_path / "missing")
     assert type(error) is StorageError and "No such file or directory" in str(error)
 
 
-def test_a_failed_call_leaves_no_mark_of_death_behind_for_long(repo: Repo) -> None:
+def test_failed_call_does_not_mark_its_writer_as_dead(repo: Repo) -> None:
     with pytest.raises(GitError):
         repo.update_refs([RefUpdate("refs/heads/main", None, "1" * 40)])
     repo.worktree_prune()
     assert (repo.common / "autoqec.lock").read_bytes() == b""
 
 
-def test_one_writer_at_a_time(repo: Repo) -> None:
+def test_writers_are_serialized(repo: Repo) -> None:
     with (
         repository_lock(repo.common),
         pytest.raises(GitError, match="holds"),
@@ -630,19 +634,19 @@ def test_one_writer_at_a_time(repo: Repo) -> None:
         pass
 
 
-def test_a_git_that_outlives_us_keeps_the_lock(repo: Repo) -> None:
+def test_git_process_that_survives_its_parent_keeps_the_lock(repo: Repo) -> None:
     with repository_lock(repo.common) as lock:
-        left = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
+        remaining_locks = subprocess.Popen(["sleep", "600"], pass_fds=[lock])
     try:
         with pytest.raises(GitError), repository_lock(repo.common, timeout_s=0.05):
             pass
     finally:
-        left.kill()
-        left.wait()
+        remaining_locks.kill()
+        remaining_locks.wait()
     repo.worktree_prune()
 
 
-RIVAL = """
+CONCURRENT_WRITER = """
 import sys
 from autoqec.system.git import RefUpdate, Repo
 repo = Repo.discover(sys.argv[1])
@@ -655,7 +659,7 @@ for n in range(12):
 """
 
 
-def test_two_processes_write_side_by_side(repo: Repo) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", RIVAL, str(repo.root), who]) for who in "ab"]
+def test_two_processes_write_concurrently(repo: Repo) -> None:
+    writers = [subprocess.Popen([sys.executable, "-c", CONCURRENT_WRITER, str(repo.root), name]) for name in "ab"]
     assert [writer.wait() for writer in writers] == [0, 0]
     assert len(repo.refs("refs/heads/exp")) == 24 and repo.worktrees() == [] and repo.fsck() == []

@@ -1,4 +1,4 @@
-"""Repositories in which no round could finish are refused with a command that changes this."""
+"""Repositories in which no round could finish are refused with a hint that names a command."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 from autoqec.errors import UsageError
 from autoqec.system.git import Repo, preflight
 
-WRITTEN = ("surface/a.py", "round_1/round_1_pointer.json")
+WRITTEN = ("modules/a.py", "round_1/round_1_pointer.json")
 
 
 def git(repo: Repo, *arguments: str) -> None:
     subprocess.run(["git", *arguments], cwd=repo.root, check=True, capture_output=True)
 
 
-def test_an_ordinary_repository_is_accepted(repo: Repo) -> None:
+def test_ordinary_repository_is_accepted(repo: Repo) -> None:
     preflight.check_repository(repo, WRITTEN)
 
 
 @pytest.mark.parametrize("name", ["exp", "quarantine"])
-def test_a_branch_in_place_of_the_directory_of_branches_is_refused(repo: Repo, name: str) -> None:
+def test_branch_with_the_name_of_the_branch_prefix_is_refused(repo: Repo, name: str) -> None:
     git(repo, "branch", name)
     with pytest.raises(UsageError, match=f"the branch `{name}` exists") as error:
         preflight.check_repository(repo, WRITTEN)
@@ -32,8 +32,8 @@ def test_a_branch_in_place_of_the_directory_of_branches_is_refused(repo: Repo, n
     preflight.check_repository(repo, WRITTEN)
 
 
-def test_a_sparse_checkout_is_refused(repo: Repo) -> None:
-    git(repo, "sparse-checkout", "set", "surface")
+def test_sparse_checkout_is_refused(repo: Repo) -> None:
+    git(repo, "sparse-checkout", "set", "modules")
     with pytest.raises(UsageError, match="sparse") as error:
         preflight.check_repository(repo, WRITTEN)
     assert error.value.hint is not None
@@ -41,19 +41,19 @@ def test_a_sparse_checkout_is_refused(repo: Repo) -> None:
     preflight.check_repository(repo, WRITTEN)
 
 
-@pytest.mark.parametrize("line", ["*.json working-tree-encoding=UTF-16", "surface/* filter=secret"])
+@pytest.mark.parametrize("line", ["*.json working-tree-encoding=UTF-16", "modules/* filter=secret"])
 def test_attributes_that_change_what_a_round_commits_are_refused(repo: Repo, line: str) -> None:
     git(repo, "config", "filter.secret.clean", "tac")
     attributes = repo.root / ".gitattributes"
     attributes.write_text(line + "\n")
-    with pytest.raises(UsageError, match=r"changes what git stores of (surface|round_1)/") as error:
+    with pytest.raises(UsageError, match=r"changes what git stores of (modules|round_1)/") as error:
         preflight.check_repository(repo, WRITTEN)
     assert error.value.hint is not None
     attributes.write_text(f"{line}\n{error.value.hint.partition(': ')[2]}\n")
     preflight.check_repository(repo, WRITTEN)
 
 
-def test_a_filter_without_its_program_is_refused(repo: Repo) -> None:
+def test_filter_without_its_program_is_refused(repo: Repo) -> None:
     (repo.root / ".gitattributes").write_text("*.bin filter=lfs\n")
     (repo.root / "x.bin").write_bytes(b"x")
     git(repo, "add", "-A")
@@ -66,7 +66,7 @@ def test_a_filter_without_its_program_is_refused(repo: Repo) -> None:
     preflight.check_repository(repo, WRITTEN)
 
 
-def test_a_linked_worktree_is_named_with_the_baseline_of_the_main_one(repo: Repo, tmp_path: Path) -> None:
+def test_linked_worktree_is_named_with_the_baseline_of_the_main_one(repo: Repo, tmp_path: Path) -> None:
     git(repo, "worktree", "add", "-q", str(tmp_path / "linked"))
     found = Repo.discover(tmp_path / "linked")
     assert (found.root, found.linked_worktree) == (repo.root, tmp_path / "linked")
@@ -75,9 +75,7 @@ def test_a_linked_worktree_is_named_with_the_baseline_of_the_main_one(repo: Repo
     assert preflight.linked_worktree_note(repo, Repo.discover(repo.root).linked_worktree, "0" * 40) is None
 
 
-def test_dubious_ownership_is_answered_with_the_command_of_git(
-    repo: Repo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_dubious_ownership_hints_at_safe_directory(repo: Repo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a directory to another user")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -88,7 +86,7 @@ def test_dubious_ownership_is_answered_with_the_command_of_git(
     assert error.value.hint is not None and error.value.hint.startswith("git config --global --add safe.directory ")
 
 
-def test_a_line_break_in_the_path_is_one_error(tmp_path: Path) -> None:
+def test_line_break_in_the_path_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "a\nb"
     root.mkdir()
     subprocess.run(["git", "init", "-q", "."], cwd=root, check=True)

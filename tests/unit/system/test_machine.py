@@ -1,4 +1,4 @@
-"""What the machine says about itself, and hashes that change exactly when the code does."""
+"""Machine snapshots, and code hashes that change exactly when the code does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ def test_nothing_heavy_is_imported() -> None:
         ("true", {}),
     ],
 )
-def test_the_gpu_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: object) -> None:
+def test_gpu_is_read_from_nvidia_smi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: object
+) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
@@ -44,12 +46,12 @@ def test_the_gpu_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scr
     assert {key: found[key] for key in ("name", "count") if key in found} == expected
 
 
-def test_no_gpu_program_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvidia_smi_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert machine.gpu() == {}
 
 
-def test_a_tree_hash_sees_names_and_bytes_and_nothing_else(tmp_path: Path) -> None:
+def test_tree_hash_depends_on_names_and_bytes_only(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     (tree / "a.py").write_text("1")
@@ -67,7 +69,7 @@ def test_a_tree_hash_sees_names_and_bytes_and_nothing_else(tmp_path: Path) -> No
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A small package in the layout of the real one."""
+    """Write a small package with the layout of the real one."""
     root = tmp_path / "autoqec"
     for name in (*machine.RESULT_PACKAGES, "decoders/modules", "report/templates", "lm", "store"):
         (root / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""One owner a run, and the leftovers of a dead one."""
+"""One owner per run, and the processes that a dead owner left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ with run_lock.lock_run(sys.argv[1]):
 
 
 @contextmanager
-def another(run_root: Path) -> Iterator[subprocess.Popen[str]]:
+def owner_process(run_root: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(run_root)], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
@@ -37,7 +37,7 @@ def another(run_root: Path) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def test_the_note_says_who_and_counts(tmp_path: Path) -> None:
+def test_owner_file_names_process_and_epoch(tmp_path: Path) -> None:
     for epoch in (1, 2):
         with run_lock.lock_run(tmp_path) as held:
             note = json.loads((tmp_path / "owner.json").read_text())
@@ -47,8 +47,8 @@ def test_the_note_says_who_and_counts(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json"]
 
 
-def test_a_second_owner_is_refused_and_told_who(tmp_path: Path) -> None:
-    with another(tmp_path) as process:
+def test_second_owner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    with owner_process(tmp_path) as process:
         with pytest.raises(UsageError, match=f"kill {process.pid}"), run_lock.lock_run(tmp_path):
             pass
         assert run_lock.read(tmp_path)["pid"] == process.pid
@@ -56,29 +56,29 @@ def test_a_second_owner_is_refused_and_told_who(tmp_path: Path) -> None:
         assert held.epoch == 2
 
 
-def test_within_one_process_too(tmp_path: Path) -> None:
+def test_second_lock_in_one_process_is_refused(tmp_path: Path) -> None:
     with run_lock.lock_run(tmp_path), pytest.raises(UsageError), run_lock.lock_run(tmp_path):
         pass
     with run_lock.lock_run(tmp_path):
         pass
 
 
-def test_leftovers_of_a_dead_owner_are_ended(tmp_path: Path) -> None:
+def test_processes_of_a_dead_owner_are_killed(tmp_path: Path) -> None:
     mark = {"AUTOQEC_OWNER": f"{tmp_path}:1"}
-    left = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
+    leftover = subprocess.Popen(["sleep", "600"], env=os.environ | mark, start_new_session=True)
     other = subprocess.Popen(["sleep", "600"], env=os.environ | {"AUTOQEC_OWNER": f"{tmp_path}-2:1"})
     try:
         with run_lock.lock_run(tmp_path) as held:
-            assert held.killed_pids == (left.pid,)
-            assert left.wait(30) == -9
+            assert held.killed_pids == (leftover.pid,)
+            assert leftover.wait(30) == -9
             assert other.poll() is None
     finally:
-        for process in (left, other):
+        for process in (leftover, other):
             process.kill()
             process.wait()
 
 
-def test_children_carry_the_mark_only_while_the_run_is_held(tmp_path: Path) -> None:
+def test_children_carry_the_run_marker_only_while_the_lock_is_held(tmp_path: Path) -> None:
     from autoqec.system.process import child
 
     with run_lock.lock_run(tmp_path):
@@ -86,25 +86,25 @@ def test_children_carry_the_mark_only_while_the_run_is_held(tmp_path: Path) -> N
     assert "AUTOQEC_OWNER" not in child.environment()
 
 
-def test_a_garbled_note_stops_nobody(tmp_path: Path) -> None:
+def test_malformed_owner_file_does_not_block_a_start(tmp_path: Path) -> None:
     for text in ("{", "[]", '{"epoch": null}'):
         (tmp_path / "owner.json").write_text(text)
         with run_lock.lock_run(tmp_path) as held:
             assert held.epoch == 1
 
 
-def test_the_lock_is_not_inherited(tmp_path: Path) -> None:
+def test_lock_is_not_inherited(tmp_path: Path) -> None:
     with run_lock.lock_run(tmp_path):
-        left = subprocess.Popen(["sleep", "600"], close_fds=False, env={"PATH": os.environ["PATH"]})
+        leftover = subprocess.Popen(["sleep", "600"], close_fds=False, env={"PATH": os.environ["PATH"]})
     try:
         with run_lock.lock_run(tmp_path):
             pass
     finally:
-        left.kill()
-        left.wait()
+        leftover.kill()
+        leftover.wait()
 
 
-def test_faults_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_run_directory_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError), run_lock.lock_run(tmp_path / "nowhere"):
         pass
 
@@ -117,7 +117,7 @@ def test_faults_of_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_remote_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with run_lock.lock_run(tmp_path) as held:
         assert held.warning is None
     monkeypatch.setattr(run_lock, "_file_system", lambda path: "nfs4")
@@ -126,7 +126,7 @@ def test_a_remote_file_system_is_warned_about(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("epoch", ["x", 1e400, -1, None, [1]])
-def test_a_damaged_epoch_counts_as_none(tmp_path: Path, epoch: object) -> None:
+def test_damaged_epoch_restarts_at_one(tmp_path: Path, epoch: object) -> None:
     (tmp_path / "owner.json").write_text(json.dumps({"epoch": epoch}))
     with run_lock.lock_run(tmp_path) as held:
         assert held.epoch == 1

@@ -1,4 +1,4 @@
-"""Every attack behind every wall that runs here; and what must work inside."""
+"""Every attack in every sandbox backend that runs here, and what must work inside."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TMP_MB = 8
 
 
 class World:
-    """Everything that must stay out of reach, and whether it was reached."""
+    """Resources that must stay out of reach, and whether an attack reached them."""
 
     def __init__(self, root: Path) -> None:
         self.outside, self.inside = root / "outside", root / "inside"
@@ -61,8 +61,8 @@ class World:
             return
 
     def close(self) -> None:
-        for one in (self.tcp, self.unix, self.named, self.udp):
-            one.close()
+        for socket_ in (self.tcp, self.unix, self.named, self.udp):
+            socket_.close()
         self.victim.kill()
         self.victim.wait()
 
@@ -80,11 +80,11 @@ class World:
             "tmp": TMP_MB * 1_000_000,
         }
 
-    def fallen(self) -> list[str]:
-        """What an attack gained."""
+    def breaches(self) -> list[str]:
+        """Return what an attack gained."""
         found = list(self.reached)
         if (self.inside / "won").exists():
-            found.append("the attack says so")
+            found.append("the attack reported success")
         if not self.secret.exists() or self.secret.read_text() != "secret" or len(os.listdir(self.outside)) != 1:
             found.append("outside has changed")
         if self.readable.read_text() != "readable":
@@ -120,22 +120,22 @@ def test_attacks_gain_nothing(attack: str, sandbox_backend: SandboxBackend, worl
     policy = SandboxPolicy(read_only=(world.readable,), writable=(world.inside,), tmp_mb=TMP_MB)
     run(code, sandbox_backend, policy, tmp_path / "log")
     assert (world.inside / "ran").exists(), (tmp_path / "log").read_text()
-    assert world.fallen() == [], (tmp_path / "log").read_text()
+    assert world.breaches() == [], (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize(
     "attack", ["read a secret file", "write outside", "connect over TCP", "send over UDP", "see another's environment"]
 )
-def test_the_attacks_are_real(attack: str, world: World, tmp_path: Path) -> None:
-    """Without walls they succeed, so their failure above says something."""
+def test_attacks_succeed_without_a_sandbox(attack: str, world: World, tmp_path: Path) -> None:
+    """Without a sandbox they succeed, so that their failure above is meaningful."""
     wrapped = sandbox.wrap(
         [sys.executable, "-c", source(attack, world)], SandboxPolicy(writable=(world.inside,)), sandbox_backend="none"
     )
     child.run(wrapped.argv, cwd=world.inside, env=wrapped.env, limits=Limits(60), stdout=tmp_path / "log")
-    assert world.fallen() != []
+    assert world.breaches() != []
 
 
-def test_reading_and_writing_where_allowed(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
+def test_listed_paths_can_be_read_and_written(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
     code = f"""
 import os, tempfile
 assert open({str(world.readable)!r}).read() == "readable"
@@ -157,7 +157,7 @@ assert len(os.urandom(8)) == 8
 
 
 @pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="/dev/shm is not writable; install: mount a tmpfs there")
-def test_a_lab_in_memory_is_open_and_its_neighbour_is_not(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
+def test_workspace_on_tmpfs_is_readable_and_its_sibling_is_not(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         given, inside, other = (Path(memory, name) for name in ("given", "inside", "other"))
         given.write_text("given")
@@ -193,7 +193,7 @@ for place in (".", "/", "/dev", "/proc/self", "/usr", "/etc"):
 SCRATCH_NAMES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
-def test_scratch_is_writable_and_the_only_writable_place(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
+def test_only_scratch_is_writable(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     scratch, artifact = tmp_path / "scratch", tmp_path / "artifact"
     for directory in (scratch, artifact):
         directory.mkdir()
@@ -214,7 +214,7 @@ raise SystemExit("the artifact is writable")
     assert not os.listdir(artifact)
 
 
-def test_scratch_of_another_process_is_out_of_reach(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
+def test_scratch_of_another_process_is_not_accessible(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     for directory in (own, other):
         directory.mkdir()
@@ -233,14 +233,14 @@ for attempt in (lambda: open({str(other / "note")!r}), lambda: os.listdir({str(o
     assert os.listdir(other) == ["note"]
 
 
-def test_a_process_may_limit_itself(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
+def test_process_can_confine_itself(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
     code = "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99)); os.sched_setaffinity(0, {0})"
     code += "; assert resource.getrlimit(resource.RLIMIT_NOFILE) == (99, 99)"
     result = run(code, sandbox_backend, SandboxPolicy(writable=(world.inside,)), tmp_path / "log")
     assert result.returncode == 0, (tmp_path / "log").read_text()
 
 
-def test_torch_trains_and_the_package_imports_inside(
+def test_torch_trains_and_the_package_is_importable_inside(
     sandbox_backend: SandboxBackend, world: World, tmp_path: Path
 ) -> None:
     code = """
@@ -260,7 +260,9 @@ torch.save(net.state_dict(), "net.pt")
     assert (world.inside / "net.pt").stat().st_size > 0
 
 
-def test_limits_reach_inside_and_nobody_survives(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
+def test_limits_apply_inside_and_no_process_survives(
+    sandbox_backend: SandboxBackend, world: World, tmp_path: Path
+) -> None:
     code = """
 import os, time
 if os.fork() == 0:
@@ -287,7 +289,7 @@ def test_memory_inside_is_counted(sandbox_backend: SandboxBackend, world: World,
     assert result.limit_broken is not None and result.limit_broken.startswith("memory")
 
 
-def test_status_and_output_come_through(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
+def test_exit_status_and_output_are_returned(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
     code = "print('hi'); raise SystemExit(9)"
     assert run(code, sandbox_backend, SandboxPolicy(writable=(world.inside,)), tmp_path / "log").returncode == 9
     assert (tmp_path / "log").read_text() == "hi\n"
@@ -308,7 +310,7 @@ for attack in (lambda: socket.create_connection(tuple(OUTSIDE), 2), lambda: sock
 """
 
 
-def test_loopback_reaches_those_inside_alone(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
+def test_loopback_connects_processes_inside_only(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
     code = LOOPBACK.replace("OUTSIDE", repr(world.tcp.getsockname()))
     policy = SandboxPolicy(writable=(world.inside,), loopback=True)
     returncode = run(code, sandbox_backend, policy, tmp_path / "log").returncode
@@ -319,7 +321,7 @@ def test_loopback_reaches_those_inside_alone(sandbox_backend: SandboxBackend, wo
     assert not world.reached
 
 
-def test_network_opens_only_when_asked(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
+def test_network_is_available_only_on_request(sandbox_backend: SandboxBackend, world: World, tmp_path: Path) -> None:
     code = f"import socket; socket.create_connection({world.tcp.getsockname()!r}, 5)"
     assert (
         run(code, sandbox_backend, SandboxPolicy(writable=(world.inside,), network=True), tmp_path / "log").returncode
@@ -328,7 +330,7 @@ def test_network_opens_only_when_asked(sandbox_backend: SandboxBackend, world: W
     assert run(code, sandbox_backend, SandboxPolicy(writable=(world.inside,)), tmp_path / "log").returncode != 0
 
 
-def test_probe_names_the_strongest_tier_that_runs() -> None:
+def test_probe_names_the_strongest_available_backend() -> None:
     assert sandbox.probe() == next(
         sandbox_backend for sandbox_backend in sandbox.SANDBOX_BACKENDS if sandbox.is_available(sandbox_backend)
     )
@@ -350,14 +352,16 @@ def versioned(number: str, otherwise: str = "exit 0") -> str:
 
 
 @pytest.mark.parametrize("script", [PASS_THROUGH, "exit 1"])
-def test_a_tier_that_does_not_run_is_no_tier(script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_backend_that_does_not_start_is_unavailable(
+    script: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv(sandbox.CHOICE, raising=False)
     fake = fake_bwrap(tmp_path, script)
     monkeypatch.setattr(bubblewrap, "bwrap", lambda: fake)
     assert sandbox.unavailable_reason.__wrapped__("bubblewrap")
 
 
-def test_a_tier_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_backend_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(sandbox.CHOICE, raising=False)
     monkeypatch.setattr(bubblewrap, "bwrap", lambda: None)
     assert sandbox.unavailable_reason.__wrapped__("bubblewrap") == "bwrap is not installed"
@@ -366,14 +370,14 @@ def test_a_tier_that_is_missing_says_why(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("choice", "excluded"), [("landlock", "bubblewrap"), ("bubblewrap", "landlock")])
-def test_the_backend_can_be_chosen(choice: str, excluded: SandboxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_can_be_chosen(choice: str, excluded: SandboxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sandbox.CHOICE, choice)
     assert sandbox.unavailable_reason.__wrapped__(excluded) == f"AUTOQEC_SANDBOX={choice} excludes it"
     monkeypatch.setattr(sandbox, "unavailable_reason", sandbox.unavailable_reason.__wrapped__)
     assert sandbox.probe.__wrapped__() in (choice, "none")
 
 
-def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(sandbox.CHOICE, "docker")
     with pytest.raises(UsageError, match="unknown sandbox backend 'docker'"):
         sandbox.unavailable_reason.__wrapped__("landlock")
@@ -392,7 +396,7 @@ def test_an_unknown_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (None, None, None),
     ],
 )
-def test_the_newest_bwrap_that_starts_is_used(
+def test_newest_bwrap_that_starts_is_used(
     system: str | None, packaged: str | None, used: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     paths = {"system": system, "packaged": packaged}
@@ -402,10 +406,10 @@ def test_the_newest_bwrap_that_starts_is_used(
     assert bubblewrap.bwrap.__wrapped__() == fakes.get(str(used))
 
 
-def test_a_lab_among_python_s_own_files_stays_closed(
+def test_workspace_inside_the_python_installation_is_not_readable(
     sandbox_backend: SandboxBackend, world: World, tmp_path: Path
 ) -> None:
-    """The lab is its own virtual environment, or lies below /usr: what every tier opens would hold the secret."""
+    """The workspace is a virtual environment or lies below /usr, which every sandbox backend makes readable."""
     policy = SandboxPolicy(writable=(world.inside,), hidden_paths=(world.outside, world.outside / "deep", world.secret))
     with pytest.MonkeyPatch.context() as patch:
         python_s = (*sandbox.readable(), world.outside.parent)
@@ -414,14 +418,14 @@ def test_a_lab_among_python_s_own_files_stays_closed(
         open_policy = SandboxPolicy(writable=(world.inside,))
         assert (
             run(look, sandbox_backend, open_policy, tmp_path / "log").returncode == 0
-        )  # without `closed` it is in sight
+        )  # readable without `hidden_paths`
         if sandbox_backend == "landlock":
             with pytest.raises(UsageError, match=f"{world.outside} lies among"):
                 sandbox.wrap(["true"], policy, sandbox_backend=sandbox_backend)
             return
         for attack in ("read a secret file", "list the run directory", "write outside", "read it through a hard link"):
             run(source(attack, world), sandbox_backend, policy, tmp_path / "log")
-            assert world.fallen() == ["the attack says so"] * (attack == "list the run directory"), attack
+            assert world.breaches() == ["the attack reported success"] * (attack == "list the run directory"), attack
             (world.inside / "won").unlink(missing_ok=True)  # an empty directory may be listed
         gone = f"import os; assert os.listdir({str(world.outside)!r}) == []; open({str(world.readable)!r})"
         assert run(gone, sandbox_backend, policy, tmp_path / "log").returncode == 0, (tmp_path / "log").read_text()

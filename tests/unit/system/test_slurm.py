@@ -1,4 +1,4 @@
-"""What SLURM is asked, and what its answers are taken for."""
+"""SLURM commands, and how their output is interpreted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
 
 
 def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: str = "None") -> None:
-    """A job that never ran."""
+    """Add a job that never ran."""
     assert cluster.conf is not None
     place = cluster.conf.parent / f"job_{number}"
     place.mkdir(exist_ok=True)
@@ -34,7 +34,7 @@ def put(cluster: Cluster, number: str, state: str, name: str = "a-round", why: s
     (place / "job.json").write_text(json.dumps(job))
 
 
-def test_options_are_keys_and_values() -> None:
+def test_options_are_parsed_as_keys_and_values() -> None:
     assert slurm.parse_options(["time=01:30:00", "mem=8G", "partition=gpu,cpu"]) == {
         "time": "01:30:00",
         "mem": "8G",
@@ -43,7 +43,7 @@ def test_options_are_keys_and_values() -> None:
 
 
 @pytest.mark.parametrize("text", ["time", "speed=9", "time=soon", "time=0", "time=30:00", "cpus=-1", "mem=8", "qos="])
-def test_what_is_no_option_is_refused_with_its_place(text: str) -> None:
+def test_invalid_option_is_refused_with_its_position(text: str) -> None:
     with pytest.raises(UsageError) as found:
         slurm.parse_options([text])
     assert found.value.location is not None and found.value.location.startswith("--slurm") and found.value.hint
@@ -64,14 +64,14 @@ def test_time_is_whole_minutes(text: str, whole: int) -> None:
         ("TIMEOUT", "ended"),
     ],
 )
-def test_the_queue_says_whether_a_job_lives(cluster: Cluster, state: str, life: str) -> None:
+def test_queue_state_decides_whether_a_job_is_alive(cluster: Cluster, state: str, life: str) -> None:
     put(cluster, "3", state, why="Resources")
     found = slurm.query_job("3")
     assert (found.life, found.state) == (life, state) and "Resources" in found.why
     assert life == "alive" or "exit code 1:0" in found.why
 
 
-def test_a_job_out_of_the_queue_is_looked_up_in_the_accounting(cluster: Cluster) -> None:
+def test_job_out_of_the_queue_is_looked_up_in_the_accounting(cluster: Cluster) -> None:
     put(cluster, "3", "CANCELLED")
     cluster.change(forgets=True, accounting=True)
     assert slurm.query_job("3") == ("ended", "CANCELLED", "exit code 1:0, 00:00:01 long")
@@ -79,7 +79,9 @@ def test_a_job_out_of_the_queue_is_looked_up_in_the_accounting(cluster: Cluster)
     assert slurm.query_job("3") == ("gone", "", "Slurm accounting storage is disabled")
 
 
-def test_accounting_that_believes_a_job_alive_is_behind(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounting_that_still_lists_a_job_as_running_is_outdated(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ask(*argv: str) -> tuple[int, str]:
         return (1, "slurm_load_jobs error: Invalid job id specified") if argv[0] == "squeue" else (0, "RUNNING|0:0|1")
 
@@ -87,7 +89,7 @@ def test_accounting_that_believes_a_job_alive_is_behind(cluster: Cluster, monkey
     assert slurm.query_job("3").life == "gone"
 
 
-def test_silence_says_nothing_of_a_job(cluster: Cluster) -> None:
+def test_unreachable_controller_leaves_the_job_state_unknown(cluster: Cluster) -> None:
     put(cluster, "3", "RUNNING")
     cluster.change(down=True)
     assert slurm.query_job("3").life == "unreachable"
@@ -95,7 +97,7 @@ def test_silence_says_nothing_of_a_job(cluster: Cluster) -> None:
         slurm.find_job("a-round")
 
 
-def test_a_job_is_found_by_its_name(cluster: Cluster) -> None:
+def test_job_is_found_by_its_name(cluster: Cluster) -> None:
     put(cluster, "3", "RUNNING", "another")
     assert slurm.find_job("a-round") is None
     put(cluster, "12", "PENDING")
@@ -103,11 +105,11 @@ def test_a_job_is_found_by_its_name(cluster: Cluster) -> None:
     assert slurm.find_job("a-round") == "9", "the first that was asked for"
 
 
-def test_a_check_queues_nothing(cluster: Cluster) -> None:
+def test_check_submits_nothing(cluster: Cluster) -> None:
     slurm.check({"time": "5", "mem": "1G", "cpus": "1"})
     assert cluster.jobs() == {}
-    for options, says in (({"partition": "nope"}, "partition"), ({"cpus": "900"}, "configuration")):
-        with pytest.raises(UsageError, match=says):
+    for options, message in (({"partition": "nope"}, "partition"), ({"cpus": "900"}, "configuration")):
+        with pytest.raises(UsageError, match=message):
             slurm.check(options)
     cluster.change(down=True)
     with pytest.raises(UsageError, match="contact"):
@@ -121,29 +123,27 @@ def test_without_slurm_the_missing_command_is_named(monkeypatch: pytest.MonkeyPa
 
 
 def queued(cluster: Cluster, place: Path, **options: str) -> str:
-    """The number of a job that does nothing."""
+    """Submit a job that does nothing and return its number."""
     cluster.change(hold=True)
     folder = place / "job"
     return slurm.submit(print, folder=folder, name="a-round", options={"time": "5", **options}, package=place)
 
 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Instead of waiting: how long it would have been."""
+    """Record the requested waiting times instead of waiting."""
     waited: list[float] = []
     monkeypatch.setattr(slurm.time, "sleep", waited.append)
     return waited
 
 
-def test_a_controller_that_is_restarting_is_asked_again(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restarting_controller_is_retried(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = waits(monkeypatch)
     cluster.change(busy=2)
     assert queued(cluster, tmp_path) == "1" and cluster.jobs() == {"1": "PENDING"}
     assert waited == [0.0, *slurm.RETRY_DELAYS_S[:2]]
 
 
-def test_a_job_that_was_taken_though_nobody_said_so_is_one_job(
+def test_job_accepted_without_a_reply_is_not_submitted_twice(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits(monkeypatch)
@@ -151,7 +151,7 @@ def test_a_job_that_was_taken_though_nobody_said_so_is_one_job(
     assert queued(cluster, tmp_path) == "1" and len(cluster.jobs()) == 1
 
 
-def test_a_controller_that_stays_away_is_given_up_in_a_sentence(
+def test_retries_end_with_one_error_if_the_controller_stays_unreachable(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = waits(monkeypatch)
@@ -161,7 +161,7 @@ def test_a_controller_that_stays_away_is_given_up_in_a_sentence(
     assert waited == [0.0, *slurm.RETRY_DELAYS_S]
 
 
-def test_what_is_refused_is_asked_once(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_submission_is_not_retried(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waited = waits(monkeypatch)
     with pytest.raises(UsageError, match="refuses the job.*partition"):
         queued(cluster, tmp_path, partition="nowhere")

@@ -28,8 +28,8 @@ print(json.dumps(found))
 """
 
 
-def here(calls: dict[str, syscalls.Numbers]) -> dict[str, int]:
-    """The calls that this architecture has."""
+def native_calls(calls: dict[str, syscalls.Numbers]) -> dict[str, int]:
+    """Return the system calls that this architecture has."""
     column = syscalls.ARCHITECTURES[platform.machine()][0]
     return {name: number for name, numbers in calls.items() if (number := numbers[column]) is not None}
 
@@ -45,18 +45,18 @@ def run(code: str, backend: SandboxBackend, tmp_path: Path, *argv: str, fork: bo
     return ended.returncode, log.read_text()
 
 
-def test_every_refused_call_is_refused(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
+def test_every_listed_call_is_refused(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     groups = [*syscalls.REFUSED.values(), syscalls.SOCKET, syscalls.UNLESS_GPU, syscalls.UNLESS_FORK]
-    calls = {name: number for group in groups for name, number in here(group).items()}
-    expected = dict.fromkeys(calls, errno.EPERM) | dict.fromkeys(here(syscalls.NOT_IMPLEMENTED), errno.ENOSYS)
-    numbers = json.dumps(calls | here(syscalls.NOT_IMPLEMENTED))
+    calls = {name: number for group in groups for name, number in native_calls(group).items()}
+    expected = dict.fromkeys(calls, errno.EPERM) | dict.fromkeys(native_calls(syscalls.NOT_IMPLEMENTED), errno.ENOSYS)
+    numbers = json.dumps(calls | native_calls(syscalls.NOT_IMPLEMENTED))
     code, output = run(MAKE_CALLS, sandbox_backend, tmp_path, numbers)
     assert code == 0, output
     assert json.loads(output) == expected
 
 
-def test_without_a_sandbox_the_kernel_answers_otherwise() -> None:
-    calls = here(syscalls.REFUSED["file metadata"]) | here(syscalls.NOT_IMPLEMENTED)
+def test_without_a_sandbox_the_calls_are_not_refused() -> None:
+    calls = native_calls(syscalls.REFUSED["file metadata"]) | native_calls(syscalls.NOT_IMPLEMENTED)
     argv = [sys.executable, "-I", "-S", "-c", MAKE_CALLS, json.dumps(calls)]
     answers = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
     assert errno.EPERM not in answers.values()
@@ -94,18 +94,18 @@ except OSError as error: raise SystemExit(77 if error.errno == errno.EPERM else 
     assert returncode == (77 if refused else 0), output
 
 
-def test_processes_may_be_allowed(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
+def test_process_creation_can_be_allowed(sandbox_backend: SandboxBackend, tmp_path: Path) -> None:
     code = "import os\nif os.fork() == 0: os._exit(5)\nraise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]) != 5)"
     assert run(code, sandbox_backend, tmp_path, fork=True)[0] == 0
 
 
-def test_an_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_architecture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     with pytest.raises(UsageError, match="no table of system calls for riscv64"):
         syscalls.filter_program(network=False, loopback=False, gpu=False, fork=True, signals=True)
 
 
-def test_the_page_lists_every_call() -> None:
+def test_page_lists_every_call() -> None:
     page = (ROOT / "docs/contracts/sandbox.md").read_text(encoding="utf-8")
     for group, calls in syscalls.REFUSED.items():
         assert f"| {group} | {', '.join(f'`{name}`' for name in calls)} |" in page, group

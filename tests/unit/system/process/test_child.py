@@ -1,4 +1,4 @@
-"""Children: what they see, what they may use, and that nobody is left behind."""
+"""Child processes: their environment, their resource limits, and that no descendant survives them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(code: str, directory: Path, limits: Limits | None = None, **more: object
     return child.run(argv, cwd=directory, limits=limits, stdout=directory / "log", **more)  # type: ignore[arg-type]
 
 
-def gone(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     return procfs.start_time(pid) is None
 
 
@@ -56,28 +56,28 @@ def daemon(directory: Path) -> int:
     return int((directory / "daemon").read_text())
 
 
-# ---- ends
+# ---- exit status
 
 
-def test_output_and_status_come_back(tmp_path: Path) -> None:
+def test_output_and_exit_status_are_returned(tmp_path: Path) -> None:
     result = run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(7)", tmp_path)
     assert (result.returncode, result.limit_broken) == (7, None)
     assert sorted((tmp_path / "log").read_text().split()) == ["err", "out"]
     assert result.cpu_s > 0 and result.rss_peak_gb > 0
 
 
-def test_a_second_run_adds_to_the_log(tmp_path: Path) -> None:
+def test_second_run_appends_to_the_log(tmp_path: Path) -> None:
     for word in ("one", "two"):
         run(f"print({word!r})", tmp_path)
     assert (tmp_path / "log").read_text() == "one\ntwo\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_a_signal_is_told_apart_from_a_status(tmp_path: Path, number: int) -> None:
+def test_death_by_signal_is_a_negative_return_code(tmp_path: Path, number: int) -> None:
     assert run(f"import os; os.kill(os.getpid(), {int(number)})", tmp_path).returncode == -number
 
 
-def test_what_cannot_be_started(tmp_path: Path) -> None:
+def test_program_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     result = child.run(["no-such-program"], cwd=tmp_path, limits=Limits(60), stdout=tmp_path / "log")
     assert result.returncode == 127 and "no-such-program" in (tmp_path / "log").read_text()
     with pytest.raises(UsageError):
@@ -90,13 +90,13 @@ def test_what_cannot_be_started(tmp_path: Path) -> None:
 # ---- limits
 
 
-def test_wall_clock(tmp_path: Path) -> None:
+def test_wall_clock_limit_ends_the_child(tmp_path: Path) -> None:
     result = run("import time; time.sleep(600)", tmp_path, Limits(wallclock_s=0.5))
     assert result.returncode == -9 and result.limit_broken is not None and result.limit_broken.startswith("wall clock")
     assert "> 0.5 s" in result.limit_broken
 
 
-def test_memory_of_the_whole_tree(tmp_path: Path) -> None:
+def test_memory_limit_covers_the_process_tree(tmp_path: Path) -> None:
     code = """
     import os, time
     for _ in range(3):
@@ -114,13 +114,13 @@ def test_memory_of_the_whole_tree(tmp_path: Path) -> None:
     assert result.rss_peak_gb > 0.2
 
 
-def test_processes(tmp_path: Path) -> None:
+def test_process_limit_covers_the_process_tree(tmp_path: Path) -> None:
     code = "import os, time\nfor _ in range(6):\n    os.fork() or time.sleep(600)\ntime.sleep(600)"
     result = run(code, tmp_path, Limits(wallclock_s=60, processes=4))
     assert result.limit_broken is not None and result.limit_broken.endswith("> 4")
 
 
-def test_a_fork_bomb_is_put_out(tmp_path: Path) -> None:
+def test_fork_bomb_is_ended(tmp_path: Path) -> None:
     code = """
     import os, time
     open("pids", "a").write(f"{os.getpid()}\\n")
@@ -134,10 +134,10 @@ def test_a_fork_bomb_is_put_out(tmp_path: Path) -> None:
     """
     result = run(code, tmp_path, Limits(wallclock_s=60, processes=40))
     assert result.limit_broken is not None and result.limit_broken.startswith("processes")
-    assert all(gone(int(pid)) for pid in (tmp_path / "pids").read_text().split())
+    assert all(has_ended(int(pid)) for pid in (tmp_path / "pids").read_text().split())
 
 
-def test_disk_of_a_directory(tmp_path: Path) -> None:
+def test_disk_limit_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     code = """
     import os, time
@@ -154,29 +154,29 @@ def test_disk_of_a_directory(tmp_path: Path) -> None:
     )
 
 
-def test_one_file_cannot_outgrow_the_disk_limit(tmp_path: Path) -> None:
+def test_single_file_cannot_exceed_the_disk_limit(tmp_path: Path) -> None:
     code = "import signal\nsignal.signal(signal.SIGXFSZ, signal.SIG_IGN)\nopen('big', 'wb').write(bytes(3_000_000))"
     assert run(code, tmp_path, Limits(wallclock_s=60, disk_mb=1)).returncode == 1
     assert (tmp_path / "big").stat().st_size <= 1_000_000
 
 
-def test_core_dumps_and_descriptors(tmp_path: Path) -> None:
+def test_core_dumps_are_disabled_and_descriptors_limited(tmp_path: Path) -> None:
     code = "import resource as r; print(r.getrlimit(r.RLIMIT_CORE), r.getrlimit(r.RLIMIT_NOFILE))"
     run(code, tmp_path, Limits(wallclock_s=60, nofile=64))
     assert (tmp_path / "log").read_text().strip() == "(0, 0) (64, 64)"
 
 
-# ---- nobody is left behind
+# ---- no process survives
 
 
-def test_a_daemon_ends_with_the_child_that_started_it(tmp_path: Path) -> None:
+def test_daemon_ends_with_the_child_that_started_it(tmp_path: Path) -> None:
     assert run(DAEMON, tmp_path).returncode == 0
-    assert gone(daemon(tmp_path))
+    assert has_ended(daemon(tmp_path))
 
 
-def test_a_daemon_ends_when_a_limit_breaks(tmp_path: Path) -> None:
+def test_daemon_ends_when_a_limit_is_exceeded(tmp_path: Path) -> None:
     result = run(DAEMON + "\ntime.sleep(600)", tmp_path, Limits(wallclock_s=1))
-    assert result.limit_broken is not None and gone(daemon(tmp_path))
+    assert result.limit_broken is not None and has_ended(daemon(tmp_path))
 
 
 def test_everything_ends_when_this_process_is_killed(tmp_path: Path) -> None:
@@ -194,23 +194,23 @@ child.run(argv, cwd=here, limits=child.Limits(600), stdout=here / "log")
     assert len(below) >= 3
     parent.kill()
     parent.wait()
-    assert wait_for(lambda: all(gone(pid) for pid in below))
+    assert wait_for(lambda: all(has_ended(pid) for pid in below))
 
 
-def test_an_exception_from_on_tick_ends_the_child(tmp_path: Path) -> None:
+def test_exception_from_on_tick_ends_the_child(tmp_path: Path) -> None:
     def stop(seconds: float) -> None:
         if (tmp_path / "daemon").exists():
             raise RunInterruptedError("Ctrl-C")
 
     with pytest.raises(RunInterruptedError):
         run(DAEMON + "\ntime.sleep(600)", tmp_path, on_tick=stop)
-    assert gone(daemon(tmp_path))
+    assert has_ended(daemon(tmp_path))
 
 
-# ---- what it sees
+# ---- environment and descriptors
 
 
-def test_the_environment_is_a_short_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_is_an_allow_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "GIT_DIR", "PYTHONPATH", "PYTHONSTARTUP", "WHATEVER"):
         monkeypatch.setenv(name, "leaked")
     run("import os\nfor name in sorted(os.environ): print(name, os.environ[name])", tmp_path, env={"MINE": "yes"})
@@ -220,12 +220,12 @@ def test_the_environment_is_a_short_list(tmp_path: Path, monkeypatch: pytest.Mon
     assert seen["PATH"] == os.environ["PATH"]
 
 
-def test_the_environment_asked_for_wins(tmp_path: Path) -> None:
+def test_requested_environment_takes_precedence(tmp_path: Path) -> None:
     run("import os; print(os.environ['OMP_NUM_THREADS'])", tmp_path, env={"OMP_NUM_THREADS": "4"})
     assert (tmp_path / "log").read_text() == "4\n"
 
 
-def test_no_descriptor_of_ours_is_open_in_it(tmp_path: Path) -> None:
+def test_child_inherits_no_descriptor(tmp_path: Path) -> None:
     with open(tmp_path / "secret", "w") as secret:
         os.set_inheritable(secret.fileno(), True)
         run("import os; print(os.listdir('/proc/self/fd'))", tmp_path)
@@ -235,7 +235,7 @@ def test_no_descriptor_of_ours_is_open_in_it(tmp_path: Path) -> None:
 # ---- pipes
 
 
-def test_a_started_child_speaks_through_pipes(tmp_path: Path) -> None:
+def test_started_child_communicates_through_pipes(tmp_path: Path) -> None:
     with child.start(["cat"], cwd=tmp_path, limits=Limits(60), stderr=tmp_path / "err") as process:
         process.stdin.write(b"hello\n")
         process.stdin.flush()
@@ -253,11 +253,11 @@ def test_pass_fds_reach_the_child_and_close_with_it(tmp_path: Path) -> None:
     with child.start(argv, cwd=tmp_path, limits=Limits(60), stderr=tmp_path / "err", pass_fds=[writing]) as process:
         os.close(writing)
         with os.fdopen(reading, "rb") as stream:
-            assert stream.read() == b"hi"  # ends: nobody else keeps the other end open
+            assert stream.read() == b"hi"  # end of file: no other process holds the write end
         process.wait(30)
 
 
-def test_limits_hold_while_we_wait_on_a_pipe(tmp_path: Path) -> None:
+def test_limits_are_enforced_while_waiting_on_a_pipe(tmp_path: Path) -> None:
     with child.start(["sleep", "600"], cwd=tmp_path, limits=Limits(0.3), stderr=tmp_path / "err") as process:
         assert process.stdout.read() == b""
         result = process.wait(30)
@@ -268,5 +268,5 @@ def test_leaving_the_block_ends_the_child(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-S", "-c", DAEMON + "\nprint('up', flush=True)\ntime.sleep(600)"]
     with child.start(argv, cwd=tmp_path, limits=Limits(600), stderr=tmp_path / "err") as process:
         assert process.stdout.readline() == b"up\n"
-    assert gone(process.pid) and gone(daemon(tmp_path))
+    assert has_ended(process.pid) and has_ended(daemon(tmp_path))
     assert process.kill().returncode == -9

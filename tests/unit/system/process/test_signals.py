@@ -1,4 +1,4 @@
-"""Ctrl-C goes to every process of the terminal's group: it is ours to answer, and nobody of ours dies of it."""
+"""Ctrl-C reaches every process of the terminal's group: the main process handles it and no child dies of it."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ assert len(taken) > 20, taken
 
 
 @pytest.mark.parametrize(("what", "times"), [("git", 150), ("process", 25)])
-def test_ctrl_c_kills_nothing_that_is_being_started(repo: Repo, what: str, times: int) -> None:
-    """Before its own session begins, a process is in the terminal's group, and the default action is death."""
+def test_ctrl_c_does_not_kill_a_child_during_its_start(repo: Repo, what: str, times: int) -> None:
+    """Until it has its own session, a child is in the terminal's group, where SIGINT would end it."""
     ended = subprocess.run(
         [sys.executable, "-c", UNDER_FIRE, str(repo.root), what, str(times)],
         start_new_session=True,
@@ -60,7 +60,7 @@ def test_ctrl_c_kills_nothing_that_is_being_started(repo: Repo, what: str, times
     assert ended.returncode == 0, ended.stderr
 
 
-def test_signals_are_let_in_again() -> None:
+def test_signals_are_unblocked_after_the_start() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with pytest.raises(ValueError), block_signals(signal.SIGINT):
         assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
@@ -68,7 +68,7 @@ def test_signals_are_let_in_again() -> None:
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_a_child_can_be_interrupted_as_ever(tmp_path: Path) -> None:
+def test_child_can_be_interrupted(tmp_path: Path) -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGINT); os._exit(3)"
     ended = child.run(
         [sys.executable, "-c", code], cwd=tmp_path, limits=child.Limits(wallclock_s=60), stdout=tmp_path / "log"
