@@ -14,6 +14,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.base import Effort
 from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config
+from autoqec.llm.errors import LlmAuthError
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.run import BUILTIN_IDEATORS
 from autoqec.store.files import load_yaml
@@ -144,7 +145,15 @@ def check_role_options(choice: RoleOptions, root: Path) -> None:
         if choice.max_usd is not None:
             require_price(config)
         if choice.cassette is None:
-            get_lm_client(config)
+            _check_credentials(config)
+
+
+def _check_credentials(config: LMConfig) -> None:
+    try:
+        get_lm_client(config)
+    except LlmAuthError as error:
+        error.hint = f"{error.hint}; --ideator tpe calls no model"
+        raise
 
 
 def _check_files(choice: RoleOptions) -> None:

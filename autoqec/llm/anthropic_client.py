@@ -32,6 +32,7 @@ from autoqec.llm.base import (
     parse_output,
 )
 from autoqec.llm.errors import (
+    NO_KEY_HINT,
     LlmAuthError,
     LlmBadAnswerError,
     LlmBadRequestError,
@@ -243,8 +244,7 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
             raise LlmAuthError(
                 "no key for the Messages API",
                 location="environment variable ANTHROPIC_API_KEY",
-                hint="set it, or choose --ideator tpe, which asks no model; a local endpoint needs no key: name it by "
-                "`base_url`, or a role's by AUTOQEC_<ROLE>_BASE_URL",
+                hint=NO_KEY_HINT,
             )
     import anthropic
 

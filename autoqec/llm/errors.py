@@ -6,6 +6,10 @@ from autoqec.errors import AutoqecError
 from autoqec.llm.redact import redact
 from autoqec.llm.usage import Usage
 
+NO_KEY_HINT = (
+    "set it; a local endpoint needs no key: name it by `base_url`, or that of a role by AUTOQEC_<ROLE>_BASE_URL"
+)
+
 
 class LlmError(AutoqecError):
     """A call without a usable answer. Keys are removed from its message.

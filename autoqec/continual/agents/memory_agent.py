@@ -28,6 +28,11 @@ class LMAgentConfig(AgentConfig):
 
     lm_config: LMConfig | None = Field(default=None, description="null: the model that the agent is given")
     system_prompt: str | None = Field(default=None, description="null: the agent's own")
+    agent_class: str | None = Field(
+        default=None,
+        description="a subclass of the class of `type`: package.module.Class, or module.Class of a file beside the "
+        "config; null: the class itself",
+    )
 
 
 class MemoryAgentConfig(LMAgentConfig):

@@ -22,6 +22,7 @@ from autoqec.continual.agents.memory_agent import (
 )
 from autoqec.continual.agents.reflexion import ReflexionAgent, ReflexionAgentConfig
 from autoqec.continual.memory.factory import Memory
+from autoqec.continual.named_class import load_named_class
 from autoqec.contracts.base import first_validation_error
 from autoqec.errors import UsageError
 from autoqec.llm.base import LanguageModel
@@ -51,6 +52,16 @@ def parse_agent_config(data: Mapping[str, Any], *, location: str = "agent") -> L
         raise UsageError(first_validation_error(error), location=location) from error
 
 
+def agent_class(config: AgentConfig) -> type[LMAgent[Any]]:
+    """Return the class of a config's agent; raises as `build_agent`."""
+    if config.type not in AGENTS:
+        raise UsageError(f"unknown agent type {config.type!r}", location="agent", hint=f"one of {', '.join(AGENTS)}")
+    kind = AGENTS[config.type][1]
+    if isinstance(config, LMAgentConfig) and config.agent_class is not None:
+        return load_named_class(config.agent_class, kind, location="agent.agent_class")
+    return kind
+
+
 def build_agent(
     config: AgentConfig,
     lm: LanguageModel,
@@ -69,11 +80,9 @@ def build_agent(
         logger: Logger of the agent.
 
     Raises:
-        UsageError: If the type is unknown.
+        UsageError: If the type is unknown, or `agent_class` is not a subclass of its class.
     """
-    if config.type not in AGENTS:
-        raise UsageError(f"unknown agent type {config.type!r}", location="agent", hint=f"one of {', '.join(AGENTS)}")
-    kind = AGENTS[config.type][1]
+    kind = agent_class(config)
     if issubclass(kind, DynamicCheatsheetAgent):
         return kind(config, lm, memory=memory, run_code=run_code, logger=logger)  # type: ignore[arg-type]
     if issubclass(kind, MemoryAgent):

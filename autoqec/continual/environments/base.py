@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -57,6 +59,15 @@ class Environment(ABC):
 
     env_type: ClassVar[str] = "environment"
     env_id: str = ""
+
+    @cached_property
+    def rng(self) -> random.Random:
+        """The environment's own generator; unlike a global one it is reproducible in parallel validation episodes."""
+        return random.Random()
+
+    def seed(self, seed: int) -> None:
+        """Seed `rng`; environments with generators of their own override this."""
+        self.rng = random.Random(seed)
 
     @abstractmethod
     def reset(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import logging
 import random
@@ -18,6 +17,7 @@ from autoqec.continual.environments.base import EnvDataset, EnvDatasetConfig, En
 from autoqec.continual.environments.math_qa import MathQAEnv
 from autoqec.continual.environments.mcq import LETTERS, MCQEnv
 from autoqec.continual.environments.qa import QAEnv
+from autoqec.continual.named_class import load_named_class, resolve_class_name
 from autoqec.errors import AutoqecError, UsageError
 from autoqec.store import files
 
@@ -45,15 +45,21 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
     id_field: str | None = None
     meta_fields: tuple[str, ...] = ()
     task_type: Literal["exact", "numeric", "mcq", "custom"] = "exact"
-    env_class: str | None = Field(default=None, description="QAEnv, MathQAEnv, MCQEnv, or package.module.Class")
+    env_class: str | None = Field(
+        default=None,
+        description="QAEnv, MathQAEnv, MCQEnv, package.module.Class, or module.Class of a file beside the config",
+    )
     prompt_template: str | None = Field(default=None, description="a hint, passed on in the info of each step")
     instruction_template: str | None = Field(default=None, description="the observation, with {question} in it")
 
     def resolved(self, base: Path) -> Self:
         """The config with absolute paths; relative ones are relative to `base`."""
-        if self.dataset_path is None:
-            return self
-        return self.model_copy(update={"dataset_path": str((base / self.dataset_path).resolve())})
+        changes: dict[str, str] = {}
+        if self.dataset_path is not None:
+            changes["dataset_path"] = str((base / self.dataset_path).resolve())
+        if self.env_class is not None and self.env_class not in ENV_CLASSES:
+            changes["env_class"] = resolve_class_name(self.env_class, base)
+        return self.model_copy(update=changes)
 
     @model_validator(mode="after")
     def _check_sources(self) -> QAEnvDatasetConfig:
@@ -111,15 +117,7 @@ def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
         return TASKS[config.task_type]
     if config.env_class in ENV_CLASSES:
         return ENV_CLASSES[config.env_class]
-    module, _, name = config.env_class.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        hint = f"one of {', '.join(ENV_CLASSES)}, or package.module.Class"
-        raise UsageError(f"unknown env_class {config.env_class!r}", location="dataset.env_class", hint=hint) from error
-    if not (isinstance(found, type) and issubclass(found, QAEnv)):
-        raise UsageError(f"{config.env_class} is not a subclass of QAEnv", location="dataset.env_class")
-    return found
+    return load_named_class(config.env_class, QAEnv, location="dataset.env_class", known=tuple(ENV_CLASSES))
 
 
 def _choices(config: QAEnvDatasetConfig, row: Row, question: str, answer: Any) -> tuple[list[str], Any]:

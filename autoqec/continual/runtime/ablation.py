@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autoqec.continual.agents.memory_agent import LMAgentConfig, MemorylessAgentConfig
-from autoqec.continual.agents.registry import AGENTS
+from autoqec.continual.agents.registry import agent_class
 from autoqec.continual.environments.design_text import RoundRunner
 from autoqec.continual.runtime.config import RunConfig, load_config
 from autoqec.continual.runtime.episode import score_of
@@ -64,7 +64,7 @@ def evaluate_ablation(
 def without_memory(config: RunConfig) -> RunConfig:
     """Return the config with the same model and prompts and a memoryless agent."""
     agent: LMAgentConfig = config.agent
-    words = agent.system_prompt or AGENTS[agent.type][1].default_system_prompt
+    words = agent.system_prompt or agent_class(agent).default_system_prompt
     agent_without_memory = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=words)
     return config.model_copy(update={"agent": agent_without_memory, "memory": None})
 

@@ -36,8 +36,15 @@ def load_agent(checkpoint: Path | str, lm: LanguageModel) -> LMAgent[Any]:
         ContractError: As `checkpoints.load`.
     """
     loaded = checkpoints.load(checkpoint)
-    saved = json.loads((loaded.directory / "agent.json").read_text(encoding="utf-8"))
-    agent = build_agent(parse_agent_config(saved["config"], location=str(loaded.directory / "agent.json")), lm)
+    path = loaded.directory / "agent.json"
+    config = parse_agent_config(json.loads(path.read_text(encoding="utf-8"))["config"], location=str(path))
+    if config.agent_class is not None:  # the checkpoint may come from anyone
+        raise UsageError(
+            f"a checkpoint may not name code to run; this one names {config.agent_class!r}",
+            location=f"{path}: agent_class",
+            hint="use a checkpoint of an agent without `agent_class`",
+        )
+    agent = build_agent(config, lm)
     loaded.restore(agent)
     agent.eval()
     return agent

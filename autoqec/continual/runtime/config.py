@@ -15,6 +15,7 @@ from autoqec.continual.environments.base import EnvDatasetConfig
 from autoqec.continual.environments.datasets import parse_dataset_config
 from autoqec.continual.memory.base import MemoryModuleConfig
 from autoqec.continual.memory.factory import parse_memory_config
+from autoqec.continual.named_class import resolve_class_name
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
 from autoqec.llm import scripted
@@ -209,6 +210,8 @@ def resolve_paths(config: RunConfig, base: Path, *, results: Path | None = None)
     agent = config.agent
     if agent.lm_config is not None:
         agent = agent.model_copy(update={"lm_config": model(agent.lm_config)})
+    if agent.agent_class is not None:
+        agent = agent.model_copy(update={"agent_class": resolve_class_name(agent.agent_class, base)})
     return config.model_copy(
         update={
             "runtime": runtime,

@@ -15,7 +15,9 @@ from autoqec.continual.environments.design_text import RoundRunner
 from autoqec.continual.runtime import checkpoints, logs, rng
 from autoqec.continual.runtime.config import RunConfig, load_config
 from autoqec.continual.runtime.runtime import RunTime
-from autoqec.llm.config import get_lm_client
+from autoqec.llm.base import LanguageModel
+from autoqec.llm.config import LMConfig, get_lm_client
+from autoqec.llm.errors import LlmAuthError
 from autoqec.store import atomic
 
 
@@ -64,7 +66,7 @@ def evaluate_config(
     config = _resumable(config)
     if config.seed is not None:
         rng.seed_all(config.seed)
-    agent = build_agent(config.agent, get_lm_client(config.lm_config), run_code=run_sandboxed)
+    agent = build_agent(config.agent, _language_model(config.lm_config), run_code=run_sandboxed)
     train = build_dataset(config.dataset, round_runner=round_runner)
     validation = config.validation_dataset
     held_out = build_dataset(validation, round_runner=round_runner) if validation is not None else None
@@ -86,6 +88,7 @@ def evaluate_config(
             save_memory_path=config.output.save_memory_path,
             logger=logs.child_logger(logger, "runtime"),
             console=console_stream,
+            seed=config.seed,
         )
         return Evaluation(results, runtime.run())
     except BaseException as error:
@@ -93,6 +96,17 @@ def evaluate_config(
         raise
     finally:
         logs.close(logger)
+
+
+def _language_model(config: LMConfig) -> LanguageModel:
+    try:
+        return get_lm_client(config)
+    except LlmAuthError as error:
+        error.hint = (
+            f"{error.hint}; or run without a model: `lm: {{model: scripted:ANSWERS.jsonl}}` in the config, as the "
+            "example `autoqec evaluate toy_inmemory` does"
+        )
+        raise
 
 
 def new_results_dir(base: Path) -> Path:

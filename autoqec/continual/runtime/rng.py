@@ -1,23 +1,34 @@
-"""Seeds, captures and restores the global random generators."""
+"""Seeds, captures and restores the global random generators, and derives the seeds of environments."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from typing import Any
 
 
 def seed_all(seed: int) -> None:
-    """Python's, and numpy's and torch's where they are loaded."""
+    """Seed Python's, numpy's and torch's generators; an environment may be the first that imports one of them."""
+    import numpy as np
+    import torch
+
     random.seed(seed)
-    if "numpy" in sys.modules:
-        import numpy as np
+    np.random.seed(seed)
+    torch.manual_seed(seed)
 
-        np.random.seed(seed)
-    if "torch" in sys.modules:
-        import torch
 
-        torch.manual_seed(seed)
+def env_seed(seed: int, phase: str, number: int) -> int:
+    """Return the seed of one environment's own generator.
+
+    It depends on nothing but the arguments, so that a resumed run and parallel validation episodes draw the same.
+
+    Args:
+        seed: Of the run.
+        phase: `train`, or `val` with the number of episodes seen.
+        number: 0-based index of the environment.
+    """
+    return int.from_bytes(hashlib.sha256(f"{seed}/{phase}/{number}".encode()).digest()[:8], "big")
 
 
 def capture() -> dict[str, Any]:

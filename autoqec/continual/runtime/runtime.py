@@ -35,6 +35,7 @@ class RunTime:
         save_memory_path: Path inside `results_dir`, see OutputConfig.
         logger: Logger of the run.
         console: Stream for progress bars if `config.verbose`.
+        seed: Seed of the environments' own generators; None leaves them unseeded.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class RunTime:
         save_memory_path: str | None = None,
         logger: logging.Logger | None = None,
         console: TextIO | None = None,
+        seed: int | None = None,
     ) -> None:
+        self.seed = seed
         self.config, self.env_dataset, self.agent = config, env_dataset, agent
         self.validation_dataset, self.save_memory_path = validation_dataset, save_memory_path
         self.logger = logger or logging.getLogger("autoqec.silent")
@@ -125,6 +128,8 @@ class RunTime:
 
     def _run_trials(self, env: Environment) -> None:
         """Run all trials of one environment."""
+        if self.seed is not None:
+            env.seed(rng.env_seed(self.seed, "train", self._next_env))
         trials, carry = self.config.num_trials or 1, self.config.carry_memory_across_trials
         agent = self.agent
         keep = not carry and trials > 1 and self.config.memory_between_trials == "env_start"
@@ -181,6 +186,9 @@ class RunTime:
             self.logger.warning("validation skipped: there is no validation_dataset")
             return False
         envs, seen = self.validation_dataset.get_dataset(), self._episodes_seen
+        if self.seed is not None:
+            for index, env in enumerate(envs):
+                env.seed(rng.env_seed(self.seed, f"val {seen}", index))
         with self._bar(len(envs), f"val {seen}") as bar:
             result = validate(
                 self.agent,
