@@ -282,10 +282,10 @@ def cheats() -> list[Row]:
 
 
 def hostile() -> list[Row]:
-    """Run every case of docs/contracts/hostile.md, in each sandbox backend that is available."""
-    page = (ROOT / "docs/contracts/hostile.md").read_text(encoding="utf-8")
+    """Run every case of docs/contracts/untrusted-input.md, in each sandbox backend that is available."""
+    page = (ROOT / "docs/contracts/untrusted-input.md").read_text(encoding="utf-8")
     cases = [
-        line for line in page.split("Statistical cheats")[0].splitlines() if "tests/" in line or "sandbox:" in line
+        line for line in page.split("## Cheating checkpoints")[0].splitlines() if "tests/" in line or "sandbox:" in line
     ]
     tests = {name for line in cases for name in re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)}
     tests.add("tests/unit/system/test_sandbox.py")

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from autoqec.continual.runtime import config as runtime
 from autoqec.contracts import (
     answers,
     archive,
@@ -30,7 +31,22 @@ from docs import structure
 
 CONTRACTS = Path(__file__).parent / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
-MODULES = (env, dsl, profiles, round, job, provenance, history, settings, messages, answers, verdict, pareto, archive)
+MODULES = (
+    env,
+    dsl,
+    profiles,
+    round,
+    job,
+    provenance,
+    history,
+    settings,
+    messages,
+    answers,
+    verdict,
+    pareto,
+    archive,
+    runtime,
+)
 MODELS: dict[str, type[Contract]] = {
     name: value
     for module in MODULES

@@ -24,7 +24,7 @@ def test_every_contract_has_its_table() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in generate.pages())
     shown = set(re.findall(r"<!-- fields: (\w+) -->", text))
     parts = {"ManifestRepo", "ManifestEnvironment", "ManifestRound", "ManifestArtifact", "Profile"}
-    parts |= {"ModelOutput", "ModelConfig", "SingleProcessTraining"}
+    parts |= {"ModelOutput", "ModelConfig", "SingleProcessTraining", "RunConfig"}
     assert set(generate.MODELS) - parts == shown
 
 
@@ -43,3 +43,28 @@ def test_architecture_page_matches_the_code() -> None:
 def test_every_module_says_what_it_provides() -> None:
     empty = [line for line in structure.table().splitlines()[2:] if line.endswith("|  |")]
     assert not empty, empty
+
+
+def named_tests() -> list[tuple[str, str, str]]:
+    """(page, test file, pattern of the test's name) for every test that a contract page names, except the seed map."""
+    found = []
+    for page in sorted(generate.CONTRACTS.glob("*.md")):
+        file = ""
+        for quoted in re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")):
+            match = re.fullmatch(r"((?:tests/[\w/]+|test_\w+)(?:\.py)?)?(?:::(\w+)([…*]?)(?:\[[^\]]*\])?)?", quoted)
+            if match is None or page.name == "seed-map.md":
+                continue
+            file = match[1] or file
+            found.append((page.name, file, (match[2] or "") + ("" if match[3] or not match[2] else r"\b")))
+    return found
+
+
+def test_tests_that_the_pages_name_exist() -> None:
+    tests = generate.CONTRACTS.parents[1] / "tests"
+    by_stem = {path.stem: path for path in tests.rglob("test_*.py")}
+    assert len(named_tests()) > 200
+    for page, file, name in named_tests():
+        path = tests.parent / file if "/" in file else by_stem.get(file.removesuffix(".py"), tests / file)
+        assert path.exists(), f"{page}: {file}"
+        if name:
+            assert re.search(rf"(def|class) {name}", path.read_text(encoding="utf-8")), f"{page}: {file}::{name}"

@@ -1,4 +1,4 @@
-"""Hostile cases that no room's own tests hold; docs/contracts/hostile.md says where each of the others is tried."""
+"""Hostile cases that no room's own tests hold; docs/contracts/untrusted-input.md says where each of the others is tried."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def test_the_lint_names_what_the_walls_stop_anyway(line: str, words: str) -> Non
 
 def test_the_page_names_real_tests() -> None:
     root = Path(__file__).parents[2]
-    text = (root / "docs/contracts/hostile.md").read_text(encoding="utf-8")
+    text = (root / "docs/contracts/untrusted-input.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert len(named) > 40
     for path, name in named:

@@ -29,30 +29,36 @@ class RunTimeConfig(Contract):
     """How an agent visits its environments."""
 
     max_envs_to_visit: int | None = Field(default=None, ge=0, description="null: all; 0: validation only")
-    max_steps_per_episode: int | None = Field(default=None, ge=1)
+    max_steps_per_episode: int | None = Field(default=None, ge=1, description="null: no limit")
     verbose: bool = Field(default=True, description="progress bars and log lines on the console")
     scores_path: str | None = Field(default=None, description="x.jsonl -> x/train/x.jsonl and x/val/; null: no scores")
-    verbose_score_logging: bool = True
+    verbose_score_logging: bool = Field(default=True, description="false: only the eight core keys")
     log_calls: bool = Field(default=False, description="one file per language-model call under llm_calls/")
 
     num_trials: int | None = Field(default=1, ge=1, description="visits of each environment in a row; null: 1")
-    early_stop_on_success: bool = False
-    carry_memory_across_trials: bool = True
+    early_stop_on_success: bool = Field(
+        default=False, description="`correct`, or a score of 1, in the last feedback ends the trials"
+    )
+    carry_memory_across_trials: bool = Field(
+        default=True, description="false: later trials start from `memory_between_trials`"
+    )
     memory_between_trials: Literal["empty", "env_start"] = Field(
         default="empty",
         description="initial memory of a trial without carry-over: empty, or as before the first",
     )
 
     validation_freq: int | None = Field(default=None, ge=1, description="every N training episodes; null: never")
-    num_parallel_episodes: int = Field(default=8, ge=1)
+    num_parallel_episodes: int = Field(default=8, ge=1, description="threads of a validation")
     validation_num_workers: int | None = Field(default=None, ge=1, description="null: num_parallel_episodes")
-    run_validation_at_start: bool = False
+    run_validation_at_start: bool = Field(default=False, description="validate before the first training episode")
 
     checkpoint_dir: str | None = Field(default=None, description="inside the results directory")
-    checkpoint_every_episodes: int | None = Field(default=None, ge=1)
-    checkpoint_strategy: Literal["last_n", "top_k_val"] = "last_n"
-    checkpoint_keep_last: int | None = Field(default=None, ge=0, description="null or 0: all")
-    checkpoint_on_start: bool = False
+    checkpoint_every_episodes: int | None = Field(default=None, ge=1, description="interval of `last_n`")
+    checkpoint_strategy: Literal["last_n", "top_k_val"] = Field(
+        default="last_n", description="top_k_val: saves at each validation and keeps the best; of equals the latest"
+    )
+    checkpoint_keep_last: int | None = Field(default=None, ge=0, description="checkpoints kept; null or 0: all")
+    checkpoint_on_start: bool = Field(default=False, description="save before the first episode")
     resume_from: str | None = Field(default=None, description="an ep_… directory, or `latest` beside it")
     start_episode_index: int = Field(default=0, ge=0, description="number of environments to skip; set by a resume")
 
@@ -82,13 +88,13 @@ class RunTimeConfig(Contract):
 class OutputConfig(Contract):
     """Where results go and how much is logged."""
 
-    results_dir: str = "outputs"
+    results_dir: str = Field(default="outputs", description="parent of the results directories")
     save_memory_path: str | None = Field(
         default=None,
         description="inside the results directory: a .jsonl file for the final memory, or a folder that gets "
         "memory_<episode>.jsonl at each validation and at the end",
     )
-    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = Field(default="INFO", description="level of run.log")
 
     @field_validator("save_memory_path")
     @classmethod

@@ -183,6 +183,11 @@ def test_measured_round_whose_branch_is_checked_out_pauses() -> None:
     assert kinds(plan_recovery(measured(checked_out=frozenset({branch(1)})))) == ["pause"]
 
 
+def test_two_branches_of_an_unrecorded_round_pause() -> None:
+    tips = {branch(1): BranchTip(sha("one")), quarantine_branch_of(branch(1)): BranchTip(sha("other"))}
+    assert kinds(plan_recovery(state(*LINES, branches=tips))) == ["pause"]
+
+
 def test_checked_out_branch_keeps_its_name_when_quarantined() -> None:
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     found = {"branches": {branch(1): tip}, "checked_out": frozenset({branch(1)})}
