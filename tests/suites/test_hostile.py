@@ -1,4 +1,4 @@
-"""Hostile cases that no room's own tests hold; docs/contracts/untrusted-input.md says where each of the others is tried."""
+"""Attacks that no unit test of a package covers; docs/contracts/untrusted-input.md names the test of every attack."""
 
 from __future__ import annotations
 
