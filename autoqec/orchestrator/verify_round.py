@@ -55,37 +55,43 @@ def verify_candidate(
 ) -> VerifyReport:
     """Register the test, so that it counts whatever becomes of it, and have the candidate verified.
 
-    Call while holding the run. If the machine kills the candidate process, it is started once more: the same artifact
-    on the same shots, so nothing is learned from the first start and no further test is registered.
+    Call while holding the run. If a candidate process is killed, the verification is repeated once, as a test of its
+    own: branch code that kills itself and answers at random would otherwise have two chances at one level.
 
     Raises:
-        InfrastructureError: It was killed twice.
+        InfrastructureError: It was killed again.
         ContractError, UsageError: As the verifier.
     """
     from autoqec.verification import verifier
 
     with _request_with_parents(memory, info, candidate, secret) as request:
         request = _place_of_unrecorded_report(memory, candidate, request)
-        artifact = verifier.artifact_sha256(request)
-        memory.history.append_attempt(
-            AlphaSpent(
-                round_attempt_id=candidate.attempt_id,
-                round=candidate.number,
-                artifact_sha256=artifact,
-                attempt_index=request.attempt_index,
-                at=utc_now(),
-            )
-        )
+        request = replace(request, expected_artifact=verifier.artifact_sha256(request))
+        _register_test(memory, candidate, request)
         failpoint("charged")
         on_event(VerificationStarted(round=candidate.number, phase="judging"))
-        request = replace(request, expected_artifact=artifact)
         try:
             report = verifier.verify(request, on_event=on_event)
         except InfrastructureError as error:
             run_log.LOGGER.warning("%s; tried once more", error, extra={"round": candidate.number})
+            request = replace(request, attempt_index=_next_test_index(memory))
+            request = _place_of_unrecorded_report(memory, candidate, request)
+            _register_test(memory, candidate, request)
             report = verifier.verify(request, on_event=on_event)
         failpoint("judged")
         return report
+
+
+def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyRequest) -> None:
+    memory.history.append_attempt(
+        AlphaSpent(
+            round_attempt_id=candidate.attempt_id,
+            round=candidate.number,
+            artifact_sha256=str(request.expected_artifact),
+            attempt_index=request.attempt_index,
+            at=utc_now(),
+        )
+    )
 
 
 def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> VerifyReport:

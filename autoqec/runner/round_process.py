@@ -121,7 +121,7 @@ def _run_child(
             kept,
             round(process_result.rss_peak_gb, 4),
             {"tier": wrapped.sandbox_backend},
-            killed=_is_killed_from_outside(process_result) and not (out / RESULT).exists(),
+            killed=process_result.sigkilled and not (out / RESULT).exists(),
         )
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -213,11 +213,6 @@ def last_log_line(log: Path) -> str:
     except OSError:
         return ""
     return f": {lines[-1]}" if lines else ""
-
-
-def _is_killed_from_outside(process_result: child.Result) -> bool:
-    """Return whether SIGKILL ended the child and no limit was the reason; the sandbox reports it as status 137."""
-    return process_result.limit_broken is None and process_result.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
 
 def _exit_description(returncode: int) -> str:

@@ -21,7 +21,7 @@ from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
-from autoqec.errors import ContractError, UsageError
+from autoqec.errors import ContractError, InfrastructureError, UsageError
 from autoqec.qec import backends, stats
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, LabelledShots, band_seed, pack
@@ -40,7 +40,11 @@ def recorded_outcome(monkeypatch: pytest.MonkeyPatch, record_property: Callable[
     """Record each outcome for `make prove-verifier`."""
 
     def recording(request: VerifyRequest) -> VerifyReport:
-        report = verifier.run_verification(request)
+        try:
+            report = verifier.run_verification(request)
+        except InfrastructureError as error:
+            record_property("ended", f"no verdict: {error.message}")
+            raise
         by = ", ".join(sorted(failed(report))) or report.reasons[0].split(" after ")[0]
         record_property("ended", f"{report.verdict}: {by}")
         return report
@@ -95,6 +99,12 @@ def test_no_gain_is_not_verified(name: str, tmp_path: Path, problem: Problem) ->
     assert report.verdict == "INCONCLUSIVE", report.reasons
     assert report.reasons[0].startswith("sequential test")
     assert any("small gains" in line for line in report.not_tested) or report.effect and report.effect.delta > 0
+
+
+def test_candidate_that_kills_itself_gets_no_verdict(tmp_path: Path, problem: Problem) -> None:
+    """It looks like a candidate that the machine killed; each start is a test of its own (tests/crash/test_places)."""
+    with pytest.raises(InfrastructureError, match="the candidate process was killed"):
+        verdict_of("quitter", tmp_path, problem)
 
 
 def test_patching_its_own_process_changes_nothing_here(tmp_path: Path, problem: Problem) -> None:

@@ -327,7 +327,8 @@ def test_candidate_killed_from_outside_is_tried_again(layout: RunLayout, monkeyp
     resume(layout, 2)
     memory = RunMemory(layout.root)
     assert memory.history.rows()[-1].verify_verdict == "VERIFIED"
-    assert [line.attempt_index for line in memory.attempt_state.charged] == [1, 2], "one test each"
+    assert [line.attempt_index for line in memory.attempt_state.charged] == [1, 2, 3], "a second start is a test too"
+    recover_and_check(layout.repo_root, Before.of(layout.repo_root), layout.run_id)
 
 
 def test_candidate_killed_twice_gets_no_verdict_and_a_later_one(
@@ -342,8 +343,11 @@ def test_candidate_killed_twice_gets_no_verdict_and_a_later_one(
     row = RunMemory(layout.root).history.rows()[-1]
     assert (row.status, row.verdict, row.verify_verdict) == ("ok", "candidate", None)
     assert row.verify_reasons[0].startswith("not verified: killed")
-    resume(layout, 2)
+    assert resume(layout, 2) == [] and len(RunMemory(layout.root).history.rows()) == 2, "one retry in all"
+    verify_or_replay(layout, Repo.discover(layout.repo_root), 2, lambda *_: None)
     assert RunMemory(layout.root).history.rows()[-1].verify_verdict == "VERIFIED"
+    charged = RunMemory(layout.root).attempt_state.charged
+    assert [(line.round, line.attempt_index) for line in charged] == [(1, 1), (2, 2), (2, 3), (2, 4)]
 
 
 def test_verifying_a_copy_needs_its_own_directory(layout: RunLayout) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from autoqec.system.process import procfs
 from autoqec.system.process.signals import block_signals
 
 GB = 1e9
+SIGKILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # bubblewrap reports a signal as an exit status
 _SUPERVISOR = Path(__file__).with_name("supervise.py")
 _INHERITED = (
     "PATH", "HOME", "LANG", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV",
@@ -65,13 +67,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """How a child ended. `returncode` is negative for a signal; `killed` names the limit it broke, with figures."""
+    """How a child ended. `returncode` is negative for a signal; `limit_broken` names the limit, with figures."""
 
     returncode: int
     wallclock_s: float
     rss_peak_gb: float
     cpu_s: float
     limit_broken: str | None
+
+    @property
+    def sigkilled(self) -> bool:
+        """Whether SIGKILL ended it and no limit was the reason: a full memory, a user, or the child itself.
+
+        Means nothing for a child that this process ended.
+        """
+        return self.limit_broken is None and self.returncode in SIGKILLED
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -256,8 +266,8 @@ class _LimitMonitor:
         limits, seconds = self._limits, self.seconds
         if seconds > limits.wallclock_s:
             return f"wall clock {seconds:.1f} s > {limits.wallclock_s:g} s"
-        if limits.memory_gb is not None and rss > limits.memory_gb * GB:
-            return f"memory {rss / GB:.2f} GB > {limits.memory_gb:g} GB"
+        if limits.memory_gb is not None and (exceeded := _exceeded_memory(rss, limits.memory_gb)) is not None:
+            return exceeded
         if limits.processes is not None and processes > limits.processes:
             return f"processes {processes} > {limits.processes}"
         if limits.disk_mb is not None and limits.disk_dir is not None and seconds >= self._disk_due:
@@ -295,6 +305,11 @@ class _LimitMonitor:
         self._process.returncode = os.waitstatus_to_exitcode(status)
         self._cpu_s = usage.ru_utime + usage.ru_stime
         self._peak = max(self._peak, usage.ru_maxrss * 1024)
+        # The kernel may have been faster than the next sample. Its figure begins with the image of the process that
+        # started the tree, this one, so that only a larger one says something about the tree.
+        limit_gb, own_peak = self._limits.memory_gb, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if self._process.returncode in SIGKILLED and limit_gb is not None and usage.ru_maxrss > own_peak:
+            self._limit_broken = self._limit_broken or _exceeded_memory(self._peak, limit_gb)
         return True
 
     def result(self) -> Result:
@@ -312,6 +327,10 @@ def disk_bytes(directory: Path) -> int:
             except OSError:
                 continue
     return total
+
+
+def _exceeded_memory(rss: int, limit_gb: float) -> str | None:
+    return f"memory {rss / GB:.2f} GB > {limit_gb:g} GB" if rss > limit_gb * GB else None
 
 
 def _signal(pid: int, number: int) -> None:

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from autoqec.errors import InfrastructureError
 from autoqec.system.process import child, procfs
 from autoqec.verification.candidate import protocol
 
 IO_CHUNK_BYTES = 2**18  # bytes per read or write
+EXIT_TIMEOUT_S = 30.0  # longest wait for the status of a process that closed its pipes
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class Usage:
 
 class CandidateClient:
     """Sends requests and receives answers in order; after a protocol error or a timeout every answer fails.
+
+    Every method that sends or receives raises InfrastructureError, once, if SIGKILL ended the process and none of its
+    limits was the reason.
 
     Args:
         answer_s: Longest wait for one answer.
@@ -183,7 +188,7 @@ class CandidateClient:
                 except BlockingIOError:
                     continue
                 except OSError as error:
-                    self._fail(CandidateFailure("closed", f"the pipe to the candidate broke ({error.strerror})"))
+                    self._ended(f"the pipe to the candidate broke ({error.strerror})")
                 if self._failure_reason is not None:
                     return
 
@@ -193,11 +198,19 @@ class CandidateClient:
         elif fd == self._stdout_fd:
             data = os.read(fd, IO_CHUNK_BYTES)
             if not data:
-                self._fail(CandidateFailure("closed", "the candidate process ended"))
+                self._ended("the candidate process ended")
             self._in += data
 
     def _disconnected(self) -> CandidateFailure:
         return self._failure_reason or CandidateFailure("closed", "the candidate process ended")
+
+    def _ended(self, what: str) -> None:
+        """Record that the process closed a pipe. Its exit status follows, unless it closed the pipe and goes on."""
+        exit_status = self._process.wait(EXIT_TIMEOUT_S)
+        self._fail(CandidateFailure("closed", what))
+        if exit_status is not None and exit_status.sigkilled:
+            message = "the candidate process was killed (SIGKILL, or out of memory)"
+            raise InfrastructureError(message, hint="`dmesg | tail` names the reason; free memory, then verify again")
 
     def _fail(self, why: CandidateFailure) -> CandidateFailure:
         if self._failure_reason is None:

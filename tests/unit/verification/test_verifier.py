@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,8 +17,9 @@ import pytest
 from autoqec.contracts.env import CircuitDepolarizing
 from autoqec.contracts.events import Event
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.errors import ContractError
+from autoqec.errors import ContractError, InfrastructureError
 from autoqec.qec.problem import Problem
+from autoqec.system.process import child, procfs
 from autoqec.verification import report as report_files
 from autoqec.verification import verifier
 from autoqec.verification.assemble import simultaneous_effect
@@ -161,6 +164,33 @@ def test_forged_field_is_named(name: str, honest: Verified) -> None:
     forge(values)
     differences = report_differences(VerifyReport.read(values), honest.report)
     assert len(differences) == 1 and differences[0].startswith(expected), differences
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_candidate_killed_from_outside_is_no_verdict(
+    honest: Verified, monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    """As by the OOM killer; the next verification of the artifact finds what the first would have found."""
+    started: list[int] = []
+    killed: list[int] = []
+
+    def start(*arguments: Any, **more: Any) -> child.Process:
+        process = start_process(*arguments, **more)
+        started.append(process.pid)
+        return process
+
+    def kill(_: Event) -> None:
+        if not killed:
+            killed.append(procfs.process_tree(started[victim])[-1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    start_process = child.start
+    with monkeypatch.context() as patch:
+        patch.setattr(child, "start", start)
+        with pytest.raises(InfrastructureError, match="the candidate process was killed"):
+            verifier.run_verification(honest.request, on_event=kill)
+    assert len(started) == 2 and len(killed) == 1
+    assert not report_differences(honest.report, verifier.run_verification(honest.request))
 
 
 def test_time_and_resources_may_differ(honest: Verified) -> None:

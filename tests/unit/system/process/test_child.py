@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -112,6 +113,16 @@ def test_memory_limit_covers_the_process_tree(tmp_path: Path) -> None:
         and "> 0.2 GB" in result.limit_broken
     )
     assert result.rss_peak_gb > 0.2
+
+
+def test_memory_that_grew_between_two_samples(tmp_path: Path) -> None:
+    """As where the kernel, out of memory, is faster than the next sample."""
+    size = 2 * max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 100_000_000)
+    code = f"import os; held = b'x' * {size}; os.kill(os.getpid(), 9)"
+    result = run(code, tmp_path, Limits(wallclock_s=60, memory_gb=size / 2e9))
+    assert result.limit_broken is not None and result.limit_broken.startswith("memory")
+    assert not result.sigkilled
+    assert run("import os; os.kill(os.getpid(), 9)", tmp_path, Limits(wallclock_s=60, memory_gb=0.05)).sigkilled
 
 
 def test_process_limit_covers_the_process_tree(tmp_path: Path) -> None:

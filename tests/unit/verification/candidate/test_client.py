@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from autoqec.errors import InfrastructureError
 from autoqec.system.process import child
 from autoqec.verification.candidate.client import CandidateClient, CandidateFailure
 from autoqec.verification.session import read_model_info
@@ -95,6 +97,26 @@ def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
     link.send(shots(4))
     answer = link.receive(2)
     assert isinstance(answer, CandidateFailure) and answer.error == error
+
+
+@pytest.mark.parametrize("body", ["receive(); os.kill(os.getpid(), 9)", "receive(); os._exit(137)"])
+def test_killed_process_is_no_failure_of_the_candidate(start: Start, body: str) -> None:
+    """bubblewrap reports the signal as status 137. After the error, every answer fails."""
+    link = start("import os\n" + body)
+    link.send(shots(4))
+    with pytest.raises(InfrastructureError, match="was killed"):
+        link.receive(2)
+    link.send(shots(4))
+    answer = link.receive(2)
+    assert isinstance(answer, CandidateFailure) and answer.error == "closed"
+
+
+def test_killed_process_over_its_memory_limit_is_a_failure(start: Start) -> None:
+    size = 2 * max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 100_000_000)
+    link = start(f"import os; receive(); held = b'x' * {size}; os.kill(os.getpid(), 9)", memory_gb=size / 2e9)
+    link.send(shots(4))
+    answer = link.receive(2)
+    assert isinstance(answer, CandidateFailure) and answer.error == "limit" and "memory" in answer.what
 
 
 def test_told_failures_are_cut_to_size_and_the_next_answer_counts(start: Start) -> None:
