@@ -7,13 +7,30 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from autoqec.continual.environments.math_qa import extract_boxed
 from autoqec.continual.environments.qa import QAEnv
 from autoqec.errors import UsageError
 
 LETTERS = string.ascii_uppercase
-_LETTER_ONLY = re.compile(r"^[(\[]?([A-Z])[)\].:]?$", re.IGNORECASE)
+_LETTER_ONLY = re.compile(r"^[(\[]?([A-Z])[)\].:]*$", re.IGNORECASE)
 _LETTER_PREFIX = re.compile(r"^[(\[]?([A-Z])[)\].:]+\s+\S", re.IGNORECASE | re.DOTALL)
-_ANSWER_IS = re.compile(r"\banswer(?:\s+is)?\s*:?\s*\**[(\[]?([A-Z])(?![A-Za-z])", re.IGNORECASE)
+# A capital letter, or a small one that cannot be the article: in brackets, or at the end of a sentence.
+_LETTER = r"(?:\(([A-Za-z])\)|\b([A-Z])\b(?!['’])|\b([a-z])(?=[).:]|\s*$))(?!\s*(?:,|/|or|and)\s*\(?[A-Z]\b)"
+_FILLER = (
+    r"(?:\s+(?:is|be|would|must|should|the|to|this|question|problem|here|letter|option|choice|correct|therefore))*"
+)
+_STATEMENT = r"\b(?i:answer|choose|pick|select|go with|(?:correct|right|best|final)\s+(?:option|choice))"
+_STATED = re.compile(
+    rf"{_STATEMENT}{_FILLER}\s*[:=]?\s*{_LETTER}"
+    rf"|{_LETTER}\s+is\s+(?:the\s+)?(?:correct|right|best|answer)",
+    re.MULTILINE,
+)
+_STATED_TEXT = re.compile(r"\b(?:answer|option|choice)(?:\s+is)?\s*:?\s+([^\n]+)", re.IGNORECASE)
+_MENTIONED = re.compile(
+    rf"\b(?i:option|choice)\s*:?\s*{_LETTER}(?!\s+is\s+(?:not|wrong|incorrect|false))", re.MULTILINE
+)
+_BOLD = re.compile(r"(?:\*\*|__)\s*[(\[]?([A-Z])[)\].:]*\s*(?:\*\*|__)")
+_MARKUP = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*(?=\{)|[*_`${}]")
 
 
 class MCQEnv(QAEnv):
@@ -68,16 +85,43 @@ class MCQEnv(QAEnv):
 
     def letter_of(self, text: str) -> str | None:
         """The letter of the choice that a reply names; None if it names none."""
-        text = text.strip()
+        boxed = extract_boxed(text)
+        if boxed is not None and (letter := self._letter_of_choice(boxed)):
+            return letter
+        plain = _MARKUP.sub("", text).strip()
+        last_line = plain.rpartition("\n")[2]
+        return (
+            self._letter_of_choice(plain)
+            or self._last_letter(_STATED, plain)
+            or self._letter_of_stated_text(plain)
+            or self._letter_of_choice(last_line)
+            or self._only_letter(_BOLD, text)
+            or self._only_letter(_MENTIONED, plain)
+        )
+
+    def _letter_of_choice(self, text: str) -> str | None:
+        """The letter of a text that is a choice: its letter, its text, or both."""
+        text = _MARKUP.sub("", text).strip()
         return (
             self._letter_in_range(_LETTER_ONLY.match(text))
             or self._letter_by_text(text)
             or self._letter_in_range(_LETTER_PREFIX.match(text))
-            or self._letter_in_range(next(iter([*_ANSWER_IS.finditer(text)][::-1]), None))
         )
 
+    def _letter_of_stated_text(self, text: str) -> str | None:
+        stated = [match[1] for match in _STATED_TEXT.finditer(text)]
+        return self._letter_by_text(stated[-1]) if stated else None
+
+    def _last_letter(self, pattern: re.Pattern[str], text: str) -> str | None:
+        return self._letter_in_range(next(iter([*pattern.finditer(text)][::-1]), None))
+
+    def _only_letter(self, pattern: re.Pattern[str], text: str) -> str | None:
+        """The letter that every match names; None if they differ."""
+        letters = {self._letter_in_range(match) for match in pattern.finditer(text)}
+        return letters.pop() if len(letters) == 1 else None
+
     def _letter_in_range(self, match: re.Match[str] | None) -> str | None:
-        letter = match[1].upper() if match else ""
+        letter = next(filter(None, match.groups()), "").upper() if match else ""
         return letter if letter and LETTERS.index(letter) < len(self.choices) else None
 
     def _letter_by_text(self, text: str) -> str | None:

@@ -49,6 +49,9 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
         default=None,
         description="QAEnv, MathQAEnv, MCQEnv, package.module.Class, or module.Class of a file beside the config",
     )
+    tolerance: float | None = Field(
+        default=None, ge=0, description="of numeric answers, relative and absolute; null: 1e-6, and integers exactly"
+    )
     prompt_template: str | None = Field(default=None, description="a hint, passed on in the info of each step")
     instruction_template: str | None = Field(default=None, description="the observation, with {question} in it")
 
@@ -82,6 +85,10 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
     def load_dataset(self) -> list[Environment]:
         """Build one environment per usable row."""
         kind = env_class(self.config)
+        if self.config.tolerance is not None and not issubclass(kind, MathQAEnv):
+            raise UsageError(
+                f"{kind.__name__} compares no numbers", location="dataset.tolerance", hint="use `task_type: numeric`"
+            )
         found: list[Environment] = []
         rows = 0
         for rows, row in enumerate(_rows(self.config), start=1):
@@ -108,7 +115,10 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
         if config.prompt_template is not None:
             metadata["prompt_template"] = config.prompt_template
         env_id = str(metadata["id"]) if "id" in metadata else f"{kind.env_type}_{number}"
-        return kind(question, answer, metadata, instruction_template=config.instruction_template, env_id=env_id)
+        options: dict[str, Any] = {"instruction_template": config.instruction_template, "env_id": env_id}
+        if config.tolerance is not None:
+            options["tolerance"] = config.tolerance
+        return kind(question, answer, metadata, **options)
 
 
 def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:

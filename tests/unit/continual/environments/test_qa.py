@@ -69,7 +69,7 @@ def test_hooks_bring_question_target_and_action_to_one_form():
         ("$7$", "7", True),
         ("1,000", "1000", True),
         ("1000", "1,000", True),
-        ("So the answer is $\\boxed{ 1{,}000 }$", "1000", False),
+        ("So the answer is $\\boxed{ 1{,}000 }$", "1000", True),
         ("First \\boxed{3}, no: \\boxed{7}.", "7", True),
         ("I get \\boxed{\\frac{1}{2}} in the end", "0.5", True),
         ("\\boxed{\\dfrac{1}{2}}", "\\frac{1}{2}", True),

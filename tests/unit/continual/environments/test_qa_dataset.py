@@ -157,3 +157,12 @@ def test_the_template_must_hold_the_question():
     assert build(items=ROWS, instruction_template="Solve: {question}").dataset[0].reset() == "Solve: 2+2?"
     with pytest.raises(ValidationError, match="question"):
         QAEnvDatasetConfig(items=ROWS, instruction_template="Solve it")
+
+
+def test_tolerance_of_the_config_reaches_numeric_questions_and_no_others():
+    rows = [{"question": "pi?", "answer": "3.14"}]
+    env = build(items=rows, task_type="numeric", tolerance=0.01).dataset[0]
+    assert env.evaluate("3.15")["correct"] is True
+    assert build(items=rows, task_type="numeric").dataset[0].evaluate("3.15")["correct"] is False
+    with pytest.raises(UsageError, match="compares no numbers"):
+        build(items=rows, tolerance=0.01)
