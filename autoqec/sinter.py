@@ -123,7 +123,8 @@ class _CompiledCorrelated(sinter.CompiledDecoder):  # type: ignore[misc]
 class CompiledPredecoder(sinter.CompiledDecoder):  # type: ignore[misc]
     """Predecoder and inner decoder on one detector error model.
 
-    Another error rate shifts the priors; another circuit is refused.
+    Another error rate shifts the priors. Another circuit is refused, except that translation-invariant weights take
+    other distances and numbers of rounds.
     """
 
     def __init__(self, decoding: CheckpointDecoder) -> None:

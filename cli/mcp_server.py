@@ -65,7 +65,7 @@ class Tools:
         rounds: list[int] | None = None,
     ) -> dict[str, Any]:
         """Rounds of a run, newest first, at most 20. status: ok, compile_error, …; verdict: VERIFIED,
-        INCONCLUSIVE, SUSPICIOUS or FAILED; family: mlp, gnn, neural_bp, conv."""
+        INCONCLUSIVE, SUSPICIOUS or FAILED; family: mlp, gnn, neural_bp, conv, local."""
         rows = [
             row
             for row in reversed(self._rows(run))

@@ -89,6 +89,22 @@ class ConvConfig(Contract):
     residual: bool = Field(default=True, description="add each layer's input to its output")
 
 
+class LocalConfig(Contract):
+    """Translation-invariant net: every edge reads a window around it, with weights shared by all edges of a class.
+
+    A class is the displacement of an edge's detectors, or the side of the boundary it leads to. A checkpoint also
+    decodes other distances and numbers of rounds.
+    """
+
+    inputs: Literal["other_sector", "all"] = Field(
+        default="other_sector", description="detectors the net reads: those outside the decoded sector, or all"
+    )
+    hidden: int = Field(default=32, ge=2, le=1024, description="width of each hidden layer")
+    depth: int = Field(default=2, ge=1, le=8, description="number of hidden layers; the first belongs to the class")
+    space: int = Field(default=1, ge=0, le=16, description="reach of the window along x and y, in lattice steps")
+    time: int = Field(default=1, ge=0, le=16, description="reach of the window in rounds")
+
+
 class SyncConfig(Contract):
     """Training over ranks, each with its own batches: the effective batch is `ranks` times `batch_size`."""
 
@@ -193,7 +209,7 @@ class PredecoderDSL(Contract):
     sees the cleaned syndrome, and their flips of the observables are added to its answer.
     """
 
-    type: Literal["mlp", "gnn", "neural_bp", "conv"] = Field(description="family of the net")
+    type: Literal["mlp", "gnn", "neural_bp", "conv", "local"] = Field(description="family of the net")
     output_mode: OutputMode = Field(
         default="soft_priors", description="log-odds per variable, or flips of error mechanisms"
     )
@@ -201,6 +217,7 @@ class PredecoderDSL(Contract):
     gnn: GnnConfig | None = Field(default=None, description="settings of type gnn")
     neural_bp: NeuralBpConfig | None = Field(default=None, description="settings of type neural_bp")
     conv: ConvConfig | None = Field(default=None, description="settings of type conv")
+    local: LocalConfig | None = Field(default=None, description="settings of type local")
     head: Literal["linear", "mlp_small", "custom"] = Field(
         default="linear", description="layers from features to log-odds"
     )
@@ -229,6 +246,11 @@ class PredecoderDSL(Contract):
         """The settings of this predecoder's type."""
         block: Contract = getattr(self, self.type)
         return block
+
+    @property
+    def translation_invariant(self) -> bool:
+        """Whether the weights fit other distances and numbers of rounds than those they were trained on."""
+        return self.type == "local"
 
     def config(self) -> dict[str, Any]:
         """Return the canonical config of this value: absent blocks left out, every default written."""
@@ -263,7 +285,7 @@ class PredecoderDSL(Contract):
         return sha256_json(self.config())
 
 
-FAMILIES = ("mlp", "gnn", "neural_bp", "conv")
+FAMILIES = ("mlp", "gnn", "neural_bp", "conv", "local")
 
 
 def parse_dsl(config: Any, *, location: str = "predecoder config") -> PredecoderDSL:

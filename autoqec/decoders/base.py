@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from autoqec.contracts.dsl import OutputMode
-from autoqec.qec.graph import DecodingGraph
+from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem
 
 
@@ -26,6 +26,7 @@ class ProblemView:
         n_observables: Number of logical observables.
         edge_observables: float32 [n_edges, n_observables] of 0 and 1.
         log_odds: float32 [n_edges], the priors.
+        edge_detectors: int64 [2, n], (edge, detector) pairs: the detectors that each edge flips.
         in_sector: int64, ids of the detectors that the inner decoder uses (the observable's sector).
         out_of_sector: int64, ids of the other detectors.
         links: int64 [2, n_links], (detector, edge) pairs that some error mechanism flips together.
@@ -42,6 +43,7 @@ class ProblemView:
     n_observables: int
     edge_observables: Tensor
     log_odds: Tensor
+    edge_detectors: Tensor
     in_sector: Tensor
     out_of_sector: Tensor
     links: Tensor
@@ -63,6 +65,7 @@ class ProblemView:
             n_observables=problem.n_observables,
             edge_observables=torch.from_numpy(graph.observables.astype(np.float32)),
             log_odds=torch.from_numpy(graph.log_odds.astype(np.float32)),
+            edge_detectors=edge_detector_pairs(graph),
             in_sector=torch.from_numpy(problem.graph.in_sector.astype(np.int64)),
             out_of_sector=torch.from_numpy(problem.graph.out_of_sector.astype(np.int64)),
             links=torch.from_numpy(links),
@@ -103,6 +106,13 @@ def pairs(matrix: sp.spmatrix) -> Tensor:
     """Return int64 [2, n], rows and columns of the nonzero entries, ordered by row."""
     table = sp.csr_matrix(matrix).tocoo()
     return torch.from_numpy(np.stack([table.row, table.col]).astype(np.int64))
+
+
+def edge_detector_pairs(graph: DecodingGraph) -> Tensor:
+    """Return int64 [2, n], (edge, detector) pairs of a graph, ordered by edge."""
+    assert isinstance(graph, MatchingGraph | TannerGraph)
+    edges, rows = pairs(graph.check_matrix.T)
+    return torch.stack([edges, torch.from_numpy(graph.in_sector.astype(np.int64))[rows]])
 
 
 def detector_edge_links(problem: Problem, graph: DecodingGraph) -> tuple[np.ndarray, np.ndarray]:

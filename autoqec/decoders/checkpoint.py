@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
@@ -83,15 +84,47 @@ def load(path: Path, problem: Problem) -> tuple[Predecoder, PredecoderDSL]:
     return model.eval(), dsl
 
 
+def load_for_other_circuit(path: Path, problem: Problem) -> tuple[Predecoder, np.ndarray]:
+    """Load the weights of a translation-invariant predecoder for another circuit of the same family.
+
+    Returns:
+        The predecoder, in eval mode, and bool [n_edges], the edges whose class was trained.
+
+    Raises:
+        ContractError: The checkpoint is malformed, its config is not translation-invariant, or the circuit has no edge
+            of a trained class.
+    """
+    location = str(path)
+    payload = read(path)
+    dsl = parse_dsl(payload["dsl_config"], location=f"{path}, key dsl_config")
+    if not dsl.translation_invariant:
+        raise ContractError(f"weights of type `{dsl.type}` belong to one circuit", location=location)
+    model = compile_predecoder(dsl, problem, seed=0)
+    state = {name: value for name, value in payload["state_dict"].items() if name != "circuit_sha256"}
+    own = model.state_dict()
+    classes: Any = model.body.classes
+    trained = [each for name, each in classes.items() if f"body.classes.{name}.events" in state]
+    for name in own.keys() & state.keys():
+        if own[name].shape != state[name].shape:
+            raise _shape_error(name, own[name], state[name], location)
+    if not trained:
+        raise ContractError("no class of edges of this circuit was trained", location=location)
+    model.load_state_dict(state, strict=False)
+    known = np.zeros(len(model.prior), bool)
+    known[torch.cat([each.edges for each in trained]).numpy()] = True
+    return model.eval(), known
+
+
 def restore(model: Predecoder, state: dict[str, torch.Tensor], *, location: str) -> None:
     """Load weights into a model; ContractError if a name or a shape differs."""
     config_state = model.state_dict()
     for name in [*config_state, *state]:
         config_value, checkpoint_value = config_state.get(name), state.get(name)
         if config_value is None or checkpoint_value is None or config_value.shape != checkpoint_value.shape:
-            left = "absent" if checkpoint_value is None else str(tuple(checkpoint_value.shape))
-            right = "absent" if config_value is None else str(tuple(config_value.shape))
-            raise ContractError(
-                f"`{name}` is {left} in the checkpoint and {right} in the config's network", location=location
-            )
+            raise _shape_error(name, config_value, checkpoint_value, location)
     model.load_state_dict(state)
+
+
+def _shape_error(name: str, own: torch.Tensor | None, stored: torch.Tensor | None, location: str) -> ContractError:
+    left, right = ("absent" if value is None else str(tuple(value.shape)) for value in (stored, own))
+    return ContractError(f"`{name}` is {left} in the checkpoint and {right} in the config's network", location=location)

@@ -22,6 +22,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
 
 CHUNK = 2048  # shots decoded at once; bounds memory
+MAX_CHUNK_VALUES = 2**25  # log-odds computed at once, for long experiments
 OTHER_CHECKPOINT_HINT = "use another round's checkpoint"
 
 
@@ -33,7 +34,10 @@ class CheckpointDecoder:
         shift: float32 [n_edges], difference of the priors from those of the training problem.
         n_unknown_edges: Edges that the training problem lacks; they keep their own priors.
         gate: Selects the shots that the predecoder decodes; None if the config has no gate.
+        other_circuit: Whether translation-invariant weights decode another distance or number of rounds.
     """
+
+    other_circuit = False
 
     def __init__(
         self, problem: Problem, training_problem: Problem, model: Predecoder, columns: np.ndarray, path: Path
@@ -56,7 +60,7 @@ class CheckpointDecoder:
         """Load a checkpoint for a detector error model.
 
         On another model with the same edges (another error rate), the network's log-odds are shifted by the difference
-        of the priors.
+        of the priors. A translation-invariant predecoder takes models of other distances and numbers of rounds too.
 
         Args:
             env: The env that the checkpoint was trained on.
@@ -76,11 +80,22 @@ class CheckpointDecoder:
         columns = match_edges(decoded, trained)
         sizes = [(each.n_detectors, each.n_observables) for each in (training_problem, problem)]
         same = not (columns < 0).any() and trained.n_edges == decoded.n_edges
+        if sizes[0][0] != sizes[1][0] and dem is not None and dsl.translation_invariant:
+            return cls._of_other_circuit(training_problem.with_other_dem(dem), path)
         if sizes[0] != sizes[1] or not (columns >= 0).any() or not (same or allow_other_dem):
             raise _model_mismatch_error(
                 env, path, training_problem, problem, int((columns < 0).sum()), same_size=sizes[0] == sizes[1]
             )
         return cls(problem, training_problem, model, columns, path)
+
+    @classmethod
+    def _of_other_circuit(cls, problem: Problem, path: Path) -> CheckpointDecoder:
+        """Load translation-invariant weights for a model of another distance or number of rounds."""
+        with _checkpoint_errors(path):
+            model, known = checkpoint.load_for_other_circuit(path, problem)
+        decoder = cls(problem, problem, model, np.where(known, np.arange(len(known)), -1), path)
+        decoder.other_circuit = True
+        return decoder
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)], to bool [n, n_observables].
@@ -90,10 +105,11 @@ class CheckpointDecoder:
             UsageError: No combination of the model's errors explains a shot.
         """
         predictions = np.zeros((len(detection_events), self.problem.n_observables), bool)
-        for start in range(0, len(detection_events), CHUNK):
-            part = detection_events[start : start + CHUNK]
+        chunk = max(1, min(CHUNK, MAX_CHUNK_VALUES // len(self._prior)))
+        for start in range(0, len(detection_events), chunk):
+            part = detection_events[start : start + chunk]
             try:
-                predictions[start : start + CHUNK] = self._decode_chunk(part)
+                predictions[start : start + chunk] = self._decode_chunk(part)
             except ValueError as error:  # the log-odds are finite and of the right shape
                 raise UsageError(
                     f"no errors of the model explain a shot ({error})",

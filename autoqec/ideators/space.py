@@ -66,7 +66,7 @@ class Dimension:
         return rng.choice(moved) if moved else None
 
 
-FAMILIES_WITH_HEAD = ("mlp", "gnn", "conv")  # families whose hidden features a head maps
+FAMILIES_WITH_HEAD = ("mlp", "gnn", "conv", "local")  # families whose hidden features a head maps
 MESSAGE_FUNCTIONS = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
 SHARINGS = ("none", "per_layer", "per_check")
 DAMPINGS = ("fixed", "learnable_scalar", "learnable_per_iter")
@@ -98,6 +98,10 @@ SEARCH_SPACE: tuple[Dimension, ...] = (
     Dimension("conv.layers", "layers set how far evidence travels", ("conv",), low=2, high=6),
     Dimension("conv.kernel", "a wider kernel sees further in one layer", ("conv",), choices=(3, 5)),
     Dimension("conv.residual", "residual cells keep what was seen", ("conv",), choices=(True, False)),
+    Dimension("local.hidden", "width sets how many patterns a window can tell apart", ("local",), low=16, high=128),
+    Dimension("local.depth", "depth composes patterns in the window", ("local",), low=1, high=4),
+    Dimension("local.space", "a wider window sees further", ("local",), choices=(1, 2, 3)),
+    Dimension("local.time", "a longer window sees earlier and later rounds", ("local",), choices=(1, 2, 3)),
     Dimension("head", "a small head bends the last map", FAMILIES_WITH_HEAD, choices=("linear", "mlp_small")),
     Dimension("training.loss", "the loss sets which edges count", choices=("bce", "focal", "weighted_bce")),
     Dimension("training.learning_rate", "the step size sets how far training gets", low=5e-4, high=1e-2),

@@ -73,6 +73,10 @@ class Problem:
         """Return the same env with another detector error model, for example of a device or of another error rate."""
         return self._from_dem(self.env, None, self.source, dem)
 
+    def with_other_dem(self, dem: stim.DetectorErrorModel) -> Problem:
+        """Return the problem of a detector error model of another circuit, with the coordinates in the model."""
+        return self._from_dem(self.env, None, dem, dem)
+
     @classmethod
     def _from_dem(cls, env: EnvSpec, p: float | None, source: Source, dem: stim.DetectorErrorModel) -> Problem:
         dem = dem.flattened()

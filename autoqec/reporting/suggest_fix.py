@@ -16,8 +16,8 @@ from autoqec.reporting import predict_cost
 from autoqec.reporting.config_diff import differing_keys, flatten_config
 
 Config = dict[str, Any]
-SIZES = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "neural_bp": "iterations"}
-DEPTHS = {"mlp": "depth", "gnn": "layers", "conv": "layers"}
+SIZES = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "neural_bp": "iterations", "local": "hidden"}
+DEPTHS = {"mlp": "depth", "gnn": "layers", "conv": "layers", "local": "depth"}
 SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
 LEARNING_RATE_FACTOR = 1 / 3  # of a learning rate at which the loss diverged
 MIN_BATCH_SIZE = 64

@@ -56,7 +56,8 @@ def command(
     Reads detection events and writes one predicted flip per observable, in formats of stim. Files of a round are
     compared with its verified artifact first. A --dem with the same error mechanisms changes their priors only; any
     other is rejected unless --allow-other-dem is given: then mechanisms of both models use the network, and the others
-    keep the probabilities of the file.
+    keep the probabilities of the file. A checkpoint of type `local` also takes a --dem of another distance or number of
+    rounds.
     """
     _check_target(shots, target)
     if allow_other_dem and dem is None:
@@ -77,6 +78,8 @@ def command(
         model = None if dem is None else read_model(dem, loaded.env)
         decoding = CheckpointDecoder.of(loaded.env, loaded.path, model, allow_other_dem=allow_other_dem)
         problem = decoding.problem
+        if decoding.other_circuit:
+            out.note("warning: the network was trained on another circuit; its gain there was not verified")
         events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
         parts = (decoding.decode(part) for part in events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)

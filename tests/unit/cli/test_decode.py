@@ -21,6 +21,7 @@ from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import shotfiles
+from autoqec.qec.backends import make_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample
 from autoqec.store.files import dump_config
@@ -273,6 +274,20 @@ class TestAnotherModel:
         path = self.other(problem(5, 0.01).dem, place / "d5.dem")
         assert decode(place, "--dem", str(path), "--allow-other-dem", out="no") == 2
         refused(capsys, "120 detectors", "24 detectors")
+
+    def test_translation_invariant_weights_decode_another_distance(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        dsl = parse_dsl({"type": "local", "local": {"hidden": 4}})
+        checkpoint.save(tmp_path / "checkpoint.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+        (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
+        shots = sample(problem(5), 64, 5)
+        write(tmp_path / "shots.b8", shots.detection_events, "b8", 120)
+        path = self.other(problem(5).circuit, tmp_path / "d5.stim")
+        assert decode(tmp_path, "--dem", str(path)) == 0
+        assert "trained on another circuit" in capsys.readouterr().err
+        plain = make_backend("mwpm", problem(5)).decode(shots.detection_events)
+        assert np.array_equal(np.frombuffer((tmp_path / "out.b8").read_bytes(), np.uint8).astype(bool), plain[:, 0])
 
     def test_a_circuit_stands_for_its_model(self, made: tuple[Path, np.ndarray]) -> None:
         place, expected = made

@@ -30,7 +30,8 @@ MLP = {"type": "mlp", "mlp": {"hidden": 16}}
 GNN = {"type": "gnn", "gnn": {"hidden": 6, "layers": 2}}
 NBP = {"type": "neural_bp", "neural_bp": {"iterations": 3}}
 CONV = {"type": "conv", "conv": {"channels": 4, "layers": 2}}
-ALL = [MLP, GNN, NBP, CONV]
+LOCAL = {"type": "local", "local": {"hidden": 8, "space": 1, "time": 1}}
+ALL = [MLP, GNN, NBP, CONV, LOCAL]
 
 
 def options(field: str) -> list[str]:
@@ -67,6 +68,12 @@ KNOBS: list[tuple[dict[str, Any], str, list[Any]]] = [
     (CONV, "conv.kernel", [3, 5]),
     (CONV, "conv.residual", [True, False]),
     (CONV, "head", ["linear", "mlp_small"]),
+    (LOCAL, "local.inputs", ["other_sector", "all"]),
+    (LOCAL, "local.hidden", [4, 8]),
+    (LOCAL, "local.depth", [1, 2, 3]),
+    (LOCAL, "local.space", [0, 1, 2]),
+    (LOCAL, "local.time", [0, 1, 2]),
+    (LOCAL, "head", ["linear", "mlp_small"]),
 ]
 
 

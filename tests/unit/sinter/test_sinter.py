@@ -16,7 +16,7 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import ContractError, UsageError
-from autoqec.qec.backends import make_soft_backend
+from autoqec.qec.backends import make_backend, make_soft_backend
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import sample, unpack
 from autoqec.sinter import CompiledPredecoder, decoders
@@ -66,6 +66,18 @@ def test_another_circuit_is_refused_naming_both(tmp_path: Path) -> None:
     _, path = made(tmp_path, env)
     with pytest.raises(ContractError, match=r"120 detectors.*24 detectors"):
         CompiledPredecoder.of(env, path, problem(5, 0.01).dem)
+
+
+def test_translation_invariant_weights_take_another_distance(tmp_path: Path) -> None:
+    dsl = parse_dsl({"type": "local", "local": {"hidden": 4}})
+    checkpoint.save(tmp_path / "local.pt", compile_predecoder(dsl, problem(3), seed=0), dsl)
+    other = problem(5, 0.01)
+    compiled = CompiledPredecoder.of(surface(3, 0.01), tmp_path / "local.pt", other.dem)
+    shots = sample(other, 500, 3)
+    predictions = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
+    assert np.array_equal(
+        predictions[:, 0].astype(bool), make_backend("mwpm", other).decode(shots.detection_events)[:, 0]
+    )
 
 
 def test_named_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import autoqec
-from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.dsl import FAMILIES, parse_dsl
 from autoqec.contracts.env import Constraints, DemFileCode, FileNoise
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import Cost, PairedCounts
@@ -204,7 +204,7 @@ def test_weights_written_into_code_are_counted(tmp_path: Path) -> None:
 def test_weights_beside_the_tensors_are_counted(tmp_path: Path) -> None:
     """In another member of the archive, its comment, its names or before it; honest checkpoints pass."""
     own, weights = Path(autoqec.__file__).parent / "decoders" / "modules", tmp_path / "w.pt"
-    for kind in ("mlp", "gnn", "conv", "neural_bp"):
+    for kind in FAMILIES:
         dsl = parse_dsl({"type": kind, kind: {}})
         checkpoint.save(weights, compile_predecoder(dsl, problem(), seed=0), dsl)
         assert artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none")) < 1_000
