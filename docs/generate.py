@@ -59,6 +59,11 @@ TOP_LEVEL = (
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",
 )  # fmt: skip
+# Forms that are sent to a model have short schemas; the field of the response that they become describes theirs.
+SHARED_FIELDS: dict[str, type[Contract]] = {
+    "IdeatorAnswer": messages.IdeatorResponse,
+    "CoderAnswer": messages.CoderResponse,
+}
 MARKER = re.compile(r"(<!-- (fields|values): (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -71,7 +76,7 @@ def schemas() -> dict[str, str]:
 
 
 def page(text: str) -> str:
-    """A page with every table between its markers written anew."""
+    """Return the page with every table between its markers generated again."""
     makers = {"fields": _fields, "values": _values}
     return MARKER.sub(lambda found: found[1] + makers[found[2]](found[3]) + found[4], text)
 
@@ -80,9 +85,11 @@ def _fields(name: str) -> str:
     schema = MODELS[name].model_json_schema(ref_template="{model}")
     lines = ["| field | type | if absent | meaning |", "|---|---|---|---|"]
     required = set(schema.get("required", ()))
+    shared = SHARED_FIELDS[name].model_fields if name in SHARED_FIELDS else {}
     for key, spec in schema["properties"].items():
         absent = "required" if key in required else f"`{json.dumps(spec.get('default'), ensure_ascii=False)}`"
-        lines.append(f"| `{key}` | {_type(spec)} | {_short(absent)} | {spec.get('description', '')} |")
+        meaning = spec.get("description") or (shared[key].description if key in shared else "")
+        lines.append(f"| `{key}` | {_type(spec)} | {_short(absent)} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -83,7 +83,7 @@ def table() -> str:
 
 
 def render(text: str) -> str:
-    """Return the page with the parts between its markers generated anew."""
+    """Return the page with the parts between its markers generated again."""
     makers = {"packages": diagram, "modules": table}
     return MARKER.sub(lambda match: match[1] + makers[match[2]]() + match[3], text)
 

@@ -22,7 +22,7 @@ class Event(Contract):
 
     frequent: ClassVar[bool] = False
 
-    kind: str
+    kind: str = Field(description="name of the event")
 
     def payload(self) -> dict[str, Any]:
         """Return the keys and plain values of the event, without its kind."""
@@ -40,62 +40,62 @@ class RunStarted(Event):
     """A new run was created; only logged."""
 
     kind: Literal["run_started"] = "run_started"
-    run_id: str
-    env: str
-    profile: str
-    seed: int
+    run_id: str = Field(description="identifier of the run")
+    env: str = Field(description="name of the env")
+    profile: str = Field(description="name of the profile")
+    seed: int = Field(description="seed of the search")
 
 
 class RunResumed(Event):
     """A run continues; only logged."""
 
     kind: Literal["run_resumed"] = "run_resumed"
-    run_id: str
-    notes: tuple[str, ...] = ()
+    run_id: str = Field(description="identifier of the run")
+    notes: tuple[str, ...] = Field(default=(), description="changes since the last start that do not prevent a resume")
 
 
 class RunStopped(Event):
     """No further round begins; only logged."""
 
     kind: Literal["run_stopped"] = "run_stopped"
-    why: str
+    why: str = Field(description="limit or request that stopped the run")
 
 
 class RunOpened(Event):
     """The run's directory is known."""
 
     kind: Literal["run_opened"] = "run_opened"
-    run_id: str
-    root: str
+    run_id: str = Field(description="identifier of the run")
+    root: str = Field(description="run directory")
 
 
 class RunRecovered(Event):
     """Recovery changed something. `actions` are its steps in the order in which they were applied."""
 
     kind: Literal["recovered"] = "recovered"
-    actions: tuple[dict[str, Any], ...]
+    actions: tuple[dict[str, Any], ...] = Field(description="executed actions, in order")
 
 
 class RoundEvent(Event):
     """An event of one round. `phase` is what the round does from now on; None: unchanged."""
 
-    round: int
-    phase: str | None = None
+    round: int = Field(description="number of the round")
+    phase: str | None = Field(default=None, description="current phase; null: unchanged")
 
 
 class RoundStarted(RoundEvent):
     """A round was begun, or its SLURM job was found again on resume (`job`)."""
 
     kind: Literal["round_begun"] = "round_begun"
-    job: str | None = None
+    job: str | None = Field(default=None, description="number of the SLURM job; null: no job")
 
 
 class RoundPlanned(RoundEvent):
     """The ideator's proposal was recorded."""
 
     kind: Literal["planned"] = "planned"
-    hypothesis: str | None
-    branch: str | None = None
+    hypothesis: str | None = Field(description="what the Ideator expects to help")
+    branch: str | None = Field(default=None, description="branch of the round")
 
 
 class RoundWaiting(RoundEvent):
@@ -108,9 +108,9 @@ class JobReported(RoundEvent):
     """SLURM reports another state of the round's job."""
 
     kind: Literal["job"] = "job"
-    job: str | None
-    state: str
-    why: str
+    job: str | None = Field(description="number of the SLURM job")
+    state: str = Field(description="state in SLURM's terms")
+    why: str = Field(description="SLURM's reason")
 
 
 class Progress(RoundEvent):
@@ -118,18 +118,18 @@ class Progress(RoundEvent):
 
     frequent: ClassVar[bool] = True
 
-    step: int | None = None
-    steps: int | None = None
-    loss: float | None = None
+    step: int | None = Field(default=None, description="optimizer steps so far")
+    steps: int | None = Field(default=None, description="optimizer steps in total")
+    loss: float | None = Field(default=None, description="latest training loss")
     eta_s: float | None = Field(default=None, description="seconds left")
-    budget: int | None = None
-    shots: int | None = None
-    errors_reference: int | None = None
-    errors_candidate: int | None = None
-    fixed: int | None = None
-    broken: int | None = None
-    e_value: float | None = None
-    threshold: float | None = None
+    budget: int | None = Field(default=None, description="shots at most")
+    shots: int | None = Field(default=None, description="shots so far")
+    errors_reference: int | None = Field(default=None, description="errors of the baseline decoder")
+    errors_candidate: int | None = Field(default=None, description="errors of the candidate")
+    fixed: int | None = Field(default=None, description="shots that only the candidate decodes correctly")
+    broken: int | None = Field(default=None, description="shots that only the baseline decoder decodes correctly")
+    e_value: float | None = Field(default=None, description="evidence so far")
+    threshold: float | None = Field(default=None, description="e-value at which the null is rejected")
 
     @property
     def counts(self) -> PairedCounts | None:
@@ -161,14 +161,14 @@ class LiveProgress(Progress):
     """The latest event of a round as live.json holds it, reduced to figures."""
 
     kind: str = "progress"
-    p: float | None = None
+    p: float | None = Field(default=None, description="physical error rate of the shots")
 
 
 class RoundMeasured(RoundEvent):
     """The Runner is done. The payload is flat: the metrics stand beside the round."""
 
     kind: Literal["measured"] = "measured"
-    metrics: RoundMetrics
+    metrics: RoundMetrics = Field(description="content of metrics.json")
 
     def payload(self) -> dict[str, Any]:
         """Return round, phase and every metric."""
@@ -180,16 +180,16 @@ class RoundEnded(RoundEvent):
     """The round ended before it could be measured."""
 
     kind: Literal["measured"] = "measured"
-    status: RoundStatus
-    status_reason: str | None
+    status: RoundStatus = Field(description="status of the row")
+    status_reason: str | None = Field(description="why the round ended")
 
 
 class RoundNominated(RoundEvent):
     """The Analyst's nomination."""
 
     kind: Literal["nominated"] = "nominated"
-    verdict: Literal["candidate", "ignore"]
-    summary_1line: str
+    verdict: Literal["candidate", "ignore"] = Field(description="the nomination")
+    summary_1line: str = Field(description="the Analyst's summary")
 
 
 class VerificationStarted(RoundEvent):
@@ -205,8 +205,8 @@ class PointMeasured(RoundEvent):
 
     kind: Literal["judge_point"] = "judge_point"
     phase: str | None = "verification"
-    p: float
-    relative: float | None
+    p: float = Field(description="physical error rate of the shots")
+    relative: float | None = Field(description="relative reduction of the logical error rate; null: no errors")
 
 
 class CompositionCompared(RoundEvent):
@@ -216,8 +216,8 @@ class CompositionCompared(RoundEvent):
 
     kind: Literal["judge_composition"] = "judge_composition"
     phase: str | None = "verification"
-    verdict: str
-    evidence: str
+    verdict: str = Field(description="synergy, additive or interference")
+    evidence: str = Field(description="the interaction with its interval")
 
 
 class VerdictReached(RoundEvent):
@@ -225,15 +225,15 @@ class VerdictReached(RoundEvent):
 
     kind: Literal["judge_verdict"] = "judge_verdict"
     phase: str | None = "verification"
-    verdict: str
-    reasons: tuple[str, ...]
+    verdict: str = Field(description="the verdict")
+    reasons: tuple[str, ...] = Field(description="its reasons")
 
 
 class RoundRecorded(RoundEvent):
     """The round's row stands in history.jsonl."""
 
     kind: Literal["round_recorded"] = "round_recorded"
-    row: HistoryRow
+    row: HistoryRow = Field(description="the row of history.jsonl")
 
     def payload(self) -> dict[str, Any]:
         """Return round, phase and the row as history.jsonl holds it."""
@@ -244,45 +244,45 @@ class RoundRecorded(RoundEvent):
 class LlmEvent(Event):
     """An event of a role that asks a language model."""
 
-    role: str
+    role: str = Field(description="role that calls the model")
 
 
 class LlmCalled(LlmEvent):
     """One call of the model and what it cost."""
 
     kind: Literal["lm_call"] = "lm_call"
-    model: str
-    usage: dict[str, Any]
-    cost_usd: float | None
-    duration_ms: int
+    model: str = Field(description="name of the model")
+    usage: dict[str, Any] = Field(description="token counts by kind")
+    cost_usd: float | None = Field(description="cost in US dollars; null: no known price")
+    duration_ms: int = Field(description="duration in milliseconds")
 
 
 class LlmToolUsed(LlmEvent):
     """The model called a tool. `good`: the tool gave a result."""
 
     kind: Literal["lm_tool"] = "lm_tool"
-    tool: str
-    good: bool
+    tool: str = Field(description="name of the tool")
+    good: bool = Field(description="whether the tool returned a result")
 
 
 class LlmRetried(LlmEvent):
     """The answer was not usable; the model is asked once more."""
 
     kind: Literal["lm_retry"] = "lm_retry"
-    error: str
-    what: str
+    error: str = Field(description="class of the error")
+    what: str = Field(description="its message")
 
 
 class LlmGivenUp(LlmEvent):
     """The role continues without its model in this round."""
 
     kind: Literal["lm_given_up"] = "lm_given_up"
-    error: str
-    what: str
+    error: str = Field(description="class of the error")
+    what: str = Field(description="its message")
 
 
 class LlmBudgetExhausted(Event):
     """No further call and no further round."""
 
     kind: Literal["lm_budget"] = "lm_budget"
-    what: str
+    what: str = Field(description="the limit that was reached")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from autoqec.contracts.base import Contract
 
@@ -13,19 +13,17 @@ UtcTime = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(U
 
 
 class Timing(Contract):
-    """Start, end and phases of one round; None: not recorded, as in rows of earlier versions.
+    """Start, end and duration of the phases of one round; None: not recorded, as in rows of earlier versions."""
 
-    proposal: until ideator and coder had answered. setup: creating the branch and waiting for a free slot.
-    train, eval, verify: the Runner's training, its measurement on val shots, and the verification. All in seconds.
-    """
-
-    started_at: UtcTime | None = None
-    finished_at: UtcTime | None = None
-    proposal_wallclock_s: float | None = None
-    setup_wallclock_s: float | None = None
-    train_wallclock_s: float | None = None
-    eval_wallclock_s: float | None = None
-    verify_wallclock_s: float | None = None
+    started_at: UtcTime | None = Field(default=None, description="when the round began")
+    finished_at: UtcTime | None = Field(default=None, description="when the round ended")
+    proposal_wallclock_s: float | None = Field(default=None, description="seconds until Ideator and Coder had answered")
+    setup_wallclock_s: float | None = Field(
+        default=None, description="seconds to create the branch and to wait for a free slot"
+    )
+    train_wallclock_s: float | None = Field(default=None, description="seconds of training")
+    eval_wallclock_s: float | None = Field(default=None, description="seconds of the measurement on validation shots")
+    verify_wallclock_s: float | None = Field(default=None, description="seconds of the verification")
 
     @property
     def phases(self) -> list[tuple[str, float]]:

@@ -17,7 +17,7 @@ class IdeatorView(Contract):
     Rows are read-only mappings; they are shared with the run's state and not copied.
     """
 
-    run_id: str
+    run_id: str = Field(description="identifier of the run")
     seed: int = Field(description="seed of the run")
     env: dict[str, Any] = Field(description="the env, as EnvSpec dumps it")
     profile: dict[str, Any] = Field(description="the profile, as Profile dumps it")
@@ -35,9 +35,11 @@ class IdeatorView(Contract):
 class CoderView(Contract):
     """What the Coder turns into edits."""
 
-    hypothesis: str
-    slug: str
-    compose_mode: ComposeMode | None = None
+    hypothesis: str = Field(description="what the Ideator expects to help")
+    slug: str = Field(description="short name for the branch")
+    compose_mode: ComposeMode | None = Field(
+        default=None, description="of a composition: merge only, or merge and edit"
+    )
     proposal: dict[str, Any] = Field(description="the proposed config")
     modules: dict[str, str] = Field(
         default={}, description="name -> text of the editable modules; empty if only the config may change"
@@ -47,8 +49,8 @@ class CoderView(Contract):
 class AnalystView(Contract):
     """The measured round that the Analyst may nominate."""
 
-    run_id: str = ""
-    hypothesis: str = ""
+    run_id: str = Field(default="", description="identifier of the run")
+    hypothesis: str = Field(default="", description="what the Ideator expects to help")
     metrics_path: Path = Field(description="absolute path of metrics.json")
 
     @property
