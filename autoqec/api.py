@@ -65,7 +65,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """A run as its files stand.
+    """A run, read from its files.
 
     Attributes:
         run_id: The run id; `resume` takes it.

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import autoqec.api
 from docs import generate, structure
 
 
@@ -68,3 +72,12 @@ def test_tests_that_the_pages_name_exist() -> None:
         assert path.exists(), f"{page}: {file}"
         if name:
             assert re.search(rf"(def|class) {name}", path.read_text(encoding="utf-8")), f"{page}: {file}::{name}"
+
+
+@pytest.mark.long
+def test_site_builds_without_warnings(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=generate.CONTRACTS.parents[1], capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    reference = (tmp_path / "reference/api/index.html").read_text(encoding="utf-8")
+    assert all(f'id="autoqec.api.{name}"' in reference for name in autoqec.api.__all__)

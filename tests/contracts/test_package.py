@@ -30,8 +30,8 @@ LOADED_BY_NAME = {
     "tesseract_decoder": "autoqec/qec/decoder_trust.py",  # by the name in the env
 }
 PROGRAMS = {
-    "check-jsonschema", "import-linter", "mkdocs", "mypy", "pytest-cov", "pytest-timeout", "pytest-xdist", "ruff",
-    "setuptools",
+    "check-jsonschema", "griffe-pydantic", "import-linter", "mkdocs", "mkdocstrings-python", "mypy", "pytest-cov",
+    "pytest-timeout", "pytest-xdist", "ruff", "setuptools",
 }  # fmt: skip
 # What an installed package does not have: targets of the Makefile, folders of the repository.
 CHECKOUT_ONLY = re.compile(
