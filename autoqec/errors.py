@@ -50,7 +50,7 @@ class AutoqecError(Exception):
 
 
 class UsageError(AutoqecError):
-    """A file, an option or the repository of the user is wrong; nothing was written."""
+    """A file, an option or the repository is not usable; nothing was written."""
 
     code = "usage"
 
@@ -61,8 +61,8 @@ class ContractError(AutoqecError):
     code = "contract"
 
 
-class ManualInterventionRequired(AutoqecError):
-    """The run is paused: how it continues is the user's decision."""
+class ManualInterventionRequired(AutoqecError):  # noqa: N818 (reads as a state, and the documents name it)
+    """The run is paused until the user decides how it continues."""
 
     code = "manual-intervention"
     exit_code = 3
@@ -76,7 +76,7 @@ class StorageError(AutoqecError):
 
 
 class InfrastructureError(AutoqecError):
-    """The machine ended a process from outside (SIGKILL, out of memory): no fault of the round, and no result of it."""
+    """The machine killed a process (SIGKILL, out of memory): not a failure of the round, which has no result."""
 
     code = "infrastructure"
     exit_code = 75  # EX_TEMPFAIL of sysexits.h
@@ -100,7 +100,7 @@ class RoundError(AutoqecError):
     """One round ended without a result.
 
     Attributes:
-        status: RoundStatus that the round's row gets; also the error's code.
+        status: RoundStatus of the round's row; also the code of the error.
     """
 
     exit_code = 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import ValidationError
 
@@ -124,7 +124,7 @@ class AnthropicLM(BaseLanguageModel):
             count = token_count(self._client.messages.count_tokens(**body).input_tokens, "input_tokens")
             return count or estimate_tokens(request.text())
         except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
-            _raise_lm_error(error, self.model)
+            raise _lm_error(error, self.model) from None
         except (anthropic.AnthropicError, *_FORM_ERRORS):
             return estimate_tokens(request.text())
 
@@ -178,7 +178,7 @@ class AnthropicLM(BaseLanguageModel):
                 raise
             return anthropic.types.Message.construct(**_as_message(attempts.body))
         except anthropic.AnthropicError as error:
-            _raise_lm_error(error, self.model)
+            raise _lm_error(error, self.model) from None
 
     def _stream_message(self, request: Request) -> Any:
         """Return the streamed answer. The package does not retry what breaks inside a stream; this does."""
@@ -199,10 +199,10 @@ class AnthropicLM(BaseLanguageModel):
                 last_error = error
             except anthropic.AnthropicError as error:
                 if getattr(error, "status_code", 0) != 200 or getattr(error, "type", "") not in _RETRIED_IN_STREAM:
-                    _raise_lm_error(error, self.model)
+                    raise _lm_error(error, self.model) from None
                 last_error = error
             count_lost_attempt()
-        _raise_lm_error(last_error, self.model)
+        raise _lm_error(last_error, self.model) from None
 
     def _to_response(self, request: Request, message: Any, attempts: CallAttempts, duration_ms: int) -> Response:
         usage, hour = _usage(message.usage)
@@ -303,16 +303,14 @@ def _block_dict(block: Any) -> dict[str, Any]:
     return plain
 
 
-def _raise_lm_error(error: Exception, model: str) -> NoReturn:
-    """Raise the package's error as an LlmError, without the request in its traceback."""
+def _lm_error(error: Exception, model: str) -> LlmError:
+    """Return the LlmError for an error of the `anthropic` package; raise it `from None`, to hide the request."""
     import anthropic
 
     detail = str(getattr(error, "api_message", None) or error)[:300]
     if isinstance(error, anthropic.AuthenticationError | anthropic.PermissionDeniedError | anthropic.CredentialsError):
-        raise LlmAuthError(
-            f"the provider does not take the key: {detail}", location=model, hint="check the key"
-        ) from None
+        return LlmAuthError(f"the provider rejects the API key: {detail}", location=model, hint="check the key")
     status = getattr(error, "status_code", None)
     if isinstance(error, anthropic.APIStatusError) and status in (400, 402, 404, 413, 422):
-        raise LlmBadRequestError(f"the provider refuses the request ({status}): {detail}", location=model) from None
-    raise LlmUnavailableError(f"no answer after all retries: {detail}", location=model) from None
+        return LlmBadRequestError(f"the provider rejects the request ({status}): {detail}", location=model)
+    return LlmUnavailableError(f"no answer after all retries: {detail}", location=model)

@@ -1,4 +1,4 @@
-"""A run in one file: every branch as a git bundle, the run's directory, and the hash of every byte of it."""
+"""Archives of runs: a git bundle of the branches, the run directory, and the hash of every file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from autoqec.system.git import GitError, Repo
 from autoqec.system.git.trees import check_trees, largest_checkout
 from autoqec.system.scratch import scratch
 
-ENTRY_OVERHEAD_BYTES = 2**12  # at most, of headers and padding round a member, and of its line in the manifest
+ENTRY_OVERHEAD_BYTES = 2**12  # upper bound per member: tar headers, padding and its line in the manifest
 
 
 @dataclass(frozen=True)
@@ -46,23 +46,29 @@ class Plan:
     """What a replay is about to do.
 
     Attributes:
-        manifest: What the archive says about itself; its names and sizes were checked, its origin was not.
-        into: Where the repository will be.
-        rounds: Rows of the run's history.
-        judgements: How many verdicts are drawn again, for which code of the run's branches may run.
-        sandbox: The sandbox backend that confines that code; None if none of it runs.
+        manifest: The manifest of the archive; names and sizes were checked, its origin was not.
+        into: Directory of the repository to be created.
+        rounds: Number of rows in the run's history.
+        verifications: Number of verifications to repeat; they may execute code of the run's branches.
+        sandbox: The sandbox backend that confines this code; None if no code is executed.
     """
 
     manifest: ArchiveManifest
     into: Path
     rounds: int
-    judgements: int
+    verifications: int
     sandbox: str | None
 
 
 @dataclass(frozen=True)
 class RestoredRun:
-    """What became of an archive. verdicts: round -> what was found; damage is raised, never listed."""
+    """The result of a replay; a damaged archive raises an error instead.
+
+    Attributes:
+        layout: The restored run.
+        verdicts: Result of the check of each round, by round number.
+        agrees: Whether every repeated verification gave the recorded result.
+    """
 
     layout: RunLayout
     verdicts: dict[int, str]
@@ -70,23 +76,31 @@ class RestoredRun:
 
 
 def package_run(layout: RunLayout, repo: Repo, out: Path, *, shots: bool = True) -> ArchiveManifest:
-    """Write the archive, whole or not at all. The secret of a run that is not closed stays behind.
+    """Write the archive of a run atomically, while holding the run. The secret of an open run is left out.
 
-    shots: of a closed run, include the verification shots, for machines that sample others. The run is held
-    meanwhile, so that its files belong together. Raises UsageError where another process holds it (named), a crash
-    left it with work for recovery, it has no branch yet, `out` exists, or the archive would be larger than one that
-    can be read back.
+    Args:
+        layout: The run.
+        repo: The repository that holds its branches.
+        out: The archive to write; it must not exist.
+        shots: Include the verification shots of a closed run, so that a replay need not sample the same shots.
+
+    Returns:
+        The manifest of the archive.
+
+    Raises:
+        UsageError: Another process holds the run, a crash left work for recovery, the run has no branch yet, `out`
+            exists, or the archive would exceed the size that `replay_archive` accepts.
     """
     info = History(layout).info()
     if out.exists():
-        raise UsageError("is there already", location=str(out), hint=f"name another file, or rm {out}")
+        raise UsageError("the file exists already", location=str(out), hint=f"name another file, or rm {out}")
     with hold_run(layout):
         pending_actions = plan_recovery(inspect.inspect_run(repo, layout))
         if pending_actions:
-            what = f"the run is not in line with its history ({pending_actions[0].kind}: {pending_actions[0].why})"
-            raise UsageError(
-                what, location=str(layout.root), hint=pending_actions[0].hint or f"autoqec reconcile {info.run_id}"
-            )
+            action = pending_actions[0]
+            message = f"the run's files and branches do not match its history ({action.kind}: {action.why})"
+            hint = action.hint or f"autoqec reconcile {info.run_id}"
+            raise UsageError(message, location=str(layout.root), hint=hint)
         manifest, packed = _build_archive(layout, repo, info, shots)
     atomic.write_bytes(out, packed)
     return manifest
@@ -99,9 +113,8 @@ def _build_archive(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) ->
         for ref, sha in repo.refs(prefix).items()
     }
     if not refs:
-        raise UsageError(
-            "the run has no branch to carry away", location=info.run_id, hint="let it finish a round first"
-        )
+        hint = f"complete a round first: autoqec run --resume {info.run_id}"
+        raise UsageError("the run has no branch yet", location=info.run_id, hint=hint)
     with scratch("archive") as directory:
         bundle = directory / BUNDLE
         repo.bundle_create(bundle, sorted(refs))
@@ -111,12 +124,12 @@ def _build_archive(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) ->
     if shots and layout.secret_hex.exists():
         _add_members(members, _shot_files(layout), hint=f"autoqec package-run {layout.run_id} --no-shots")
     files = [{"name": name, "bytes": len(data), "sha256": sha256_bytes(data)} for name, data in sorted(members.items())]
-    verdict_prefix = {"run_id": info.run_id, "closed": layout.secret_hex.exists(), "refs": refs, "files": files}
-    verdict_prefix |= {key: getattr(info, key) for key in ("baseline_sha", "baseline_ref", "code_sha256")}
+    fields = {"run_id": info.run_id, "closed": layout.secret_hex.exists(), "refs": refs, "files": files}
+    fields |= {key: getattr(info, key) for key in ("baseline_sha", "baseline_ref", "code_sha256")}
     try:
-        manifest = ArchiveManifest.model_validate(verdict_prefix)
-    except ValidationError as error:  # a file or branch of the user's own among the run's
-        hint = "move it out of the run"
+        manifest = ArchiveManifest.model_validate(fields)
+    except ValidationError as error:  # a file or branch of the user in the namespace of the run
+        hint = "move it out of the run directory, or rename the branch"
         raise UsageError(
             f"cannot be archived: {first_validation_error(error)}", location=info.run_id, hint=hint
         ) from error
@@ -124,13 +137,13 @@ def _build_archive(layout: RunLayout, repo: Repo, info: RunInfo, shots: bool) ->
 
 
 def _add_members(members: dict[str, bytes], found: Iterator[tuple[str, bytes]], *, hint: str) -> None:
-    """Take files of the run in for as long as the archive can be read back; UsageError where it could not be."""
+    """Add files of the run to the members. Raises UsageError if the archive could not be read back."""
     size = sum(len(data) + ENTRY_OVERHEAD_BYTES for data in members.values())
     for name, data in found:
         size += len(data) + ENTRY_OVERHEAD_BYTES
         if size > MAX_BYTES:
-            what = f"the archive would be larger than the {MAX_BYTES} bytes that `autoqec replay` takes"
-            raise UsageError(what, location=f"{RUN}/{name}", hint=hint)
+            message = f"the archive would be larger than the {MAX_BYTES} bytes that `autoqec replay` accepts"
+            raise UsageError(message, location=f"{RUN}/{name}", hint=hint)
         members[f"{RUN}/{name}"] = data
 
 
@@ -142,15 +155,15 @@ def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
 
 
 def _shot_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
-    """Every judgement's shots, drawn once more from the published secret; those that an archive brought are there."""
+    """Sample the shots of every verification again from the published secret; shots of an archive are in `shots`."""
     from autoqec.verification import report, shot_cache
 
     secret = read_published_secret(layout)
     env = files.load_env(layout.env)[0]
     for round_state in History(layout).state().rounds.values():
-        found = report.read(layout.round(round_state.row.round))
-        if found is not None:
-            for digest, data in shot_cache.redraw_chunks(found, env, secret):
+        saved_report = report.read(layout.round(round_state.row.round))
+        if saved_report is not None:
+            for digest, data in shot_cache.redraw_chunks(saved_report, env, secret):
                 path = layout.shots / shot_cache.file_name(digest)
                 yield path.relative_to(layout.root).as_posix(), data
 
@@ -164,19 +177,22 @@ def replay_archive(
 ) -> RestoredRun:
     """Restore an archive into a new repository at `into` and verify it again, offline.
 
-    Every file against its hash, every pointer against its branch, every checkpoint against its round's manifest, the
-    views against history; and where the run is closed, every judgement drawn again from the published secret. All of
-    it happens in a private directory beside `into`, which becomes `into` by one rename at the end.
+    Compares every file with its hash, every pointer with its branch, every checkpoint with the manifest of its round,
+    and the views with the history. For a closed run, every verification is repeated on shots sampled from the
+    published secret. The work is done in a private directory beside `into`, which is renamed to `into` at the end.
 
     Args:
-        archive: An archive that anyone may have written.
-        into: A directory that does not exist, or is empty.
-        on_event: Gets the verifier's progress.
-        on_plan: Gets what will be checked out and run, after the hashes were checked and before any of it happens.
+        archive: An archive from an untrusted source.
+        into: A directory that does not exist or is empty.
+        on_event: Receives the progress of the verifications.
+        on_plan: Receives the plan after the hashes were checked and before anything is checked out or executed.
+
+    Returns:
+        The restored run and the result of each round.
 
     Raises:
-        ContractError: Names the first byte range or file that is not as it was packed, or not allowed.
-        UsageError: There is no such archive, or `into` is taken.
+        ContractError: The archive is damaged or changed, or holds something that is not allowed; names the place.
+        UsageError: The archive does not exist, or `into` is not empty.
     """
     into = into.resolve()
     _check_vacant(into)
@@ -208,7 +224,7 @@ def _check_vacant(into: Path) -> None:
 
 @contextmanager
 def _private_directory(into: Path, ancestor: Path) -> Iterator[Path]:
-    """A new directory on the file system of `into` that only this user may enter; removed at the end."""
+    """Yield a new directory on the file system of `into` that only this user may enter; it is removed at the end."""
     with atomic.storage_errors(ancestor):
         made = tempfile.TemporaryDirectory(prefix=f".{into.name}.", suffix=".partial", dir=ancestor)
     with made as name:
@@ -217,7 +233,7 @@ def _private_directory(into: Path, ancestor: Path) -> Iterator[Path]:
 
 @contextmanager
 def _named_after(archive: Path, layout: RunLayout) -> Iterator[None]:
-    """Let errors name the archive's members: the private directory is gone by the time anyone reads them."""
+    """Make errors name the archive's members: the private directory no longer exists when they are read."""
     names = {str(layout.root): f"{archive}, {RUN}", str(layout.repo_root): f"{archive}, {BUNDLE}"}
     try:
         yield
@@ -228,12 +244,12 @@ def _named_after(archive: Path, layout: RunLayout) -> Iterator[None]:
                 (error.location or name).replace(path, name),
             )
         if error.hint and str(layout.repo_root) in error.hint:
-            error.hint = "fetch the archive again"
+            error.hint = "download the archive again"
         raise
 
 
 def _place_run(run: Path, layout: RunLayout) -> None:
-    """Move the run's directory to its place in a repository directory that holds nothing else."""
+    """Move the run directory to its place in an otherwise empty repository directory."""
     with atomic.storage_errors(layout.root):
         run.mkdir(exist_ok=True)
         runs_dir(layout.repo_root).mkdir()
@@ -241,7 +257,7 @@ def _place_run(run: Path, layout: RunLayout) -> None:
 
 
 def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]:
-    """The run's rows. ContractError where its files tell of another run than the manifest does."""
+    """Return the run's rows. Raises ContractError if its files do not match the manifest."""
     info, where = History(layout).info(), str(layout.run_info)
     for field in ("run_id", "baseline_sha", "baseline_ref", "code_sha256"):
         if getattr(info, field) != getattr(manifest, field):
@@ -266,16 +282,16 @@ def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow]) -> P
 
 
 def _restore_branches(manifest: ArchiveManifest, bundle: Path, layout: RunLayout, rows: list[HistoryRow]) -> Repo:
-    """A repository with the archive's branches, the baseline checked out in it: no links, hooks or filters."""
+    """Create a repository with the archive's branches and the baseline checked out, without links, hooks or filters."""
     repo = Repo.init(layout.repo_root, symlinks=False)
     try:
         repo.unbundle(bundle, manifest.refs)
-        named = sorted({row.commit_sha for row in rows if row.commit_sha})
-        kept = [sha for sha, there in zip(named, repo.sizes(named), strict=True) if there]  # `gc` may have taken some
-        check_trees(repo, [manifest.baseline_sha, *kept], max_bytes=largest_checkout(bundle))
-        inside = layout.root.relative_to(layout.repo_root).as_posix()
-        if repo.ls_tree(manifest.baseline_sha, inside):
-            raise GitError(f"the baseline holds {inside} itself")
+        shas = sorted({row.commit_sha for row in rows if row.commit_sha})
+        existing = [sha for sha, size in zip(shas, repo.sizes(shas), strict=True) if size]  # `gc` may have removed some
+        check_trees(repo, [manifest.baseline_sha, *existing], max_bytes=largest_checkout(bundle))
+        run_path = layout.root.relative_to(layout.repo_root).as_posix()
+        if repo.ls_tree(manifest.baseline_sha, run_path):
+            raise GitError(f"the tree of the baseline commit contains {run_path}")
         repo.check_out(manifest.baseline_ref or "main", manifest.baseline_sha)
     except GitError as error:
         raise ContractError(f"cannot be read ({error.message})", location=str(layout.repo_root)) from error
@@ -288,8 +304,8 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
         stale = memory.rebuild_views()
     except ValueError as error:
         what = first_validation_error(error) if isinstance(error, ValidationError) else str(error)
-        raise ContractError(f"no views follow from it: {what}", location=str(layout.history)) from error
-    # An older version worded its views otherwise; their bytes are held by the archive's hashes all the same.
+        raise ContractError(f"no views can be built from it: {what}", location=str(layout.history)) from error
+    # Views of another version are worded differently; the archive's hashes protect their bytes in any case.
     if stale and memory.history.info().package_sha256 == machine.package_sha256():
         names = ", ".join(sorted(path.name for path in stale))
         raise ContractError(f"does not follow from history: {names}", location=str(layout.root))
@@ -305,9 +321,9 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
             verdict_prefix = f"{row.verify_verdict}; " if row.verify_verdict else ""
             yield row.round, f"{verdict_prefix}removed by `autoqec gc` before it was packed: {', '.join(missing)}"
         elif row.verify_verdict is None:
-            yield row.round, "measured, never judged; files whole"
+            yield row.round, "measured, not verified; files intact"
         elif not closed:
-            yield row.round, f"{row.verify_verdict}; files whole; the run is not closed, so its shots stay secret"
+            yield row.round, f"{row.verify_verdict}; files intact; the run is not closed, so its shots stay secret"
         else:
             replayed = verify_round.replay(layout, repo, row.round, on_event)
             message = f"{row.verify_verdict} again on the same shots ({replayed.source})"
@@ -315,9 +331,13 @@ def _verify_rounds(layout: RunLayout, repo: Repo, on_event: OnEvent) -> Iterator
 
 
 def _check_artifacts(layout: RunLayout, place: RoundLayout) -> list[str]:
-    """Every artifact against the hash in its round's manifest; a round without manifest has nothing to hold.
+    """Compare every artifact of a round with the hash in its manifest, if the round has one.
 
-    Returns those that were removed on purpose, on record with the same hash; any other that is missing is damage.
+    Returns:
+        The artifacts that `autoqec gc` removed and recorded with the same hash.
+
+    Raises:
+        ContractError: An artifact differs, or is missing without such a record.
     """
     if not place.manifest.is_file():
         return []
@@ -334,5 +354,5 @@ def _check_artifacts(layout: RunLayout, place: RoundLayout) -> list[str]:
         elif not path.is_file():
             raise ContractError("the file is missing", location=str(path), hint="restore it, then pack the run again")
         elif sha256_bytes(path.read_bytes()) != artifact.sha256:
-            raise ContractError("is not the file its manifest names", location=str(path))
+            raise ContractError("its hash differs from the one in the round's manifest", location=str(path))
     return removed_names

@@ -1,4 +1,4 @@
-"""The file format of an archive: an uncompressed tar in exactly one spelling, written and strictly read."""
+"""File format of archives: an uncompressed tar with one canonical encoding, and a reader that accepts no other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _AGAIN = "fetch the archive again"
 
 
 def pack(manifest: ArchiveManifest, members: Mapping[str, bytes]) -> bytes:
-    """The archive's bytes. No times, owners or compression: the same members give the same bytes."""
+    """Return the bytes of the archive. Without times, owners or compression, equal members give equal bytes."""
     text = json.dumps(manifest.dump(), indent=1, ensure_ascii=False).encode()
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -43,17 +43,20 @@ def unpack(archive: Path, into: Path) -> ArchiveManifest:
     """Write the members of an archive below `into`, an empty private directory, and check every byte on the way.
 
     Args:
-        archive: An archive that anyone may have written.
-        into: Gets `branches.bundle` and `run/`. What it holds after an exception is not to be used.
+        archive: An archive from an untrusted source.
+        into: Receives `branches.bundle` and `run/`. Its content after an exception must not be used.
+
+    Returns:
+        The manifest of the archive.
 
     Raises:
-        UsageError: There is no such file.
+        UsageError: The file does not exist or cannot be read.
         ContractError: The archive is damaged, or a name, hash, size or field in it is not allowed; names the place.
     """
     try:
         fd = os.open(archive, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:
-        raise UsageError("there is no such archive", location=str(archive), hint="autoqec package-run RUN") from error
+        raise UsageError("the file does not exist", location=str(archive), hint="autoqec package-run RUN") from error
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", location=str(archive)) from error
     status = os.fstat(fd)
@@ -86,12 +89,12 @@ def _unpack(reader: _Reader, into: Path) -> ArchiveManifest:
 
 
 def _manifest(reader: _Reader) -> ArchiveManifest:
-    """The manifest and its seal, which are the first two members."""
+    """Read the manifest and its seal, which are the first two members."""
     parts = []
     for expected in (MANIFEST, SEAL):
         header = reader.header()
         if header is None or header[0] != expected:
-            raise ContractError(f"holds no {expected}: it is not an archive of a run", location=reader.location)
+            raise ContractError(f"does not contain {expected}: not an archive of a run", location=reader.location)
         if header[1] > _MAX_MANIFEST:
             raise reader.damaged(f"{expected} is larger than {_MAX_MANIFEST} bytes")
         parts.append(reader.take(header[1]))
@@ -108,7 +111,7 @@ def _manifest(reader: _Reader) -> ArchiveManifest:
 
 def _extract(reader: _Reader, expected: ArchiveFile, size: int, into: Path) -> None:
     if size != expected.bytes:
-        raise reader.changed(f"was changed: {expected.bytes} bytes are listed, {size} are there", expected.name)
+        raise reader.changed(f"was changed: {expected.bytes} bytes are listed, {size} are present", expected.name)
     digest, left = hashlib.sha256(), size
     with extract.new_file(into, expected.name) as fd:
         while left:
@@ -118,15 +121,15 @@ def _extract(reader: _Reader, expected: ArchiveFile, size: int, into: Path) -> N
             with atomic.storage_errors(into / expected.name):
                 atomic.write_all(fd, chunk)
     if digest.hexdigest() != expected.sha256:
-        what = f"was changed: SHA-256 was {expected.sha256}, is {digest.hexdigest()}"
+        what = f"was changed: its SHA-256 is {digest.hexdigest()}, expected {expected.sha256}"
         raise reader.changed(what, expected.name)
     reader.padding(size)
 
 
 class _Reader:
-    """An archive from front to end. Every header must be, byte for byte, what `pack` writes for that name and size.
+    """Sequential reader of an archive. Every header must equal, byte for byte, what `pack` writes for name and size.
 
-    tarfile itself reads more: sparse files, other dialects, headers of any size. It parses single blocks here.
+    `tarfile` accepts more (sparse files, other tar variants, headers of any size), so it only parses single blocks.
     """
 
     def __init__(self, stream: BinaryIO, size: int, location: str) -> None:
@@ -147,7 +150,7 @@ class _Reader:
         return data
 
     def header(self) -> tuple[str, int] | None:
-        """Name and size of the next member; None at the archive's end."""
+        """Return name and size of the next member; None at the end of the archive."""
         start, raw = self._at, self.take(_BLOCK)
         if not raw.strip(b"\0"):
             return None
@@ -171,8 +174,7 @@ class _Reader:
         try:
             return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
         except (tarfile.HeaderError, ValueError) as error:
-            what = f"what stands at byte {start} of {self._size} is not a member's header"
-            raise self.damaged(what) from error
+            raise self.damaged(f"byte {start} of {self._size} does not start the header of a member") from error
 
     def _check_spelling(self, name: str, entry: tarfile.TarInfo, raw: bytes, start: int) -> None:
         try:
@@ -188,13 +190,13 @@ class _Reader:
             raise self._between(start + len(os.path.commonprefix([whole, raw])))
 
     def padding(self, size: int) -> None:
-        """Read what fills a member of `size` bytes up to a whole block."""
+        """Read the padding after a member of `size` bytes."""
         start, fill = self._at, self.take(_rounded(size) - size)
         if fill.strip(b"\0"):
             raise self._between(start + len(fill) - len(fill.lstrip(b"\0")))
 
     def end(self) -> None:
-        """Read what follows the first empty block: zeros up to a whole record."""
+        """Read the end of the archive: zeros up to a whole record."""
         start, length = self._at, -(-(self._at + _BLOCK) // tarfile.RECORDSIZE) * tarfile.RECORDSIZE
         rest = self._stream.read(length - start + 1)
         if rest.strip(b"\0") or start + len(rest) != length or self._size != length:

@@ -1,4 +1,4 @@
-"""When to stop: rounds, time, a plateau, or a person."""
+"""Stopping criteria of a run: rounds, time, compute hours, a plateau, or an interrupt by the user."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ _KEYS = ("rounds", "hours", "compute_hours", "cpu_hours", "gpu_hours", "plateau"
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of a run; None: none. Counted on the run's history, but for `hours`, which is this start's clock.
+    """Limits of a run; None means no limit. All but `hours` are computed from the run's history.
 
-    rounds: finished rows in all. hours: wall-clock. compute_hours: training and measuring of all rounds together;
-    gpu_hours: of those that worked on a GPU; cpu_hours: of the others. plateau: finished rounds in a row that left
-    the verified front as it was. Rounds under way when a limit is reached are finished: with several at once, the one
-    that waits for its turn too, but where the limit is `hours`.
+    Rounds that are running when a limit is reached are completed. With several at once this includes the round that
+    waits for a free slot, unless the limit is `hours`.
+
+    Attributes:
+        rounds: Finished rounds in total.
+        hours: Wall-clock hours since this process started the loop.
+        compute_hours: Hours of training and measurement of all rounds together.
+        cpu_hours: The part of `compute_hours` of rounds without a GPU.
+        gpu_hours: The part of `compute_hours` of rounds with a GPU.
+        plateau: Consecutive finished rounds that did not change the verified Pareto front.
     """
 
     rounds: int | None = None
@@ -34,7 +40,7 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """`rounds=20,hours=2.5,plateau=8`. UsageError names what is no limit."""
+        """Parse limits such as `rounds=20,hours=2.5,plateau=8`. Raises UsageError with the part that is invalid."""
         limits: dict[str, Any] = {}
         for part in (part.strip() for part in text.split(",") if text):
             key, _, value = part.partition("=")
@@ -43,14 +49,24 @@ class Budget:
             except ValueError:
                 number = 0
             if key not in _KEYS or not 0 < number < float("inf"):
-                raise UsageError(f"{part!r} is no limit", location="--budget", hint=f"KEY=NUMBER of {', '.join(_KEYS)}")
+                hint = f"KEY=NUMBER with a positive number and a key of {', '.join(_KEYS)}"
+                raise UsageError(f"{part!r} is not a limit", location="--budget", hint=hint)
             if key in limits:
                 raise UsageError(f"`{key}` is given twice", location="--budget", hint=f"{key}={value}")
             limits[key] = number
         return cls(**limits)
 
     def exhausted(self, state: RunState, elapsed_s: float, n_running: int = 0) -> str | None:
-        """Which limit forbids another round, in words; None where one may begin. under_way: rounds not recorded yet."""
+        """Return the limit that does not allow another round.
+
+        Args:
+            state: The state of the run.
+            elapsed_s: Seconds since the loop started.
+            n_running: Rounds that are not recorded yet.
+
+        Returns:
+            A description of the limit; None if a round may start.
+        """
         count = n_running + state.totals.finished
         if self.rounds is not None and count >= self.rounds:
             return f"{count} of {self.rounds} rounds"
@@ -64,32 +80,32 @@ class Budget:
                 return f"{used:.2f} of {limit:g} {kind} hours"
         unchanged_rounds = rounds_since_front_change(state) if self.plateau is not None else 0
         if self.plateau is not None and unchanged_rounds >= self.plateau:
-            return f"a plateau: the front has not moved for {unchanged_rounds} rounds"
+            return f"plateau: no change of the Pareto front in {unchanged_rounds} rounds"
         return None
 
     def hours_exhausted(self, elapsed_s: float) -> str | None:
-        """`hours` alone, which needs no history."""
+        """Return a description of the wall-clock limit if it is reached; it does not depend on the history."""
         if self.hours is None or elapsed_s < 3600 * self.hours:
             return None
         return f"{elapsed_s / 3600:.2f} of {self.hours:g} hours"
 
 
 def used_hours(state: RunState, kind: str) -> float:
-    """Hours that training and measuring took: of all rounds (`compute`), or of those with or without a GPU."""
+    """Return the hours of training and measurement of all rounds (`compute`), or of those with or without a GPU."""
     on_gpu = {"compute": (False, True), "cpu": (False,), "gpu": (True,)}[kind]
-    rows = (limits.row for limits in state.rounds.values())
+    rows = (round_state.row for round_state in state.rounds.values())
     counted = (row for row in rows if bool(row.vram_peak_gb) in on_gpu)
     return sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in counted) / 3600
 
 
 def rounds_since_front_change(state: RunState) -> int:
-    """Finished rounds since the last one that is on the verified front."""
+    """Return the number of finished rounds since the last one that is on the verified Pareto front."""
     front = {entry.round_attempt_id for entry in state.front}
     count = 0
-    for limits in reversed([*state.rounds.values()]):
-        if limits.attempt_id in front:
+    for round_state in reversed([*state.rounds.values()]):
+        if round_state.attempt_id in front:
             break
-        count += is_finished(limits.row)
+        count += is_finished(round_state.row)
     return count
 
 
@@ -118,8 +134,8 @@ class InterruptHandler:
             signal.signal(number, handler)
 
     def stop_reason(self) -> str | None:
-        """Why a round that waits for its turn is not to be measured any more; None where it is."""
-        return "the run was told to stop" if self.requested or self._exited else None
+        """Return why a round that waits for a free slot will not be measured; None if it will be."""
+        return "the run was interrupted" if self.requested or self._exited else None
 
     def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
@@ -128,10 +144,11 @@ class InterruptHandler:
 
 
 class Clock:
-    """Seconds since this start; a moved wall clock does not move it."""
+    """Monotonic clock: seconds since it was created, unaffected by changes of the system time."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
 
     def elapsed(self) -> float:
+        """Return the seconds since the clock was created."""
         return time.monotonic() - self._start

@@ -1,4 +1,4 @@
-"""The search surface that a recorded round ran on, for those who use its checkpoint later."""
+"""Checkout of the editable modules of a recorded round, for later use of its checkpoint."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ from autoqec.system.scratch import scratch
 
 @contextmanager
 def checked_out_modules(layout: RunLayout, number: int) -> Iterator[Path | None]:
-    """The round's surface, checked out for as long as the context lasts; None where this package's own computes the
-    same, except for the config. UsageError if the commit is missing, since the code of the net is then unknown.
+    """Check out the editable modules of a round for the duration of the context.
+
+    Args:
+        layout: The run.
+        number: The round.
+
+    Yields:
+        The directory; None if the round changed only the config, so that the modules of this package are the same.
+
+    Raises:
+        UsageError: The commit is missing, so the code of the net is unknown.
     """
     shas = [row.commit_sha for row in History(layout).rows() if row.round == number and row.commit_sha]
     repo = Repo.discover(layout.repo_root)
     if not shas or repo.rev_parse(shas[-1]) is None:
-        message = f"git has no code commit of round {number}, so the net can't be built as it was trained"
+        message = f"git has no code commit of round {number}, so the net cannot be built as it was trained"
         raise UsageError(message, location=f"run {layout.run_id}", hint=f"autoqec show {layout.run_id}")
-    with scratch("surface") as directory:
+    with scratch("modules") as directory:
         modules_dir = directory / "modules"
         repo.extract(shas[-1], EDITABLE_MODULES, modules_dir)
         yield None if worktree.is_config_only(modules_dir) else modules_dir

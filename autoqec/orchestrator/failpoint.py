@@ -1,4 +1,4 @@
-"""Named points in the life of a round at which a test can kill the process, as a power cut would."""
+"""Failpoints: named places in a round at which a test can kill the process, as a power failure would."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FAILPOINTS = (
     "measured",
     "pointer_committed",
     "nominated",
-    "charged",
-    "judged",
+    "test_registered",
+    "verified",
     "row_appended",
     "views_written",
     "pinned",
@@ -33,9 +33,9 @@ FAILPOINTS = (
     "recovery_refs_moved",
     "recovery_row_appended",
     "recovery_views_written",
-    "garbage_row_appended",
-    "garbage_refs_dropped",
-    "garbage_recorded",
+    "gc_row_appended",
+    "gc_refs_dropped",
+    "gc_recorded",
 )
 _hits: Counter[str] = Counter()
 

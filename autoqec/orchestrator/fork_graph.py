@@ -1,4 +1,4 @@
-"""Which round stands on which: a pure function of run.json and history."""
+"""The fork graph of a run: which round was forked from which; pure functions of run.json and the history."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from autoqec.store.run_state import BASELINE, RunState
 
 
 def text(info: RunInfo, state: RunState) -> str:
-    """fork_graph.json: {run_id, front, nodes}; one node per line, the baseline first, then in the order of their rows.
+    """Return the content of fork_graph.json.
 
-    `front` lists the ids of the verified front, best first. `parents` of a node are ids in merge order; a parent that
-    no row names is given by its branch.
+    `front` lists the ids of the verified Pareto front, best first. `nodes` has one node per line: the baseline, then
+    the rounds in the order of their rows. `parents` of a node are ids in merge order; a parent without a row is given
+    by its branch.
     """
     head = {"run_id": info.run_id, "front": [entry.round_attempt_id for entry in state.front]}
     baseline: dict[str, Any] = {
@@ -22,14 +23,20 @@ def text(info: RunInfo, state: RunState) -> str:
         "branch": info.baseline_ref,
         "parents": [],
     }
-    lines = ",\n".join([json.dumps(baseline, ensure_ascii=False), *(one.graph_node for one in state.rounds.values())])
+    lines = ",\n".join([json.dumps(baseline, ensure_ascii=False), *(node.graph_node for node in state.rounds.values())])
     return json.dumps(head, ensure_ascii=False)[:-1] + f', "nodes": [\n{lines}\n]}}\n'
 
 
 def draw(value: dict[str, Any]) -> list[tuple[str, str]]:
-    """The graph as an indented tree, a line a round, each with the verdict or status that it may be coloured by.
+    """Draw the graph as an indented tree.
 
-    A composition hangs under its first parent and names the others; `*` marks the verified front.
+    A composition appears under its first parent and names the others; `*` marks the verified Pareto front.
+
+    Args:
+        value: The content of fork_graph.json.
+
+    Returns:
+        One line per round with the verdict or status by which it may be coloured.
     """
     nodes, front = {node["id"]: node for node in value["nodes"]}, set(value["front"])
     children: dict[str, list[str]] = {}
@@ -37,7 +44,7 @@ def draw(value: dict[str, Any]) -> list[tuple[str, str]]:
         first = node["parents"][0]
         children.setdefault(first if first in nodes else BASELINE, []).append(node["id"])
     lines = [(f"{BASELINE} {nodes[BASELINE]['commit_sha'][:10]}", BASELINE)]
-    # Deep chains are common, so the tree is walked without recursion; the last in is drawn next.
+    # Deep chains are common, so the tree is traversed with a stack instead of recursion.
     stack = [(child, "", n == 0) for n, child in enumerate(reversed(children.get(BASELINE, [])))]
     while stack:
         name, indent, last = stack.pop()
@@ -53,7 +60,7 @@ def draw(value: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def dot(value: dict[str, Any]) -> str:
-    """The graph in Graphviz' language; the front is drawn bold, a composition's later parents dashed."""
+    """Return the graph in Graphviz format: the Pareto front in bold, further parents of a composition dashed."""
     lines = ["digraph rounds {", "  rankdir=LR;", f'  "{BASELINE}" [shape=box];']
     for node in value["nodes"][1:]:
         style = ", style=bold" if node["id"] in value["front"] else ""
@@ -66,7 +73,7 @@ def dot(value: dict[str, Any]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A Graphviz string: foreign words can neither end it nor start an escape."""
+    """Return a Graphviz string literal; untrusted text can neither end it nor start an escape."""
     return '"' + " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -1,8 +1,8 @@
-"""Finds what a run left and no longer needs, and removes what the user agrees to; safe to run concurrently.
+"""Garbage collection of a run: finds files and branches that are no longer needed, and removes what the user confirms.
 
-Never touched: whatever a round of the verified front or of its ancestry left, a parent whose weights a recorded round
-started from, and everything of a run that another process holds. Of a run that is not closed, weights that are
-not verified are listed separately (`unverified`): a later verification or round may need them.
+Never removed: files of rounds on the verified Pareto front and of their ancestors, weights that a recorded round
+started from, and anything of a run that another process holds. Weights of an open run that are not verified are listed
+separately (`unverified`), since a later verification or round may need them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Kind = Literal["worktree", "quarantine", "checkpoint", "unverified", "deleted_ru
 
 @dataclass(frozen=True)
 class RemovableItem:
-    """One thing that can be removed. name: a directory, a branch, a file below the run's directory, or a run id."""
+    """An item that can be removed. `name` is a directory, a branch, a file of the run directory, or a run id."""
 
     kind: Kind
     name: str
@@ -47,142 +47,145 @@ class RemovableItem:
 
 
 def find_removable(layout: RunLayout, repo: Repo, memory: RunMemory | None = None) -> list[RemovableItem]:
-    """Return what can be removed, without touching anything.
+    """Return the items that can be removed, without changing anything.
 
-    Call it while no process holds the run: whatever is unfinished is then left over.
+    Call it while no other process holds the run: unfinished work is then left over from a dead process.
 
-    Raises ManualInterventionRequired where the run's truth is damaged.
+    Raises:
+        ManualInterventionRequired: A file of the run is damaged.
     """
     memory = memory or RunMemory(layout.root)
     state = inspect.inspect_run(repo, layout, memory)
     leftover_worktrees = [path for path in state.worktrees if path not in paths_in_use(state)]
-    found = [RemovableItem("worktree", str(path), "its round is over", _size(path)) for path in leftover_worktrees]
-    standing = memory.state.rounds
-    forked = {branch for one in standing.values() for branch in parent_branches(one.row.fork_from)}
-    for one in standing.values():
-        branch = one.row.branch
+    items = [RemovableItem("worktree", str(path), "its round has ended", _size(path)) for path in leftover_worktrees]
+    rounds = memory.state.rounds
+    forked = {branch for round_state in rounds.values() for branch in parent_branches(round_state.row.fork_from)}
+    for attempt_id, round_state in rounds.items():
+        row, branch = round_state.row, round_state.row.branch
         if branch is None or not branch.startswith("quarantine/") or branch in forked:
             continue
         if branch in state.checked_out:
             continue
-        if branch in state.branches or one.attempt_id in state.pins:
-            why = f"round {one.row.round} was refused, {one.row.status}: nothing stands on it"
-            if one.row.status == "orphaned_branch":
-                why = f"round {one.row.round} was lost to a crash; `autoqec adopt` could still bring it back"
-            found.append(RemovableItem("quarantine", branch, why, attempt_id=one.attempt_id))
-    return [*found, *_removable_checkpoints(layout, memory)]
+        if branch in state.branches or attempt_id in state.pins:
+            why = f"round {row.round} was rejected ({row.status}), and no round was forked from it"
+            if row.status == "orphaned_branch":
+                why = f"round {row.round} was aborted by a crash; `autoqec adopt` can still restore it"
+            items.append(RemovableItem("quarantine", branch, why, attempt_id=attempt_id))
+    return [*items, *_removable_checkpoints(layout, memory)]
 
 
 def remove(layout: RunLayout, repo: Repo, confirmed: Collection[RemovableItem]) -> list[RemovableItem]:
-    """Remove what was agreed to and is garbage still; returns what was removed.
+    """Remove the confirmed items that are still removable, while holding the run.
 
-    The run is held meanwhile; where a worktree goes it is recovered, for that is what takes one away: edits that were
-    not committed are salvaged, and its round gets its row. Raises UsageError where another process holds the run,
-    ManualInterventionRequired as recovery does.
+    Worktrees are removed by recovery: uncommitted edits are salvaged, and the round gets its row.
+
+    Returns:
+        The removed items.
+
+    Raises:
+        UsageError: Another process holds the run.
+        ManualInterventionRequired: Recovery needs a decision of the user.
     """
-    names = {(one.kind, one.name) for one in confirmed}
+    names = {(item.kind, item.name) for item in confirmed}
     with hold_run(layout):
         memory = RunMemory(layout.root)
-        to_remove = [one for one in find_removable(layout, repo, memory) if (one.kind, one.name) in names]
-        if any(one.kind == "worktree" for one in to_remove):
+        to_remove = [item for item in find_removable(layout, repo, memory) if (item.kind, item.name) in names]
+        if any(item.kind == "worktree" for item in to_remove):
             recover(layout, repo, memory=memory)
-        _drop_branches(layout, repo, memory, [one for one in to_remove if one.kind == "quarantine"])
-        for one in to_remove:
-            if one.kind in ("checkpoint", "unverified"):
-                _remove_file(layout, one)
+        _drop_branches(layout, repo, memory, [item for item in to_remove if item.kind == "quarantine"])
+        for item in to_remove:
+            if item.kind in ("checkpoint", "unverified"):
+                _remove_file(layout, item)
         return to_remove
 
 
 def removed_files(layout: RunLayout) -> dict[str, str]:
-    """Files of the run that were removed on purpose: name below the run's directory -> SHA-256 of what it held."""
+    """Return the files that `autoqec gc` removed: path in the run directory -> SHA-256 of the content."""
     return {line["name"]: line["sha256"] for line in jsonl.read(layout.removed_files)}
 
 
 def _drop_branches(layout: RunLayout, repo: Repo, memory: RunMemory, to_remove: list[RemovableItem]) -> None:
-    """The rows first: a branch that is still there is then garbage again, and none is ever missed without a row."""
+    """Append the rows, then delete the refs: if interrupted, the branch is removable again and never lacks its row."""
     if not to_remove:
         return
-    standing = memory.state.rounds
-    for one in to_remove:
-        quarantined_round = standing[str(one.attempt_id)]
-        if not quarantined_round.gone:
-            memory.append_round(
-                round_recorder.deleted_row(
-                    quarantined_round.row, quarantined_round.attempt_id, why="was removed by `autoqec gc`"
-                )
-            )
-            failpoint("garbage_row_appended")
+    rounds = memory.state.rounds
+    for item in to_remove:
+        quarantined = rounds[str(item.attempt_id)]
+        if not quarantined.gone:
+            why = "was removed by `autoqec gc`"
+            memory.append_round(round_recorder.deleted_row(quarantined.row, quarantined.attempt_id, why=why))
+            failpoint("gc_row_appended")
     refs = repo.refs(f"refs/heads/quarantine/{layout.run_id}") | repo.refs(layout.pin_prefix)
-    names = {f"refs/heads/{one.name}" for one in to_remove} | {layout.pin(str(one.attempt_id)) for one in to_remove}
+    names = {f"refs/heads/{item.name}" for item in to_remove} | {layout.pin(str(item.attempt_id)) for item in to_remove}
     updates = [RefUpdate(ref, None, sha) for ref, sha in refs.items() if ref in names]
     if updates:
         repo.update_refs(updates)
-        failpoint("garbage_refs_dropped")
+        failpoint("gc_refs_dropped")
     memory.rebuild_views()
 
 
 def _removable_checkpoints(layout: RunLayout, memory: RunMemory) -> Iterator[RemovableItem]:
     needed, is_open = _needed_attempts(layout, memory), not is_closed(layout)
-    for one in memory.state.rounds.values():
-        adoptable = one.row.status == "orphaned_branch" and one.branch is not None
-        if one.attempt_id in needed or adoptable:
+    for round_state in memory.state.rounds.values():
+        row = round_state.row
+        restorable = row.status == "orphaned_branch" and round_state.branch is not None
+        if round_state.attempt_id in needed or restorable:
             continue
-        round_layout = layout.round(one.row.round)
+        round_layout = layout.round(row.round)
         for path in [round_layout.checkpoint, *sorted(round_layout.train_dir.glob("*.pt"))]:
             if path.is_file() and not path.is_symlink():
                 name = path.relative_to(layout.root).as_posix()
-                why = f"round {one.row.round} ({one.row.verify_verdict or one.row.status}) is not on the verified front"
-                may_be_needed = is_open and one.row.status == "ok" and path == round_layout.checkpoint
+                why = f"round {row.round} ({row.verify_verdict or row.status}) is not on the verified front"
+                may_be_needed = is_open and row.status == "ok" and path == round_layout.checkpoint
                 if may_be_needed:
-                    why += "; the run is open, so `autoqec verify` or a later round may want it"
+                    why += "; the run is open, so `autoqec verify` or a later round may need it"
                 yield RemovableItem("unverified" if may_be_needed else "checkpoint", name, why, _size(path))
 
 
 def _needed_attempts(layout: RunLayout, memory: RunMemory) -> set[str]:
-    """Attempts whose weights stay. Of a run that may go on, every verified round's: it may yet be forked or joined."""
-    standing = memory.state.rounds
-    by_branch = {one.row.branch: one for one in standing.values()}
+    """Return the attempts whose weights are needed; in an open run, every VERIFIED round may still be forked."""
+    rounds = memory.state.rounds
+    by_branch = {round_state.row.branch: round_state for round_state in rounds.values()}
 
     def parents(fork_from: ForkFrom) -> list[RoundState]:
         return [by_branch[name] for name in parent_branches(fork_from) if name in by_branch]
 
-    queue = [standing[entry.round_attempt_id] for entry in memory.state.front]
+    queue = [rounds[entry.round_attempt_id] for entry in memory.state.front]
     if not is_closed(layout):
-        queue += [one for one in standing.values() if one.row.verify_verdict == "VERIFIED"]
-    # A round without a row may be a cluster's job, which has yet to read the weights that it starts from.
-    open_plans = [
-        one.planned for one in memory.attempt_state.attempts.values() if one.planned and one.id not in standing
-    ]
-    starting_points = [(plan_line.dsl_config, plan_line.fork_from) for plan_line in open_plans]
-    starting_points += [(one.row.dsl_config or {}, one.row.fork_from) for one in standing.values()]
+        queue += [round_state for round_state in rounds.values() if round_state.row.verify_verdict == "VERIFIED"]
+    # A round without a row may be a job of a cluster that has not read the weights it starts from yet.
+    attempts = memory.attempt_state.attempts.values()
+    open_plans = [attempt.planned for attempt in attempts if attempt.planned and attempt.id not in rounds]
+    starting_points = [(plan.dsl_config, plan.fork_from) for plan in open_plans]
+    starting_points += [(known.row.dsl_config or {}, known.row.fork_from) for known in rounds.values()]
     for config, fork_from in starting_points:
         if (config.get("training") or {}).get("init") == "parent":
             queue += parents(fork_from)[:1]
-    found: set[str] = set()
+    needed: set[str] = set()
     while queue:
-        one = queue.pop()
-        if one.attempt_id not in found:
-            found.add(one.attempt_id)
-            queue += parents(one.row.fork_from)
-    return found
+        round_state = queue.pop()
+        if round_state.attempt_id not in needed:
+            needed.add(round_state.attempt_id)
+            queue += parents(round_state.row.fork_from)
+    return needed
 
 
-def _remove_file(layout: RunLayout, one: RemovableItem) -> None:
-    """What goes is on record first, with its hash: a file that is missing without a line here was lost, not removed."""
-    path = layout.root / one.name
+def _remove_file(layout: RunLayout, item: RemovableItem) -> None:
+    """Record the file with its hash, then delete it: a missing file without such a record was lost, not removed."""
+    path = layout.root / item.name
     with atomic.storage_errors(path):
         data = path.read_bytes()
-    line = ManifestArtifact(name=one.name, bytes=len(data), sha256=sha256_bytes(data))
-    if removed_files(layout).get(one.name) != line.sha256:
+    line = ManifestArtifact(name=item.name, bytes=len(data), sha256=sha256_bytes(data))
+    if removed_files(layout).get(item.name) != line.sha256:
         jsonl.append(layout.removed_files, line.dump(), salvage=layout.salvage)
-        failpoint("garbage_recorded")
+        failpoint("gc_recorded")
     with atomic.storage_errors(path):
         path.unlink(missing_ok=True)
     atomic.fsync_dir(path.parent)
 
 
 def _size(path: Path) -> int:
-    """Bytes of a file, or of the files below a directory; what vanishes meanwhile counts nothing."""
+    """Return the bytes of a file or of the files below a directory; files that vanish meanwhile are not counted."""
     total = 0
     for found in [path, *path.rglob("*")] if path.is_dir() else [path]:
         try:

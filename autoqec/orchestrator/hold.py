@@ -1,4 +1,4 @@
-"""Holding a run: its lock, its log file, and the certainty that no copy of it shares its secret."""
+"""Holds a run: takes its lock, attaches its log file, and checks that no copy of the run shares its secret."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from autoqec.system import run_lock
 
 @contextmanager
 def hold_run(layout: RunLayout) -> Iterator[run_lock.RunOwner]:
-    """Own the run while the block runs, and write what the package logs to the run's log file.
+    """Hold the lock of the run for the duration of the context, and log to the run's log file.
 
     Raises:
         UsageError: Another process holds the run.
         ManualInterventionRequired: The run is a copy whose original still exists.
     """
-    require_only_copy(layout)  # before the lock is taken: its owner.json names the place of the last owner
+    require_only_copy(layout)  # before the lock is taken, which overwrites the directory in owner.json
     with run_lock.lock_run(layout.root) as owner, run_log.attach(layout):
         yield owner

@@ -1,4 +1,4 @@
-"""Runs rounds one after another or several at once. The loop keeps nothing in memory that is not on disk too."""
+"""The loop that runs rounds, one after another or several at once. All of its state is also on disk."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from autoqec.store import run_log
 
 __all__ = ["Budget", "Executor", "LoopResult", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
 
-MAX_INFRASTRUCTURE_FAILURES = 2  # in a row; then the machine, not the search, needs attention
+MAX_INFRASTRUCTURE_FAILURES = 2  # consecutive; more indicate a problem of the machine, not of the search
 
 
 @dataclass(frozen=True)
 class LoopResult:
-    """What one call of the loop did. rows: those it recorded. stop_reason: why it started no further round."""
+    """The result of one call of the loop: the rows that it recorded, and why it started no further round."""
 
     rows: tuple[HistoryRow, ...]
     stop_reason: str
@@ -46,7 +46,7 @@ class LoopResult:
 
     @property
     def ok(self) -> bool:
-        """Whether a round ended ok."""
+        """Whether any round ended with status `ok`."""
         return any(row.status == "ok" for row in self.rows)
 
 
@@ -61,23 +61,26 @@ def run_rounds(
 ) -> LoopResult:
     """Run rounds until the run has `rounds` finished rows, a limit is reached or the user stops it.
 
-    First, rounds that an earlier process could not complete are: candidates that it did not verify, and rounds already
-    submitted to a cluster, regardless of the executor. Rows are in the order in which the rounds started, however many
-    run at once, and what a proposal knows of the other rounds depends on no clock.
+    Unfinished work of an earlier process is completed first: candidates that were not verified, and rounds already
+    submitted to a cluster, regardless of the executor. Rows are recorded in the order in which the rounds started, so
+    that what a proposal knows of other rounds does not depend on timing.
 
-    Ctrl-C, SIGTERM or SIGHUP once: running rounds are finished, except one that waits for its turn, and no further one
-    starts; twice: KeyboardInterrupt, cluster jobs are cancelled, and the next start recovers.
+    After the first Ctrl-C, SIGTERM or SIGHUP, running rounds are completed, a waiting one is cancelled, and no further
+    one starts. The second one raises KeyboardInterrupt and cancels cluster jobs; the next start recovers.
 
     Args:
         run: The run, held by this process.
-        rounds: Finished rows in all, those of earlier starts included; None for no limit.
-        on_event: Gets every event.
+        rounds: Finished rows in total, including those of earlier starts; None for no limit.
+        on_event: Receives every event.
         budget: Further limits.
-        parallel: Rounds measured at once, without an executor.
-        executor: Where rounds are measured; without one, in this process.
+        parallel: Number of rounds measured at once if no executor is given.
+        executor: Measures the rounds; by default in children of this process.
+
+    Returns:
+        The recorded rows and the reason for stopping.
 
     Raises:
-        UsageError: A cluster refuses a job.
+        UsageError: A cluster rejects a job.
     """
     emit, clock, interrupts = _serialize_events(run_log.logged(on_event)), Clock(), InterruptHandler()
     limits = [Budget(rounds=rounds), budget or Budget()]
@@ -94,7 +97,7 @@ def run_rounds(
             while True:
                 stop_reason = _stop_reason(run, limits, clock, interrupts, len(pending))
                 if failures >= MAX_INFRASTRUCTURE_FAILURES:
-                    stop_reason = f"{failures} rounds in a row were killed from outside (`dmesg | tail`)"
+                    stop_reason = f"{failures} consecutive rounds were killed by the machine (see `dmesg | tail`)"
                 if stop_reason is None and len(pending) < executor.capacity:
                     started = start_round(run, emit)
                     if started.row is not None:
@@ -136,17 +139,17 @@ def _submit(run: Run, started: StartedRound, executor: Executor, emit: OnEvent) 
 def _record_oldest(
     run: Run, pending: deque[tuple[StartedRound, RoundFuture]], emit: OnEvent
 ) -> tuple[HistoryRow, bool]:
-    """Wait for the round that started first; its row, and whether the machine killed it."""
+    """Wait for the round that started first and record it; return its row and whether the machine killed it."""
     started, future = pending[0]
     try:
         metrics = future.result()
     except NotStartedError as reason:
         pending.popleft()
-        return reject_round(run, started, f"never measured, it waited for its turn: {reason}", emit), False
+        return reject_round(run, started, f"not measured, it was waiting for a free slot: {reason}", emit), False
     except InfrastructureError as error:
         pending.popleft()
         return reject_round(run, started, f"infrastructure failure: {error.message}", emit), True
-    pending.popleft()  # there is nothing to cancel any more
+    pending.popleft()  # only now: until it has a result, an interrupt has to cancel it
     return finish_round(run, started, metrics, emit), False
 
 
@@ -160,7 +163,7 @@ def _stop_reason(
 
 
 def _serialize_events(on_event: OnEvent) -> OnEvent:
-    """Events of rounds that run at once, one by one."""
+    """Return a callback that passes on events of concurrent rounds one at a time."""
     lock = threading.Lock()
 
     def emit(event: Event) -> None:

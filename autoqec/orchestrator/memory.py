@@ -1,4 +1,4 @@
-"""RunMemory: the truth of a run, the state that follows from it, and the views of people and roles."""
+"""RunMemory: the history of a run, the state derived from it, and the views for users and roles."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FRONT, CANDIDATES = "pareto.json", "candidate_pareto.json"
 
 
 class RunMemory:
-    """One run directory: its truth, the state that follows from it, the files that people read, and the role views.
+    """Access to one run directory: its history, the state derived from it, the view files, and the role views.
 
     Args:
-        run_dir: the run's directory, `runs/<run_id>`.
-        pareto_filename: what `update_pareto` writes: the verified front with its preview, or `candidate_pareto.json`,
-            the nominated rounds that no verification has confirmed, which no role reads.
+        run_dir: The run directory, `runs/<run_id>`.
+        pareto_filename: The file that `update_pareto` writes: `pareto.json` (the verified front, with its preview), or
+            `candidate_pareto.json` (nominated rounds that are not verified), which no role reads.
     """
 
     def __init__(self, run_dir: Path | str, pareto_filename: str = FRONT) -> None:
-        directory = Path(os.path.abspath(run_dir))  # links stay: `runs` may be one, to another disk
+        directory = Path(os.path.abspath(run_dir))  # not resolved: `runs` may be a link to another disk
         if pareto_filename not in (FRONT, CANDIDATES):
             raise ValueError(f"pareto_filename is {FRONT} or {CANDIDATES}, not {pareto_filename!r}")
         self.layout = RunLayout(directory.parent.parent, directory.name)
@@ -42,40 +42,40 @@ class RunMemory:
 
     @property
     def state(self) -> RunState:
-        """What the rows amount to."""
+        """The state derived from the rows."""
         return self.history.state()
 
     @property
     def attempt_state(self) -> AttemptState:
-        """What the write-ahead lines amount to."""
+        """The state derived from the write-ahead lines."""
         return self.history.attempt_state()
 
     def next_round(self) -> int:
-        """A number that was never used, finished or not."""
+        """Return the next round number; numbers of unfinished rounds are not reused."""
         return max(self.attempt_state.last_round, self.state.last_round) + 1
 
-    # ---- what people see
+    # ---- view files
 
     def append_round(self, row: HistoryRow) -> None:
-        """The commit point of a round: durable on return."""
+        """Append the row of a round, durably: the commit point of the round."""
         self.history.append_row(row)
 
     def append_log(self, text: str) -> None:
-        """Append to log.md; a new file begins with its head."""
+        """Append to log.md; a new file starts with the header."""
         if self.layout.log.is_file():
             atomic.append_bytes(self.layout.log, text.encode())
         else:
             atomic.write_text(self.layout.log, views.log_head(self.history.info()) + text)
 
     def update_pareto(self, entry: ParetoEntry | HistoryRow, pareto_filename: str | None = None) -> list[Path]:
-        """Merge one entry into a front file; a dominated one leaves the file as it is.
+        """Merge one entry into a Pareto file; a dominated entry does not change it.
 
         Args:
-            entry: a verified entry for `pareto.json`, a nominated row for `candidate_pareto.json`.
-            pareto_filename: the file, if it is not the one that the object was made with.
+            entry: A verified entry for `pareto.json`, or a nominated row for `candidate_pareto.json`.
+            pareto_filename: The file; by default the one that the object was created with.
 
         Returns:
-            The files that were written; the preview is one of them.
+            The files that were written, including the preview.
         """
         if (pareto_filename or self.pareto_filename) == CANDIDATES:
             nominated = [row for row in (*self.state.candidates, entry) if isinstance(row, HistoryRow)]
@@ -85,29 +85,29 @@ class RunMemory:
         return self._write(self._front_files(non_dominated(unique.values())))
 
     def update_views(self, row: HistoryRow) -> None:
-        """Bring every view up to date after `row`, the last one of history, at the cost of what it changed."""
+        """Update every view incrementally after `row`, the last row of the history."""
         state = self.state
-        found = state.round_of(row)
-        if row.refers_to_attempt or found is None:  # what it replaces may stand in any view
+        round_state = state.round_of(row)
+        if row.refers_to_attempt or round_state is None:  # the row it replaces may appear in any view
             self.rebuild_views()
             return
         self.append_log(views.section(row, state))
-        if found.attempt_id in state.verified:
-            self.update_pareto(state.verified[found.attempt_id], FRONT)
+        if round_state.attempt_id in state.verified:
+            self.update_pareto(state.verified[round_state.attempt_id], FRONT)
         elif row in state.candidates:
             self.update_pareto(row, CANDIDATES)
         self._write({self.layout.fork_graph: fork_graph.text(self.history.info(), state)})
 
     def rebuild_views(self) -> list[Path]:
-        """Write every view that does not say what history says. Returns what was written."""
+        """Write every view that differs from the history; return the written files."""
         return self._write(self.views())
 
     def stale_views(self) -> list[Path]:
-        """Views that are missing or do not say what history says."""
+        """Return the view files that are missing or differ from the history."""
         return [path for path, text in self.views().items() if not _holds(path, text)]
 
     def views(self) -> dict[Path, str]:
-        """What every view must hold, byte for byte."""
+        """Return the exact content of every view file."""
         info, state = self.history.info(), self.state
         return self._front_files(state.front) | {
             self.layout.candidates: _candidate_file(state.candidates),
@@ -116,7 +116,7 @@ class RunMemory:
         }
 
     def graph(self) -> dict[str, Any]:
-        """What fork_graph.json holds, from history."""
+        """Return the content of fork_graph.json, computed from the history."""
         value: dict[str, Any] = json.loads(fork_graph.text(self.history.info(), self.state))
         return value
 
@@ -132,15 +132,20 @@ class RunMemory:
             atomic.write_text(path, wanted[path])
         return stale
 
-    # ---- what the roles see
+    # ---- role views
 
     def l2_for_ideator(
         self, env: EnvSpec, baseline_config: dict[str, Any], *, inputs: str = "other_sector"
     ) -> IdeatorView:
-        """What the ideator sees: plain values, from history and the verified front alone.
+        """Return the Ideator's view: plain values derived from the history and the verified front only.
 
-        baseline_config: the config that the baseline commit stands for. inputs: what a net of this env can read.
-        `pending`: planned rounds without a row.
+        Args:
+            env: The env of the run.
+            baseline_config: The config of the baseline commit.
+            inputs: The detectors that a predecoder of this env can read.
+
+        Returns:
+            The view; its `pending` are planned rounds without a row.
         """
         info, state = self.history.info(), self.state
         planned = (attempt for attempt in self.attempt_state.attempts.values() if attempt.planned)
@@ -159,7 +164,7 @@ class RunMemory:
         )
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> AnalystView:
-        """Return what the analyst sees of one round."""
+        """Return the Analyst's view of one round."""
         metrics_path = Path(os.path.abspath(round_dir)) / "metrics.json"
         return AnalystView(run_id=self.layout.run_id, hypothesis=hypothesis, metrics_path=metrics_path)
 

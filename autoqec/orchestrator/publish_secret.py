@@ -1,4 +1,4 @@
-"""Closes a run: its secret is published, so that anyone can draw the verifier's shots again, and no round follows."""
+"""Closes a run by publishing its secret, so that others can sample the verification shots; no further rounds follow."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from autoqec.system.git import Repo
 
 
 def publish_secret(layout: RunLayout, repo: Repo) -> str:
-    """Publish the run's secret; a run that is closed already stays as it is.
+    """Publish the secret of a run; a closed run is not changed.
 
-    If the process is killed in between, the run counts as closed as soon as its secret can be read; closing it again
+    If the process is killed meanwhile, the run counts as closed once the published secret exists; closing it again
     completes the work.
 
     Returns:
         The secret as hex.
 
     Raises:
-        UsageError: The run is held by another process, does not exist, or a cluster's job still measures a round.
+        UsageError: The run does not exist, another process holds it, or a job of a cluster still measures a round.
         ManualInterventionRequired: Recovery needs a decision of the user, or the secret is lost or wrong.
     """
     info = History(layout).info()
@@ -40,11 +40,11 @@ def publish_secret(layout: RunLayout, repo: Repo) -> str:
 
 
 def _require_no_cluster_job(layout: RunLayout) -> None:
-    """Raise UsageError if recovery left a round to a cluster's job: its result could no longer be verified."""
+    """Raise UsageError if a job of a cluster still measures a round, whose result could no longer be verified."""
     history = History(layout)
     recorded = history.state().rounds
     for attempt in history.attempt_state().attempts.values():
         if attempt.id not in recorded:
-            message = f"a cluster's job still measures round {attempt.round}"
-            hint = f"autoqec run --resume {layout.run_id} waits for it; Ctrl-C twice there cancels it"
+            message = f"a job of a cluster still measures round {attempt.round}"
+            hint = f"`autoqec run --resume {layout.run_id}` waits for it; press Ctrl-C twice to cancel it"
             raise UsageError(message, location=f"run {layout.run_id}", hint=hint)

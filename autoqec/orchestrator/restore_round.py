@@ -1,4 +1,4 @@
-"""Brings back a round that recovery quarantined: what was measured of it is verified after all."""
+"""Restores a round that recovery quarantined: its complete measurement is verified and its branch renamed back."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from autoqec.system.scratch import scratch
 
 
 def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent | None = None) -> HistoryRow:
-    """Verify the quarantined round `number`; its branch becomes `exp/…` again.
+    """Verify the quarantined round `number` and rename its branch back to `exp/…`.
 
-    The follow-up row with the verdict comes first; recovery moves the branch to where it says.
+    The follow-up row with the verdict is appended first; recovery then renames the branch accordingly.
 
     Returns:
-        That row.
+        The follow-up row.
 
     Raises:
-        UsageError: The round is not in quarantine, was not measured or ended without a result, or the run is closed.
+        UsageError: The round is not in quarantine, was not measured, ended without a result, or the run is closed.
         ManualInterventionRequired: Recovery needs a decision of the user, or the round's files contradict each other.
     """
     memory = RunMemory(layout.root)
@@ -46,7 +46,7 @@ def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent 
         pointer = read_pointer_at(repo, str(tip), number)
         files = read_round_files(layout.round(number))
         pointer, metrics = _require_measured(layout, pointer, files.metrics, round_state)
-        with scratch("surface") as directory:
+        with scratch("modules") as directory:
             modules_dir = directory / "modules"
             repo.extract(pointer.commit_sha, EDITABLE_MODULES, modules_dir)
             candidate = Candidate(
@@ -63,28 +63,28 @@ def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent 
 
 
 def _find_quarantined(state: RunInspection, number: int) -> RoundState:
-    for found in fold(state.rows).rounds.values():
-        if found.row.round == number and found.lost and found.branch is not None:
-            return found
+    for round_state in fold(state.rows).rounds.values():
+        if round_state.row.round == number and round_state.lost and round_state.branch is not None:
+            return round_state
     message = f"round {number} is not in quarantine"
     raise UsageError(message, location=f"run {state.info.run_id}", hint=f"autoqec show {state.info.run_id}")
 
 
 def _require_measured(
-    layout: RunLayout, pointer: Pointer | str | None, metrics: RoundMetrics | None, found: RoundState
+    layout: RunLayout, pointer: Pointer | str | None, metrics: RoundMetrics | None, round_state: RoundState
 ) -> tuple[Pointer, RoundMetrics]:
-    """The pointer and the metrics of a round that can be verified."""
-    where, branch = str(layout.round(found.row.round).dir), found.row.branch
+    """Return the pointer and the metrics of a round; raise if it cannot be verified."""
+    where, branch = str(layout.round(round_state.row.round).dir), round_state.row.branch
     if isinstance(pointer, str):
         raise ManualInterventionRequired(f"the pointer on {branch} cannot be read: {pointer}", location=where)
     if metrics is not None and metrics.status != "ok":
         message = f"the round ended {metrics.status} ({metrics.status_reason}), so there is nothing to verify"
         raise UsageError(message, location=where, hint=f"autoqec diagnose {where}")
     if pointer is None or metrics is None:
-        missing = "metrics.json is missing or damaged" if metrics is None else f"{branch} has no pointer of it"
+        missing = "metrics.json is missing or damaged" if metrics is None else f"{branch} has no pointer"
         message = f"the process died before the round was measured ({missing}), so there is nothing to verify"
-        raise UsageError(message, location=where, hint=f"its config is on {branch}; `autoqec run-round` measures it")
-    if pointer.round_attempt_id != found.attempt_id:
+        raise UsageError(message, location=where, hint=f"`autoqec run-round` measures the config on {branch}")
+    if pointer.round_attempt_id != round_state.attempt_id:
         message = f"the pointer on {branch} belongs to attempt {pointer.round_attempt_id}"
         raise ManualInterventionRequired(message, location=where)
     return pointer, metrics

@@ -1,4 +1,4 @@
-"""Rows of history: pure functions of what is on disk, so that recovery writes the row the loop would have written."""
+"""Builds rows of history.jsonl as pure functions of files on disk, so that recovery and loop write equal rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoqec.store.layout import path_in_run
 from autoqec.store.run_state import Attempt
 
 _FOLLOW_UP_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "autoqec:follow-up")
-_ABORTED = "the round was lost: the process died before it was recorded"
+_ABORTED = "the round was aborted: the process died before it was recorded"
 
 
 def build_row(
@@ -35,12 +35,21 @@ def build_row(
     commit_sha: str | None = None,
     finished_at: datetime | None = None,
 ) -> HistoryRow:
-    """The row of a round that came to its end.
+    """Return the row of a finished round.
 
-    metrics: what the Runner wrote; or, where the round ended before it (a conflict, a refused edit, a reply that was
-    none), a status and its reason. config: the round directory's config.yaml; without it the planned one counts.
-    unjudged: why the judge could say nothing of a candidate. branch, commit_sha: the pointer's, unless there is none.
-    finished_at: of a round that ended before it was measured, which no line on disk tells; else the last recorded step.
+    Args:
+        attempt: The lines of the attempt in attempts.jsonl.
+        metrics: What the Runner wrote; for a round that ended earlier (merge conflict, rejected edit, invalid reply),
+            a status and its reason.
+        pointer: The pointer committed on the branch.
+        report: The verification report of a candidate.
+        config: The content of config.yaml in the round directory; by default the planned config.
+        sandbox: The sandbox backend of the measurement; a report takes precedence.
+        unverified_reason: Why a candidate was not verified.
+        conflicting_files: Files that a composition could not merge.
+        branch: The branch, if there is no pointer.
+        commit_sha: The code commit, if there is no pointer.
+        finished_at: The end of a round that was not measured; by default the time of the last recorded step.
     """
     planned, analyst = attempt.planned, attempt.nominated.analyst if attempt.nominated else None
     nomination: dict[str, Any] = {
@@ -71,7 +80,7 @@ def build_row(
 
 
 def aborted_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str | None = None, why: str) -> HistoryRow:
-    """The row of an attempt that recovery closed: no metrics, no verdict."""
+    """Return the row of an attempt that recovery closed: without metrics and verdict."""
     return HistoryRow(
         status="orphaned_branch",
         status_reason=why,
@@ -86,10 +95,10 @@ def aborted_row(attempt: Attempt, *, branch: str | None = None, commit_sha: str 
 
 
 def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
-    """The row of a branch whose write-ahead line is gone: its pointer still tells the attempt."""
+    """Return the row of a branch whose line in attempts.jsonl is lost; its pointer names the attempt."""
     return HistoryRow(
         status="orphaned_branch",
-        status_reason="the branch's pointer names an attempt that attempts.jsonl does not hold",
+        status_reason="the pointer on the branch names an attempt that attempts.jsonl does not contain",
         verdict="ignore",
         round=pointer.round_idx,
         round_attempt_id=pointer.round_attempt_id,
@@ -103,7 +112,7 @@ def unrecorded_row(pointer: Pointer, *, branch: str) -> HistoryRow:
 
 
 def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its commit stays pinned") -> HistoryRow:
-    """The follow-up row of a round whose branch was deleted."""
+    """Return the follow-up row of a round whose branch was deleted."""
     return HistoryRow(
         status="branch_manually_deleted",
         status_reason=f"branch {row.branch} {why}",
@@ -123,7 +132,7 @@ def deleted_row(row: HistoryRow, attempt_id: str, *, why: str = "is gone; its co
 
 
 def restored_row(full_row: HistoryRow, attempt_id: str) -> HistoryRow:
-    """The follow-up row of a quarantined round that the user restored; it counts as nominated."""
+    """Return the follow-up row of a quarantined round that the user restored; it counts as nominated."""
     follow_up = {
         "round_attempt_id": None,
         "reconcile_id": str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/adopted")),
@@ -134,7 +143,7 @@ def restored_row(full_row: HistoryRow, attempt_id: str) -> HistoryRow:
 
 
 def verified_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> HistoryRow:
-    """The follow-up row of a round that was verified after it was recorded."""
+    """Return the follow-up row of a round that was verified after it was recorded."""
     follow_up = {
         "round_attempt_id": None,
         "reconcile_id": str(uuid.uuid5(_FOLLOW_UP_NAMESPACE, f"{attempt_id}/judged")),
@@ -147,7 +156,7 @@ def verified_row(row: HistoryRow, attempt_id: str, report: VerifyReport) -> Hist
 
 
 def _paths(number: int, metrics: RoundMetrics) -> dict[str, Any]:
-    """metrics.json names its files absolutely; a row must outlive a move of the repository."""
+    """Return the paths in metrics.json, which are absolute, relative to the run: the repository may be moved."""
     return {name: path_in_run(number, getattr(metrics, name)) for name in ("checkpoint_path", "training_log_path")}
 
 
@@ -157,13 +166,13 @@ def _timing(
     report: VerifyReport | None = None,
     finished_at: datetime | None = None,
 ) -> dict[str, Any]:
-    """Start, end and phases, from times on disk alone: recovery, which may come days later, finds the same ones."""
-    planned, nominated, charged = attempt.planned, attempt.nominated, attempt.charged
+    """Return start, end and phases from times on disk only, so that a later recovery finds the same values."""
+    planned, nominated, test = attempt.planned, attempt.nominated, attempt.registered_test
     measured = metrics.measurement_finished_at if metrics else None
     began = metrics.measurement_started_at if metrics else None
-    judged = report.finished_at if report else None
-    written = [line.at for line in (planned, nominated, charged) if line is not None]
-    steps = [attempt.at, *written, measured, judged]
+    verified = report.finished_at if report else None
+    written = [line.at for line in (planned, nominated, test) if line is not None]
+    steps = [attempt.at, *written, measured, verified]
     return {
         "started_at": attempt.at,
         "finished_at": finished_at or max((time for time in steps if time is not None), default=None),

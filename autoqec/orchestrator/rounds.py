@@ -1,6 +1,6 @@
 """The steps of one round: start (proposal, branch), measure (Runner), finish (nomination, verification, row).
 
-Every step leaves on disk what the next one needs; recovery reads the same files.
+Every step writes to disk what the next one needs; recovery reads the same files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from autoqec.system.git import MergeConflictError, RefUpdate
 
 @dataclass(frozen=True)
 class StartedRound:
-    """A round under way. row: it ended before there was anything to measure, and is recorded already."""
+    """A started round; `row` is set if it ended before the measurement and is recorded already."""
 
     attempt: Attempt
     commit_sha: str | None = None
@@ -52,12 +52,13 @@ class StartedRound:
 
     @property
     def planned(self) -> Planned:
+        """The plan of the attempt."""
         assert self.attempt.planned is not None
         return self.attempt.planned
 
 
 def start_round(run: Run, on_event: OnEvent) -> StartedRound:
-    """Begin an attempt and bring its branch to the code commit."""
+    """Start an attempt: ask for a proposal, create the branch and commit the code."""
     history = run.memory.history
     number = run.memory.next_round()
     begun = Begun(round_attempt_id=str(uuid.uuid4()), round=number, at=utc_now())
@@ -91,10 +92,10 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
 
 
 def runner_config(run: Run, opened: StartedRound) -> RunnerConfig:
-    """What the Runner is given; the config is what the branch says."""
+    """Return the Runner's input for a started round; the config is the one on the branch."""
     planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
     parents = _parent_rounds(run, parent_branches(planned.fork_from))
-    deltas = [one.row.delta_ler for one in parents if one.row.delta_ler is not None]
+    deltas = [parent.row.delta_ler for parent in parents if parent.row.delta_ler is not None]
     return RunnerConfig(
         env_yaml=run.env_text,
         predecoder_config=_branch_config(place),
@@ -110,7 +111,7 @@ def runner_config(run: Run, opened: StartedRound) -> RunnerConfig:
         fork_from=planned.fork_from,
         compose_mode=planned.compose_mode,
         round_attempt_id=opened.attempt.id,
-        # Of a composition's parents, the better one is what it has to beat.
+        # A composition has to beat the better one of its parents.
         parent_delta_ler=max(deltas, default=None),
         parent_checkpoint=_parent_weights(run, parents[0]) if parents else None,
         threads=run.threads,
@@ -118,13 +119,13 @@ def runner_config(run: Run, opened: StartedRound) -> RunnerConfig:
 
 
 def _parent_weights(run: Run, parent: RoundState) -> str | None:
-    """The parent's checkpoint; None if `autoqec gc` removed it, which only matters to rounds that start from it."""
+    """Return the parent's checkpoint; None if `autoqec gc` removed it, which only affects rounds that start from it."""
     path = run.layout.stored(parent.row.checkpoint_path)
     return None if path is None else str(path)
 
 
 def under_way(run: Run) -> list[tuple[StartedRound, JobOrder]]:
-    """Rounds that recovery left to their cluster's job, in the order in which they began."""
+    """Return the rounds that a job of a cluster still measures, in the order in which they started."""
     closed, attempts = run.memory.state.rounds, run.memory.attempt_state.attempts
     open_attempts = [attempt for attempt in attempts.values() if attempt.id not in closed]
     orders = [(attempt, read_job_order(run.layout.round(attempt.round), attempt.id)) for attempt in open_attempts]
@@ -132,7 +133,7 @@ def under_way(run: Run) -> list[tuple[StartedRound, JobOrder]]:
 
 
 def reject_round(run: Run, opened: StartedRound, why: str, on_event: OnEvent) -> HistoryRow:
-    """Close a round that could not be measured: it counts for nothing, and its branch is quarantined."""
+    """Close a round that could not be measured and quarantine its branch. It does not count as a finished round."""
     row = _reject_edit(run, opened.attempt, RoundError("orphaned_branch", why), on_event).row
     assert row is not None
     return row
@@ -141,26 +142,27 @@ def reject_round(run: Run, opened: StartedRound, why: str, on_event: OnEvent) ->
 def require_sandbox(modules_dir: Path) -> None:
     """Raise RoundError if a branch changes code, no sandbox works here, and the user did not opt out of it."""
     if sandbox.probe() == "none" and not worktree.is_config_only(modules_dir) and not sandbox.opted_out():
-        what = "the branch changes code, and no sandbox runs here"
+        what = "the branch changes code, and no sandbox works on this machine"
         hint = (
-            f"{sandbox.INSTALL} (or {sandbox.OPT_OUT_VARIABLE}=1 to run it with all your rights, never to be VERIFIED)"
+            f"{sandbox.INSTALL}; {sandbox.OPT_OUT_VARIABLE}=1 runs the code with all your permissions, but then the "
+            "round cannot be VERIFIED"
         )
         raise RoundError("killed_by_safety", what, hint=hint)
 
 
 def _branch_config(place: Path) -> dict[str, Any]:
-    """The config of a checked-out branch. RoundError where a merge or an edit left none."""
+    """Return the config of a checked-out branch. Raises RoundError if a merge or an edit left none."""
     try:
         config = files.load_yaml(files.read_text(place / EDITABLE_CONFIG), location=EDITABLE_CONFIG)
     except UsageError as error:
         raise RoundError("compile_error", str(error)) from error
     if not isinstance(config, dict):
-        raise RoundError("compile_error", f"{EDITABLE_CONFIG} holds no config")
+        raise RoundError("compile_error", f"{EDITABLE_CONFIG} is not a mapping")
     return config
 
 
 def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event: OnEvent) -> HistoryRow:
-    """Commit the pointer, nominate, verify, write row, views and pin; remove the worktree and keep the branch."""
+    """Commit the pointer, nominate, verify, write row, views and pin; remove the worktree but not the branch."""
     attempt, number = opened.attempt, opened.attempt.round
     failpoint("measured")
     on_event(RoundMeasured(round=number, phase="recording", metrics=metrics))
@@ -178,7 +180,7 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
             modules_dir = run.layout.worktree(opened.planned.branch) / EDITABLE_MODULES
             if not modules_dir.is_dir():
                 hint = f"autoqec verify {layout.dir}"
-                raise UsageError("its worktree was removed under way", location=str(modules_dir), hint=hint)
+                raise UsageError("the worktree was removed during the round", location=str(modules_dir), hint=hint)
             candidate = Candidate(number, attempt.id, opened.planned.branch, opened.commit_sha, metrics, modules_dir)
             report = verify_candidate(run.memory, run.info, candidate, run.read_secret(), on_event)
         except (ContractError, UsageError, InfrastructureError) as error:
@@ -204,14 +206,14 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
 
 
 def _plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]]:
-    """What the round is to be: the proposal, the edits, the commits to merge in. RoundError for one that cannot be."""
+    """Return the plan of the round, its edits and the commits to merge. Raises RoundError for an invalid reply."""
     view = run.memory.l2_for_ideator(run.env, run.baseline_config, inputs=run.inputs)
     try:
         proposal = _apply_pins(run, run.roles.ideator(view) or search("tpe")(view))
     except ContractError as error:
         raise RoundError("compile_error", f"the ideator's reply: {error}") from error
     failpoint("ideated")
-    bases = [_base_commit(run, one) for one in _parent_rounds(run, parent_branches(proposal.fork_from))]
+    bases = [_base_commit(run, parent) for parent in _parent_rounds(run, parent_branches(proposal.fork_from))]
     try:
         edits = _request_edits(run, proposal, bases)
     except ContractError as error:
@@ -254,13 +256,13 @@ def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> Cod
         return response
     # The Coder changed a pinned value: the config file is written again, its code stays.
     edits = coder.code(view.model_copy(update={"proposal": config})).edits
-    others = (edit for edit in response.edits if edit.path not in {one.path for one in edits})
+    rewritten = {edit.path for edit in edits}
+    others = (edit for edit in response.edits if edit.path not in rewritten)
     return response.model_copy(update={"dsl_config": config, "edits": (*edits, *others)})
 
 
 def _apply_pins(run: Run, proposal: IdeatorResponse) -> IdeatorResponse:
-    """The proposal under the run's pins, whoever made it; its source says so. ContractError where they do not go
-    together."""
+    """Return the proposal with the run's pins applied and named in its source. Raises ContractError on a conflict."""
     if not run.info.pins:
         return proposal
     source = f"{proposal.source}; pinned {format_pins(run.info.pins)}"[:200]
@@ -268,19 +270,18 @@ def _apply_pins(run: Run, proposal: IdeatorResponse) -> IdeatorResponse:
 
 
 def _parent_rounds(run: Run, branches: tuple[str, ...]) -> list[RoundState]:
-    """The recorded rounds of these branches, in this order. RoundError for one that cannot be forked."""
+    """Return the recorded rounds of these branches, in this order. Raises RoundError for one that cannot be forked."""
     recorded = run.memory.state.by_branch(branches)
     for branch in branches:
         if branch not in recorded or recorded[branch].row.commit_sha is None:
-            raise RoundError("compile_error", f"`fork_from` names {branch}, which is no recorded branch of this run")
+            raise RoundError("compile_error", f"`fork_from` names {branch}, which is not a recorded branch of this run")
     return [recorded[branch] for branch in branches]
 
 
-def _base_commit(run: Run, one: RoundState) -> str:
-    """The commit to fork from: the recorded pointer commit, whatever was committed on the branch since."""
-    sha = str(one.row.commit_sha)
-    apply_pins = run.repo.refs(run.layout.pin(one.attempt_id)).values()
-    return next(iter(apply_pins), sha)
+def _base_commit(run: Run, parent: RoundState) -> str:
+    """Return the commit to fork from: the pinned one, regardless of later commits on the branch."""
+    pinned = run.repo.refs(run.layout.pin(parent.attempt_id)).values()
+    return next(iter(pinned), str(parent.row.commit_sha))
 
 
 def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMetrics) -> AnalystResponse:
@@ -296,7 +297,7 @@ def _nominate(run: Run, layout: RoundLayout, planned: Planned, metrics: RoundMet
 
 
 def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip: str) -> Pointer:
-    """The pointer as committed, so that changes to the worktree do not matter."""
+    """Return the pointer as committed, so that changes to the worktree do not matter."""
     from autoqec.runner.pointer import read_pointer
 
     name = pointer_on_branch(layout.round)
@@ -306,7 +307,7 @@ def _read_committed_pointer(run: Run, layout: RoundLayout, planned: Planned, tip
 
 
 def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
-    """The commit point, and the views that follow from it."""
+    """Append the row, which is the commit point of the round, and update the views."""
     run.memory.append_round(row)
     failpoint("row_appended")
     run.memory.update_views(row)
@@ -315,7 +316,7 @@ def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
 
 
 def _end_early(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason: str, **more: Any) -> StartedRound:
-    """A round that came to its end before it could be measured."""
+    """Record a round that ended before it could be measured."""
     metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason})
     on_event(RoundEnded(round=attempt.round, status=metrics.status, status_reason=reason))
     row = round_recorder.build_row(attempt, metrics, finished_at=utc_now(), **more)
@@ -331,9 +332,9 @@ def _reject_edit(run: Run, attempt: Attempt, failure: RoundError, on_event: OnEv
     place: dict[str, Any] = {}
     if sha is not None:
         worktree.salvage_and_remove_worktree(run.repo, run.layout, run.layout.worktree(branch))
-        # A branch that someone has checked out meanwhile keeps its name; recovery deletes it later.
-        kept = branch in run.repo.checked_out_branches()
-        updates = [] if kept else [RefUpdate(f"refs/heads/{branch}", None, sha)]
+        # A branch that is checked out elsewhere keeps its name; recovery deletes it later.
+        in_use = branch in run.repo.checked_out_branches()
+        updates = [] if in_use else [RefUpdate(f"refs/heads/{branch}", None, sha)]
         if sha != planned.base_sha:
             quarantine_branch = quarantine_branch_of(branch)
             updates += [

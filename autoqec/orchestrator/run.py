@@ -1,4 +1,4 @@
-"""A run: started or resumed, and held by this process until it is closed."""
+"""Starts or resumes a run, which this process then holds until it closes it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from autoqec.store.layout import RUN_ID, RunLayout
 from autoqec.system import machine
 from autoqec.system.git import Repo
 
-# Ideators without a language model, by name; what they need is imported when one is asked for.
+# Ideators without a language model, by name; their modules are imported on demand.
 BUILTIN_IDEATORS = {
     "tpe": "autoqec.ideators.tpe",
     "random": "autoqec.ideators.random",
@@ -49,9 +49,13 @@ BUILTIN_IDEATORS = {
 
 @dataclass(frozen=True)
 class Roles:
-    """The roles of a run. One that returns None leaves the round to its counterpart without a language model.
+    """The roles of a run. If one returns None, its counterpart without a language model takes over for the round.
 
-    open_surface: The Coder sees the files of the editable modules and may edit them, not only the config.
+    Attributes:
+        ideator: Proposes the config of a round.
+        coder: Turns a proposal into file edits.
+        analyst: Summarizes a measured round and nominates it for verification.
+        open_surface: Whether the Coder sees and may edit the editable modules, not only the config.
     """
 
     ideator: Callable[[IdeatorView], IdeatorResponse | None]
@@ -61,7 +65,7 @@ class Roles:
 
 
 def search(name: str) -> Callable[[IdeatorView], IdeatorResponse]:
-    """Return an ideator without a language model. Raises UsageError with the known names."""
+    """Return the ideator of a name in `BUILTIN_IDEATORS`. Raises UsageError for an unknown name."""
     if name not in BUILTIN_IDEATORS:
         raise UsageError(
             f"unknown ideator {name!r}", location="--ideator", hint=f"one of {', '.join(BUILTIN_IDEATORS)}"
@@ -72,14 +76,14 @@ def search(name: str) -> Callable[[IdeatorView], IdeatorResponse]:
 
 @dataclass
 class RunContext:
-    """An opened run without its roles. Everything but `threads` is on disk.
+    """An opened run without its roles. Everything except `threads` is on disk.
 
     Attributes:
         baseline_config: The config of the baseline commit.
-        inputs: What a predecoder of this env can read.
-        threads: Of each Runner child; results depend on it in their last digits.
-        notes: What the user should be told.
-        held: Closes what this process holds of the run.
+        inputs: The detectors that a predecoder of this env can read.
+        threads: Threads of each Runner child; results depend on the number in their last digits.
+        notes: Messages for the user.
+        held: Releases the run when it is closed.
     """
 
     repo: Repo
@@ -95,23 +99,23 @@ class RunContext:
     held: ExitStack
 
     def read_secret(self) -> bytes:
-        """Return the verifier's secret; it is read where it is needed and kept nowhere."""
+        """Return the verifier's secret; it is read on demand and not kept in memory."""
         return read_secret(self.layout, self.info)
 
     def round_seed(self, number: int) -> int:
-        """Return the Runner's seed of a round, a function of the run's seed and the round's number."""
+        """Return the Runner's seed of a round, a function of the run's seed and the round number."""
         text = f"autoqec/round-seed/{self.info.seed}/{number}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
 
 
 @dataclass
 class Run(RunContext):
-    """A run that this process holds; as a context manager it gives the run up at the end."""
+    """A run that this process holds; a context manager that releases it at the end."""
 
     roles: Roles
 
     def close(self) -> None:
-        """Give the run up."""
+        """Release the run."""
         self.held.close()
 
     def __enter__(self) -> Self:
@@ -123,7 +127,7 @@ class Run(RunContext):
         self.held.__exit__(kind, error, trace)
 
 
-# Roles that need the opened run, such as those that book their calls in its directory, are built by a function.
+# Builds roles that need the opened run, such as those that record their calls in its directory.
 RolesFactory = Callable[[RunContext], Roles]
 
 
@@ -146,18 +150,21 @@ def start_run(
     Args:
         env_path: The env file.
         repo: A directory of the repository.
-        profile: How much a round trains and the verifier draws.
-        seed: Of the proposals and of the rounds.
-        ideator: Its name in run.json; without `roles` one of `BUILTIN_IDEATORS`.
-        secret_file: The verifier's secret, for tests and replays; without one, 32 random bytes.
+        profile: The amount of training and verification per round.
+        seed: Seed of the proposals and rounds.
+        ideator: Name in run.json; without `roles` one of `BUILTIN_IDEATORS`.
+        secret_file: File with the verifier's secret, for tests and replays; by default 32 random bytes.
         roles: The roles, or a function that builds them for the opened run.
-        threads: Of each Runner child.
-        pins: DSL values that every proposal holds.
-        settings: What a resume inherits.
-        command_line: For the record.
+        threads: Threads of each Runner child.
+        pins: DSL values that every proposal must have.
+        settings: Settings that a resume inherits.
+        command_line: Recorded in run.json.
+
+    Returns:
+        The run, held by this process.
 
     Raises:
-        UsageError: Something is wrong with the arguments or the repository; nothing was written.
+        UsageError: An argument or the repository is not usable; nothing was written.
     """
     held_pins = validate_pins(pins or {})
     start = check_start(env_path, repo, profile, secret_file=secret_file)
@@ -197,16 +204,27 @@ def resume_run(
     threads: int = 1,
     on_event: OnEvent | None = None,
 ) -> Run:
-    """Open an earlier run and bring its files and branches in line with its history first. The caller closes it.
+    """Resume a run after recovery has made its files and branches match its history. The caller closes it.
+
+    Args:
+        run_id: The run.
+        repo: A directory of the repository.
+        roles: The roles, or a function that builds them; by default those of the ideator in run.json.
+        threads: Threads of each Runner child.
+        on_event: Receives the events of recovery.
+
+    Returns:
+        The run, held by this process.
 
     Raises:
-        UsageError: There is no such run, another process holds it, or it is closed.
-        ManualInterventionRequired: What the run fixed at its start has changed, or recovery needs a decision.
+        UsageError: The run does not exist, another process holds it, or it is closed.
+        ManualInterventionRequired: Env, secret, baseline or code have changed since the start of the run, or recovery
+            needs a decision of the user.
     """
     workspace = Repo.discover(repo)
     layout = RunLayout(workspace.root, run_id)
     if not RUN_ID.match(run_id) or not layout.root.is_dir():
-        raise UsageError("there is no such run here", location=f"run {run_id}", hint="autoqec show")
+        raise UsageError("run not found in this repository", location=f"run {run_id}", hint="autoqec show")
     info = History(layout).info()
     require_own_directory(layout, info)
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
@@ -236,7 +254,7 @@ def _open(
     roles: Roles | RolesFactory,
     threads: int,
 ) -> Run:
-    """Take hold of the run, then build its roles."""
+    """Take the lock of the run, then build its roles."""
     memory, notes, held = RunMemory(layout.root), list[str](), ExitStack()
     info = memory.history.info()
     context = RunContext(repo, layout, info, env, env_text, baseline_config, inputs, threads, memory, notes, held)
@@ -244,7 +262,7 @@ def _open(
     if owner.warning:
         notes.append(owner.warning)
     if owner.killed_pids:
-        notes.append(f"ended {len(owner.killed_pids)} processes that an earlier start had left")
+        notes.append(f"ended {len(owner.killed_pids)} leftover processes of an earlier start")
     try:
         return Run(**vars(context), roles=roles if isinstance(roles, Roles) else roles(context))
     except BaseException:

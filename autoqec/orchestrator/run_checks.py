@@ -1,4 +1,4 @@
-"""Checks before a run starts or is resumed: everything that can be found wrong while nothing is written yet."""
+"""Checks before a run starts or is resumed; they write nothing."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from autoqec.system.git import Repo, preflight
 
 @dataclass(frozen=True)
 class StartCheck:
-    """What a run would start from; nothing is written yet.
+    """The checked inputs of a new run.
 
     Attributes:
-        env_text: The env file with its circuit files included, as the run keeps it.
+        env_text: The env file with its circuit files included, as the run stores it.
         baseline: The commit that rounds fork from.
         baseline_config: The config of that commit's editable modules.
-        inputs: What a predecoder of this env can read.
-        notes: What the user should be told.
+        inputs: The detectors that a predecoder of this env can read.
+        notes: Messages for the user.
     """
 
     repo: Repo
@@ -54,7 +54,7 @@ def check_start(
         secret_file: See `secret.new_secret`.
 
     Raises:
-        UsageError: Names what is wrong.
+        UsageError: A check failed; names which.
     """
     env, env_text = files.load_env(env_path)
     if profile not in PROFILES:
@@ -67,7 +67,7 @@ def check_start(
     check_workspace(workspace)
     secret = new_secret(secret_file)
     inputs = readable_inputs(env)
-    message = f"HEAD is detached: the baseline is commit {baseline[:12]}, and no branch of yours is touched"
+    message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
     notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
     return StartCheck(workspace, env, env_text, baseline, baseline_config, inputs, secret, notes)
@@ -85,7 +85,7 @@ def check_resume(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) ->
     check_workspace(repo)
     was, now = info.env_yaml_sha256, sha256_bytes(env_text.encode())
     if was != now:
-        message = f"the run's env is not the one it began with: SHA-256 was {was}, is {now}"
+        message = f"the env has changed: its SHA-256 is {now}, at the start of the run {was}"
         raise ManualInterventionRequired(message, location=str(layout.env), hint=f"restore {layout.env}")
     if repo.rev_parse(info.baseline_sha) is None:
         message = f"git no longer has the baseline commit {info.baseline_sha}"
@@ -100,10 +100,10 @@ def check_workspace(repo: Repo) -> None:
 
 
 def baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:
-    """Return the config of a commit's editable modules. Raises UsageError if it has none, or an invalid one."""
+    """Return the config of a commit's editable modules. Raises UsageError if it is missing or invalid."""
     data = repo.show_file(commit, EDITABLE_CONFIG)
     if data is None:
-        hint = "`autoqec init DIR` creates a repository that has them"
+        hint = "`autoqec init DIR` creates a repository with editable modules"
         raise UsageError(f"commit {commit[:12]} has no editable modules: {EDITABLE_CONFIG} is missing", hint=hint)
     config = files.load_yaml(data.decode("utf-8", "replace"), location=EDITABLE_CONFIG)
     try:
@@ -132,31 +132,30 @@ def code_change(info: RunInfo) -> str | None:
     """Compare the installed code with the code that the run began with.
 
     Returns:
-        A note if code changed that cannot change a result, or if an earlier version started the run: its one hash over
-        the whole package changes with every version, so it cannot tell what changed. None if nothing changed.
+        A note if code changed that cannot change a result, or if an earlier version started the run: version 1 stored
+        one hash of the whole package, which does not show what changed. None if nothing changed.
 
     Raises:
-        ManualInterventionRequired: if code changed that can change a result, so that old and new rounds would not be
-        comparable.
+        ManualInterventionRequired: Code changed that can change a result, so old and new rounds are not comparable.
     """
     if info.package_sha256 is None:
-        return "an earlier version of AutoQEC started this run; its new rounds are measured by the installed version"
+        return "an earlier version of AutoQEC started this run; the installed version measures the new rounds"
     if info.code_sha256 != machine.code_sha256():
         raise ManualInterventionRequired(
-            f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) differs from the code that the run "
-            "began with, so its old and new rounds would not be comparable",
+            f"code that can change results ({', '.join(machine.RESULT_PACKAGES)}) has changed since the start of the "
+            "run, so its old and new rounds would not be comparable",
             location=info.run_id,
             hint="check out or install the version that started it, or start a new run",
         )
     if info.package_sha256 != machine.package_sha256():
-        return "code that cannot change results differs from the code that the run began with"
+        return "code that cannot change results has changed since the start of the run"
     return None
 
 
 def _require_clean(repo: Repo) -> None:
     dirty = repo.dirty_paths(EDITABLE_MODULES)
     if dirty:
-        what = f"the editable modules have changes that are not committed: {', '.join(dirty[:3])}"
+        what = f"the editable modules have uncommitted changes: {', '.join(dirty[:3])}"
         raise UsageError(
             what, location=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash"
         )

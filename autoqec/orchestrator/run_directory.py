@@ -1,4 +1,4 @@
-"""Creates the directory of a run, completely or not at all, and finds what is left of deleted ones."""
+"""Creates run directories atomically, and finds branches and pins of runs whose directory was deleted."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PREFIXES = ("refs/heads/exp/", "refs/heads/quarantine/", "refs/autoqec/pin/")
 
 
 def create_run_directory(root: Path, fill: Callable[[RunLayout, str], None]) -> RunLayout:
-    """Create the directory of a new run under `runs/`; a process that dies in between leaves no run.
+    """Create the directory of a new run under `runs/` atomically.
 
     Args:
         root: The repository's top level.
-        fill: Writes the run's first files, given the layout of a directory under a temporary name and the run's id.
+        fill: Writes the first files of the run; its arguments are the layout under a temporary name and the run id.
 
     Returns:
-        The layout of the finished directory. Its id is the UTC time, with `-2`, `-3`, … for runs of the same second.
+        The layout of the directory. The run id is the UTC time, with `-2`, `-3`, … for runs of the same second.
 
     Raises:
-        StorageError: A file cannot be written; nothing of the run is left.
+        StorageError: A file cannot be written; no part of the run remains.
     """
     atomic.make_dir(runs_dir(root))
     _protect(runs_dir(root))
@@ -49,7 +49,7 @@ def create_run_directory(root: Path, fill: Callable[[RunLayout, str], None]) -> 
 def _fill(root: Path, run_id: str, partial: RunLayout, fill: Callable[[RunLayout, str], None]) -> RunLayout:
     layout = RunLayout(root, run_id)
     try:
-        with run_lock.lock_run(partial.root):  # another start removes partial directories that nobody holds
+        with run_lock.lock_run(partial.root):  # another start removes partial directories that are not locked
             fill(partial, run_id)
             atomic.fsync_dir(partial.root)
             with atomic.storage_errors(layout.root):
@@ -62,7 +62,7 @@ def _fill(root: Path, run_id: str, partial: RunLayout, fill: Callable[[RunLayout
 
 
 def _protect(directory: Path) -> None:
-    """Keep `git add -A` from staging runs: each holds the secret that its verification depends on."""
+    """Keep `git add -A` from staging runs: each contains the secret that its verification depends on."""
     ignore_file = directory / ".gitignore"
     if not ignore_file.exists():
         atomic.write_text(ignore_file, "# AutoQEC: a run's secret must never be committed\n*\n")
@@ -76,21 +76,21 @@ def _remove_partial(root: Path) -> None:
 
 @dataclass(frozen=True)
 class DeletedRun:
-    """A run whose directory is gone while git still has its refs, as `git clean -fdX` leaves it. refs: name -> sha."""
+    """A run of which only the git refs remain, for example after `git clean -fdX`; `refs` maps names to commits."""
 
     run_id: str
     refs: dict[str, str]
 
     @property
     def message(self) -> str:
-        """What is left, for people."""
+        """Description for the user."""
         branches = sum(ref.startswith("refs/heads/") for ref in self.refs)
         left = f"{branches} branches and {len(self.refs) - branches} pins remain in git"
-        return f"its directory runs/{self.run_id} is gone, history and secret with it (git clean?); {left}"
+        return f"the directory runs/{self.run_id} with history and secret was deleted (git clean?); {left}"
 
 
 def find_deleted_runs(repo: Repo) -> list[DeletedRun]:
-    """Return the runs of which only branches and pins are left, oldest first."""
+    """Return the runs of which only branches and pins remain, oldest first."""
     refs: dict[str, dict[str, str]] = {}
     for prefix in _PREFIXES:
         for ref, sha in repo.refs(prefix).items():
@@ -101,10 +101,10 @@ def find_deleted_runs(repo: Repo) -> list[DeletedRun]:
 
 
 def remove_deleted_run(repo: Repo, run: DeletedRun) -> list[str]:
-    """Delete the refs of a deleted run, and its worktrees; returns the refs. Branches that are checked out stay."""
+    """Delete refs and worktrees of a deleted run, except checked-out branches; return the deleted refs."""
     worktrees = RunLayout(repo.root, run.run_id).worktree("any").parent
     prefix = f"exp-{run.run_id}-"
-    names = {found.path.name for found in repo.worktrees()} | {path.name for path in worktrees.glob(f"{prefix}*")}
+    names = {entry.path.name for entry in repo.worktrees()} | {path.name for path in worktrees.glob(f"{prefix}*")}
     for name in sorted(names):
         if name.startswith(prefix):
             repo.worktree_remove(worktrees / name)

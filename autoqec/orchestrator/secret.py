@@ -22,7 +22,7 @@ def new_secret(path: Path | str | None = None) -> bytes:
     """Return the secret of a new run.
 
     Args:
-        path: A file that holds it, for tests and replays; without one, 32 random bytes.
+        path: A file with the secret, for tests and replays; by default 32 random bytes.
 
     Raises:
         UsageError: The file cannot be read, is not a regular file, or is too short or too large.
@@ -46,7 +46,7 @@ def new_secret(path: Path | str | None = None) -> bytes:
 
 
 def is_closed(layout: RunLayout) -> bool:
-    """Return whether the run's secret is published, so that no further round may be verified with it."""
+    """Return whether the run is closed: its secret is published, so no further round may be verified with it."""
     return layout.secret_hex.exists()
 
 
@@ -55,7 +55,7 @@ def read_secret(layout: RunLayout, info: RunInfo) -> bytes:
 
     Raises:
         UsageError: The run is closed.
-        ManualInterventionRequired: The secret is lost, or is not the one that the run is committed to.
+        ManualInterventionRequired: The secret is lost, or its hash is not the one in run.json.
     """
     if is_closed(layout):
         raise UsageError("the run is closed: its secret is published", location=info.run_id, hint="start a new run")
@@ -63,7 +63,7 @@ def read_secret(layout: RunLayout, info: RunInfo) -> bytes:
     with suppress(OSError):
         secret = layout.secret.read_bytes()
     if secret is None:
-        what = "the run's secret is lost: the file is missing or cannot be read, so no round of it can be verified"
+        what = "the run's secret is missing or cannot be read, so its rounds cannot be verified"
         hint = (
             f"restore {layout.secret} from a backup; without it `autoqec show`, `report`, `export` and `package-run` "
             f"still work on {info.run_id}, and a new run can continue from its branches"
@@ -77,13 +77,13 @@ def read_published_secret(layout: RunLayout, info: RunInfo | None = None) -> byt
     """Return the secret of a closed run.
 
     Raises:
-        UsageError: It is missing, or not the one that the run is committed to.
+        UsageError: The secret is missing, or its hash is not the one in run.json.
     """
     secret = b""
     with suppress(OSError, ValueError):
         secret = bytes.fromhex(layout.secret_hex.read_text(encoding="utf-8"))
     if sha256_bytes(secret) != (info or History(layout).info()).secret_sha256:
-        message = "does not hold the secret that the run is committed to"
+        message = "does not contain the secret whose hash is in run.json"
         raise UsageError(message, location=str(layout.secret_hex), hint=f"restore {layout.secret_hex}")
     return secret
 
@@ -91,7 +91,7 @@ def read_published_secret(layout: RunLayout, info: RunInfo | None = None) -> byt
 def require_only_copy(layout: RunLayout) -> None:
     """Raise ManualInterventionRequired if the directory that last used this secret still exists elsewhere.
 
-    A copied repository would draw the same shots as its original; in a moved one the earlier place is gone.
+    A copied repository would sample the same shots as its original; a moved one no longer exists at its old place.
     """
     earlier = run_lock.read(layout.root).get("root")
     if not isinstance(earlier, str) or Path(earlier) == layout.root.resolve():
@@ -108,5 +108,5 @@ def require_only_copy(layout: RunLayout) -> None:
 def _require_committed(layout: RunLayout, info: RunInfo, secret: bytes) -> None:
     if sha256_bytes(secret) != info.secret_sha256:
         was, now = info.secret_sha256, sha256_bytes(secret)
-        message = f"the run's secret is not the one it began with: SHA-256 was {was}, is {now}"
+        message = f"the secret has changed: its SHA-256 is {now}, at the start of the run {was}"
         raise ManualInterventionRequired(message, location=str(layout.secret), hint=f"restore {layout.secret}")

@@ -1,4 +1,4 @@
-"""Verification of one round: the test is registered first, so that it counts whatever becomes of it."""
+"""Verification of one round. The test is registered before it starts, so that it counts even if it is interrupted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_INTERRUPTED_TESTS = 2  # of one round; then only `autoqec verify` tries agai
 
 @dataclass(frozen=True)
 class Candidate:
-    """A measured round as the verifier gets it. modules_dir: its checked-out editable modules."""
+    """A measured round as input of the verifier; `modules_dir` is the checkout of its editable modules."""
 
     number: int
     attempt_id: str
@@ -53,14 +53,15 @@ class Candidate:
 def verify_candidate(
     memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes, on_event: OnEvent
 ) -> VerifyReport:
-    """Register the test, so that it counts whatever becomes of it, and have the candidate verified.
+    """Register the test of a candidate and run the verifier.
 
-    Call while holding the run. If a candidate process is killed, the verification is repeated once, as a test of its
-    own: branch code that kills itself and answers at random would otherwise have two chances at one level.
+    The caller holds the run. If the candidate process is killed, the verification is repeated once as a further
+    registered test: otherwise branch code that kills itself and answers at random would have two chances at one level.
 
     Raises:
-        InfrastructureError: It was killed again.
-        ContractError, UsageError: As the verifier.
+        InfrastructureError: The candidate process was killed twice.
+        ContractError: The files of the round do not belong together.
+        UsageError: A file of the round or its env cannot be used.
     """
     from autoqec.verification import verifier
 
@@ -68,17 +69,17 @@ def verify_candidate(
         request = _place_of_unrecorded_report(memory, candidate, request)
         request = replace(request, expected_artifact=verifier.artifact_sha256(request))
         _register_test(memory, candidate, request)
-        failpoint("charged")
-        on_event(VerificationStarted(round=candidate.number, phase="judging"))
+        failpoint("test_registered")
+        on_event(VerificationStarted(round=candidate.number, phase="verifying"))
         try:
             report = verifier.verify(request, on_event=on_event)
         except InfrastructureError as error:
-            run_log.LOGGER.warning("%s; tried once more", error, extra={"round": candidate.number})
+            run_log.LOGGER.warning("%s; retrying once", error, extra={"round": candidate.number})
             request = replace(request, attempt_index=_next_test_index(memory))
             request = _place_of_unrecorded_report(memory, candidate, request)
             _register_test(memory, candidate, request)
             report = verifier.verify(request, on_event=on_event)
-        failpoint("judged")
+        failpoint("verified")
         return report
 
 
@@ -95,19 +96,19 @@ def _register_test(memory: RunMemory, candidate: Candidate, request: VerifyReque
 
 
 def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> VerifyReport:
-    """Verify a recorded round that has no verdict, with a follow-up row; replay and compare one that has.
+    """Verify a recorded round without a verdict and append a follow-up row, or repeat and compare a verification.
 
     Raises:
-        UsageError: There is nothing to verify, another process holds the run, or it is closed, so that only a replay
-            with the published secret is possible.
-        ContractError: The replay disagrees.
+        UsageError: There is nothing to verify, another process holds the run, or the run is closed, so that only
+            verified rounds can be replayed, with the published secret.
+        ContractError: The replay differs.
         ManualInterventionRequired: The secret is lost, or the run is a copy whose original still exists.
     """
     from autoqec.verification import verifier
 
     with _recorded_candidate(layout, repo, number) as (info, round_state, candidate, secret):
         if round_state.row.verify_verdict is not None:
-            # A lost report is written anew; only to compare with an existing one needs no hold on the run.
+            # A lost report is written again, so the run is held. Comparing with an existing report writes nothing.
             report_missing = not layout.round(number).report_json.exists()
             memory = RunMemory(layout.root)
             with (
@@ -117,8 +118,8 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
                 return verifier.verify(_restore_first_request(memory, round_state, request), on_event=on_event)
         with hold_run(layout):
             memory = RunMemory(layout.root)
-            # The run may have changed before it was held: no round gets a second verdict, and none is derived from a
-            # secret that has been published.
+            # The run may have changed before it was held: a round gets only one verdict, and no verdict may depend on
+            # a published secret.
             if is_closed(layout) or _find_measured_round(memory.history, number).row.verify_verdict is not None:
                 what = "another process verified the round, or closed the run, meanwhile"
                 raise UsageError(what, location=f"round {number}", hint=f"autoqec verify {layout.round(number).dir}")
@@ -126,19 +127,19 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
 
 
 def verify_pending(memory: RunMemory, repo: Repo, on_event: OnEvent) -> list[HistoryRow]:
-    """Verify the nominated rounds whose process died before it could; call while holding the run.
+    """Verify nominated rounds whose process died before their verification. The caller holds the run.
 
-    A round whose verification fails again, or was interrupted before, is left to `autoqec verify`.
+    A round whose verification fails, or was interrupted repeatedly, is left to `autoqec verify`.
 
     Returns:
         The follow-up rows.
     """
-    charged = Counter(line.round_attempt_id for line in memory.attempt_state.charged)
+    n_tests = Counter(line.round_attempt_id for line in memory.attempt_state.registered_tests)
     rows = []
-    for found in memory.state.rounds.values():
-        row = found.row
+    for pending in memory.state.rounds.values():
+        row = pending.row
         is_pending = row.status == "ok" and row.verdict == "candidate" and row.verify_verdict is None
-        if not is_pending or found.gone or charged[found.attempt_id] >= MAX_INTERRUPTED_TESTS:
+        if not is_pending or pending.gone or n_tests[pending.attempt_id] >= MAX_INTERRUPTED_TESTS:
             continue
         try:
             with _recorded_candidate(memory.layout, repo, row.round) as (info, round_state, candidate, secret):
@@ -162,10 +163,10 @@ def _verify_recorded(
 
 
 def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> ReplayResult:
-    """Repeat the verification that a round's report describes and compare; nothing is written.
+    """Repeat the verification that a round's report describes and compare the results; nothing is written.
 
     Raises:
-        UsageError: There is no report.
+        UsageError: The round has no report.
         ContractError: Report, commit, env or artifact do not belong together.
     """
     from autoqec.verification import report, verifier
@@ -173,7 +174,9 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
     place = layout.round(number)
     saved_report = report.read(place)
     if saved_report is None:
-        raise UsageError("there is no report to replay", location=str(place.dir), hint=f"autoqec verify {place.dir}")
+        raise UsageError(
+            "the round has no report to replay", location=str(place.dir), hint=f"autoqec verify {place.dir}"
+        )
     with (
         _recorded_candidate(layout, repo, number) as (info, round_state, candidate, secret),
         _request_with_parents(memory := RunMemory(layout.root), info, candidate, secret) as request,
@@ -194,7 +197,7 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
 def _recorded_candidate(
     layout: RunLayout, repo: Repo, number: int
 ) -> Iterator[tuple[RunInfo, RoundState, Candidate, bytes]]:
-    """A recorded round as the verifier gets it, its editable modules checked out for as long as the context lasts."""
+    """Yield a recorded round as input of the verifier, with its editable modules checked out."""
     history = History(layout)
     info, round_state = history.info(), _find_measured_round(history, number)
     require_own_directory(layout, info)
@@ -206,7 +209,7 @@ def _recorded_candidate(
     if metrics is None:
         raise UsageError("cannot be read", location=str(layout.round(number).metrics), hint=f"restore round {number}")
     row = round_state.row
-    with scratch("surface") as directory:
+    with scratch("modules") as directory:
         modules_dir = directory / "modules"
         repo.extract(str(row.commit_sha), EDITABLE_MODULES, modules_dir)
         candidate = Candidate(number, round_state.attempt_id, row.branch, row.commit_sha, metrics, modules_dir)
@@ -217,7 +220,7 @@ def _find_measured_round(history: History, number: int) -> RoundState:
     for round_state in history.state().rounds.values():
         if round_state.row.round == number and round_state.row.status == "ok" and round_state.row.commit_sha:
             return round_state
-    what = f"round {number} left nothing that could be verified"
+    what = f"round {number} does not exist, or has no result that could be verified"
     raise UsageError(what, location=f"run {history.layout.run_id}", hint=f"autoqec show {history.layout.run_id}")
 
 
@@ -225,7 +228,7 @@ def _find_measured_round(history: History, number: int) -> RoundState:
 def _request_with_parents(
     memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes
 ) -> Iterator[VerifyRequest]:
-    """The verifier's request; a composition's with its parents, checked out for as long as the context lasts."""
+    """Yield the verifier's request; for a composition with its parents, whose modules are checked out."""
     request = _build_request(memory, info, candidate, secret)
     attempt = memory.attempt_state.attempts.get(candidate.attempt_id)
     branches = parent_branches(attempt.planned.fork_from) if attempt and attempt.planned else ()
@@ -236,13 +239,13 @@ def _request_with_parents(
         try:
             parents = tuple(_parent_request(memory, info, branch, secret, directory) for branch in branches)
             request = replace(request, parents=parents)
-        except (ContractError, UsageError, GitError) as error:  # costs the comparison, not the verdict
+        except (ContractError, UsageError, GitError) as error:  # only the comparison is lost, not the verdict
             request = replace(request, no_comparison_reason=error.message)
         yield request
 
 
 def _parent_request(memory: RunMemory, info: RunInfo, branch: str, secret: bytes, directory: Path) -> VerifyRequest:
-    """A parent as it was verified: its own files, its branch's modules, the artifact that its report names."""
+    """Return the request of a parent as it was verified: its files, its modules and the artifact of its report."""
     layout = memory.layout
     round_state = next(
         (round_state for round_state in memory.state.rounds.values() if round_state.row.branch == branch), None
@@ -260,16 +263,16 @@ def _parent_request(memory: RunMemory, info: RunInfo, branch: str, secret: bytes
 
 
 def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secret: bytes) -> VerifyRequest:
-    """The verifier's request, from what is on disk."""
+    """Return the verifier's request, built from the files on disk."""
     from autoqec.verification import verifier
 
     layout, place = memory.layout, memory.layout.round(candidate.number)
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
     if (current_sha256 := sha256_bytes(env_text.encode())) != info.env_yaml_sha256:
-        what = f"the run began on env {info.env_yaml_sha256}, this is {current_sha256}"
+        what = f"the env has changed: its SHA-256 is {current_sha256}, at the start of the run {info.env_yaml_sha256}"
         raise UsageError(what, location=str(layout.env), hint=f"restore {layout.env}")
     share = files.parse_env(env_text, location=str(layout.env)).protocol.shots_share
-    charged = memory.attempt_state.charged
+    tests = memory.attempt_state.registered_tests
     return verifier.VerifyRequest(
         env_text=env_text,
         round=place,
@@ -286,21 +289,25 @@ def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secre
         claimed=candidate.metrics,
         attempt_index=_next_test_index(memory),
         discoveries_before=len(memory.state.verified),
-        tested_artifacts=_earlier_artifacts(charged, candidate.attempt_id, judged=place.report_json.exists()),
+        tested_artifacts=_earlier_artifacts(tests, candidate.attempt_id, verified=place.report_json.exists()),
         shots=layout.shots,
     )
 
 
 def _place_of_unrecorded_report(memory: RunMemory, candidate: Candidate, request: VerifyRequest) -> VerifyRequest:
-    """Return the request at the place of a report that a process left behind when it ended before it wrote the row.
+    """Return the request with the test index of a report whose process died before it wrote the row.
 
-    The report's place counts only if attempts.jsonl registered it for this attempt; it has no more discoveries than
-    there are now.
+    The index is used only if attempts.jsonl registered it for this attempt. The number of earlier discoveries is at
+    most the present one.
     """
     from autoqec.verification import report
 
     saved = report.read(request.round)
-    own = {line.attempt_index for line in memory.attempt_state.charged if line.round_attempt_id == candidate.attempt_id}
+    own = {
+        line.attempt_index
+        for line in memory.attempt_state.registered_tests
+        if line.round_attempt_id == candidate.attempt_id
+    }
     if saved is None or saved.test is None or saved.test.attempt_index not in own:
         return request
     discoveries = min(saved.test.discoveries_before, request.discoveries_before)
@@ -308,36 +315,38 @@ def _place_of_unrecorded_report(memory: RunMemory, candidate: Candidate, request
 
 
 def _next_test_index(memory: RunMemory) -> int:
-    """The place of the next test in the run's error budget; no loss of lines in attempts.jsonl makes it smaller."""
-    charged = memory.attempt_state.charged
-    verified = sum(found.row.verify_verdict is not None for found in memory.state.rounds.values())
-    return max([len(charged), verified, *(line.attempt_index for line in charged)]) + 1
+    """Return the index of the next test in the run's error budget; lost lines of attempts.jsonl do not lower it."""
+    tests = memory.attempt_state.registered_tests
+    n_verdicts = sum(round_state.row.verify_verdict is not None for round_state in memory.state.rounds.values())
+    return max([len(tests), n_verdicts, *(line.attempt_index for line in tests)]) + 1
 
 
 def _restore_first_request(memory: RunMemory, round_state: RoundState, request: VerifyRequest) -> VerifyRequest:
-    """The request as it was when the round got its verdict: a report that was lost since is made again at the same
-    level, whatever the run has verified and found by now."""
-    charged = memory.attempt_state.charged
-    indices = [line.attempt_index for line in charged if line.round_attempt_id == round_state.attempt_id]
+    """Return the request as it was when the round got its verdict.
+
+    A report that was lost since is written again at the same significance level, regardless of later tests.
+    """
+    tests = memory.attempt_state.registered_tests
+    indices = [line.attempt_index for line in tests if line.round_attempt_id == round_state.attempt_id]
     rows = memory.history.rows()
     is_verdict = (
         row.verify_verdict and round_state.attempt_id in (row.round_attempt_id, row.refers_to_attempt) for row in rows
     )
-    before = fold(rows[: next(index for index, judged in enumerate(is_verdict) if judged)])
+    before = fold(rows[: next(index for index, has_verdict in enumerate(is_verdict) if has_verdict)])
     return replace(
         request,
         attempt_index=indices[-1] if indices else request.attempt_index,
         discoveries_before=len(before.verified),
-        tested_artifacts=_earlier_artifacts(charged, round_state.attempt_id, judged=True),
+        tested_artifacts=_earlier_artifacts(tests, round_state.attempt_id, verified=True),
     )
 
 
-def _earlier_artifacts(charged: Sequence[AlphaSpent], attempt_id: str, *, judged: bool) -> dict[str, int]:
-    """Artifact -> round of its first draw, in the order of registered tests: for a verified attempt, up to its last.
+def _earlier_artifacts(tests: Sequence[AlphaSpent], attempt_id: str, *, verified: bool) -> dict[str, int]:
+    """Return the round of the first test of every artifact; for a verified attempt, of tests before its last one.
 
-    A test that was interrupted told nobody anything, so the attempt's own tests are no earlier draws.
+    Interrupted tests of the attempt itself do not count: they revealed nothing.
     """
-    own_indices = [index for index, line in enumerate(charged) if line.round_attempt_id == attempt_id]
-    until = own_indices[-1] if own_indices and judged else len(charged)
-    earlier = [line for line in charged[:until] if line.round_attempt_id != attempt_id]
+    own_indices = [index for index, line in enumerate(tests) if line.round_attempt_id == attempt_id]
+    until = own_indices[-1] if own_indices and verified else len(tests)
+    earlier = [line for line in tests[:until] if line.round_attempt_id != attempt_id]
     return {line.artifact_sha256: line.round for line in reversed(earlier)}

@@ -19,21 +19,32 @@ from autoqec.system.git import GitError, RefUpdate, Repo
 
 TRAILER = "Autoqec-Attempt"
 MAX_FILE_BYTES, MAX_MODULES_BYTES, MAX_FILES = 256 * 1024, 2 * 2**20, 64
-# Names that Python, pytest or git give a meaning of their own fall outside, as does everything hidden.
+# Excludes hidden files and names that Python, pytest or git treat specially.
 _ALLOWED_NAME = re.compile(r"([a-z0-9_]+/){0,2}[a-z0-9_]+\.(py|yaml)")
 _RESERVED_NAMES = ("sitecustomize.py", "usercustomize.py", "conftest.py")
 
 
 def create(repo: Repo, layout: RunLayout, planned: Planned, tips: Sequence[str], edits: CoderResponse) -> str:
-    """Branch and worktree at the fork's tip, compositions merged, the edits committed; returns the code commit.
+    """Create branch and worktree of a round, merge the parents of a composition and commit the edits.
 
-    tips: the other parents of a composition, in order. The attempt's id is the commit's trailer. Raises
-    MergeConflictError (then nothing was made), RoundError where an edit is refused: its branch then still stands.
+    Args:
+        repo: The repository.
+        layout: The run.
+        planned: The plan of the attempt; its id becomes a trailer of the commit.
+        tips: Commits of the further parents of a composition, in order.
+        edits: The Coder's response.
+
+    Returns:
+        The code commit.
+
+    Raises:
+        MergeConflictError: The parents cannot be merged; nothing was created.
+        RoundError: An edit is not allowed; the branch may exist already.
     """
     path, trailers = layout.worktree(planned.branch), {TRAILER: planned.round_attempt_id}
     for edit in edits.edits:
         if problem := edit_problem(edit):
-            raise RoundError("compile_error", f"edit of `{edit.path}` refused: {problem}")
+            raise RoundError("compile_error", f"edit of `{edit.path}` rejected: {problem}")
     if tips:
         repo.merge_tree([planned.base_sha, *tips])
     repo.worktree_add(path, planned.branch, planned.base_sha)
@@ -65,15 +76,16 @@ def check_commit(repo: Repo, base: str, tip: str) -> None:
         elif entry.status == "D":
             problem = None
         elif entry.new_mode != "100644":
-            problem = f"no plain file (mode {entry.new_mode})"
+            problem = f"it is not a regular file (mode {entry.new_mode})"
         else:
             problem = _name_problem(entry.path.removeprefix(f"{EDITABLE_MODULES}/"))
         if problem:
-            raise RoundError("compile_error", f"edit of `{entry.path}` refused: {problem}")
+            raise RoundError("compile_error", f"edit of `{entry.path}` rejected: {problem}")
     files = repo.ls_tree(tip, EDITABLE_MODULES)
     for file in files:
-        if problem := (None if file.regular else f"no plain file (mode {file.mode})") or _size_problem(file.size or 0):
-            raise RoundError("compile_error", f"edit of `{file.path}` refused: {problem}")
+        kind_problem = None if file.regular else f"it is not a regular file (mode {file.mode})"
+        if problem := kind_problem or _size_problem(file.size or 0):
+            raise RoundError("compile_error", f"edit of `{file.path}` rejected: {problem}")
     if len(files) > MAX_FILES or sum(file.size or 0 for file in files) > MAX_MODULES_BYTES:
         raise RoundError(
             "compile_error", f"editable modules rejected: over {MAX_FILES} files or {MAX_MODULES_BYTES} bytes"
@@ -82,19 +94,25 @@ def check_commit(repo: Repo, base: str, tip: str) -> None:
 
 def _name_problem(name: str) -> str | None:
     if not _ALLOWED_NAME.fullmatch(name) or name.rsplit("/", 1)[-1] in _RESERVED_NAMES:
-        return "only plain .py and .yaml names of lower-case letters, digits and _ may stand there"
+        return "only .py and .yaml files with names of lower-case letters, digits and _ are allowed"
     return None
 
 
 def _size_problem(size: int) -> str | None:
-    return f"{size} bytes, at most {MAX_FILE_BYTES} are allowed" if size > MAX_FILE_BYTES else None
+    return f"it has {size} bytes, at most {MAX_FILE_BYTES} are allowed" if size > MAX_FILE_BYTES else None
 
 
 def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: str | None = None) -> str:
-    """Commit the pointer that the Runner wrote; returns the branch's new tip.
+    """Commit the pointer that the Runner wrote.
 
-    A branch that was deleted while the round was measured is restored at its code commit first, so that nothing
-    measured is lost.
+    Args:
+        repo: The repository.
+        layout: The run.
+        planned: The plan of the attempt.
+        code_sha: The code commit; a branch that was deleted during the measurement is restored there first.
+
+    Returns:
+        The new tip of the branch.
     """
     name, ref = pointer_on_branch(planned.round), f"refs/heads/{planned.branch}"
     message, trailers = f"Pointer of round {planned.round}", {TRAILER: planned.round_attempt_id}
@@ -108,9 +126,9 @@ def commit_pointer(repo: Repo, layout: RunLayout, planned: Planned, code_sha: st
 
 
 def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned) -> None:
-    """Commit the pointer of a measured round whose process died, from the copy in the round's directory.
+    """Commit the pointer of a measured round whose process died, from the copy in the round directory.
 
-    The branch must exist; its checkout is made again if it is missing.
+    The branch must exist; a missing checkout is created again.
     """
     path, name = layout.worktree(planned.branch), pointer_on_branch(planned.round)
     if not (path / ".git").is_file() or all(entry.path != path for entry in repo.worktrees()):
@@ -122,18 +140,18 @@ def recommit_pointer(repo: Repo, layout: RunLayout, planned: Planned) -> None:
 
 
 def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> frozenset[str]:
-    """Branches that are checked out anywhere but in the worktrees that belong to the rounds of `branches`."""
+    """Return the branches that are checked out elsewhere than in the worktrees of the rounds of `branches`."""
     return frozenset(repo.checked_out_branches(except_worktrees=[layout.worktree(branch) for branch in branches]))
 
 
 def is_config_only(modules_dir: Path) -> bool:
-    """Return whether checked-out modules differ from the running package's own in predecoder.yaml alone."""
+    """Return whether checked-out modules differ from those of the installed package only in predecoder.yaml."""
     package_modules = Path(autoqec.__file__).resolve().parent / EDITABLE_MODULES.removeprefix("autoqec/")
     return _code_hashes(modules_dir) == _code_hashes(package_modules)
 
 
 def _code_hashes(modules_dir: Path) -> dict[str, str]:
-    """Hash of every file except the config; anything but a regular file counts by its kind."""
+    """Return the hash of every regular file except the config; for anything else a constant."""
     found = {}
     for where, folders, names in os.walk(modules_dir):
         folders[:] = [name for name in folders if name != "__pycache__"]
@@ -141,13 +159,13 @@ def _code_hashes(modules_dir: Path) -> dict[str, str]:
             if path.is_file() and not path.is_symlink():
                 found[path.relative_to(modules_dir).as_posix()] = hashlib.sha256(path.read_bytes()).hexdigest()
             elif path.is_symlink() or not path.is_dir():
-                found[path.relative_to(modules_dir).as_posix()] = "no regular file"
+                found[path.relative_to(modules_dir).as_posix()] = "not a regular file"
     found.pop("predecoder.yaml", None)
     return found
 
 
 def leftovers(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> tuple[Path, ...]:
-    """Checkouts that planned rounds left: git's records of them, and directories that no record names."""
+    """Return the checkouts that planned rounds left: those that git records, and directories without a record."""
     worktrees_dir = layout.worktree("any").parent
     found = {entry.path.name for entry in repo.worktrees() if entry.path.parent == worktrees_dir}
     found |= {path.name for directory in (worktrees_dir, repo.common / "worktrees") for path in directory.glob("*")}
@@ -155,7 +173,7 @@ def leftovers(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> tuple[P
 
 
 def salvage_and_remove_worktree(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
-    """Remove a dead round's checkout; what was not committed in it is kept under salvage/. Returns what was kept."""
+    """Remove the checkout of a dead round; uncommitted changes are saved under salvage/, whose path is returned."""
     saved = _salvage(repo, layout, path) if path.exists() else None
     repo.worktree_remove(path)
     repo.worktree_prune(path.parent, prefixes=(path.name,))
@@ -165,7 +183,7 @@ def salvage_and_remove_worktree(repo: Repo, layout: RunLayout, path: Path) -> Pa
 def _salvage(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
     record = next((entry for entry in repo.worktrees() if entry.path == path), None)
     if record is not None and (record.admin / "locked").exists():
-        return None  # git was still checking it out: nothing in it is anybody's work
+        return None  # git was still checking it out, so it contains no edits
     if record is not None:
         try:
             patch = repo.uncommitted_patch(path)
@@ -180,7 +198,7 @@ def _salvage(repo: Repo, layout: RunLayout, path: Path) -> Path | None:
 
 
 def _save_patch(layout: RunLayout, path: Path, patch: bytes) -> Path:
-    """The name is a function of the bytes: salvage that is killed and repeated keeps one file."""
+    """Save a patch under a name that depends on its bytes, so that a repeated salvage writes the same file."""
     atomic.make_dir(layout.salvage)
     target = layout.salvage / f"{path.name}.{hashlib.sha256(patch).hexdigest()[:12]}.patch"
     atomic.write_bytes(target, patch)
@@ -188,7 +206,7 @@ def _save_patch(layout: RunLayout, path: Path, patch: bytes) -> Path:
 
 
 def _salvage_directory(layout: RunLayout, path: Path) -> Path:
-    """A checkout that git cannot read is kept as it is."""
+    """Move a checkout that git cannot read to salvage/."""
     atomic.make_dir(layout.salvage)
     number = 1
     while (target := layout.salvage / f"{path.name}.{number}").exists():

@@ -22,7 +22,7 @@ from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import ABORTED_STATUSES
+from autoqec.store.run_state import ABORTED
 
 STUCK_ROUNDS = 5  # measured rounds in a row without a new best
 COMPARED_ROUNDS = 50  # the latest of them, which are compared with all earlier configs
@@ -58,7 +58,7 @@ class ReviewedRun:
     @cached_property
     def finished(self) -> list[HistoryRow]:
         """Rounds that were not aborted."""
-        return [row for row in self.rows if row.status != ABORTED_STATUSES]
+        return [row for row in self.rows if row.status != ABORTED]
 
     @cached_property
     def measured(self) -> list[HistoryRow]:

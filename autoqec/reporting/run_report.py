@@ -298,7 +298,7 @@ def _anchors(run_id: str, rounds: Iterable[RoundState]) -> dict[str, str]:
 
 
 def _phase(attempt: Attempt) -> str:
-    if attempt.charged:
+    if attempt.registered_test:
         return "verification"
     if attempt.nominated:
         return "nominated"

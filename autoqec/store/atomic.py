@@ -1,6 +1,7 @@
 """Atomic, durable file writes: temporary file in the same directory, fsync, rename, fsync of the directory.
 
-A failed fsync is never retried (the kernel may have dropped the pages): StorageError, and the next start re-reads.
+A failed fsync is not retried, since the kernel may have dropped the pages: it raises StorageError, and the next start
+reads the files again.
 """
 
 from __future__ import annotations
@@ -45,10 +46,17 @@ def storage_error(path: Path, error: OSError) -> StorageError:
 
 @contextmanager
 def replace_file(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
-    """A descriptor that takes the new content of `path` in parts; the file is replaced when the block ends well.
+    """Yield a descriptor for the new content of `path`; the file is replaced atomically at the end of the block.
 
-    A reader sees the old file or the new one, whole; after the block it is durable. A symlink at `path` is replaced,
-    never followed. Raises StorageError; then, and where the block raises, the old file is left alone.
+    Readers see either the old or the new content; after the block the new one is durable. A symlink at `path` is
+    replaced, not followed. If the block raises, the old file remains.
+
+    Args:
+        path: The file.
+        mode: Permissions of the new file.
+
+    Raises:
+        StorageError: The file cannot be written; the old file remains.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
@@ -69,23 +77,23 @@ def replace_file(path: Path | str, *, mode: int = 0o644) -> Iterator[int]:
 
 
 def write_bytes(path: Path | str, data: bytes, *, mode: int = 0o644) -> None:
-    """Replace `path` by `data`, as `replace_file` does."""
+    """Write `data` to `path` atomically and durably, as `replace_file`."""
     with replace_file(path, mode=mode) as fd:
         write_all(fd, data)
 
 
 def write_text(path: Path | str, text: str, *, mode: int = 0o644) -> None:
-    """As `write_bytes`, UTF-8."""
+    """Write UTF-8 text, as `write_bytes`."""
     write_bytes(path, text.encode(), mode=mode)
 
 
 def write_json(path: Path | str, value: Any, *, mode: int = 0o644) -> None:
-    """As `write_bytes`: two-space JSON with a newline at the end, keys in the order given; ValueError for NaN."""
+    """Write JSON with two-space indents and a final newline, as `write_bytes`. Raises ValueError for NaN."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", mode=mode)
 
 
 def append_bytes(path: Path | str, data: bytes) -> None:
-    """Add `data` to the end of a file that is there: one write, durable on return; on failure it is cut back."""
+    """Append `data` to an existing file by one durable write; on failure the file is truncated to its old size."""
     path = Path(path)
     with storage_errors(path):
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -96,7 +104,7 @@ def append_bytes(path: Path | str, data: bytes) -> None:
 
 
 def append_to_fd(fd: int, data: bytes, size: int) -> None:
-    """As `append_bytes`, to an open file of `size` bytes. Raises OSError."""
+    """Append to an open file of `size` bytes, as `append_bytes`. Raises OSError."""
     try:
         if os.write(fd, data) != len(data):
             raise OSError(errno.ENOSPC, "No space left on device (short write)")
@@ -109,20 +117,20 @@ def append_to_fd(fd: int, data: bytes, size: int) -> None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`, however many calls it takes. Raises OSError."""
+    """Write all of `data`, with as many calls as necessary. Raises OSError."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def fsync_dir(directory: Path | str) -> None:
-    """Make the names in `directory` durable."""
+    """Make the entries of a directory durable."""
     with storage_errors(Path(directory)):
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         except OSError as error:
-            # Some network file systems cannot sync a directory; they order names themselves.
+            # Some network file systems do not support fsync of a directory; their servers make entries durable.
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
         finally:
@@ -130,7 +138,12 @@ def fsync_dir(directory: Path | str) -> None:
 
 
 def make_dir(directory: Path | str, *, exclusive: bool = False) -> None:
-    """Create `directory` and its missing parents, durably. `exclusive`: FileExistsError where it stands already."""
+    """Create a directory and its missing parents, durably.
+
+    Args:
+        directory: The directory.
+        exclusive: Raise FileExistsError if it exists already.
+    """
     directory = Path(directory)
     if directory.is_dir() and not exclusive:
         return
@@ -149,7 +162,7 @@ def make_dir(directory: Path | str, *, exclusive: bool = False) -> None:
 
 
 def make_dirs(directories: Iterable[Path]) -> None:
-    """As `make_dir`, many of them below parents that stand, each parent made durable once."""
+    """Create several directories with existing parents, as `make_dir`, with one fsync per parent."""
     missing = [directory for directory in directories if not directory.is_dir()]
     for directory in missing:
         with storage_errors(directory):
@@ -159,15 +172,5 @@ def make_dirs(directories: Iterable[Path]) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is what a killed write leaves."""
+    """Return whether a file of this name is a temporary file of an interrupted write."""
     return _TEMPORARY.match(name) is not None
-
-
-def remove_temporaries(directory: Path | str) -> list[Path]:
-    """Remove what a killed `write_bytes` left in `directory` (not below it); returns what was removed."""
-    directory = Path(directory)
-    with storage_errors(directory):
-        temporaries = sorted(entry for entry in directory.iterdir() if is_temporary(entry.name) and not entry.is_dir())
-        for entry in temporaries:
-            entry.unlink(missing_ok=True)
-    return temporaries

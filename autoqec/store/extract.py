@@ -1,4 +1,4 @@
-"""Files written below a directory by name, where the names are someone else's: no link is ever followed."""
+"""Writes files below a directory under untrusted names, without following links."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @contextmanager
 def new_file(root: Path, name: str) -> Iterator[int]:
-    """Yield a descriptor of the new file `name` (a plain relative path) below `root`; missing directories are made.
+    """Yield a descriptor of the new file `name` (a relative path) below `root`; missing directories are created.
 
-    Each component is opened relative to the one above it, without following links. The file is durable after the block.
+    Every component is opened relative to its parent, without following links. The file is durable after the block.
 
     Raises:
         StorageError: A component is a link or a file, the file exists, or the disk is full.
@@ -43,6 +43,6 @@ def new_file(root: Path, name: str) -> Iterator[int]:
 
 
 def sync_directories(root: Path) -> None:
-    """Make the names in `root` and in every directory below it durable."""
+    """Make the entries of `root` and of all directories below it durable."""
     for directory, _, _ in os.walk(root):
         atomic.fsync_dir(directory)

@@ -1,4 +1,4 @@
-"""YAML in and out, and the loading of env files."""
+"""Reads and writes YAML, and loads env files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autoqec.errors import UsageError
 MAX_BYTES = 16 * 2**20
 _MAX_DEPTH = 32
 _TAG = "tag:yaml.org,2002:"
-# YAML 1.2's core schema: 1e-3 is a number, `no` and 2024-01-01 are words, 010 is ten.
+# Core schema of YAML 1.2: 1e-3 is a number, `no` and 2024-01-01 are strings, 010 is ten.
 _NULL = re.compile(r"^(?:~|null|)$")
 _BOOL = re.compile(r"^(?:true|false)$")
 _INT = re.compile(r"^[-+]?[0-9]+$")
@@ -33,7 +33,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every word that either YAML version takes for something else."""
+    """Quotes every string that YAML 1.1 or 1.2 would read as another type."""
 
 
 for _kind, _pattern, _first in _KINDS + _NUMBERS:
@@ -46,9 +46,9 @@ def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[Any, Any]:
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise _yaml_error(f"key {key!r} is no word", key_node.start_mark)
+            raise _yaml_error(f"key {key!r} is not a string", key_node.start_mark)
         if key in result:
-            raise _yaml_error(f"key `{key}` stands twice", key_node.start_mark)
+            raise _yaml_error(f"key `{key}` occurs twice", key_node.start_mark)
         result[key] = loader.construct_object(value_node, deep=True)
     return result
 
@@ -63,12 +63,12 @@ def _construct_float(loader: Any, node: yaml.ScalarNode) -> float:
     text = node.value.lower()
     value = float(text) if text[-3:] not in ("inf", "nan") else math.nan
     if not math.isfinite(value):
-        raise _yaml_error(f"{node.value} is no finite number", node.start_mark)
+        raise _yaml_error(f"{node.value} is not a finite number", node.start_mark)
     return value
 
 
 def _represent_str(dumper: Any, value: str) -> yaml.ScalarNode:
-    # Line breaks of other alphabets and control characters survive in double quotes alone.
+    # Only double quotes preserve Unicode line breaks and control characters.
     node: yaml.ScalarNode = dumper.represent_scalar(_TAG + "str", value, style=None if value.isprintable() else '"')
     return node
 
@@ -84,32 +84,37 @@ def _yaml_error(what: str, mark: Any) -> yaml.MarkedYAMLError:
 
 
 def load_yaml(text: str, *, location: str) -> Any:
-    """Plain values only: no tags, anchors or aliases; no key twice; no NaN; bounded size and depth.
+    """Load plain values from YAML, without tags, anchors, aliases, duplicate keys or NaN; size and depth are limited.
 
-    Raises UsageError naming `location` and the line.
+    Args:
+        text: The YAML document.
+        location: Name of its source, for errors.
+
+    Raises:
+        UsageError: The document is not allowed or not YAML; names `location` and the line.
     """
     if len(text) > MAX_BYTES:
-        raise UsageError(f"larger than {MAX_BYTES >> 20} MiB", location=location, hint="make the file smaller")
+        raise UsageError(f"is larger than {MAX_BYTES >> 20} MiB", location=location, hint="make the file smaller")
     try:
         _check_events(text)
         return yaml.load(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         line = f"{location}:{error.problem_mark.line + 1}" if error.problem_mark else location
-        raise UsageError(error.problem or "not YAML", location=line, hint=f"edit {location}") from error
+        raise UsageError(error.problem or "is not valid YAML", location=line, hint=f"edit {location}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(
-            f"not YAML: {str(error).splitlines()[0]}", location=location, hint=f"edit {location}"
+            f"is not valid YAML: {str(error).splitlines()[0]}", location=location, hint=f"edit {location}"
         ) from error
 
 
 def _check_events(text: str) -> None:
-    """Refuse on the event stream, before anything is built, what could blow up or be more than plain values."""
+    """Reject aliases, tags and deep nesting on the event stream, before any value is constructed."""
     depth = 0
     for event in yaml.parse(text, Loader=_Loader):
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _yaml_error("anchors and aliases are refused", event.start_mark)
+            raise _yaml_error("anchors and aliases are not allowed", event.start_mark)
         if tag := getattr(event, "tag", None):
-            raise _yaml_error(f"tags are refused ({tag})", event.start_mark)
+            raise _yaml_error(f"tags are not allowed ({tag})", event.start_mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -119,9 +124,9 @@ def _check_events(text: str) -> None:
 
 
 def dump_config(config: dict[str, Any]) -> str:
-    """One key a paragraph, at every depth, in the order given; `load_yaml` reads back the same value.
+    """Return YAML with a blank line between any two keys, in the given order; `load_yaml` returns the same value.
 
-    The blank line between neighbours lets `git merge` join independent edits and conflict on rival ones.
+    With the blank lines `git merge` merges edits of different keys and reports conflicts for edits of the same key.
     """
     return "\n".join(_paragraphs(config, ""))
 
@@ -140,7 +145,7 @@ def _paragraphs(config: dict[str, Any], indent: str) -> list[str]:
 
 
 def _inline_yaml(value: Any) -> str:
-    """One line for any plain value."""
+    """Return a plain value as one line of YAML."""
     if isinstance(value, tuple):
         value = list(value)
     text = yaml.dump(
@@ -155,14 +160,14 @@ def _inline_yaml(value: Any) -> str:
 
 
 def _fits_block(text: str) -> bool:
-    """Whether a literal block holds `text` exactly, with blank lines after it."""
+    """Return whether a literal block followed by a blank line represents `text` exactly."""
     lines = text.split("\n")
     plain = all(line.isprintable() or not line.replace("\t", "").strip() for line in lines)
     return plain and not text.endswith("\n\n") and text[:1] not in (" ", "\t", "\n")
 
 
 def read_text(path: Path | str, *, what: str = "file", hint: str | None = None) -> str:
-    """Return the text of a regular UTF-8 file of at most MAX_BYTES; UsageError for anything else."""
+    """Return the text of a regular UTF-8 file of at most MAX_BYTES. Raises UsageError for anything else."""
     try:
         return read_bytes(path, what=what, hint=hint).decode()
     except UnicodeDecodeError as error:
@@ -173,7 +178,7 @@ def read_bytes(path: Path | str, *, what: str = "file", hint: str | None = None)
     """Return the content of a regular file of at most MAX_BYTES.
 
     Raises:
-        UsageError: It cannot be read, is larger, or is a directory, a FIFO or a device.
+        UsageError: The file cannot be read, is larger, or is a directory, a FIFO or a device.
     """
     path = Path(path)
     try:
@@ -191,9 +196,17 @@ def read_bytes(path: Path | str, *, what: str = "file", hint: str | None = None)
 
 
 def load_env(path: Path | str) -> tuple[EnvSpec, str]:
-    """An env file and its frozen text: self-contained (a circuit file's text stands in it), every default written.
+    """Load an env file.
 
-    The text is a function of the EnvSpec; `parse_env` of it gives the same EnvSpec. Raises UsageError on any fault.
+    Args:
+        path: The env file.
+
+    Returns:
+        The env and its frozen text, which contains the text of circuit files and every default. The text is a
+        function of the env, and `parse_env` returns the same env from it.
+
+    Raises:
+        UsageError: The file cannot be read or is invalid.
     """
     path = Path(path)
     hint = "`autoqec envs` lists the built-in ones; `autoqec init DIR` writes one"
@@ -203,7 +216,17 @@ def load_env(path: Path | str) -> tuple[EnvSpec, str]:
 
 
 def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None = None) -> EnvSpec:
-    """An env from plain values, with the text of its code file, whose path is relative to `directory`. UsageError."""
+    """Return an env from plain values, with the text of its code file included.
+
+    Args:
+        data: The content of an env file.
+        location: Name of the source, for errors.
+        directory: The directory that a relative path of the code file starts from.
+        hint: Replaces the hint of errors.
+
+    Raises:
+        UsageError: The env is invalid, or its code file cannot be read.
+    """
     env = _validate(data, location=location, hint=hint)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
         hint = hint or f"correct `code.path` in {location} (relative to that file)"
@@ -213,11 +236,11 @@ def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None
 
 
 def parse_env(text: str, *, location: str) -> EnvSpec:
-    """A frozen env. Raises UsageError; also where a circuit file's text is not in it."""
+    """Parse a frozen env. Raises UsageError if it is invalid or lacks the text of its circuit file."""
     env = _validate(load_yaml(text, location=location), location=location)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
         raise UsageError(
-            "`code.text` is missing: this env is not frozen", location=location, hint="load it from its file"
+            "`code.text` is missing: the env is not frozen", location=location, hint="load it from its env file"
         )
     return env
 

@@ -1,4 +1,4 @@
-"""The only reader and writer of a run's truth: history.jsonl, attempts.jsonl, run.json."""
+"""The only reader and writer of history.jsonl, attempts.jsonl and run.json, from which all other views are derived."""
 
 from __future__ import annotations
 
@@ -23,50 +23,54 @@ Parsed = TypeVar("Parsed")
 
 
 class History:
-    """Truth of one run. Both files only grow, so each is parsed once: a call reads what came since the last one."""
+    """The history of one run. Its files only grow, so a call only parses what was appended since the previous call."""
 
     def __init__(self, layout: RunLayout) -> None:
         self.layout = layout
         self._parsed: dict[Path, _ParsedFile] = {}
 
     def rows(self) -> list[HistoryRow]:
-        """Finished rounds, oldest first; a torn last line is left out, unknown keys are kept.
+        """Return the rows of history.jsonl, oldest first.
 
-        Raises ManualInterventionRequired naming the line that is damaged.
+        An incomplete last line is ignored, unknown keys are kept.
+
+        Raises:
+            ManualInterventionRequired: A line is damaged; names the line.
         """
         return self._read(self.layout.history, lambda data, location: HistoryRow.read(data, location=location))
 
     def attempts(self) -> list[AttemptLine]:
-        """Write-ahead lines, oldest first; as tolerant as `rows`."""
+        """Return the lines of attempts.jsonl, oldest first, as `rows`."""
         return self._read(self.layout.attempts, _parse_attempt_line)
 
     def append_row(self, row: HistoryRow) -> None:
-        """The commit point of a round.
+        """Append one row, durably: the commit point of a round.
 
-        Raises ContractError for a row without round directory, and for a second row of an attempt that is
-        no follow-up (`refers_to_attempt`).
+        Raises:
+            ContractError: The round directory does not exist, or the attempt has a row already and this one is not a
+                follow-up (`refers_to_attempt`).
         """
         self.append_rows([row])
 
     def append_rows(self, rows: Sequence[HistoryRow]) -> None:
-        """As `append_row`, several at once; cut off, the first so many are there."""
+        """Append several rows, as `append_row`; after a crash a prefix of them is present."""
         closed = set(self.state().rounds)
         for row in rows:
             directory, attempt = self.layout.round(row.round).dir, row.round_attempt_id
             if not directory.is_dir():
-                raise ContractError(f"row of round {row.round} without its directory {directory}", location="history")
+                raise ContractError(f"round {row.round} has no directory {directory}", location="history")
             if attempt is not None and row.refers_to_attempt is None:
                 if attempt in closed:
-                    raise ContractError(f"attempt {attempt} has its row already", location="history")
+                    raise ContractError(f"attempt {attempt} already has a row", location="history")
                 closed.add(attempt)
         jsonl.append_all(self.layout.history, [row.dump() for row in rows], salvage=self.layout.salvage, chained=True)
 
     def append_attempt(self, line: AttemptLine) -> None:
-        """Write ahead: durable on return."""
+        """Append a write-ahead line, durably."""
         jsonl.append(self.layout.attempts, line.dump(), salvage=self.layout.salvage, chained=True)
 
     def state(self) -> RunState:
-        """What the rows amount to; only rows that came since the last call are applied."""
+        """Return the state derived from the rows; only rows that were appended since the last call are applied."""
         rows = self.rows()
         parsed = self._parsed[self.layout.history]
         if parsed.applied < len(rows) or parsed.state is None:
@@ -76,7 +80,7 @@ class History:
         return state
 
     def attempt_state(self) -> AttemptState:
-        """What the write-ahead lines amount to, as incremental as `state`."""
+        """Return the state derived from the write-ahead lines, as incrementally as `state`."""
         lines = self.attempts()
         parsed = self._parsed[self.layout.attempts]
         if parsed.applied < len(lines) or parsed.state is None:
@@ -86,13 +90,18 @@ class History:
         return state
 
     def info(self) -> RunInfo:
-        """run.json. UsageError where there is no such run; ManualInterventionRequired where the file is damaged."""
+        """Return the content of run.json.
+
+        Raises:
+            UsageError: The run does not exist.
+            ManualInterventionRequired: The file is damaged.
+        """
         path = self.layout.run_info
         try:
             return RunInfo.read(json.loads(path.read_bytes()), location=str(path))
         except FileNotFoundError as error:
             raise UsageError(
-                f"there is no run {self.layout.run_id!r}: {path} is missing", hint="`autoqec show` lists the runs"
+                f"no run {self.layout.run_id!r}: {path} does not exist", hint="`autoqec show` lists the runs"
             ) from error
         except (ValueError, ContractError) as error:
             raise _damaged_file_error(error, path) from error
@@ -100,15 +109,16 @@ class History:
             raise StorageError(f"could not be read: {error.strerror}", location=str(path)) from error
 
     def write_info(self, info: RunInfo) -> None:
-        """Once, at the start of the run."""
+        """Write run.json of a new run. Raises ContractError if it exists."""
         if self.layout.run_info.exists():
-            raise ContractError("run.json is written once", location=str(self.layout.run_info))
+            raise ContractError("run.json exists already", location=str(self.layout.run_info))
         atomic.write_json(self.layout.run_info, info.dump())
 
     def update_settings(self, settings: RunSettings) -> SettingsChange | None:
-        """Replace the run's settings in run.json and record what changed; None where nothing did.
+        """Replace the run's settings in run.json; the caller holds the run's lock.
 
-        The caller holds the run's lock.
+        Returns:
+            The recorded change; None if the settings are the same.
         """
         info = self.info()
         stored = info.settings.dump() if info.settings is not None else {}
@@ -127,7 +137,7 @@ class History:
         parsed = self._parsed.setdefault(path, _ParsedFile())
         identity, size = _identity(path)
         if identity != parsed.identity or size < parsed.end:
-            parsed = self._parsed[path] = _ParsedFile(identity=identity)  # restored from a backup, or cut
+            parsed = self._parsed[path] = _ParsedFile(identity=identity)  # restored from a backup, or truncated
         if size > parsed.end:
             try:
                 records, end, chain = jsonl.read_chained(path, parsed.end, len(parsed.values), parsed.chain)
@@ -141,7 +151,7 @@ class History:
 
 @dataclass
 class _ParsedFile:
-    """What was parsed of a file so far, up to byte `end` of the inode `identity`; `state`: of the first `applied`."""
+    """Parsed part of a file: up to byte `end` of the inode `identity`; `state` covers the first `applied` values."""
 
     values: list[Any] = field(default_factory=list)
     end: int = 0

@@ -1,4 +1,4 @@
-"""JSON lines that survive a crash: a line counts once its newline is on disk."""
+"""Crash-safe JSON lines: a line is valid once its newline is on disk."""
 
 from __future__ import annotations
 
@@ -22,39 +22,48 @@ _GENESIS = "0" * 64
 
 @dataclass(frozen=True)
 class Chain:
-    """Where a file's hash chain stands: each line holds the SHA-256 of the bytes of the line before it.
+    """State of a file's hash chain, in which each line contains the SHA-256 of the previous line.
 
-    sha256: of the last line. begun: a chained line was read, so that every later one must be; files of earlier versions
-    begin without.
+    Attributes:
+        sha256: Hash of the last line.
+        begun: Whether a chained line was read; all later ones must then be chained. Files of version 1 start without.
     """
 
     sha256: str = _GENESIS
     begun: bool = False
 
     def follow(self, line: bytes, value: dict[str, Any], location: str) -> Chain:
-        """The chain after one more line, whose key is taken out of `value`. ContractError where it is broken."""
+        """Return the chain after one more line; remove the hash from `value`. Raises ContractError if it is broken."""
         found = value.pop(CHAIN_KEY, None)
         if found is None and self.begun:
             raise ContractError(f"the hash chain is broken: `{CHAIN_KEY}` is missing", location=location)
         if found is not None and found != self.sha256:
-            what = f"`{CHAIN_KEY}` is {found}, but the line before has {self.sha256}"
+            what = f"`{CHAIN_KEY}` is {found}, but the hash of the previous line is {self.sha256}"
             raise ContractError(f"the hash chain is broken: {what}", location=location)
         return Chain(hashlib.sha256(line).hexdigest(), self.begun or found is not None)
 
 
 def append(path: Path | str, value: Any, *, salvage: Path | None = None, chained: bool = False) -> None:
-    """Append `value` as one line; durable on return.
+    """Append `value` as one line, durably, under an exclusive lock of the file.
 
-    A torn tail (a line without newline, or holding NUL bytes after a power cut) is moved to
-    `salvage` (default: `salvage/` beside the file) first. Writers exclude each other by flock on the file.
-    On failure the file is cut back to what it was. Raises StorageError; ValueError for NaN.
-    chained: the line also holds the hash of the line before it (`Chain`).
+    An incomplete last line (without newline, or with NUL bytes after a power failure) is moved to `salvage` first. On
+    failure the file is truncated to its old size.
+
+    Args:
+        path: The file; it is created if it does not exist.
+        value: A JSON object.
+        salvage: Directory for an incomplete line; by default `salvage/` beside the file.
+        chained: Add the hash of the previous line (see `Chain`).
+
+    Raises:
+        StorageError: The file cannot be written.
+        ValueError: The value contains NaN.
     """
     append_all(path, [value], salvage=salvage, chained=chained)
 
 
 def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None = None, chained: bool = False) -> None:
-    """As `append`, several lines by one write: after a crash the first so many of them are there, whole."""
+    """Append several lines by one write, as `append`; after a crash a prefix of complete lines is present."""
     path = Path(path)
     dump = partial(json.dumps, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     lines = [dump(value).encode() for value in values]
@@ -75,21 +84,22 @@ def append_all(path: Path | str, values: Iterable[Any], *, salvage: Path | None 
 
 
 def read(path: Path | str) -> list[dict[str, Any]]:
-    """Every whole line; [] where there is no file; a torn last line is left out.
+    """Return all complete lines; [] if the file does not exist. An incomplete last line is ignored.
 
-    Raises ContractError naming file and line for a damaged line anywhere else.
+    Raises:
+        ContractError: Another line is damaged; names file and line.
     """
     return read_since(path, 0, 0)[0]
 
 
 def read_since(path: Path | str, start: int, lines: int) -> tuple[list[dict[str, Any]], int]:
-    """As `read`, from byte `start`, before which stand `lines` whole lines; and the byte that the last one ends at."""
+    """Return the lines from byte `start`, which follows `lines` complete lines, and the byte at which they end."""
     found, end = _whole_lines(Path(path), start, lines)
     return [_parse(line, location) for line, location in found], end
 
 
 def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tuple[list[dict[str, Any]], int, Chain]:
-    """As `read_since`, following the hash chain from where it stood; and where it stands after the last line."""
+    """Return the lines as `read_since` and the state of the hash chain after them, given its state before them."""
     found, end = _whole_lines(Path(path), start, lines)
     values = []
     for line, location in found:
@@ -99,7 +109,7 @@ def read_chained(path: Path | str, start: int, lines: int, chain: Chain) -> tupl
 
 
 def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, str]], int]:
-    """The whole lines from byte `start`, each with its place, and the byte that the last one ends at."""
+    """Return the complete lines from byte `start`, each with its location, and the byte at which they end."""
     try:
         if not path.is_file() and path.exists():  # a FIFO would block, a device may never end
             raise UsageError("is not a regular file", location=str(path), hint=f"ls -l {path}")
@@ -116,7 +126,7 @@ def _whole_lines(path: Path, start: int, lines: int) -> tuple[list[tuple[bytes, 
 
 
 def is_torn(path: Path | str) -> bool:
-    """Whether the last line was never written out."""
+    """Return whether the last line is incomplete."""
     path = Path(path)
     if not path.is_file():
         return False
@@ -125,7 +135,7 @@ def is_torn(path: Path | str) -> bool:
 
 
 def repair(path: Path | str, *, salvage: Path) -> None:
-    """Move a torn tail of a file that is there to `salvage`, as the next `append` would."""
+    """Move an incomplete last line of an existing file to `salvage`, as the next `append` would."""
     path = Path(path)
     with atomic.storage_errors(path):
         fd, _ = _open(path)
@@ -145,14 +155,14 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _repair(fd: int, path: Path, salvage: Path) -> int:
-    """Cut a torn tail off, its bytes kept; returns the size that is whole."""
+    """Move an incomplete last line to `salvage`; return the size of the complete part in bytes."""
     size = os.fstat(fd).st_size
     torn = _torn_tail(_last_lines(fd, size))
     if not torn:
         return size
     keep = size - len(torn)
     atomic.make_dir(salvage)
-    # The name is a function of place and bytes: healing that is killed and repeated saves the same file.
+    # The name depends on position and bytes, so that an interrupted and repeated repair writes the same file.
     name = f"{path.name}.{keep}.{hashlib.sha256(torn).hexdigest()[:12]}.torn"
     atomic.write_bytes(salvage / name, torn)
     os.ftruncate(fd, keep)
@@ -161,7 +171,7 @@ def _repair(fd: int, path: Path, salvage: Path) -> int:
 
 
 def _chained(lines: list[bytes], previous: str) -> list[bytes]:
-    """JSON objects with the hash of the line before each as their last key."""
+    """Return the JSON objects with the hash of the previous line as their last key."""
     chained = []
     for line in lines:
         chained.append(line[:-1] + f',"{CHAIN_KEY}":"{previous}"}}'.encode())
@@ -170,13 +180,13 @@ def _chained(lines: list[bytes], previous: str) -> list[bytes]:
 
 
 def _last_sha256(fd: int, size: int) -> str:
-    """SHA-256 of the last line of a file that ends in a newline; of an empty file, zeros."""
+    """Return the SHA-256 of the last line of a file that ends in a newline; zeros for an empty file."""
     data = _last_lines(fd, size).removesuffix(b"\n")
     return hashlib.sha256(data[data.rfind(b"\n") + 1 :]).hexdigest() if size else _GENESIS
 
 
 def _last_lines(fd: int, size: int) -> bytes:
-    """The end of the file, long enough to hold its last line and the newline before it."""
+    """Return the end of the file, with at least its last line and the newline before it."""
     data = b""
     while len(data) < size and data.count(b"\n", 0, max(len(data) - 1, 0)) == 0:
         start = max(0, size - len(data) - _BLOCK)
@@ -185,7 +195,7 @@ def _last_lines(fd: int, size: int) -> bytes:
 
 
 def _torn_tail(data: bytes) -> bytes:
-    """What follows the last whole line. JSON holds no raw NUL: a last line with one was never written out."""
+    """Return what follows the last complete line. JSON has no raw NUL, so a last line with one is incomplete."""
     if not data:
         return b""
     end = len(data) - 1 if data.endswith(b"\n") else len(data)
@@ -199,9 +209,9 @@ def _parse(line: bytes, location: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ContractError(f"the line is damaged: {error}", location=location) from error
     if not isinstance(value, dict):
-        raise ContractError("the line holds no JSON object", location=location)
+        raise ContractError("the line is not a JSON object", location=location)
     return value
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")

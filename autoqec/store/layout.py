@@ -1,4 +1,4 @@
-"""Paths under runs/ and .worktrees/ and the names of branches and refs; no other module spells them."""
+"""Paths under runs/ and .worktrees/ and the names of branches and refs: the only module that defines them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 from autoqec.contracts import names
 
-# Of a whole string: `$` alone would let a line break pass at its end.
+# `\Z`, because `$` also matches before a trailing newline.
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
 BRANCH = re.compile(r"^exp/(?P<run_id>[^/]+)/(?P<rest>(?P<round>\d{2,})-[a-z0-9-]+)$")
 EDITABLE_MODULES = "autoqec/decoders/modules"
@@ -166,11 +166,6 @@ class RunLayout:
         return self.root / "secret.hex"
 
     @property
-    def owner(self) -> Path:
-        """`owner.json`."""
-        return self.root / "owner.json"
-
-    @property
     def live(self) -> Path:
         """Live status of the run's process; deleted when it ends."""
         return self.root / "live.json"
@@ -192,7 +187,7 @@ class RunLayout:
 
     @property
     def shots(self) -> Path:
-        """The verifier's shots as an archive brought them; empty in the repository of the run itself."""
+        """The verifier's shots from an archive; empty in the repository in which the run was made."""
         return self.root / "shots"
 
     @property
@@ -216,11 +211,11 @@ class RunLayout:
         return self.root / "exports"
 
     def stored(self, path: str | None) -> Path | None:
-        """The file that a row names, if it exists in this run.
+        """Return the file that a row names, if it exists in this run.
 
         Args:
-            path: relative to the run directory; in rows of earlier versions absolute. An absolute path is looked up
-                under this run by its round directory and name first, since the repository may have been moved.
+            path: Relative to the run directory; absolute in rows of version 1. Of an absolute path only the last two
+                components are used, since the repository may have been moved.
 
         Returns:
             The absolute path of an existing regular file, else None.
@@ -236,7 +231,7 @@ class RunLayout:
         return RoundLayout(self.root / f"round_{number}", number)
 
     def worktree(self, branch: str) -> Path:
-        """Return the place where a round's branch is checked out."""
+        """Return the directory in which a round's branch is checked out."""
         return self.repo_root / ".worktrees" / branch.replace("/", "-")
 
     def branch(self, number: int, slug: str) -> str:
@@ -254,17 +249,17 @@ class RunLayout:
         return f"refs/autoqec/pin/{self.run_id}/"
 
     def pin(self, attempt_id: str) -> str:
-        """Return the ref that keeps a recorded round's commit alive."""
+        """Return the ref that keeps a recorded round's commit reachable."""
         return f"{self.pin_prefix}{attempt_id}"
 
 
 def path_in_run(number: int, path: str | None) -> str | None:
-    """`round_<N>/NAME`: a file of a round directory as rows name it, relative to the run directory."""
+    """Return the path of a file of a round relative to the run directory, `round_<N>/NAME`, as stored in rows."""
     return None if path is None else f"round_{number}/{PurePath(path).name}"
 
 
 def partial_run_id(run_id: str) -> str:
-    """Name of a run's directory while it is being created; not a run id, so that no command takes it for a run."""
+    """Return the name of a run directory during its creation, which no command accepts as a run id."""
     return f".{run_id}.partial"
 
 
@@ -274,9 +269,9 @@ def runs_dir(repo_root: Path) -> Path:
 
 
 def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
-    """Return what no code of a branch may see: every run with its secret, the worktrees and the git directory.
+    """Return the directories that branch code must not see: all runs with their secrets, worktrees and git directory.
 
-    `runs` and `.worktrees` may be symbolic links to another disk, so each counts under both its names.
+    `runs` and `.worktrees` may be symbolic links to another disk, so their targets are included.
     """
     workspace = round_dir.parent.parent.parent
     named = (round_dir.parent, runs_dir(workspace), workspace / ".worktrees", workspace / ".git")
@@ -284,12 +279,12 @@ def hidden_from_branch_code(round_dir: Path) -> tuple[Path, ...]:
 
 
 def quarantine_branch_of(branch: str) -> str:
-    """exp/<run>/<rest> -> quarantine/<run>/<rest>."""
+    """Return the quarantine name of a round's branch: exp/<run>/<rest> -> quarantine/<run>/<rest>."""
     return "quarantine/" + branch.removeprefix("exp/")
 
 
 def round_branch_of(branch: str) -> str:
-    """quarantine/<run>/<rest> -> exp/<run>/<rest>; any other name is returned as it is."""
+    """Return the original name of a quarantined branch; any other name is returned unchanged."""
     return "exp/" + branch.removeprefix("quarantine/") if branch.startswith("quarantine/") else branch
 
 
@@ -299,7 +294,7 @@ def pointer_name(number: int) -> str:
 
 
 def pointer_on_branch(number: int) -> str:
-    """Path of the pointer inside the branch's tree."""
+    """Return the path of the pointer in the tree of the branch."""
     return f"round_{number}/{pointer_name(number)}"
 
 

@@ -1,4 +1,4 @@
-"""Losses of a training run by phase, read from progress.csv. Losses of two phases measure different things."""
+"""Reads training losses from progress.csv, by phase, since losses of different phases are not comparable."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ LossCurve = list[tuple[int, float]]
 
 
 def read_loss_curves(path: Path) -> dict[str, LossCurve]:
-    """Mean loss over stretches of iterations, by phase.
+    """Read the mean losses of intervals of iterations, by phase.
 
     Args:
         path: progress.csv of a round; it may have been written by untrusted code.
 
     Returns:
-        Phase -> (updates so far, mean loss) in the order of the file. Rows that are not numbers are left out; a file
-        that is missing gives no phase.
+        Phase -> (updates so far, mean loss) in the order of the file. Invalid rows are skipped; a missing file gives an
+        empty dict.
     """
     try:
         with path.open("rb") as stream:
@@ -33,7 +33,7 @@ def read_loss_curves(path: Path) -> dict[str, LossCurve]:
             if phase and point is not None:
                 curves.setdefault(phase, []).append(point)
     except csv.Error:
-        pass  # the rows before the broken one stand
+        pass  # keep the rows before the malformed one
     return curves
 
 

@@ -1,4 +1,4 @@
-"""logs/autoqec.log of a run: one line per event with UTC time, level and round; no part of the run's results."""
+"""Operational log of a run, logs/autoqec.log: one line per event with UTC time, level and round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from autoqec.contracts.events import Event, OnEvent, RoundRecorded, RunRecovered
 from autoqec.store.layout import RunLayout
 
 LOGGER = logging.getLogger("autoqec")
-LOGGER.addHandler(logging.NullHandler())  # outside a run nothing is printed
+LOGGER.addHandler(logging.NullHandler())  # so that nothing is printed outside a run
 MAX_BYTES, BACKUPS = 2_000_000, 5
 OF_ROW = ("status", "status_reason", "verdict", "verify_verdict", "branch", "commit_sha")
 _VALUE_CHARS = 400
@@ -36,7 +36,7 @@ class _OneLine(logging.Formatter):
 
 
 class _RunFile(RotatingFileHandler):
-    """A full disk or a deleted directory costs the line, never the round."""
+    """A file handler for which a full disk or a deleted directory only loses the line."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (the name is of the standard library)
         pass
@@ -47,7 +47,7 @@ class _RunFile(RotatingFileHandler):
 
 
 class _Screen(logging.StreamHandler[TextIO]):
-    """stderr as it is when a line is written, so that a live display can redirect it."""
+    """Writes to the current sys.stderr, which a live display may redirect."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -56,7 +56,7 @@ class _Screen(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def attach(layout: RunLayout) -> Iterator[None]:
-    """Write what the package logs to the run's log file for as long as the context lasts."""
+    """Write the package's log to the run's log file for the duration of the context."""
     handler = _RunFile(layout.log_file, maxBytes=MAX_BYTES, backupCount=BACKUPS, encoding="utf-8", delay=True)
     handler.setFormatter(_OneLine())
     handler.setLevel(logging.INFO)
@@ -70,12 +70,12 @@ def attach(layout: RunLayout) -> Iterator[None]:
         raise
     finally:
         LOGGER.removeHandler(handler)
-        with suppress(OSError):  # of lines that a full disk did not take
+        with suppress(OSError):  # closing flushes, which fails on a full disk
             handler.close()
 
 
 def show(verbosity: int) -> None:
-    """Show the log on stderr: events for `-v`, progress too for `-vv`. A second call replaces the first."""
+    """Show the log on stderr: events for `-v`, also progress for `-vv`. A second call replaces the first."""
     LOGGER.handlers[:] = [handler for handler in LOGGER.handlers if not isinstance(handler, _Screen)]
     handler = _Screen()
     handler.setFormatter(_OneLine())
@@ -95,7 +95,7 @@ def logged(on_event: OnEvent | None) -> OnEvent:
 
 
 def record(event: Event) -> None:
-    """Log one event: its kind and its plain values. Nested values are in the run's own files."""
+    """Log one event with its kind and plain values; nested values are in other files of the run."""
     level = logging.DEBUG if event.frequent else logging.INFO
     if not LOGGER.isEnabledFor(level):
         return
@@ -115,6 +115,6 @@ def _fields(payload: Mapping[str, Any]) -> str:
 
 
 def _printable(text: str) -> str:
-    """One line that steers no terminal, whatever a model or a branch wrote."""
+    """Return untrusted text as one line without control characters."""
     lines = " | ".join(line.strip() for line in text.splitlines())
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in lines)

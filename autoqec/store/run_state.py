@@ -1,6 +1,6 @@
 """The state of a run: the only reducers from rows of history.jsonl and lines of attempts.jsonl.
 
-Logs, Pareto front, fork graph, role views, reports, budgets and `show` are functions of what is built here.
+Logs, Pareto front, fork graph, role views, reports, budgets and `autoqec show` are functions of `RunState`.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from autoqec.contracts.history import AlphaSpent, AttemptLine, Begun, HistoryRow
 from autoqec.contracts.pareto import Objectives, ParetoEntry, non_dominated, non_dominated_points, sort_key
 from autoqec.contracts.round import parent_branches
 
-ABORTED_STATUSES = "orphaned_branch"  # status of an attempt that recovery closed
+ABORTED = "orphaned_branch"  # status of an attempt that recovery closed
 DELETED = "branch_manually_deleted"
 BASELINE = "baseline"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """The write-ahead lines of one attempt; None: not reached. at: when it began."""
+    """The write-ahead lines of one attempt; None for a step that was not reached. `at` is its start."""
 
     id: str
     round: int
     at: datetime | None = None
     planned: Planned | None = None
     nominated: Nominated | None = None
-    charged: AlphaSpent | None = None
+    registered_test: AlphaSpent | None = None
 
 
 @dataclass(frozen=True)
 class AttemptState:
-    """The lines of attempts.jsonl so far. attempts: by id, in the order they began; charged: every test registered."""
+    """The state derived from attempts.jsonl: attempts by id in the order of their start, and all registered tests."""
 
     attempts: Mapping[str, Attempt] = field(default_factory=dict)
-    charged: tuple[AlphaSpent, ...] = ()
+    registered_tests: tuple[AlphaSpent, ...] = ()
     last_round: int = 0
 
 
 def apply_lines(state: AttemptState, lines: Iterable[AttemptLine]) -> AttemptState:
-    """The state after these lines; the given one stays as it is."""
-    attempts, charged, last_round = dict(state.attempts), list(state.charged), state.last_round
+    """Return the state after further lines; the given state is not changed."""
+    attempts, tests, last_round = dict(state.attempts), list(state.registered_tests), state.last_round
     for line in lines:
         attempt = attempts.get(line.round_attempt_id) or Attempt(line.round_attempt_id, line.round)
         if isinstance(line, Begun):
@@ -55,19 +55,23 @@ def apply_lines(state: AttemptState, lines: Iterable[AttemptLine]) -> AttemptSta
         elif isinstance(line, Nominated):
             attempt = replace(attempt, nominated=line)
         else:
-            attempt = replace(attempt, charged=line)
-            charged.append(line)
+            attempt = replace(attempt, registered_test=line)
+            tests.append(line)
         attempts[attempt.id] = attempt
         last_round = max(last_round, attempt.round)
-    return AttemptState(attempts, tuple(charged), last_round)
+    return AttemptState(attempts, tuple(tests), last_round)
 
 
 @dataclass(frozen=True)
 class RoundState:
-    """One attempt as the rows so far leave it.
+    """The state of one attempt after the rows so far.
 
-    row: the last row that says what the round is. gone: its branch was deleted by hand. parents: attempt ids of the
-    rounds it forks from in merge order, else branch names; the baseline stands for itself.
+    Attributes:
+        attempt_id: The attempt.
+        row: Its last row that is not a deletion.
+        gone: Whether its branch was deleted by the user.
+        parents: Attempt ids of the rounds it was forked from, in merge order; the branch name of a parent without a
+            row; `baseline` for the baseline commit.
     """
 
     attempt_id: str
@@ -77,20 +81,22 @@ class RoundState:
 
     @property
     def branch(self) -> str | None:
+        """The branch; None if it was deleted or never created."""
         return None if self.gone else self.row.branch
 
     @property
     def status(self) -> str:
+        """The status of the round, which a deletion of its branch replaces."""
         return DELETED if self.gone else self.row.status
 
     @property
     def lost(self) -> bool:
         """Whether recovery closed the attempt without a result."""
-        return self.row.status == ABORTED_STATUSES
+        return self.row.status == ABORTED
 
     @cached_property
     def summary(self) -> RoundSummary:
-        """What roles see of the round; computed once, since neither row nor state changes."""
+        """The round as roles see it; cached, since the state is immutable."""
         row = self.row.dump()
         forkable = self.branch is not None and self.row.status == "ok"
         known = {name: row[name] for name in SUMMARY_FIELDS}
@@ -126,12 +132,12 @@ SUMMARY_FIELDS = (
 
 
 class RoundSummary(dict[str, Any]):
-    """What roles see of a round. Shared by all of them, so it cannot be written to; `dict(summary)` is a copy."""
+    """A round as roles see it. Shared by all of them and therefore immutable; `dict(summary)` is a mutable copy."""
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
-        raise TypeError("a round summary cannot be changed; dict(summary) is a copy that can")
+    def _reject(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a round summary is immutable; dict(summary) returns a mutable copy")
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _reject
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
@@ -139,10 +145,16 @@ class RoundSummary(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Totals:
-    """Figures of the whole run. finished: rounds that `--rounds` counts; ended: those and restored ones.
+    """Totals of a run.
 
-    verdicts, failed: of ended rounds, by verification verdict ("" without one) and by status.
-    best: the VERIFIED round with the largest gain.
+    Attributes:
+        finished: Finished rounds, as counted by `--rounds`.
+        ended: Finished and restored rounds.
+        nominated: Ended rounds that the Analyst nominated.
+        lost: Rounds aborted by a crash.
+        verdicts: Number of ended rounds by verdict of the verifier ("" without one).
+        failed: Number of ended rounds without a result, by status.
+        best: The VERIFIED round with the largest gain.
     """
 
     finished: int = 0
@@ -156,11 +168,16 @@ class Totals:
 
 @dataclass(frozen=True)
 class RunState:
-    """All that the rows of a run amount to, in the order of their first rows; never changed, only replaced.
+    """The state derived from the rows of a run; immutable.
 
-    branches: every branch name that a row gave a round -> its attempt. verified: rounds that stand VERIFIED, on the
-    front or not. front: the non-dominated ones of them, best first; one whose branch was deleted stays, since its
-    commit is pinned. candidates: nominated, not verified, non-dominated by the Runner's own figures.
+    Attributes:
+        rounds: Rounds by attempt id, in the order of their first rows.
+        branches: Attempt ids by branch name, for every name that a row gave to a round.
+        verified: VERIFIED rounds by attempt id.
+        front: The verified Pareto front, best first. A round whose branch was deleted remains: its commit is pinned.
+        candidates: Nominated rounds that are not VERIFIED and that no other one dominates by the Runner's figures.
+        totals: Totals of the run.
+        last_round: The largest round number.
     """
 
     rounds: Mapping[str, RoundState] = field(default_factory=dict)
@@ -172,27 +189,22 @@ class RunState:
     last_round: int = 0
 
     def by_branch(self, branches: Iterable[str]) -> dict[str, RoundState]:
-        """The rounds that stand under these branches, without deleted ones."""
-        named = {branch: self.rounds[self.branches[branch]] for branch in branches if branch in self.branches}
-        return {branch: found for branch, found in named.items() if found.branch == branch}
+        """Return the rounds of these branches, without deleted ones."""
+        known = {branch: self.rounds[self.branches[branch]] for branch in branches if branch in self.branches}
+        return {branch: round_state for branch, round_state in known.items() if round_state.branch == branch}
 
     def round_of(self, row: HistoryRow) -> RoundState | None:
-        """The round that a row speaks of."""
+        """Return the round that a row belongs to."""
         return self.rounds.get(attempt_of(row) or "")
 
 
 def fold(rows: Iterable[HistoryRow]) -> RunState:
-    """The state after all these rows."""
+    """Return the state derived from all rows of a run."""
     return apply_rows(RunState(), rows)
 
 
-def apply_row(state: RunState, row: HistoryRow) -> RunState:
-    """The state after one more row; the given one stays as it is."""
-    return apply_rows(state, [row])
-
-
 def apply_rows(state: RunState, rows: Iterable[HistoryRow]) -> RunState:
-    """As `apply_row` for each in turn, at the cost of one copy."""
+    """Return the state after further rows; the given state is not changed."""
     draft = Draft(state)
     for row in rows:
         draft.take(row)
@@ -200,7 +212,7 @@ def apply_rows(state: RunState, rows: Iterable[HistoryRow]) -> RunState:
 
 
 class Draft:
-    """A state being built: takes rows one after another. `totals` is as of the last one."""
+    """Mutable builder of a `RunState`, to which rows are applied one at a time."""
 
     def __init__(self, state: RunState | None = None) -> None:
         state = state or RunState()
@@ -213,12 +225,12 @@ class Draft:
         )
         self._verdicts, self._failed, self._best = Counter(totals.verdicts), Counter(totals.failed), totals.best
         self._front, self._candidates = list(state.front), list(state.candidates)
-        # What came since: only compared with the front and with each other, once, in `state`.
+        # New entries; `state` merges them into the Pareto fronts at once.
         self._new_verified: list[ParetoEntry] = []
         self._new_candidates: list[HistoryRow] = []
 
     def take(self, row: HistoryRow) -> RoundState | None:
-        """Take one row; the round that it speaks of, as it now stands, or None."""
+        """Apply one row; return the new state of the round that it belongs to, None without one."""
         self._last_round = max(self._last_round, row.round)
         self._count["finished"] += is_finished(row)
         attempt_id = attempt_of(row)
@@ -241,7 +253,7 @@ class Draft:
         return now
 
     def _add(self, row: HistoryRow, step: int) -> None:
-        self._count["lost"] += step * (row.status == ABORTED_STATUSES)
+        self._count["lost"] += step * (row.status == ABORTED)
         if is_finished(row) or row.refers_to_attempt:
             self._count["ended"] += step
             self._count["nominated"] += step * (row.verdict == "candidate")
@@ -265,6 +277,7 @@ class Draft:
 
     @property
     def totals(self) -> Totals:
+        """Totals after the rows so far."""
         counts = self._count
         return Totals(
             finished=counts["finished"],
@@ -277,6 +290,7 @@ class Draft:
         )
 
     def state(self) -> RunState:
+        """Return the state after the rows so far."""
         if self._new_verified:
             self._front, self._new_verified = non_dominated([*self._front, *self._new_verified]), []
         if self._new_candidates:
@@ -294,17 +308,17 @@ class Draft:
 
 
 def attempt_of(row: HistoryRow) -> str | None:
-    """The attempt that a row speaks of: a follow-up row speaks of an earlier one."""
+    """Return the attempt that a row belongs to; a follow-up row belongs to an earlier attempt."""
     return row.refers_to_attempt or row.round_attempt_id
 
 
 def is_finished(row: HistoryRow) -> bool:
-    """Whether a row is a round that came to its end: what `--rounds` counts."""
-    return row.refers_to_attempt is None and row.status not in (ABORTED_STATUSES, DELETED)
+    """Return whether a row is that of a finished round, as counted by `--rounds`."""
+    return row.refers_to_attempt is None and row.status not in (ABORTED, DELETED)
 
 
 def pareto_entry(verified: RoundState) -> ParetoEntry:
-    """A VERIFIED round as an entry of the front, with the figures that the verification counted if it did."""
+    """Return a VERIFIED round as entry of the Pareto front, with the cost that the verifier counted if it did."""
     row = verified.row
     flops, size = row.judge_flops_per_syndrome, row.judge_n_params
     return ParetoEntry.model_validate(
@@ -328,7 +342,7 @@ def pareto_entry(verified: RoundState) -> ParetoEntry:
 
 
 def candidate_front(rows: Iterable[HistoryRow]) -> list[HistoryRow]:
-    """The nominated rows that none of them dominates by the Runner's own figures, largest gain first."""
+    """Return the nominated rows that no other one dominates by the Runner's figures, largest gain first."""
     pool = list({attempt_of(row): row for row in rows}.values())
     kept = non_dominated_points([_figures(row) for row in pool])
     rows = (row for row, keep in zip(pool, kept, strict=True) if keep)

@@ -1,4 +1,4 @@
-"""train.log of a round: one line `<step>\\t<loss>` per optimizer step. The only writer and parser of this format."""
+r"""train.log of a round: one line `<step>\t<loss>` per optimizer step. The only writer and parser of this format."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _show(out: Output, plan: Plan) -> None:
     out.note(f"Checking out {told.baseline_sha} as branch {branch} in {plan.into}, without links, hooks or filters.")
     runs = f"branch code runs in the sandbox ({plan.sandbox})" if plan.sandbox else "no branch code is run"
     out.note(
-        f"Verifying {pluralize(plan.rounds, 'round')}, repeating {pluralize(plan.judgements, 'judgement')}: {runs}."
+        f"Verifying {pluralize(plan.rounds, 'round')}, repeating {pluralize(plan.verifications, 'judgement')}: {runs}."
     )
     out.emit(
         {
@@ -60,7 +60,7 @@ def _show(out: Output, plan: Plan) -> None:
                 "files": len(told.files),
                 "bytes": size,
                 "rounds": plan.rounds,
-                "judgements": plan.judgements,
+                "judgements": plan.verifications,
                 "sandbox": plan.sandbox,
             }
         }

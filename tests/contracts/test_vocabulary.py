@@ -40,11 +40,15 @@ ALLOWED = {
 PATTERN = re.compile(r"(?<![\w-])(" + "|".join(RETIRED) + r")(?![\w-])", re.IGNORECASE)
 CHECKED = (
     "autoqec/continual",
+    "autoqec/data",
+    "autoqec/envs",
     "autoqec/launch",
     "autoqec/llm",
+    "autoqec/orchestrator",
     "autoqec/qec",
     "autoqec/runner",
     "autoqec/reporting",
+    "autoqec/store",
     "autoqec/system",
     "autoqec/verification",
     "README.md",

@@ -74,7 +74,7 @@ def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None
     was = refs(workspace)
     found = gc.find_removable(layout, repo)
     assert kinds(found) == ["worktree", "quarantine", "unverified"]
-    assert "the run is open, so `autoqec verify` or a later round may want it" in found[-1].why
+    assert "the run is open, so `autoqec verify` or a later round may need it" in found[-1].why
     for argv in ((), ("--dry-run",), ("--dry-run", "--yes"), (layout.run_id,)):
         shown = shell(workspace, *argv)
         assert shown.returncode == 0 and "quarantine/" in shown.stdout, shown.stderr
@@ -105,7 +105,7 @@ def test_a_branch_that_was_refused_can_go_and_stays_gone(
     row = History(layout).rows()[-1]
     assert row.status == "compile_error" and str(row.branch).startswith("quarantine/")
     (found,) = [one for one in gc.find_removable(layout, repo) if one.name == row.branch]
-    assert found.kind == "quarantine" and "refused, compile_error" in found.why
+    assert found.kind == "quarantine" and "was rejected (compile_error)" in found.why
     gc.remove(layout, repo, [found])
     assert recover_and_check(workspace, before, layout.run_id)[-1].refers_to_attempt == row.round_attempt_id
     assert (
@@ -198,7 +198,7 @@ def test_sizes_are_rounded_not_cut() -> None:
     assert {size: gc_command._bytes(size) for size in shown} == shown
 
 
-@pytest.mark.parametrize("place", ["garbage_row_appended", "garbage_refs_dropped", "garbage_recorded"])
+@pytest.mark.parametrize("place", ["gc_row_appended", "gc_refs_dropped", "gc_recorded"])
 def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, RunLayout, Repo], place: str) -> None:
     workspace, layout, repo = littered
     before = Before.of(workspace)

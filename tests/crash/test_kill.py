@@ -19,20 +19,20 @@ from tests.crash.starts import ENV, NOT_A_COPY, recover_and_check, run_until_kil
 ELSEWHERE = ("recovery_", "job_", "garbage_", "run_created")  # recovery, test_slurm, test_gc, a run's birth
 ROUND = [place for place in failpoint.FAILPOINTS if not place.startswith(ELSEWHERE)]
 RECOVERY = [place for place in failpoint.FAILPOINTS if place.startswith("recovery_")]
-JUDGED = ("charged", "judged")
+VERIFICATION = ("test_registered", "verified")
 NAMED = ["planned", "coded", "row_appended"]  # in every run; the others in the long one
 
 
 @pytest.mark.parametrize("place", NAMED)
 def test_a_kill_loses_nothing(workspace: Path, place: str) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 2, run_id, *(["nominate"] if place in JUDGED else []), at=place)
+    run_until_killed(workspace, 2, run_id, *(["nominate"] if place in VERIFICATION else []), at=place)
     rows = recover_and_check(workspace, before, run_id)
     assert [row.round for row in rows] == [1, 2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", [place for place in ROUND if place not in (*NAMED, "judged", "nominated")])
+@pytest.mark.parametrize("place", [place for place in ROUND if place not in (*NAMED, "verified", "nominated")])
 def test_a_kill_at_any_other_place_loses_nothing(workspace: Path, place: str) -> None:
     test_a_kill_loses_nothing(workspace, place)
 
@@ -47,16 +47,16 @@ def test_the_next_round_starts(workspace: Path) -> None:
     assert [row.hypothesis for row in rows[1:]] == ["net 2"] * 2, "the proposal that was lost is made again"
 
 
-@pytest.mark.parametrize("place", ["judged", pytest.param("nominated", marks=pytest.mark.long)])
+@pytest.mark.parametrize("place", ["verified", pytest.param("nominated", marks=pytest.mark.long)])
 def test_a_round_already_paid_for_is_finished(workspace: Path, place: str) -> None:
     """The judge's report is complete (or none is due): recovery writes the row the loop would have written."""
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    cases = ("nominate",) if place == "judged" else ()
+    cases = ("nominate",) if place == "verified" else ()
     run_until_killed(workspace, 2, run_id, *cases, at=place)
     row = recover_and_check(workspace, before, run_id)[-1]
     assert (row.round, row.status) == (2, "ok")
     assert row.branch is not None and row.branch.startswith("exp/")
-    assert (row.verify_verdict is not None) == (place == "judged")
+    assert (row.verify_verdict is not None) == (place == "verified")
 
 
 @pytest.mark.long
@@ -69,7 +69,7 @@ def test_unmeasured_round_is_quarantined_with_its_attempt_id(workspace: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["measured", "pointer_committed", "charged"])
+@pytest.mark.parametrize("place", ["measured", "pointer_committed", "test_registered"])
 def test_measured_round_is_recorded_and_verified_by_the_next_start(workspace: Path, place: str) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     run_until_killed(workspace, 2, run_id, "nominate", at=place)
@@ -158,7 +158,7 @@ def test_other_lives_of_a_round(workspace: Path, case: str, place: str) -> None:
 def test_quarantined_round_is_restored(workspace: Path, tmp_path: Path) -> None:
     """It is verified and gets its branch back, with a follow-up row; a second time there is nothing to restore."""
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 2, run_id, "nominate", at="charged")
+    run_until_killed(workspace, 2, run_id, "nominate", at="test_registered")
     layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
     metrics = layout.round(2).metrics.rename(tmp_path / "metrics.json")  # else recovery finishes the round by itself
     lost = recover_and_check(workspace, before, run_id)[-1]

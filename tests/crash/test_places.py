@@ -227,7 +227,7 @@ def test_lost_secret_is_named_as_lost(layout: RunLayout, left: str) -> None:
     layout.secret.unlink()
     if left == "directory":
         layout.secret.mkdir()
-    with pytest.raises(ManualInterventionRequired, match="secret is lost") as pause:
+    with pytest.raises(ManualInterventionRequired, match="secret is missing") as pause:
         resume(layout, 2)
     assert pause.value.hint is not None and "autoqec show" in pause.value.hint
 
@@ -311,7 +311,7 @@ def test_round_killed_from_outside_is_no_failure_of_its_config(layout: RunLayout
         assert run.memory.state.totals.finished == 1, "it does not count"
     assert [row.status for row in outcome.rows] == ["orphaned_branch"] * 2
     assert str(outcome.rows[0].status_reason).startswith("infrastructure failure: ")
-    assert "killed from outside" in outcome.stop_reason
+    assert "killed by the machine" in outcome.stop_reason
     recover_and_check(layout.repo_root, Before.of(layout.repo_root), layout.run_id)
 
 
@@ -327,7 +327,8 @@ def test_candidate_killed_from_outside_is_tried_again(layout: RunLayout, monkeyp
     resume(layout, 2)
     memory = RunMemory(layout.root)
     assert memory.history.rows()[-1].verify_verdict == "VERIFIED"
-    assert [line.attempt_index for line in memory.attempt_state.charged] == [1, 2, 3], "a second start is a test too"
+    indices = [line.attempt_index for line in memory.attempt_state.registered_tests]
+    assert indices == [1, 2, 3], "a second start is a test too"
     recover_and_check(layout.repo_root, Before.of(layout.repo_root), layout.run_id)
 
 
@@ -346,7 +347,7 @@ def test_candidate_killed_twice_gets_no_verdict_and_a_later_one(
     assert resume(layout, 2) == [] and len(RunMemory(layout.root).history.rows()) == 2, "one retry in all"
     verify_or_replay(layout, Repo.discover(layout.repo_root), 2, lambda *_: None)
     assert RunMemory(layout.root).history.rows()[-1].verify_verdict == "VERIFIED"
-    charged = RunMemory(layout.root).attempt_state.charged
+    charged = RunMemory(layout.root).attempt_state.registered_tests
     assert [(line.round, line.attempt_index) for line in charged] == [(1, 1), (2, 2), (2, 3), (2, 4)]
 
 

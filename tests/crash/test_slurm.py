@@ -122,7 +122,7 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(workspace: Path, cluster: 
     repo = Repo.discover(workspace)
     assert reconcile(going.layout, repo) == []
     assert "worktree" not in {one.kind for one in gc.find_removable(going.layout, repo)}
-    with pytest.raises(UsageError, match="a cluster's job still measures round 2"):
+    with pytest.raises(UsageError, match="a job of a cluster still measures round 2"):
         publish_secret(going.layout, repo)
     assert start(workspace, 2, run_ids(workspace)[0], "slurm").returncode == 0
     row = last(before)

@@ -124,7 +124,7 @@ def test_a_broken_disk_at_every_call(process: Zygote, tmp_path: Path, life: str,
 # Where a round dies, one place for each class of what it leaves; whether its round was nominated.
 ORPHANS = {
     "begun": True, "planned": True, "branched": True, "edited": True, "coded": True, "measured": True,
-    "pointer_committed": True, "nominated": False, "charged": True, "judged": True, "row_appended": True,
+    "pointer_committed": True, "nominated": False, "test_registered": True, "verified": True, "row_appended": True,
     "views_written": True, "pinned": True,
 }  # fmt: skip
 
@@ -151,7 +151,7 @@ def recoveries(process: Zygote, tmp_path: Path, place: str, every: int) -> None:
         )
 
 
-@pytest.mark.parametrize("place", ["coded", "judged"])
+@pytest.mark.parametrize("place", ["coded", "verified"])
 def test_a_recovery_cut_off_at_some_calls(process: Zygote, tmp_path: Path, place: str) -> None:
     recoveries(process, tmp_path, place, 19)
 
@@ -162,7 +162,7 @@ def test_a_recovery_cut_off_at_every_call(process: Zygote, tmp_path: Path, place
     recoveries(process, tmp_path, place, 1)
 
 
-def judgements(process: Zygote, tmp_path: Path, every: int) -> None:
+def verifications(process: Zygote, tmp_path: Path, every: int) -> None:
     """A recorded round that nobody nominated goes before the judge, who is cut off at every `every`-th call."""
     shutil.rmtree(process.workspace, ignore_errors=True)
     make_workspace(process.workspace, ENV)
@@ -185,12 +185,12 @@ def judgements(process: Zygote, tmp_path: Path, every: int) -> None:
 
 
 def test_a_judgement_of_a_recorded_round_cut_off_at_some_calls(process: Zygote, tmp_path: Path) -> None:
-    judgements(process, tmp_path, 4)
+    verifications(process, tmp_path, 4)
 
 
 @pytest.mark.long
 def test_a_judgement_of_a_recorded_round_cut_off_at_every_call(process: Zygote, tmp_path: Path) -> None:
-    judgements(process, tmp_path, 1)
+    verifications(process, tmp_path, 1)
 
 
 def soak(process: Zygote, tmp_path: Path, rounds: int) -> None:

@@ -1,6 +1,6 @@
-"""Where rounds are measured: in this process one after another, or several at once, each in a child of its own.
+"""Executors that measure rounds on this machine, one after another or several at once.
 
-`orchestration.slurm` is the third: a cluster's job a round.
+`executors.slurm` measures every round in a job of a cluster.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MeasureRound = Callable[[RunnerConfig, OnEvent], RoundMetrics]
 
 
 class RoundFuture(Protocol):
-    """A measurement that was asked for."""
+    """A submitted measurement."""
 
     def result(self) -> RoundMetrics:
-        """What was measured, waited for; raises what the measurement raised."""
+        """Wait for the measurement and return its result; raises what the measurement raised."""
         ...
 
     def cancel(self) -> None:
-        """Have it end where it would not end with this process."""
+        """Cancel the measurement if it would outlive this process."""
         ...
 
 
@@ -33,15 +33,17 @@ class NotStartedError(Exception):
 
 
 class Executor(Protocol):
-    """Where rounds are measured. capacity: how many measurements it accepts, waiting ones included."""
+    """Measures rounds. `capacity` is the number of measurements that it accepts at once, waiting ones included."""
 
     capacity: int
 
-    def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture: ...
+    def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
+        """Submit the measurement of a round; `on_event` receives its progress."""
+        ...
 
 
 def run_round(config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:
-    """The Runner, here. Safe to call for several rounds at once: it touches nothing of the run's."""
+    """Measure a round in a child of this process. Thread-safe: it only uses the files of the round."""
     from autoqec.runner import runner
 
     return runner.run_round(config, on_event=on_event)
@@ -59,7 +61,7 @@ class _LazyFuture:
 
 
 class SerialExecutor:
-    """One at a time, in the caller's own thread, when the result is asked for."""
+    """Measures one round at a time, in the thread that waits for the result."""
 
     capacity = 1
 
@@ -67,11 +69,12 @@ class SerialExecutor:
         self._measure = measure
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
+        """Return a future that measures the round when its result is requested."""
         return _LazyFuture(lambda: self._measure(config, on_event))
 
 
 class _ThreadFuture:
-    """A daemon thread, so that an abandoned measurement does not keep the process from exiting."""
+    """Runs the measurement in a daemon thread, so that an abandoned one does not keep the process from exiting."""
 
     def __init__(self, task: Callable[[], RoundMetrics]) -> None:
         self._outcome: queue.SimpleQueue[RoundMetrics | BaseException] = queue.SimpleQueue()
@@ -94,10 +97,15 @@ class _ThreadFuture:
 
 
 class ParallelExecutor:
-    """Up to `slots` at once, and one more that takes the place of the first to end, whichever that is: rounds are
-    recorded in the order in which they began, and behind an early one that takes long another place is kept busy.
+    """Measures up to `slots` rounds at once; one further round waits for the first free slot.
 
-    stopped: asked before one that waited begins; `result` raises NotStartedError with the reason that it gives.
+    Rounds are recorded in the order in which they started, so without the waiting round a slot would stay empty while
+    an early round takes long.
+
+    Args:
+        slots: Measurements at once.
+        measure: Measures one round.
+        stop_reason: Called before a waiting round starts; if it returns a reason, `result` raises NotStartedError.
     """
 
     def __init__(
@@ -107,6 +115,7 @@ class ParallelExecutor:
         self._free_slots = threading.Semaphore(slots)
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> RoundFuture:
+        """Start a thread that measures the round as soon as a slot is free."""
         return _ThreadFuture(lambda: self._run_when_free(config, on_event))
 
     def _run_when_free(self, config: RunnerConfig, on_event: OnEvent) -> RoundMetrics:

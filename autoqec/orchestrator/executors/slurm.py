@@ -1,6 +1,8 @@
-"""Executor with one SLURM job per round: the order is written first, a later start finds the job, its files decide.
+"""Executor with one SLURM job per round.
 
-The job is the Runner's round. The judge and its secret stay with the process that holds the run.
+The job order is written before the job is submitted, so that a later process finds the job; the round's files decide
+whether it finished. The job only trains and measures: the verifier and its secret stay in the process that holds the
+run.
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from autoqec.system import machine, sandbox, slurm
 if TYPE_CHECKING:
     from autoqec.runner.collect import EventForwarder
 
-POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # for the round's files; of SLURM, whose controller serves everybody
-FILE_LAG_S = 10.0  # until what a node wrote is seen here, after its job has ended
-MARGIN_MIN, MARGIN_GB = 15, 1.0  # the round's own limits are to break first
+POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
+FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
+MARGIN_MIN, MARGIN_GB = 15, 1.0  # so that the round's own limits apply before those of the job
 
 
 def fill_job_options(options: Mapping[str, str], profile: Profile, threads: int = 1) -> dict[str, str]:
-    """`--slurm` options with what a round of this profile needs where they do not say."""
+    """Return the `--slurm` options, completed by the time, CPUs and memory that a round of this profile needs."""
     defaults = {
         "time": str(math.ceil(profile.round_wallclock_s / 60) + MARGIN_MIN),
         "cpus": str(threads),
@@ -42,9 +44,14 @@ def fill_job_options(options: Mapping[str, str], profile: Profile, threads: int 
 
 
 class SlurmExecutor:
-    """Up to `slots` jobs at once. options: of `--slurm`, as `host.slurm.parse` gives them.
+    """Measures up to `slots` rounds at once, each in a SLURM job.
 
-    look_s, ask_s, settle_s: how often files are looked for and SLURM is asked, and how long files may lag.
+    Args:
+        slots: Jobs at once.
+        options: Options of `--slurm`, as returned by `system.slurm.parse`.
+        poll_files_s: Seconds between two checks for the files of a round.
+        poll_slurm_s: Seconds between two queries of SLURM.
+        file_lag_s: Seconds to wait for the files of a job that has ended.
     """
 
     def __init__(
@@ -61,7 +68,7 @@ class SlurmExecutor:
         self.active: list[SlurmRoundFuture] = []
 
     def submit(self, config: RunnerConfig, on_event: OnEvent) -> SlurmRoundFuture:
-        """Raises UsageError, with the order called off, where SLURM refuses."""
+        """Submit a job for the round. Raises UsageError if SLURM rejects it, and withdraws the job order."""
         options = fill_job_options(self.options, PROFILES[config.profile], config.threads)
         changes_code = config.modules_dir is not None and not worktree.is_config_only(Path(config.modules_dir))
         order = JobOrder(
@@ -79,14 +86,14 @@ class SlurmExecutor:
         return future
 
     def attach(self, order: JobOrder, on_event: OnEvent) -> SlurmRoundFuture:
-        """Go on with a round that an earlier process ordered."""
+        """Return the future of a round that an earlier process submitted."""
         future = SlurmRoundFuture(self, order, on_event)
         self.active.append(future)
         return future
 
 
 class SlurmRoundFuture:
-    """A round that is a job's."""
+    """A round that a SLURM job measures."""
 
     def __init__(self, executor: SlurmExecutor, order: JobOrder, on_event: OnEvent) -> None:
         self._executor, self.order, self._on_event = executor, order, on_event
@@ -95,10 +102,11 @@ class SlurmRoundFuture:
         self._events: EventForwarder | None = None
 
     def write(self) -> None:
+        """Write the job order to the round directory."""
         atomic.write_json(self.layout.job, self.order.dump())
 
     def enqueue(self) -> None:
-        """Have SLURM queue it, and keep its number."""
+        """Submit the job and store its id."""
         from autoqec.runner import job
 
         order, package = self.order, Path(autoqec.__file__).resolve().parents[1]
@@ -120,7 +128,7 @@ class SlurmRoundFuture:
         failpoint("job_numbered")
 
     def result(self) -> RoundMetrics:
-        """Its metrics, waited for: its files first, then what SLURM says of it."""
+        """Wait for the round and return its metrics; without complete files, the state of the job decides."""
         last_query = float("-inf")
         while (metrics := self._finished_metrics()) is None:
             for future in self._executor.active:
@@ -136,7 +144,7 @@ class SlurmRoundFuture:
         return metrics
 
     def cancel(self) -> None:
-        """Cancel the job and its order; a completed round is left for the next start."""
+        """Cancel the job and withdraw its order; a completed round is left for the next start."""
         if self._finished_metrics() is not None:
             return
         with suppress(ConnectionError):
@@ -146,13 +154,13 @@ class SlurmRoundFuture:
         self.withdraw_order()
 
     def withdraw_order(self) -> None:
-        """A job that begins from now on finds nothing to do, and recovery closes the round."""
+        """Delete the job order: a job that starts later exits at once, and recovery closes the round."""
         with atomic.storage_errors(self.layout.job):
             self.layout.job.unlink(missing_ok=True)
         atomic.fsync_dir(self.layout.dir)
 
     def forward(self) -> None:
-        """What the round's child says of its progress, where its files can be seen from here."""
+        """Forward the progress events of the round's child, if its files are visible on this machine."""
         from autoqec.runner.collect import EventForwarder
         from autoqec.runner.spec import SCRATCH_DIR
 
@@ -161,7 +169,7 @@ class SlurmRoundFuture:
         self._events.forward()
 
     def _finished_metrics(self) -> RoundMetrics | None:
-        """The pointer in the worktree is the last file that a round writes."""
+        """Return the metrics if the round is complete: the pointer in the worktree is the last file that it writes."""
         from autoqec.runner.runner import load_metrics
 
         worktree_dir = self.order.config.code_cwd
@@ -170,7 +178,7 @@ class SlurmRoundFuture:
         return load_metrics(self.layout)
 
     def _query_job(self) -> slurm.Job:
-        """What SLURM says; a round whose job has no number yet gets it, or is queued."""
+        """Return the state of the job; an order without a job id gets the id of its job, or is submitted."""
         from autoqec.runner import job
 
         try:
@@ -207,7 +215,7 @@ class SlurmRoundFuture:
             self._on_event(event)
 
     def _final_metrics(self, job_status: slurm.Job) -> RoundMetrics:
-        """A job that has ended: its files, once they can be seen; else the reason why there are none."""
+        """Return the metrics of a job that has ended, once its files are visible; otherwise record a failed round."""
         from autoqec.runner import runner
 
         deadline = time.monotonic() + self._executor.file_lag_s

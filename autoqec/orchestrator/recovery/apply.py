@@ -21,13 +21,18 @@ from autoqec.system.git import RefUpdate, Repo
 
 
 def reconcile(layout: RunLayout, repo: Repo, *, dry_run: bool = False) -> list[RecoveryAction]:
-    """Bring a run's files and branches in line with its history.
+    """Make the files and branches of a run match its history.
+
+    Args:
+        layout: The run.
+        repo: The repository that holds it.
+        dry_run: Only return the plan.
 
     Returns:
-        What was done, or with `dry_run` what would be.
+        The actions that were carried out, or with `dry_run` those that would be.
 
     Raises:
-        UsageError: There is no such run, or another process holds it.
+        UsageError: The run does not exist, or another process holds it.
         ManualInterventionRequired: The user has to decide; nothing was changed.
     """
     inspect.require_own_directory(layout, RunMemory(layout.root).history.info())
@@ -45,8 +50,14 @@ def recover(
     Args:
         layout: The run.
         repo: The repository that holds it.
-        on_event: Gets one `recovered` event if anything was done.
-        memory: The run's memory, if the caller has one, so that nothing is read twice.
+        on_event: Receives one `recovered` event if anything was done.
+        memory: The run's memory, if the caller has one, so that files are not read twice.
+
+    Returns:
+        The actions that were carried out.
+
+    Raises:
+        ManualInterventionRequired: The user has to decide; nothing was changed.
     """
     memory = memory or RunMemory(layout.root)
     inspect.require_own_directory(layout, memory.history.info())
@@ -78,7 +89,7 @@ def apply_plan(actions: Sequence[RecoveryAction], memory: RunMemory, repo: Repo)
     """Carry out a plan in its order.
 
     Raises:
-        ManualInterventionRequired: The plan is a pause; nothing was touched.
+        ManualInterventionRequired: The plan contains a `pause`; nothing was changed.
     """
     layout = memory.layout
     for action in actions:
@@ -115,7 +126,7 @@ def _delete_leftover(path: Path) -> None:
 
 
 def _ref_updates(actions: Sequence[RecoveryAction], repo: Repo, layout: RunLayout) -> Iterator[RefUpdate]:
-    # Where the file of a damaged ref is deleted, an older value of it in packed-refs comes to light.
+    # When the file of a damaged ref is deleted, an older value in packed-refs becomes visible.
     swept = any(action.kind == "sweep" for action in actions)
     packed = repo.refs(f"refs/heads/{layout.branch_prefix}") | repo.refs(layout.pin_prefix) if swept else {}
     for action in actions:

@@ -22,7 +22,7 @@ def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Ite
 
     Args:
         state: The inspected run.
-        recorded: Its rounds, as history.jsonl describes them.
+        recorded: Its rounds, as recorded in history.jsonl.
     """
     lines = {row.round_attempt_id or row.refers_to_attempt: number for number, row in enumerate(state.rows, start=1)}
     yield from _missing_verified_commits(state, recorded)
@@ -52,12 +52,15 @@ def _missing_verified_commits(state: RunInspection, recorded: list[RoundState]) 
 def _shared_identity(
     state: RunInspection, recorded: list[RoundState], lines: dict[str | None, int]
 ) -> Iterator[RecoveryAction]:
-    """Two attempts that claim one round number or one branch: a damaged id looks like this."""
+    """Yield a pause for two attempts that claim one round number or branch, as after damage to an id."""
     owners: dict[str, str] = {}
-    claims = [(attempt.id, f"round {attempt.round}") for attempt in state.attempts.values()]
-    claims += [(one.id, f"branch {one.planned.branch}") for one in state.attempts.values() if one.planned]
-    claims += [(one.attempt_id, f"round {one.row.round}") for one in recorded]
-    claims += [(one.attempt_id, f"branch {round_branch_of(one.row.branch)}") for one in recorded if one.row.branch]
+    attempts = state.attempts.values()
+    claims = [(attempt.id, f"round {attempt.round}") for attempt in attempts]
+    claims += [(attempt.id, f"branch {attempt.planned.branch}") for attempt in attempts if attempt.planned]
+    for round_state in recorded:
+        claims.append((round_state.attempt_id, f"round {round_state.row.round}"))
+        if round_state.row.branch:
+            claims.append((round_state.attempt_id, f"branch {round_branch_of(round_state.row.branch)}"))
     reported = set()
     for attempt_id, claim in claims:
         other = owners.setdefault(claim, attempt_id)
@@ -76,28 +79,28 @@ def _shared_identity(
 def _lost_attempts(
     state: RunInspection, recorded: list[RoundState], lines: dict[str | None, int]
 ) -> Iterator[RecoveryAction]:
-    """Rows of finished rounds whose lines in attempts.jsonl are gone: with them goes the count of registered tests."""
+    """Yield a pause for finished rounds without lines in attempts.jsonl, which hold the number of registered tests."""
     for round_state in recorded:
         row = round_state.row
         if not round_state.lost and row.round_attempt_id is not None and round_state.attempt_id not in state.attempts:
-            problem = f"attempt {round_state.attempt_id} has no line in {state.layout.attempts}"
+            problem = f"{state.layout.attempts} has no line of attempt {round_state.attempt_id}"
             yield _pause(state, row, lines[round_state.attempt_id], problem)
 
 
 def _verdict_problem(state: RunInspection, round_state: RoundState) -> str | None:
-    """Why the row's verdict is not what its files say; None if it is, or if the row carries no verdict."""
+    """Return how the row's verdict contradicts its files; None if it agrees or the row has no verdict."""
     row, attempt_id = round_state.row, round_state.attempt_id
     attempt = state.attempts.get(attempt_id)
     if row.verify_verdict is None:
         return None
-    if attempt is None or attempt.charged is None:
-        return f"it is {row.verify_verdict}, but {state.layout.attempts} registers no test of attempt {attempt_id}"
+    if attempt is None or attempt.registered_test is None:
+        return f"it is {row.verify_verdict}, but {state.layout.attempts} has no registered test of attempt {attempt_id}"
     problem = _attempt_problem(row, attempt) or _pointer_problem(row, state.committed_pointers.get(attempt_id))
     if problem is not None:
         return problem
     report, path = state.reports.get(attempt_id), state.layout.round(row.round).report_json
     if report is None:
-        # Any other verdict claims nothing; `autoqec verify` writes a lost report again.
+        # Other verdicts claim no gain; `autoqec verify` writes a lost report again.
         return f"it is VERIFIED, but {path} is missing or damaged" if row.verify_verdict == "VERIFIED" else None
     difference = _report_difference(row, attempt, report)
     return f"{difference} ({path})" if difference else None
@@ -112,7 +115,7 @@ def _attempt_problem(row: HistoryRow, attempt: Attempt) -> str | None:
 
 
 def _pointer_problem(row: HistoryRow, pointer: Pointer | str | None) -> str | None:
-    if pointer is None:  # `autoqec gc` drops the pin of a rejected round, and rounds may share a commit that is gone
+    if pointer is None:  # `autoqec gc` deletes pins of rejected rounds, and their commits may no longer exist
         return None
     if isinstance(pointer, str):
         return f"the pointer on its pinned commit cannot be read: {pointer}"
@@ -123,14 +126,14 @@ def _pointer_problem(row: HistoryRow, pointer: Pointer | str | None) -> str | No
 
 
 def _report_difference(row: HistoryRow, attempt: Attempt, report: VerifyReport) -> str | None:
-    """The first difference between the row and its report."""
+    """Return the first difference between the row and its report."""
     pairs = {
         "round": (row.round, report.round),
         "commit_sha": (row.commit_sha, report.commit_sha),
         "round_attempt_id": (attempt.id, report.round_attempt_id),
     }
-    if attempt.charged is not None:
-        pairs["artifact_sha256"] = (attempt.charged.artifact_sha256, report.artifact_sha256)
+    if attempt.registered_test is not None:
+        pairs["artifact_sha256"] = (attempt.registered_test.artifact_sha256, report.artifact_sha256)
     differences = [
         f"{name} is {recorded!r} in the run's files and {reported!r} in the report"
         for name, (recorded, reported) in pairs.items()

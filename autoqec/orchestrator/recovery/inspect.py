@@ -1,4 +1,4 @@
-"""Reads the state of a run for recovery, with a fixed number of git processes however many branches and rows it has."""
+"""Reads the state of a run for recovery; the number of git processes does not depend on the number of branches."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
 
     Args:
         repo: The repository that holds the run.
-        layout: The run. The caller holds its lock, so that whatever is unfinished was left by a dead process.
+        layout: The run. The caller holds its lock, so that unfinished work was left by a dead process.
         memory: The run's memory, if it was read already.
 
+    Returns:
+        The state of the run as found on disk.
+
     Raises:
-        ManualInterventionRequired: A file of the run is damaged, or the directory is not the one the run began in.
+        ManualInterventionRequired: A file of the run is damaged, or the run directory was renamed or copied.
     """
     memory = memory or RunMemory(layout.root)
     info, rows = memory.history.info(), memory.history.rows()
@@ -54,10 +57,11 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
     open_attempts = [attempt for attempt in attempts.values() if attempt.id not in recorded]
     planned = [attempt.planned.branch for attempt in attempts.values() if attempt.planned]
     shas, pins = _read_refs(repo, layout)
-    named = {found.row.branch for found in recorded.values()}
-    unrecorded = [branch for branch in shas if branch not in named]
-    commits = {found.row.commit_sha for found in recorded.values() if found.row.commit_sha}
-    verified = {found.attempt_id: found.row for found in recorded.values() if found.row.verify_verdict is not None}
+    rows_by_attempt = {attempt_id: round_state.row for attempt_id, round_state in recorded.items()}
+    recorded_branches = {row.branch for row in rows_by_attempt.values()}
+    unrecorded = [branch for branch in shas if branch not in recorded_branches]
+    commits = {row.commit_sha for row in rows_by_attempt.values() if row.commit_sha}
+    verified = {key: row for key, row in rows_by_attempt.items() if row.verify_verdict is not None}
     on_pins = {
         attempt_id: f"{pins[attempt_id]}:{pointer_on_branch(row.round)}"
         for attempt_id, row in verified.items()
@@ -96,7 +100,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
 
 
 def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str, str]]:
-    """Branch -> commit and attempt id -> pinned commit."""
+    """Return the commits of branches by name, and the pinned commits by attempt id."""
     shas = {
         ref.removeprefix("refs/heads/"): sha
         for prefix in (layout.branch_prefix, quarantine_branch_of(layout.branch_prefix))
@@ -106,18 +110,18 @@ def _read_refs(repo: Repo, layout: RunLayout) -> tuple[dict[str, str], dict[str,
 
 
 def require_own_directory(layout: RunLayout, info: RunInfo) -> None:
-    """Raise ManualInterventionRequired if the run's directory was renamed or copied: its branches have other names."""
+    """Raise ManualInterventionRequired if the run directory was renamed or copied: its branches have other names."""
     if info.run_id != layout.run_id:
         own = layout.root.with_name(info.run_id)
         hint = (
             f"a copy cannot be resumed, delete it: rm -r {layout.root}" if own.exists() else f"mv {layout.root} {own}"
         )
-        what = f"this directory holds run {info.run_id}, so branches and pins of {layout.run_id} are not its own"
+        what = f"this directory contains run {info.run_id}, so branches and pins of {layout.run_id} are not its own"
         raise ManualInterventionRequired(what, location=str(layout.root), hint=hint)
 
 
 def _broken_refs(repo: Repo, layout: RunLayout, known: set[str]) -> dict[str, Path]:
-    """Files of the run's branches and pins that git does not list as refs; it leaves damaged ones out."""
+    """Return the files of the run's branches and pins that git does not list as refs because they are damaged."""
     prefixes = (f"refs/heads/{layout.branch_prefix}", f"refs/heads/quarantine/{layout.run_id}/", layout.pin_prefix)
     broken = {}
     for prefix in prefixes:
@@ -155,7 +159,7 @@ def _parse_pointer(git_object: tuple[str, bytes] | None, where: str) -> Pointer 
 
 
 def _read_open_round(layout: RoundLayout) -> RoundFiles:
-    """The files of a round without a row, and what the Analyst without a language model says of it."""
+    """Return the files of a round without a row, with the nomination of the Analyst without a language model."""
     round_files = read_round_files(layout)
     if round_files.metrics is None:
         return round_files
@@ -178,7 +182,7 @@ def read_round_files(layout: RoundLayout) -> RoundFiles:
 
 
 def read_job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
-    """Return the order by which a cluster's job measures this attempt's round; None without a complete one."""
+    """Return the job order of this attempt's round; None if there is no complete one."""
     order = _load_contract(layout.job, JobOrder)
     return order if order is not None and order.config.round_attempt_id == attempt_id else None
 
@@ -197,7 +201,7 @@ def _load_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
 
 
 def read_config(path: Path) -> dict[str, Any] | None:
-    """Return the mapping in a config file; None if the file holds none."""
+    """Return the mapping in a config file; None if the file is missing or is not a mapping."""
     try:
         value = files.load_yaml(files.read_text(path), location=str(path))
     except AutoqecError:
@@ -206,23 +210,23 @@ def read_config(path: Path) -> dict[str, Any] | None:
 
 
 def _leftover_files(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:
-    """Half-written files, the Runner's scratch directory and job orders: what a dead process can have left."""
+    """Return what a dead process can have left: partial files, the Runner's scratch directory and job orders."""
     rounds = [layout.round(attempt.round) for attempt in open_attempts]
-    directories = [layout.root, layout.salvage, *(one.dir for one in rounds)]
-    found = [path for directory in directories if directory.is_dir() for path in sorted(directory.iterdir())]
-    leftover = [path for path in found if path.name.endswith(".tmp")]
-    leftover += [one.job for one in rounds if one.job.is_file()]
+    directories = [layout.root, layout.salvage, *(round_layout.dir for round_layout in rounds)]
+    paths = [path for directory in directories if directory.is_dir() for path in sorted(directory.iterdir())]
+    leftover = [path for path in paths if path.name.endswith(".tmp")]
+    leftover += [round_layout.job for round_layout in rounds if round_layout.job.is_file()]
     return [*leftover, *(path for path in _partial_files(layout) if path not in leftover)]
 
 
 def _partial_files(layout: RunLayout) -> list[Path]:
-    """Temporary files of killed writes, also in recorded rounds: those may be verified, and so written to, again.
+    """Return temporary files of killed writes, also in recorded rounds, which a later verification writes to.
 
-    Salvaged files stay as they were found.
+    Salvaged files are not included.
     """
     found = []
     for where, folders, names in os.walk(layout.root):
-        # A .tmp directory is removed as a whole, or belongs to a job.
+        # A .tmp directory is removed as a whole, or is in use by a job.
         folders[:] = sorted(
             name for name in folders if not name.endswith(".tmp") and Path(where, name) != layout.salvage
         )

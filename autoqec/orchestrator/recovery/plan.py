@@ -1,7 +1,7 @@
-"""Recovery plan: a pure function from the inspected state of a run to the actions that bring it back in line.
+"""Recovery plan: a pure function from the inspected state of a run to the actions that repair it.
 
-`inspect.inspect_run` reads the state, `apply.apply_plan` carries the plan out. A plan that is interrupted leaves one of
-the states handled below, so the next plan does the rest.
+`inspect.inspect_run` reads the state, `apply.apply_plan` carries out the plan. An interrupted plan leaves one of the
+states handled below, so the next plan completes it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from autoqec.orchestrator.recovery.state import BranchTip, Kind, RecoveryAction,
 from autoqec.store.layout import branch_round, quarantine_branch_of, round_branch_of
 from autoqec.store.run_state import Attempt, RoundState, fold
 
-# The same text whether recovery finished at once or was itself interrupted.
+# Constants, so that an interrupted and repeated recovery writes the same text.
 _NOTHING_COMMITTED = "the process died before the round's branch had a commit of its own"
 _NOT_MEASURED = "the process died before the round was measured"
 _UNFINISHED_RENAME = "its move to quarantine was interrupted"
 
 
 def plan_recovery(state: RunInspection) -> list[RecoveryAction]:
-    """Return what recovery has to do, in order.
+    """Return the actions of recovery, in order.
 
-    A plan that contains a `pause` contains nothing else: the user has to decide, and nothing is changed. A
-    `commit_pointer` action is carried out before all others, and the rest is planned again after it.
+    A plan with a `pause` contains no other kind of action: the user has to decide, and nothing is changed. Actions of
+    kind `commit_pointer` are carried out first, and the rest is planned again after them.
     """
     recorded = [*fold(state.rows).rounds.values()]
     pauses = [*find_contradictions(state, recorded), *_unknown_branches(state, recorded)]
@@ -39,12 +39,12 @@ def plan_recovery(state: RunInspection) -> list[RecoveryAction]:
     pauses += [action for action in (*closing, *broken) if action.kind == "pause"]
     if pauses:
         return pauses
-    actions = [RecoveryAction("heal", "its last line is torn", path=path) for path in state.torn]
+    actions = [RecoveryAction("heal", "its last line is incomplete", path=path) for path in state.torn]
     used_paths = paths_in_use(state)
     leftovers = [path for path in state.leftovers if used_paths.isdisjoint(path.parents)]
     actions += [RecoveryAction("sweep", "left by a process that died", path=path) for path in leftovers]
     actions += [
-        RecoveryAction("remove_worktree", "its round is over", path=p) for p in state.worktrees if p not in used_paths
+        RecoveryAction("remove_worktree", "its round has ended", path=p) for p in state.worktrees if p not in used_paths
     ]
     restored = {action.branch for action in broken if action.kind == "restore_ref"}
     actions += [*broken, *closing]
@@ -54,18 +54,18 @@ def plan_recovery(state: RunInspection) -> list[RecoveryAction]:
 
 
 def _in_order(state: RunInspection, actions: list[RecoveryAction]) -> list[RecoveryAction]:
-    """Files, then refs in one transaction, then rows, which describe what is already true, then views."""
+    """Order the actions: files, then refs in one transaction, then rows, which describe the new state, then views."""
     pointers = [action for action in actions if action.kind == "commit_pointer"]
     files = [action for action in actions if action.kind in ("heal", "sweep", "remove_worktree")]
     refs = [action for action in actions if action.kind in ("restore_ref", "move_ref", "copy_ref", "drop_ref", "pin")]
     rows = [action for action in actions if action.kind == "append_row"]
     pins = [pin for action in rows if (pin := _pin_of(state, action.row)) is not None]
-    views = [RecoveryAction("views", "they follow from history")] if rows or state.views_stale else []
+    views = [RecoveryAction("views", "they differ from the history")] if rows or state.views_stale else []
     return [*pointers, *files, *refs, *pins, *rows, *views]
 
 
 def _broken_refs(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
-    """Files of refs that name no commit, as a power cut leaves them: restored from the pin, never read as deleted."""
+    """Restore refs whose file names no commit, as after a power failure, from the pin; they do not count as deleted."""
     by_branch = {found.branch: found for found in recorded if found.branch is not None}
     planned = {attempt.planned.branch for attempt in _open_attempts(state, recorded) if attempt.planned}
     for ref, path in state.broken_refs.items():
@@ -74,7 +74,7 @@ def _broken_refs(state: RunInspection, recorded: list[RoundState]) -> Iterator[R
         pin = state.pins.get(found.attempt_id) if found is not None else None
         if branch in planned or (found is not None and pin is None):
             hint = f"write the commit of that branch to {path} (`git reflog`, `git fsck`), or delete the file"
-            yield RecoveryAction("pause", f"{path} names no commit, and no pin says which it was", hint=hint)
+            yield RecoveryAction("pause", f"{path} names no commit, and its round has no pin", hint=hint)
             continue
         yield RecoveryAction("sweep", "the ref's file names no commit", path=path)
         if pin is not None:
@@ -87,7 +87,7 @@ def _open_attempts(state: RunInspection, recorded: list[RoundState]) -> list[Att
 
 
 def _is_on_cluster(state: RunInspection, attempt: Attempt) -> bool:
-    """Whether a cluster's job measures the round, or has: its order and branch are as they were when it began."""
+    """Return whether a job of a cluster measures the round: order and branch are unchanged since it was submitted."""
     planned = attempt.planned
     if planned is None or attempt.id not in state.jobs or planned.branch in state.pointers:
         return False
@@ -96,7 +96,7 @@ def _is_on_cluster(state: RunInspection, attempt: Attempt) -> bool:
 
 
 def paths_in_use(state: RunInspection) -> set[Path]:
-    """Return the worktrees and round directories that a cluster's job is using; nothing else may touch them."""
+    """Return the worktrees and round directories that jobs of a cluster are using and recovery must not change."""
     with_jobs = (attempt.planned for attempt in state.attempts.values() if _is_on_cluster(state, attempt))
     planned = [plan for plan in with_jobs if plan is not None]
     worktrees = {state.layout.worktree(plan.branch) for plan in planned}
@@ -104,7 +104,7 @@ def paths_in_use(state: RunInspection) -> set[Path]:
 
 
 def _close_attempt(state: RunInspection, attempt: Attempt) -> Iterator[RecoveryAction]:
-    """One row, and a branch that matches it."""
+    """Close an unfinished attempt with one row and a branch that matches it."""
     planned = attempt.planned
     if planned is None:
         yield _row(round_recorder.aborted_row(attempt, why="the process died before anything was planned"))
@@ -112,12 +112,12 @@ def _close_attempt(state: RunInspection, attempt: Attempt) -> Iterator[RecoveryA
     branch, quarantine_branch = planned.branch, quarantine_branch_of(planned.branch)
     tip, quarantine_tip = state.branches.get(branch), state.branches.get(quarantine_branch)
     if tip is not None and quarantine_tip is not None and tip.sha == quarantine_tip.sha:
-        # git creates the new name before it deletes the old one; it was interrupted between the two.
+        # git creates the new name before it deletes the old one, and was interrupted in between.
         yield from _drop(state, branch, tip.sha, _UNFINISHED_RENAME)
         yield from _close_quarantined(state, attempt, quarantine_branch, quarantine_tip)
     elif tip is not None and quarantine_tip is not None:
         hint = f"git branch -m {quarantine_branch} a-name-of-your-own; then --resume"
-        message = f"both {branch} and {quarantine_branch} exist, so it is not known which is the round's"
+        message = f"both {branch} and {quarantine_branch} exist, so the branch of the round is ambiguous"
         yield RecoveryAction("pause", message, hint=hint)
     elif quarantine_tip is not None:
         yield from _close_quarantined(state, attempt, quarantine_branch, quarantine_tip)
@@ -171,7 +171,7 @@ def _close_branch(state: RunInspection, attempt: Attempt, branch: str, tip: Bran
 
 
 def _is_measured(state: RunInspection, attempt: Attempt, branch: str, tip: BranchTip) -> bool:
-    """Whether the Runner finished the round, and only the commit of its pointer is missing."""
+    """Return whether the Runner finished the round, and only the commit of its pointer is missing."""
     files = state.rounds.get(attempt.round, RoundFiles())
     if files.metrics is None or files.pointer is None or files.pointer.commit_sha != tip.sha:
         return False
@@ -189,7 +189,7 @@ def _commit_pointer(state: RunInspection, attempt: Attempt, branch: str, tip: Br
 
 
 def _pointer_problem(state: RunInspection, attempt: Attempt, branch: str, pointer: Pointer | str | None) -> str | None:
-    """Why the pointer found on `branch` is not this attempt's; None if it is, or if there is none."""
+    """Return why the pointer on `branch` does not belong to this attempt; None if it does, or if there is none."""
     if pointer is None:
         return None
     if isinstance(pointer, str):
@@ -202,10 +202,10 @@ def _pointer_problem(state: RunInspection, attempt: Attempt, branch: str, pointe
 
 
 def _finish(state: RunInspection, attempt: Attempt, pointer: Pointer, tip: BranchTip) -> HistoryRow | None:
-    """The row of a measured round whose pointer is committed; None if a file of it is missing.
+    """Return the row of a measured round whose pointer is committed; None if one of its files is missing.
 
-    Nomination and verification are repeated from what is on disk: without a nomination the Analyst without a language
-    model decides, and a candidate without its report is recorded as not verified, which can be made up for later.
+    Nomination and report are taken from disk. Without a nomination the Analyst without a language model nominates; a
+    candidate without a report is recorded as not verified and can be verified later.
     """
     files = state.rounds.get(attempt.round, RoundFiles())
     metrics, nominated, report = files.metrics, attempt.nominated, files.report
@@ -222,7 +222,7 @@ def _finish(state: RunInspection, attempt: Attempt, pointer: Pointer, tip: Branc
     elif report is None or not _report_matches(report, attempt, pointer):
         report = None
         round_dir = state.layout.round(attempt.round).dir.relative_to(state.layout.repo_root)
-        unverified_reason = f"not verified: the process died before it was; `autoqec verify {round_dir}` verifies it"
+        unverified_reason = f"not verified: the process died before; `autoqec verify {round_dir}` verifies it"
     return round_recorder.build_row(
         replace(attempt, nominated=nominated),
         metrics,
@@ -235,7 +235,7 @@ def _finish(state: RunInspection, attempt: Attempt, pointer: Pointer, tip: Branc
 
 
 def _report_matches(report: VerifyReport, attempt: Attempt, pointer: Pointer) -> bool:
-    if attempt.charged is None or report.artifact_sha256 != attempt.charged.artifact_sha256:
+    if attempt.registered_test is None or report.artifact_sha256 != attempt.registered_test.artifact_sha256:
         return False
     identity = (report.run_id, report.round, report.round_attempt_id, report.branch, report.commit_sha)
     return identity == (pointer.run_id, attempt.round, attempt.id, pointer.branch, pointer.commit_sha)
@@ -250,7 +250,7 @@ def _row(row: HistoryRow) -> RecoveryAction:
 
 
 def _maintain(state: RunInspection, found: RoundState) -> Iterator[RecoveryAction]:
-    """A recorded round: its branch exists, or a follow-up row says that it does not; its commit is pinned."""
+    """Make a recorded round consistent: branch present or its deletion recorded, commit pinned."""
     row = found.row
     if row.branch is None or row.commit_sha is None:
         yield from _drop_empty_branch(state, found)
@@ -258,10 +258,10 @@ def _maintain(state: RunInspection, found: RoundState) -> Iterator[RecoveryActio
     other = _counterpart(row.branch)
     tip, counterpart_tip = state.branches.get(row.branch), state.branches.get(other)
     if tip is not None and counterpart_tip is not None and tip.sha == counterpart_tip.sha:
-        yield from _drop(state, other, counterpart_tip.sha, f"it is {row.branch} by now")
+        yield from _drop(state, other, counterpart_tip.sha, f"it was renamed to {row.branch}")
     if tip is None and not found.gone:
         if counterpart_tip is not None:
-            why = f"history has the round as {row.branch}"
+            why = f"its name in the history is {row.branch}"
             yield _move(state, other, counterpart_tip.sha, row.branch, why)
             tip = counterpart_tip
         else:
@@ -274,7 +274,7 @@ def _maintain(state: RunInspection, found: RoundState) -> Iterator[RecoveryActio
 
 
 def _drop_empty_branch(state: RunInspection, found: RoundState) -> Iterator[RecoveryAction]:
-    """A branch without a commit of its own that was checked out when its round was closed."""
+    """Delete a branch without a commit of its own that was checked out when its round was closed."""
     attempt = state.attempts.get(found.attempt_id)
     planned = attempt.planned if attempt is not None else None
     tip = state.branches.get(planned.branch) if planned is not None else None
@@ -283,7 +283,7 @@ def _drop_empty_branch(state: RunInspection, found: RoundState) -> Iterator[Reco
 
 
 def _pin_of(state: RunInspection, row: HistoryRow | None) -> RecoveryAction | None:
-    """The pin of a round that this very plan records."""
+    """Return the pin of a round that the same plan records."""
     if row is None or row.round_attempt_id is None or row.commit_sha is None or row.branch is None:
         return None
     if row.round_attempt_id in state.pins:
@@ -308,7 +308,7 @@ def _known_branches(state: RunInspection, recorded: list[RoundState]) -> set[str
 
 
 def _unknown_branches(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
-    """Branches in the run's namespace that no file accounts for, and whose pointer names no attempt."""
+    """Yield a pause for branches in the run's namespace that no file of the run and no pointer accounts for."""
     known_branches = _known_branches(state, recorded)
     closed = {found.attempt_id for found in recorded}
     for branch in state.branches:
@@ -320,7 +320,7 @@ def _unknown_branches(state: RunInspection, recorded: list[RoundState]) -> Itera
 
 
 def _record_unlogged_branches(state: RunInspection, recorded: list[RoundState]) -> Iterator[RecoveryAction]:
-    """Branches whose attempt line is lost while their pointer names the attempt: quarantined, one row each."""
+    """Quarantine branches whose line in attempts.jsonl is lost, with one row each; their pointer names the attempt."""
     known_branches = _known_branches(state, recorded)
     closed = {found.attempt_id for found in recorded}
     for branch, tip in state.branches.items():
@@ -329,12 +329,12 @@ def _record_unlogged_branches(state: RunInspection, recorded: list[RoundState]) 
             continue
         quarantine_branch = branch if branch.startswith("quarantine/") else quarantine_branch_of(branch)
         if quarantine_branch != branch:
-            yield _move(state, branch, tip.sha, quarantine_branch, "its attempt's line is lost")
+            yield _move(state, branch, tip.sha, quarantine_branch, "its line in attempts.jsonl is lost")
         yield _row(round_recorder.unrecorded_row(pointer, branch=quarantine_branch))
 
 
 def _matching_pointer(state: RunInspection, branch: str, closed: set[str]) -> Pointer | None:
-    """The pointer of a branch that no line accounts for, if it matches the place where it was found."""
+    """Return the pointer of a branch without a line in attempts.jsonl, if it matches the branch that it is on."""
     pointer, origin = state.pointers.get(branch), round_branch_of(branch)
     if not isinstance(pointer, Pointer) or pointer.round_attempt_id in closed | set(state.attempts):
         return None

@@ -1,4 +1,4 @@
-"""What recovery reads and what it does: the inspected state of a run, and the actions of a plan."""
+"""Data types of recovery: the inspected state of a run, and the actions of a plan."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class BranchTip:
 
 @dataclass(frozen=True)
 class RoundFiles:
-    """The complete files of one round directory; None for a file that is missing or torn.
+    """The complete files of one round directory; None for a file that is missing or incomplete.
 
-    nomination: what the Analyst without a language model says of `metrics`; None without metrics.
+    `nomination` is the one of the Analyst without a language model for `metrics`; None without metrics.
     """
 
     metrics: RoundMetrics | None = None
@@ -57,7 +57,7 @@ class RoundFiles:
 
 @dataclass(frozen=True)
 class RunInspection:
-    """The state of a run as found. Branches go by their full name (`exp/…`, `quarantine/…`).
+    """The state of a run as found on disk. Branches have their full name (`exp/…`, `quarantine/…`).
 
     Attributes:
         attempts: By id, from attempts.jsonl.
@@ -72,10 +72,11 @@ class RunInspection:
         jobs: Open attempts that have a job order for a cluster and the worktree that the job needs.
         missing: Recorded commits that git no longer has.
         checked_out: Branches that are checked out in the main worktree, or in a linked one that is not a round's.
-        broken_refs: Full names of branches and pins whose file names no commit -> that file.
-        worktrees, leftovers: Directories and files that a dead owner left behind.
+        broken_refs: Files of branches and pins that name no commit, by full ref name.
+        worktrees: Checkouts that a dead process left.
+        leftovers: Files and directories that a dead process left.
         torn: Files that end in an incomplete line.
-        views_stale: Whether a file that follows from history is missing or differs.
+        views_stale: Whether a view is missing or differs from the history.
     """
 
     layout: RunLayout
@@ -100,7 +101,7 @@ class RunInspection:
 
 @dataclass(frozen=True)
 class RecoveryAction:
-    """One step of recovery. Refs: `branch` (or a pin) at `sha`, and `to` where it moves."""
+    """One step of recovery. For refs, `branch` (or a pin) points at `sha`, and `to` is its new name."""
 
     kind: Kind
     why: str
@@ -125,6 +126,6 @@ class RecoveryAction:
         return {key: value for key, value in fields.items() if value is not None}
 
     def describe(self) -> str:
-        """Return the action as one line for people."""
+        """Return the action as one line of text."""
         what = self.branch or (str(self.path) if self.path else "")
         return " ".join(filter(None, [self.kind.replace("_", " "), what])) + f": {self.why}"

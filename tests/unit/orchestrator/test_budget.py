@@ -17,11 +17,11 @@ from autoqec.orchestrator.executors.local import ParallelExecutor, SerialExecuto
 from autoqec.store.run_state import fold
 from tests.support import rounds
 
-ABORTED_STATUSES = rounds.row(9, status="orphaned_branch", status_reason="x", verify_verdict=None)
+ABORTED = rounds.row(9, status="orphaned_branch", status_reason="x", verify_verdict=None)
 
 
 def test_rounds_count_finished_rows_and_those_under_way() -> None:
-    rows = [rounds.row(1), rounds.row(2), ABORTED_STATUSES]
+    rows = [rounds.row(1), rounds.row(2), ABORTED]
     assert Budget(rounds=3).exhausted(fold(rows), 0) is None
     assert Budget(rounds=3).exhausted(fold(rows), 0, n_running=1)
     assert Budget(rounds=2).exhausted(fold(rows), 0)
@@ -63,8 +63,8 @@ def test_a_budget_is_read_from_one_line() -> None:
 @pytest.mark.parametrize(
     "text", ["rounds", "rounds=0", "hours=nan", "days=3", "rounds=1.5", "hours=-1", "gpu_hours=0", ",", "rounds=1,"]
 )
-def test_what_is_no_limit_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="no limit"):
+def test_invalid_limits_are_rejected(text: str) -> None:
+    with pytest.raises(UsageError, match="not a limit"):
         Budget.parse(text)
 
 

@@ -23,7 +23,7 @@ from autoqec.store import atomic
 from autoqec.store.files import load_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import apply_row, fold
+from autoqec.store.run_state import apply_rows, fold
 from tests.support import rounds
 
 ENV, _ = load_env(Path(__file__).parents[3] / "autoqec/envs/builtin/smoke.yaml")
@@ -188,7 +188,7 @@ def test_reducer_leaves_the_given_state_as_it_was() -> None:
     states = [fold(rows[:n]) for n in range(len(rows) + 1)]
     copies = [fold(rows[:n]) for n in range(len(rows) + 1)]
     for state, row, after in zip(states, rows, states[1:], strict=False):
-        assert apply_row(state, row) == after
+        assert apply_rows(state, [row]) == after
     assert states == copies
 
 
@@ -210,7 +210,7 @@ def test_charges_are_those_of_the_file(tmp_path: Path) -> None:
     for number in (1, 2):
         for line in (rounds.begun(number), rounds.planned(number), rounds.charged(number)):
             memory.history.append_attempt(line)
-        assert [line.round for line in memory.attempt_state.charged] == [1, 2][:number]
+        assert [line.round for line in memory.attempt_state.registered_tests] == [1, 2][:number]
     lines = memory.layout.attempts.read_bytes().splitlines(keepends=True)
     atomic.write_bytes(memory.layout.attempts, b"".join(lines[:3]))
-    assert [line.round for line in memory.attempt_state.charged] == [1]
+    assert [line.round for line in memory.attempt_state.registered_tests] == [1]

@@ -170,7 +170,7 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
         ends = [(row.round, row.status) for row in run.memory.history.rows()]
         assert ends == [(1, "ok"), (2, "ok"), (3, "orphaned_branch")]
         aside = outcome.rows[-1]
-        assert "told to stop" in str(aside.status_reason) and str(aside.branch).startswith("quarantine/")
+        assert "interrupted" in str(aside.status_reason) and str(aside.branch).startswith("quarantine/")
         assert plan_recovery(inspect.inspect_run(run.repo, run.layout)) == [], "recovery has nothing left to do"
         monkeypatch.setattr(loop_module, "ParallelExecutor", ParallelExecutor)
         outcome = run_rounds(run, 3, executor=SerialExecutor(lambda config, tell: canned.run_round(config)))

@@ -35,13 +35,13 @@ LINES = [charged("five", 5, ONE, 1), charged("three", 3, TWO, 2), charged("two",
 
 
 def test_a_replay_sees_what_its_own_attempt_saw() -> None:
-    assert _earlier_artifacts(LINES, "five", judged=True) == {}
-    assert _earlier_artifacts(LINES, "three", judged=True) == {ONE: 5}
-    assert _earlier_artifacts(LINES, "two", judged=True) == {ONE: 5, TWO: 3}
+    assert _earlier_artifacts(LINES, "five", verified=True) == {}
+    assert _earlier_artifacts(LINES, "three", verified=True) == {ONE: 5}
+    assert _earlier_artifacts(LINES, "two", verified=True) == {ONE: 5, TWO: 3}
 
 
 def test_the_next_attempt_sees_all() -> None:
-    assert _earlier_artifacts(LINES, "six", judged=False) == {
+    assert _earlier_artifacts(LINES, "six", verified=False) == {
         ONE: 5,
         TWO: 3,
     }  # the first draw of an artifact is the one named
@@ -49,9 +49,9 @@ def test_the_next_attempt_sees_all() -> None:
 
 def test_an_attempt_that_was_cut_off_is_no_draw_of_its_own() -> None:
     again = [*LINES, charged("three", 3, TWO, 4)]
-    assert _earlier_artifacts(LINES, "three", judged=False) == {ONE: 5}
-    assert _earlier_artifacts(again, "three", judged=True) == {ONE: 5}
-    assert _earlier_artifacts(again, "six", judged=False) == {ONE: 5, TWO: 3}
+    assert _earlier_artifacts(LINES, "three", verified=False) == {ONE: 5}
+    assert _earlier_artifacts(again, "three", verified=True) == {ONE: 5}
+    assert _earlier_artifacts(again, "six", verified=False) == {ONE: 5, TWO: 3}
 
 
 def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from autoqec.errors import StorageError, UsageError
-from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from autoqec.system.process import procfs
 
@@ -43,7 +42,6 @@ def test_owner_file_names_process_and_epoch(tmp_path: Path) -> None:
             note = json.loads((tmp_path / "owner.json").read_text())
             assert (held.epoch, note["epoch"], note["pid"]) == (epoch, epoch, os.getpid())
             assert note["boot_id"] == procfs.boot_id() and note["start_time"] == procfs.start_time(os.getpid())
-    assert RunLayout(tmp_path, "x").owner.name == run_lock.OWNER_FILE
     assert sorted(path.name for path in tmp_path.iterdir()) == ["owner.json"]
 
 
