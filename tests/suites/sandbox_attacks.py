@@ -122,7 +122,8 @@ ATTACKS: dict[str, str] = {
     ),
     "run in real time": f"import os; os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); {WON}",
     "keep a capability": (
-        "caps = [line.split()[1] for line in open('/proc/self/status') if line.startswith(('CapEff', 'CapBnd'))]\n"
+        "import os; sets = ('CapEff', 'CapPrm', 'CapInh', 'CapAmb') + (('CapBnd',) if os.geteuid() == 0 else ())\n"
+        "caps = [line.split()[1] for line in open('/proc/self/status') if line.startswith(sets)]\n"
         f"assert any(int(one, 16) for one in caps); {WON}"
     ),
 }

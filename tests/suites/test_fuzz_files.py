@@ -47,7 +47,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunLayout]:
     root = tmp_path_factory.mktemp("workspace")
     with tarfile.open(ARCHIVE) as tar:
         run_id = json.load(tar.extractfile("archive.json"))["run_id"]  # type: ignore[arg-type]
-        tar.extractall(root, filter="data")
+        tar.extractall(root, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (root / "runs").mkdir()
     (root / "run").rename(root / "runs" / run_id)
     with pytest.MonkeyPatch.context() as patch:

@@ -200,6 +200,17 @@ def readable() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(path for path in all_forms if path != Path("/")))
 
 
+def _interpreter_links() -> list[Path]:
+    """Symbolic links between `sys.executable` and the interpreter that lie outside the places that are bound."""
+    links, path = [], Path(sys.executable)
+    bound = (*_system(), *readable())
+    while path.is_symlink():
+        if not any(path.is_relative_to(place) for place in bound):
+            links.append(path)
+        path = Path(os.path.normpath(path.parent / os.readlink(path)))
+    return links
+
+
 def _exposed(places: Sequence[Path]) -> list[Path]:
     """Those of `places` that lie among the files of Python and of the system; outermost only, as named and resolved."""
     opened = [form for path in (*_system(), *readable()) for form in (path, path.resolve())]
@@ -256,6 +267,8 @@ def _bubblewrap(policy: SandboxPolicy) -> list[str]:
         out += ["--symlink", os.readlink(path), str(path)] if path.is_symlink() else _bind("--ro-bind", path)
     for path in _by_depth(readable()):
         out += _bind("--ro-bind", path)
+    for path in _interpreter_links():
+        out += ["--symlink", os.readlink(path), str(path)]
     hidden = _exposed((*policy.hidden_paths, *policy.hidden))
     for path in hidden:
         out += ["--size", size, "--tmpfs", str(path)] if path.is_dir() else ["--ro-bind", "/dev/null", str(path)]

@@ -63,6 +63,7 @@ def test_work_goes_on_when_the_disk_of_the_output_is_full(tmp_path: Path) -> Non
 def test_ctrl_c_while_modules_are_imported_is_one_error(module: str) -> None:
     code = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:

@@ -576,7 +576,7 @@ def test_locks_that_are_older_than_the_dead_writer_are_kept(repo: Repo) -> None:
 
 def test_lock_of_another_user_is_kept(repo: Repo) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root, to give a file to another user")
+        pytest.skip("needs root, to give a file to another user; to install: nothing, run the tests as root")
     grow(repo, 1, base="x")
     leave_locks(repo)
     os.chown(repo.common / "packed-refs.lock", 4242, 4242)

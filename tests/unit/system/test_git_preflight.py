@@ -77,7 +77,7 @@ def test_linked_worktree_is_named_with_the_baseline_of_the_main_one(repo: Repo, 
 
 def test_dubious_ownership_hints_at_safe_directory(repo: Repo, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("needs root, to give a directory to another user")
+        pytest.skip("needs root, to give a directory to another user; to install: nothing, run the tests as root")
     monkeypatch.setenv("HOME", str(tmp_path))
     os.chown(repo.root, 4242, 4242)
     os.chown(repo.common, 4242, 4242)

@@ -123,6 +123,19 @@ def test_attacks_gain_nothing(attack: str, sandbox_backend: SandboxBackend, worl
     assert world.breaches() == [], (tmp_path / "log").read_text()
 
 
+def test_interpreter_behind_links_elsewhere_starts(
+    sandbox_backend: SandboxBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment whose `python` is a link into a directory of links, as version managers make it."""
+    (tmp_path / "versions").mkdir()
+    (tmp_path / "versions" / "python3").symlink_to(sys.executable)
+    (tmp_path / "python").symlink_to("versions/python3")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    log = tmp_path / "log"
+    run("print('started')", sandbox_backend, SandboxPolicy(tmp_mb=TMP_MB), log)
+    assert log.read_text() == "started\n"
+
+
 @pytest.mark.parametrize(
     "attack", ["read a secret file", "write outside", "connect over TCP", "send over UDP", "see another's environment"]
 )
