@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy import optimize, special  # scipy.stats takes half a second to import
+from statistics import NormalDist
+from typing import TYPE_CHECKING
 
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact confidence interval of a rate (Clopper and Pearson, 1934); (0, 1) without shots."""
     if not 0 <= errors <= shots:
         raise ValueError(f"{errors} errors out of {shots} shots")
+    from scipy import special  # half a second to import, and intervals of paired effects do not need it
+
     tail = (1 - confidence) / 2
     low = float(special.betaincinv(errors, shots - errors + 1, tail)) if errors else 0.0
     high = float(special.betaincinv(errors + 1, shots - errors, 1 - tail)) if errors < shots else 1.0
@@ -39,7 +43,8 @@ def rate(errors: int, shots: int, *, rounds: int = 1, confidence: float = 0.95) 
 
 def error_mask(predictions: NDArray[np.bool_], observables: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return bool [n], the shots in which any of the observables, [n, n_observables], is predicted wrongly."""
-    return np.asarray((predictions != observables).any(axis=1))
+    wrong: NDArray[np.bool_] = (predictions != observables).any(axis=1)
+    return wrong
 
 
 def count_pairs(reference_wrong: NDArray[np.bool_], candidate_wrong: NDArray[np.bool_]) -> PairedCounts:
@@ -115,12 +120,12 @@ def detectable_effect(
     errors = shots * ler
     if errors <= 0:
         return 1.0
-    z = float(special.ndtri((1 + confidence) / 2) + special.ndtri(power))
+    z = _normal_quantile((1 + confidence) / 2) + _normal_quantile(power)
     return min(1.0, z * math.sqrt(discordance / errors))
 
 
 def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> tuple[float, float]:
-    z = float(special.ndtri((1 + confidence) / 2))
+    z = _normal_quantile((1 + confidence) / 2)
     estimate = (fixed - broken) / shots
 
     def score(delta: float) -> float:
@@ -135,7 +140,7 @@ def _delta_interval(fixed: int, broken: int, shots: int, confidence: float) -> t
 
 def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, float]:
     """Return the interval of LER(candidate) / LER(reference); the reference made at least one error."""
-    z = float(special.ndtri((1 + confidence) / 2))
+    z = _normal_quantile((1 + confidence) / 2)
     reference, candidate = counts.errors_reference, counts.errors_candidate
     both, either = candidate - counts.broken, reference + counts.broken
 
@@ -156,6 +161,10 @@ def _ratio_interval(counts: PairedCounts, confidence: float) -> tuple[float, flo
     return _solve_interval(score, candidate / reference, z, 0.0, high)
 
 
+def _normal_quantile(probability: float) -> float:
+    return NormalDist().inv_cdf(probability)
+
+
 def _standardized(value: float, variance: float) -> float:
     return value / math.sqrt(max(variance, 1e-300))
 
@@ -167,7 +176,33 @@ def _solve_interval(
     edge = 1e-15
     low, high = floor, ceiling
     if estimate > floor and score(floor + edge) > z:
-        low = float(optimize.brentq(lambda x: score(x) - z, floor + edge, estimate, xtol=1e-12))
+        low = _root(lambda x: score(x) - z, floor + edge, estimate)
     if estimate < ceiling and score(ceiling - edge) < -z:
-        high = float(optimize.brentq(lambda x: score(x) + z, estimate, ceiling - edge, xtol=1e-12))
+        high = _root(lambda x: score(x) + z, estimate, ceiling - edge)
     return low, high
+
+
+def _root(function: Callable[[float], float], a: float, b: float) -> float:
+    """Return the root of a function that changes sign in [a, b] (Chandrupatla, Adv. Eng. Softw. 28, 145, 1997).
+
+    Inverse quadratic interpolation through the last three points where they are monotonic enough, else bisection.
+    """
+    value_a, value_b, step = function(a), function(b), 0.5
+    while True:
+        x = a + step * (b - a)
+        value = function(x)
+        if (value > 0) == (value_a > 0):
+            c, value_c = a, value_a
+        else:
+            c, value_c, b, value_b = b, value_b, a, value_a
+        a, value_a = x, value
+        smallest_step = 1e-13 * max(1.0, abs(a)) / abs(b - a) if a != b else 1.0
+        if value == 0 or smallest_step > 0.5:
+            return a if abs(value_a) < abs(value_b) else b
+        xi, phi = (a - b) / (c - b), (value_a - value_b) / (value_c - value_b)
+        step = 0.5
+        if phi * phi < xi and (1 - phi) * (1 - phi) < 1 - xi:
+            from_b = value_a / (value_b - value_a) * value_c / (value_b - value_c)
+            from_c = value_a / (value_c - value_a) * value_b / (value_c - value_b)
+            step = from_b + (c - a) / (b - a) * from_c
+        step = min(max(step, smallest_step), 1 - smallest_step)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.qec import stats
@@ -130,6 +132,26 @@ def test_detectable_effect_is_detectable() -> None:
     assert stats.detectable_effect(4 * shots, ler) == pytest.approx(gain / 2)
 
 
-def test_needs_neither_torch_nor_stim() -> None:
-    code = "import sys, autoqec.qec.stats; sys.exit(bool({'torch', 'stim', 'pymatching'} & set(sys.modules)))"
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-1.0, 1.0), st.floats(1e-3, 50.0), st.floats(0.0, 1.0), st.sampled_from([1, 3, 9]))
+def test_root_agrees_with_scipy(root: float, slope: float, share: float, power: int) -> None:
+    """Of a decreasing function, also one that is flat at its root, where only bisection makes progress."""
+
+    def function(x: float) -> float:
+        return math.atan(slope * (root - x)) ** power
+
+    low, high = -1.0 - share, 1.0 + share**2
+    expected = root if power > 1 else float(optimize.brentq(function, low, high, xtol=1e-13))
+    assert stats._root(function, low, high) == pytest.approx(expected, abs=1e-11 if power == 1 else 1e-2)
+
+
+def test_paired_intervals_load_no_heavy_package() -> None:
+    """They are computed whenever a run is opened, so their imports are paid by every command."""
+    code = """
+import sys
+from autoqec.contracts.verdict import PairedCounts
+from autoqec.qec.stats import paired_effect
+paired_effect(PairedCounts(shots=100, errors_reference=5, errors_candidate=3, fixed=4, broken=2))
+sys.exit(bool({'torch', 'stim', 'pymatching', 'scipy', 'numpy'} & set(sys.modules)))
+"""
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
