@@ -84,6 +84,7 @@ bench: install
 	$(BIN)/python -m benchmarks.agents
 	$(BIN)/python -m benchmarks.loops
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.commands
 
 pictures: install
 	$(BIN)/python -m docs.pictures $(ARGS)

@@ -80,13 +80,17 @@ def roles() -> Roles:
 
 
 def append_rounds(
-    layout: RunLayout, count: int, verified: Callable[[int], bool] = lambda number: number % 10 == 0
+    layout: RunLayout,
+    count: int,
+    verified: Callable[[int], bool] = lambda number: number % 10 == 0,
+    measured: Callable[[int], dict[str, Any]] = lambda number: {},
 ) -> None:
     """History, attempts, branches and pins of `count` more rounds, as they would be.
 
     verified: Which rounds stand verified, by number, each with its registered test and its report.
+    measured: Config and figures of a round, by number; without them, those of the round before.
     """
-    memory = RunMemory(layout.root)
+    memory, verified_fields = RunMemory(layout.root), round_recorder.verification_fields(rounds.report(1))
     first, row, info = memory.next_round(), memory.history.rows()[-1], memory.history.info()
     shas = _commits(layout, first, count, info.baseline_sha, pinned=True)
     lines: dict[Path, list[dict[str, Any]]] = {layout.history: [], layout.attempts: []}
@@ -95,14 +99,14 @@ def append_rounds(
         named = {"branch": branch, "commit_sha": code, "round_attempt_id": name}
         layout.round(number).dir.mkdir()
         written = [rounds.begun(number), rounds.planned(number, branch=branch), rounds.nominated(number)]
-        fields: dict[str, Any] = {"verdict": "ignore", "verify_verdict": None}
+        fields: dict[str, Any] = dict.fromkeys(verified_fields) | {"verdict": "ignore", "verify_reasons": ()}
         if verified(number):
             report = rounds.report(number, run_id=info.run_id, **named)
             layout.round(number).report_json.write_text(json.dumps(report.dump()), encoding="utf-8")
             written.append(rounds.charged(number))
             fields = {"verdict": "candidate", **round_recorder.verification_fields(report), "sandbox": report.sandbox}
         lines[layout.attempts] += [line.dump() for line in written]
-        fields |= {"round": number, "n_params": number, **named}
+        fields |= {"round": number, "n_params": number, **named, **measured(number)}
         lines[layout.history].append(HistoryRow.model_validate({**row.dump(), **fields}).dump())
     for path, values in lines.items():
         jsonl.append_all(path, values, chained=True)

@@ -54,13 +54,14 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
     origin = "the baseline" if row.fork_from == "baseline" else f"`{code_span(row.fork_from_canonical)}`"
     if row.compose_mode:
         origin += f", composed ({row.compose_mode})"
+    measured = describe_measurement(row) if row.status == "ok" else ""
     parts = [
         ("Hypothesis", f"{_clause(row.hypothesis)}. Forked from {origin}."),
-        ("Result", _result(row)),
+        ("Result", measured if row.status == "ok" else _without_result(row)),
         ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
         ("Verification", _verification(row) if row.verify_verdict else ""),
         ("Meaning", _meaning(row)),
-        ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row)) else ""),
+        ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row, measured)) else ""),
         ("Next hypothesis", f"{_clause(row.next_hypothesis_seed)}." if row.next_hypothesis_seed else ""),
         ("So far", _so_far(state.totals, state.rounds)),
     ]
@@ -84,20 +85,18 @@ def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
     return " ".join([*parts, f"Best verified: round {best.round} (`{code_span(totals.best.branch)}`), {_gain(best)}."])
 
 
-def _result(row: HistoryRow) -> str:
+def _without_result(row: HistoryRow) -> str:
     if row.status == "compose_conflict":
         return f"The branches do not merge; both changed {markdown(', '.join(row.conflicting_files or ()))}."
-    if row.status == "ok":
-        return describe_measurement(row)
     return f"Ended without a result, {row.status}: {_clause(row.status_reason or '')}."
 
 
-def _opinion(row: HistoryRow) -> str:
-    """Text of the Analyst beyond the measured figures; "" without any."""
+def _opinion(row: HistoryRow, measured: str) -> str:
+    """Text of the Analyst beyond `measured`, the description of the figures; "" without any."""
     if row.status != "ok":
         return ""
     text = " ".join((row.analysis or row.summary_1line or "").split())
-    return _clause(text.removeprefix(describe_measurement(row)))
+    return _clause(text.removeprefix(measured))
 
 
 def _verification(row: HistoryRow) -> str:

@@ -17,7 +17,7 @@ from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RoundEntry, RunRep
 from autoqec.reporting.text import count, duration, effect_line, interval, percent, plain, pluralize
 
 MAX_FRONT_ROWS = 20
-MAX_ROUND_ROWS = 500  # rich lays out every cell: thousands of rows would take seconds
+MAX_ROUND_ROWS = 200  # rich lays out every cell: of thousands of rows that would take seconds
 VERDICT_STYLE = {"VERIFIED": "bold green", "INCONCLUSIVE": "cyan", "SUSPICIOUS": "yellow", "FAILED": "red"}
 
 

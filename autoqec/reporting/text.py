@@ -19,7 +19,9 @@ def plain(text: str, limit: int = 400) -> str:
 
     Control, format and bidirectional characters are replaced by their escape sequences.
     """
-    shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    shown = text
+    if not text.isprintable():
+        shown = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from autoqec.cli.workspace import make_workspace
+from autoqec.orchestrator import views
 from autoqec.orchestrator.loop import resume_run, run_rounds, start_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
@@ -40,6 +41,18 @@ def test_a_round_starts_git_equally_often(layout: RunLayout) -> None:
         counts.append(git.count)
         assert reconcile(layout, Repo.discover(layout.repo_root)) == []
     assert counts[0] == counts[1] <= 20, counts
+
+
+def test_a_start_builds_each_view_once(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing the files with history is all that there is to do with a run that is in line."""
+    written: list[int] = []
+    section = views.section
+    monkeypatch.setattr(views, "section", lambda row, state: written.append(row.round) or section(row, state))
+    assert reconcile(layout, Repo.discover(layout.repo_root)) == []
+    assert written == [1, 2]
+    layout.log.unlink()
+    assert [action.kind for action in reconcile(layout, Repo.discover(layout.repo_root))] == ["views"]
+    assert layout.log.is_file()
 
 
 @pytest.mark.parametrize("append", [bench.append_rounds, bench.append_orphans, bench.append_pareto_rounds])

@@ -113,7 +113,8 @@ def apply_plan(actions: Sequence[RecoveryAction], memory: RunMemory, repo: Repo)
         atomic.make_dirs(dict.fromkeys(layout.round(row.round).dir for row in rows))
         memory.history.append_rows(rows)
         failpoint("recovery_row_appended")
-    memory.rebuild_views()
+    if any(action.kind == "views" for action in actions):
+        memory.rebuild_views()
     failpoint("recovery_views_written")
 
 

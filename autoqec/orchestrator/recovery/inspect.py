@@ -125,12 +125,14 @@ def _broken_refs(repo: Repo, layout: RunLayout, known: set[str]) -> dict[str, Pa
     prefixes = (f"refs/heads/{layout.branch_prefix}", f"refs/heads/quarantine/{layout.run_id}/", layout.pin_prefix)
     broken = {}
     for prefix in prefixes:
-        for path in sorted((repo.common / prefix).rglob("*")):
-            ref = path.relative_to(repo.common).as_posix()
-            name = ref.removeprefix("refs/heads/").removeprefix(layout.pin_prefix)
-            if path.is_file() and not path.name.endswith(".lock") and name not in known:
-                broken[ref] = path
-    return broken
+        for where, _, names in os.walk(repo.common / prefix):
+            folder = Path(where).relative_to(repo.common).as_posix()
+            for name in names:
+                ref = f"{folder}/{name}"
+                short = ref.removeprefix("refs/heads/").removeprefix(layout.pin_prefix)
+                if short not in known and not name.endswith(".lock") and Path(where, name).is_file():
+                    broken[ref] = Path(where, name)
+    return dict(sorted(broken.items()))
 
 
 def _pointer_path(branch: str) -> str:
@@ -224,11 +226,11 @@ def _partial_files(layout: RunLayout) -> list[Path]:
 
     Salvaged files are not included.
     """
-    found = []
+    found, salvage = [], str(layout.salvage)
     for where, folders, names in os.walk(layout.root):
         # A .tmp directory is removed as a whole, or is in use by a job.
         folders[:] = sorted(
-            name for name in folders if not name.endswith(".tmp") and Path(where, name) != layout.salvage
+            name for name in folders if not name.endswith(".tmp") and os.path.join(where, name) != salvage
         )
         found += [Path(where, name) for name in sorted(names) if atomic.is_temporary(name)]
     return found

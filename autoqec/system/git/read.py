@@ -222,11 +222,12 @@ class GitReader(ABC):
         except_worktrees: paths of linked worktrees that do not count; a record of the same name whose place is gone
         is taken for one of them, since the repository was moved.
         """
-        skipped = {absolute(path) for path in except_worktrees}
+        worktrees = self.worktrees()
+        skipped = {absolute(path) for path in except_worktrees} if worktrees else set()  # thousands, mostly of none
         names = {path.name for path in skipped}
         linked = {
             found.branch
-            for found in self.worktrees()
+            for found in worktrees
             if found.path not in skipped and (found.path.name not in names or found.path.exists())
         }
         return {branch for branch in (self.head_ref(), *linked) if branch is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from autoqec.llm.base import Message, Request
 from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.scripted import ScriptedLM
 from autoqec.orchestrator.memory import RunMemory
+from autoqec.reporting import review_log
 from autoqec.reporting.review_log import Finding, review
+from autoqec.store import train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.support import rounds
@@ -144,6 +147,20 @@ def test_a_log_that_misses_rounds(made: Made) -> None:
     text = layout.log.read_text(encoding="utf-8")
     layout.log.write_text(text[: text.index("## Round 2")], encoding="utf-8")
     assert kinds(layout)["stale-log"].rounds == (2,)
+
+
+def test_files_are_read_once_per_round(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And configs are compared for the latest rounds only, so that the work grows linearly with the run."""
+    layout = made(*(row(number, config(hidden=8 + number)) for number in range(1, 121)))
+    opened: Counter[str] = Counter()
+    read = train_log.read
+    monkeypatch.setattr(train_log, "read", lambda path: opened.update([str(path)]) or read(path))
+    flattened: list[dict[str, Any]] = []
+    flatten = review_log.flatten_config
+    monkeypatch.setattr(review_log, "flatten_config", lambda config: flattened.append(config) or flatten(config))
+    review(layout)
+    assert len(opened) == 120 and set(opened.values()) == {1}
+    assert len(flattened) <= 120 + review_log.COMPARED_ROUNDS
 
 
 def test_the_budget_names_judge_and_model(made: Made) -> None:
