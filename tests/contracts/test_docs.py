@@ -56,7 +56,7 @@ def named_tests() -> list[tuple[str, str, str]]:
         file = ""
         for quoted in re.findall(r"`([^`\n]+)`", page.read_text(encoding="utf-8")):
             match = re.fullmatch(r"((?:tests/[\w/]+|test_\w+)(?:\.py)?)?(?:::(\w+)([…*]?)(?:\[[^\]]*\])?)?", quoted)
-            if match is None or page.name == "seed-map.md":
+            if match is None or not re.search(r"/|::", quoted) or page.name == "seed-map.md":
                 continue
             file = match[1] or file
             found.append((page.name, file, (match[2] or "") + ("" if match[3] or not match[2] else r"\b")))
