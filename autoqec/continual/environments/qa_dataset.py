@@ -8,7 +8,7 @@ import logging
 import random
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -143,10 +143,9 @@ def _choices(config: QAEnvDatasetConfig, row: Row, question: str, answer: Any) -
 def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
     if config.items is not None:
         return config.items
-    found: Iterable[Row]
     if config.hf_name is not None:
-        found = _hugging_face("load_dataset", config.hf_name, config.hf_config, split=config.split)
-        return found
+        loaded = _hugging_face("load_dataset", config.hf_name, config.hf_config, split=config.split)
+        return _one_split(loaded, config.split)
     path = Path(str(config.dataset_path))
     if path.suffix == ".jsonl":
         return _json_lines(path)
@@ -159,9 +158,22 @@ def _rows(config: QAEnvDatasetConfig) -> Iterable[Row]:
         if not isinstance(rows, list):
             raise UsageError("does not contain a list of rows", location=str(path))
         return rows
-    stored = _hugging_face("load_from_disk", str(path))
-    found = stored[config.split] if config.split is not None and isinstance(stored, Mapping) else stored
-    return found
+    if not path.is_dir():
+        raise UsageError("the dataset does not exist", location=str(path), hint="correct `dataset_path`")
+    return _one_split(_hugging_face("load_from_disk", str(path)), config.split)
+
+
+def _one_split(loaded: Any, split: str | None) -> Iterable[Row]:
+    """Return the rows of the split: the named one, or the only one."""
+    if not isinstance(loaded, Mapping):
+        return cast(Iterable[Row], loaded)
+    if split is None and len(loaded) == 1:
+        split = next(iter(loaded))
+    if split not in loaded:
+        names = ", ".join(loaded)
+        what = "the dataset has several splits" if split is None else f"the dataset has no split {split!r}"
+        raise UsageError(what, location="dataset.split", hint=f"set `split` to one of: {names}")
+    return cast(Iterable[Row], loaded[split])
 
 
 def _json_lines(path: Path) -> list[Row]:
@@ -188,4 +200,10 @@ def _hugging_face(function: str, *args: Any, **kwargs: Any) -> Any:
     try:
         return getattr(datasets, function)(*args, **kwargs)
     except Exception as error:  # the library raises many types: no network, unknown name, unknown split
-        raise UsageError(f"`datasets.{function}` failed: {error}", location="dataset") from error
+        hint = None
+        if function == "load_dataset":
+            local = "download it where there is a network and set `dataset_path` to a folder of `save_to_disk`"
+            is_private = any(word in str(error).lower() for word in ("gated", "401", "403", "authenticat"))
+            key = f"set HF_TOKEN, after accepting the terms at https://huggingface.co/datasets/{args[0]}; or "
+            hint = (key if is_private else "") + local
+        raise UsageError(f"`datasets.{function}` failed: {error}", location="dataset", hint=hint) from error

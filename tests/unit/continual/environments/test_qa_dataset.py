@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
-import types
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
@@ -91,21 +92,73 @@ def test_exactly_one_source(config):
         QAEnvDatasetConfig(**config)
 
 
-def test_hugging_face_by_name_and_from_disk(monkeypatch):
-    calls = []
-    library = types.ModuleType("datasets")
-    library.load_dataset = lambda *a, **k: calls.append(("load_dataset", a, k)) or ROWS
-    library.load_from_disk = lambda *a, **k: calls.append(("load_from_disk", a, k)) or {"test": ROWS}
-    monkeypatch.setitem(sys.modules, "datasets", library)
-    assert len(build(hf_name="org/name", hf_config="main", split="train").dataset) == 2
-    assert len(build(dataset_path="/a/folder", split="test").dataset) == 2
-    assert calls == [
-        ("load_dataset", ("org/name", "main"), {"split": "train"}),
-        ("load_from_disk", ("/a/folder",), {}),
-    ]
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in the forms that the library writes; the library's cache is below the folder too."""
+    datasets = pytest.importorskip("datasets", reason="pip install 'autoqec[hf]'")
+    folder = tmp_path_factory.mktemp("stored")
+    rows = datasets.Dataset.from_list(ROWS)
+    rows.save_to_disk(str(folder / "one"))
+    datasets.DatasetDict({"test": rows}).save_to_disk(str(folder / "one_split"))
+    datasets.DatasetDict({"train": rows.select([0]), "test": rows}).save_to_disk(str(folder / "splits"))
+    (folder / "hub").mkdir()
+    rows.to_parquet(str(folder / "hub/test-00000-of-00001.parquet"))
+    return folder
 
 
-def test_without_the_library_the_mend_is_said(monkeypatch):
+@pytest.fixture
+def offline_cache(tmp_path, monkeypatch):
+    """The library's cache in the test's folder."""
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "count"),
+    [("one", None, 2), ("one", "test", 2), ("one_split", None, 2), ("splits", "train", 1), ("splits", "test", 2)],
+)
+def test_a_folder_of_save_to_disk_is_loaded(stored, name, split, count):
+    dataset = build(dataset_path=str(stored / name), split=split)
+    assert [env.answer for env in dataset.dataset] == [row["answer"] for row in ROWS][:count]
+
+
+@pytest.mark.usefixtures("offline_cache")
+def test_load_dataset_reads_the_rows_of_a_split(stored):
+    for split in ("test", None):
+        dataset = build(hf_name=str(stored / "hub"), split=split)
+        assert [env.reset() for env in dataset.dataset] == ["2+2?", "3+3?"] and not dataset.errors
+
+
+@pytest.mark.usefixtures("offline_cache")
+@pytest.mark.parametrize("split", [None, "val"])
+def test_splits_are_named_if_none_is_chosen(stored, split):
+    with pytest.raises(UsageError, match="split") as raised:
+        build(dataset_path=str(stored / "splits"), split=split)
+    assert raised.value.hint == "set `split` to one of: train, test"
+    if split:
+        with pytest.raises(UsageError, match="val"):
+            build(hf_name=str(stored / "hub"), split=split)
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("Dataset 'org/name' is a gated dataset on the Hub.", "set HF_TOKEN.*datasets/org/name.*save_to_disk"),
+        ("Couldn't reach 'org/name' on the Hub", "^download it .*save_to_disk"),
+    ],
+)
+def test_a_dataset_that_needs_a_key_or_a_network_names_both_ways_out(monkeypatch, message, hint):
+    def load_dataset(*args, **kwargs):
+        raise ConnectionError(message)
+
+    monkeypatch.setattr(pytest.importorskip("datasets"), "load_dataset", load_dataset)
+    with pytest.raises(UsageError, match="org/name") as raised:
+        build(hf_name="org/name")
+    assert re.search(hint, raised.value.hint)
+
+
+def test_without_the_library_the_hint_is_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UsageError, match=r"pip install 'autoqec\[hf\]'"):
         build(hf_name="org/name")
