@@ -22,6 +22,8 @@ def require_installed(package: str, *, extra: str, location: str | None = None) 
     """
     try:
         spec = importlib.util.find_spec(package)
+    except ModuleNotFoundError:  # the package above it
+        spec = None
     except ValueError:  # in sys.modules without a spec: imported in a way of its own, but there
         return
     if spec is None or spec.origin is None:  # without origin: a folder of that name in the current directory

@@ -13,9 +13,9 @@ from autoqec.contracts.timing import UtcTime
 class ModelSettings(Contract):
     """The language model of one role, with everything that the environment or a default decided resolved."""
 
-    backend: str = Field(description="client that asks the model: anthropic, claude, codex, scripted")
+    backend: str = Field(description="client that asks the model: anthropic, openai, gemini, claude, codex, scripted")
     model: str | None = Field(default=None, description="null: the default model of a command-line client")
-    base_url: str | None = Field(default=None, description="endpoint of the Messages API; null: the provider's")
+    base_url: str | None = Field(default=None, description="endpoint of the API; null: the provider's")
     effort: str | None = Field(default=None, description="reasoning effort; null: the model's default")
 
 

@@ -6,6 +6,7 @@ No temperature, no prefill, no forced tool choice: current models refuse them.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,13 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import ValidationError
 
 from autoqec.llm import prices
-from autoqec.llm.anthropic_transport import (
-    CallAttempts,
-    count_lost_attempt,
-    current_attempts,
-    http_client,
-    track_attempts,
-)
+from autoqec.llm.anthropic_transport import track_attempts
 from autoqec.llm.base import (
     MAX_RESPONSE_CHARS,
     MIN_MAX_TOKENS,
@@ -42,11 +37,13 @@ from autoqec.llm.errors import (
     LlmUnavailableError,
 )
 from autoqec.llm.reported import token_count
+from autoqec.llm.transport import CallAttempts, count_lost_attempt, current_attempts, deadline_transport
 from autoqec.llm.usage import Usage
 
 if TYPE_CHECKING:
     import anthropic
 
+_LOGGER = logging.getLogger("autoqec.llm")
 # Longer answers take minutes; an idle connection does not live that long, a stream does.
 STREAM_ABOVE = 21_000
 # What the package or this module raises on an answer that is not a message.
@@ -68,7 +65,7 @@ class AnthropicLM(BaseLanguageModel):
         cache_ttl: How long the stable part of the prompt stays cached.
         stream: Stream every answer; long ones are streamed in any case.
         max_output_tokens: Limit of an answer to `call`.
-        extra_body: Further fields of the request, for endpoints that know more than the API.
+        temperature: For endpoints that accept one; dropped with a warning if the endpoint rejects it.
     """
 
     def __init__(
@@ -83,10 +80,10 @@ class AnthropicLM(BaseLanguageModel):
         cache_ttl: Literal["5m", "1h"] = "5m",
         stream: bool = False,
         max_output_tokens: int = MIN_MAX_TOKENS,
-        extra_body: dict[str, Any] | None = None,
+        temperature: float | None = None,
     ) -> None:
         self.model, self.max_output_tokens = model, max_output_tokens
-        self._effort, self._cache_ttl, self._stream, self._extra_body = effort, cache_ttl, stream, extra_body
+        self._effort, self._cache_ttl, self._stream, self._temperature = effort, cache_ttl, stream, temperature
         self._max_retries, self._timeout_s = max_retries, timeout_s
         self._client = _client(base_url, api_key, max_retries, timeout_s)
 
@@ -96,8 +93,7 @@ class AnthropicLM(BaseLanguageModel):
         attempts = CallAttempts(deadline=start + self._timeout_s)
         token = current_attempts.set(attempts)
         try:
-            streamed = self._stream or request.max_tokens > STREAM_ABOVE
-            message = self._stream_message(request) if streamed else self._create_message(request, attempts)
+            message = self._ask(request, attempts)
             return self._to_response(request, message, attempts, int((time.monotonic() - start) * 1000))
         except LlmError as error:
             error.lost_attempts = attempts.lost
@@ -156,8 +152,8 @@ class AnthropicLM(BaseLanguageModel):
             output_config["format"] = {"type": "json_schema", "schema": schema}
         if output_config:
             body["output_config"] = output_config
-        if self._extra_body:
-            body["extra_body"] = self._extra_body
+        if self._temperature is not None:
+            body["extra_body"] = {"temperature": self._temperature}
         return body
 
     def _system(self, blocks: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -165,6 +161,18 @@ class AnthropicLM(BaseLanguageModel):
         system: list[dict[str, Any]] = [{"type": "text", "text": text} for text in blocks]
         system[max(len(system) - 2, 0)]["cache_control"] = {"type": "ephemeral", "ttl": self._cache_ttl}
         return system
+
+    def _ask(self, request: Request, attempts: CallAttempts) -> Any:
+        """Return the message, asked for again without a temperature that the endpoint rejects."""
+        streamed = self._stream or request.max_tokens > STREAM_ABOVE
+        try:
+            return self._stream_message(request) if streamed else self._create_message(request, attempts)
+        except LlmBadRequestError as error:
+            if self._temperature is None or "temperature" not in error.message:
+                raise
+            _LOGGER.warning("the model %s does not accept `temperature`; it is not sent", self.model)
+            self._temperature = None
+            return self._ask(request, attempts)
 
     def _create_message(self, request: Request, attempts: CallAttempts) -> Any:
         """Return the answer in one piece; the package retries."""
@@ -254,7 +262,7 @@ def _client(base_url: str | None, api_key: str | None, max_retries: int, timeout
         base_url=base_url,
         max_retries=max_retries,
         timeout=anthropic.Timeout(timeout_s, connect=min(5.0, timeout_s)),
-        http_client=http_client(),
+        http_client=anthropic.DefaultHttpxClient(transport=deadline_transport()),
         middleware=[track_attempts],
     )
 

@@ -13,9 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Literal
-
-from pydantic import BaseModel
+from typing import IO, Literal
 
 from autoqec.contracts.base import canonical_json
 from autoqec.errors import UsageError
@@ -30,6 +28,7 @@ from autoqec.llm.base import (
     with_parsed_output,
 )
 from autoqec.llm.errors import LlmAuthError, LlmBadAnswerError, LlmBadRequestError, LlmError, LlmUnavailableError
+from autoqec.llm.output_schema import strict_schema
 from autoqec.system.process import child
 
 Program = Literal["claude", "codex"]
@@ -178,24 +177,6 @@ class CliLM(BaseLanguageModel):
                 what, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}"
             )
         return LlmUnavailableError(what)
-
-
-def strict_schema(output: type[BaseModel]) -> dict[str, Any]:
-    """Return the schema for strict structured outputs: closed objects, all properties required, no bounds."""
-    import anthropic
-
-    def close(node: Any) -> Any:
-        if isinstance(node, list):
-            return [close(item) for item in node]
-        if not isinstance(node, dict):
-            return node
-        node = {name: close(value) for name, value in node.items()}
-        if isinstance(node.get("properties"), dict) and node.get("type") == "object":
-            node["required"] = list(node["properties"])
-        return node
-
-    schema: dict[str, Any] = close(anthropic.transform_schema(output))
-    return schema
 
 
 def _prompt(request: Request) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -17,13 +19,16 @@ from autoqec.llm.ledger import Ledger, MeteredLM
 from autoqec.llm.prices import cost_usd, price_list
 from autoqec.llm.usage import Usage
 
-Backend = Literal["anthropic", "claude", "codex", "scripted"]
+Backend = Literal["anthropic", "openai", "gemini", "claude", "codex", "scripted"]
 ROLES = ("ideator", "coder", "analyst")
 _KNOWN_MODELS = (
-    "claude-* (Messages API), any name with `base_url` (a compatible endpoint; "
-    "AUTOQEC_<ROLE>_BASE_URL of a role), "
-    "backend `claude` or `codex` (command lines), scripted:*"
+    "claude-* (Messages API), gpt-* and o* (OpenAI), gemini-* (Google), any name with `base_url` (an endpoint that is "
+    "compatible with the Messages API, or with Chat Completions under `backend: openai`; AUTOQEC_<ROLE>_BASE_URL of a "
+    "role), backend `claude` or `codex` (command lines), scripted:*"
 )
+_OPENAI_NAMES = re.compile(r"(gpt|chatgpt|o\d)(?![a-z])")
+_WITHOUT_TEMPERATURE: tuple[Backend, ...] = ("claude", "codex")
+LOGGER = logging.getLogger("autoqec.llm")
 
 
 class LMConfig(Contract):
@@ -31,8 +36,11 @@ class LMConfig(Contract):
 
     Attributes:
         backend: None: chosen by the model's name.
-        temperature: Sent only to endpoints that take one; an error for the Messages API of current models.
+        temperature: Sent if it is set and the backend supports it, else dropped with a warning.
         max_output_tokens: Limit of an answer to `call`; the API's own limit includes thinking and is at least 8192.
+        thinking_budget: Tokens for thinking, of Gemini models; dropped with a warning by other backends.
+        api_key_env: Environment variable of the key for `base_url` of OpenAI-compatible and Gemini endpoints; without
+            it an explicit `base_url` gets no key.
         timeout_s: Limit of one call with all of its attempts.
         max_call_usd: Limit that the `claude` command line enforces.
     """
@@ -44,7 +52,9 @@ class LMConfig(Contract):
     temperature: float = Field(default=0.2, ge=0, le=2)
     max_output_tokens: int = Field(default=2048, ge=1, le=128_000)
     base_url: str | None = Field(default=None, pattern=r"^https?://")
+    api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     effort: Effort | None = None
+    thinking_budget: int | None = Field(default=None, ge=-1, description="0: none; -1: as much as the model likes")
     timeout_s: float = Field(default=600.0, gt=0)
     max_retries: int = Field(default=2, ge=0, le=10)
     max_call_usd: float | None = Field(default=None, gt=0)
@@ -56,6 +66,10 @@ class LMConfig(Contract):
         name = self.model or price_list().default_model
         if name.startswith(scripted.PREFIX):
             return "scripted"
+        if name.startswith("gemini-"):
+            return "gemini"
+        if _OPENAI_NAMES.match(name):
+            return "openai"
         if name.startswith("claude-") or self.base_url:
             return "anthropic"
         raise UsageError(f"no backend for the model {name!r}; known: {_KNOWN_MODELS}", location="lm.model")
@@ -66,6 +80,12 @@ class LMConfig(Contract):
             return self.model
         backend = self.resolved_backend()
         return backend if backend in ("claude", "codex") else price_list().default_model
+
+
+class GeminiConfig(LMConfig):
+    """A model behind the Gemini API, whatever its name."""
+
+    backend: Backend | None = "gemini"
 
 
 def require_price(config: LMConfig) -> None:
@@ -114,7 +134,7 @@ def get_lm_client(
             cassette_file,
             config.resolved_model(),
             lm,
-            supports_tools=config.resolved_backend() not in ("claude", "codex"),
+            supports_tools=config.resolved_backend() not in ("claude", "codex", "gemini"),
             max_output_tokens=config.max_output_tokens,
             max_call_usd=config.max_call_usd,
         )
@@ -140,32 +160,33 @@ def _backend(config: LMConfig) -> LanguageModel:
     backend, model = config.resolved_backend(), config.resolved_model()
     if backend == "scripted":
         return scripted.from_name(model, max_output_tokens=config.max_output_tokens)
-    sends_temperature = "temperature" in config.model_fields_set
-    if sends_temperature and config.base_url is None:
-        raise UsageError(
-            f"backend `{backend}` does not accept a temperature",
-            location="lm.temperature",
-            hint="leave `temperature` out",
-        )
+    temperature = config.temperature if "temperature" in config.model_fields_set else None
+    # Current models of the Messages API reject a temperature; other endpoints may accept it.
+    if temperature is not None and (
+        backend in _WITHOUT_TEMPERATURE or (backend == "anthropic" and config.base_url is None)
+    ):
+        LOGGER.warning("backend `%s` does not accept `temperature`; it is not sent", backend)
+        temperature = None
+    if config.thinking_budget is not None and backend != "gemini":
+        LOGGER.warning("backend `%s` does not accept `thinking_budget`; it is not sent", backend)
+    limits: dict[str, Any] = {
+        "effort": config.effort,
+        "timeout_s": config.timeout_s,
+        "max_output_tokens": config.max_output_tokens,
+    }
+    network = {**limits, "base_url": config.base_url, "max_retries": config.max_retries, "temperature": temperature}
     if backend == "anthropic":
         from autoqec.llm.anthropic_client import AnthropicLM
 
-        return AnthropicLM(
-            model,
-            base_url=config.base_url,
-            effort=config.effort,
-            max_retries=config.max_retries,
-            timeout_s=config.timeout_s,
-            max_output_tokens=config.max_output_tokens,
-            extra_body={"temperature": config.temperature} if sends_temperature else None,
-        )
+        return AnthropicLM(model, **network)
+    if backend == "openai":
+        from autoqec.llm.openai_client import OpenAIClient
+
+        return OpenAIClient(model, key_env=config.api_key_env, **network)
+    if backend == "gemini":
+        from autoqec.llm.gemini_client import GeminiClient
+
+        return GeminiClient(model, key_env=config.api_key_env, thinking_budget=config.thinking_budget, **network)
     from autoqec.llm.cli_client import CliLM
 
-    return CliLM(
-        backend,
-        config.model,
-        effort=config.effort,
-        timeout_s=config.timeout_s,
-        max_call_usd=config.max_call_usd,
-        max_output_tokens=config.max_output_tokens,
-    )
+    return CliLM(backend, config.model, max_call_usd=config.max_call_usd, **limits)

@@ -13,18 +13,28 @@ SECRET_ENV_VARS = (
     "CLAUDE_CODE_OAUTH_TOKEN",
     "OPENAI_API_KEY",
     "CODEX_API_KEY",
+    "GEMINI_API_KEY",
+    "GOOGLE_API_KEY",
+    "HF_TOKEN",
 )
 REDACTED_TEXT = "[key removed]"
 
-_SECRET_PATTERN = re.compile(r"(?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}")
+_SECRET_PATTERN = re.compile(r"(?<![A-Za-z0-9])(?:sk-[A-Za-z0-9_-]{16,}|AIza[A-Za-z0-9_-]{30,})")
 _MIN_SECRET_LENGTH = 8  # a shorter value would black out ordinary words
+
+_added: set[str] = set()
+
+
+def add_secret(value: str) -> None:
+    """Redact a key that a config reads from an environment variable of its own choice."""
+    _added.add(value)
 
 
 def secret_values(environ: Mapping[str, str] | None = None) -> list[str]:
-    """Return the values of the environment's key variables, longest first."""
+    """Return the values of the environment's key variables and the added ones, longest first."""
     environ = os.environ if environ is None else environ
-    values = {environ[name] for name in SECRET_ENV_VARS if len(environ.get(name, "")) >= _MIN_SECRET_LENGTH}
-    return sorted(values, key=len, reverse=True)
+    values = {environ.get(name, "") for name in SECRET_ENV_VARS} | _added
+    return sorted((value for value in values if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
 
 
 def redact(text: str) -> str:

@@ -137,12 +137,16 @@ class MessagesServer:
         self._script: deque[Behaviour] = deque()
         self._cached: set[str] = set()
         self._lock = threading.Lock()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), self.handler())
         self._http.daemon_threads = True
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self._http.server_address[1]}"
+
+    def handler(self) -> type[BaseHTTPRequestHandler]:
+        """The class of the connections; servers of other APIs extend it."""
+        return make_handler(self)
 
     def script(self, *behaviours: Behaviour) -> None:
         self._script.extend(behaviours)
@@ -260,7 +264,7 @@ def _check_schema(schema: Any, location: str) -> None:
         _check_schema(list(value.values()) if name in ("properties", "$defs") else value, f"{location}.{name}")
 
 
-def _handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
+def make_handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -10,7 +10,6 @@ import pytest
 from pydantic import BaseModel, Field
 
 from autoqec.llm.anthropic_client import AnthropicLM
-from autoqec.llm.anthropic_transport import requested_pause_s
 from autoqec.llm.base import LanguageModel, Message, Request, Tool, tool_results
 from autoqec.llm.errors import (
     LlmAuthError,
@@ -22,6 +21,7 @@ from autoqec.llm.errors import (
     LlmUnavailableError,
 )
 from autoqec.llm.reported import MAX_TOKENS
+from autoqec.llm.transport import requested_pause_s
 from autoqec.llm.usage import Usage
 from tests.support.messages_server import (
     MessagesServer,

@@ -221,7 +221,7 @@ def test_blocks_at_the_top_fill_the_agent():
         ({"dataset": {"items": QUESTIONS, "question_feild": "q"}}, "question_feild"),
         ({"dataset": {"kind": "nope"}}, "unknown dataset kind"),
         ({"dataset": {"items": QUESTIONS, "task_type": "custom"}}, "needs `env_class`"),
-        ({"lm": {"model": "gemini-pro"}}, "no backend for the model"),
+        ({"lm": {"model": "mistral-large"}}, "no backend for the model"),
         (
             {"runtime": {"checkpoint_dir": "../elsewhere", "checkpoint_every_episodes": 1}},
             "inside the results directory",

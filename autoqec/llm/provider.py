@@ -1,0 +1,249 @@
+"""Base of clients whose package only sends one request: retries, deadline, typed errors, options that are dropped."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autoqec.llm import prices
+from autoqec.llm.base import (
+    MAX_RESPONSE_CHARS,
+    BaseLanguageModel,
+    Request,
+    Response,
+    ToolCall,
+    estimate_tokens,
+    parse_output,
+)
+from autoqec.llm.errors import (
+    NO_KEY_HINT,
+    LlmAuthError,
+    LlmBadAnswerError,
+    LlmBadRequestError,
+    LlmError,
+    LlmRefusalError,
+    LlmTruncatedError,
+    LlmUnavailableError,
+)
+from autoqec.llm.redact import add_secret
+from autoqec.llm.transport import CallAttempts, check_pause, current_attempts, requested_pause_s
+from autoqec.llm.usage import Usage
+
+LOGGER = logging.getLogger("autoqec.llm")
+_PERMANENT = (400, 402, 404, 413, 422)
+# What reading an answer of another form raises.
+FORM_ERRORS = (AssertionError, AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+class RequestFailedError(Exception):
+    """One attempt that failed, in the terms that every provider shares.
+
+    Attributes:
+        status: HTTP status; None if the connection failed.
+        headers: Of the response.
+        sent: Whether the request may have been processed, so that its cost is unknown.
+        parameter: The request's parameter that the provider rejects, if it names one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        sent: bool = False,
+        parameter: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers, self.sent, self.parameter = status, headers or {}, sent, parameter
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer in the terms that every provider shares. `stop_reason` is `end_turn`, `tool_use`, or a fault."""
+
+    text: str
+    usage: Usage
+    stop_reason: str
+    model: str
+    refusal: str | None = None
+    blocks: tuple[dict[str, Any], ...] = field(default=())
+
+
+class ProviderLM(BaseLanguageModel):
+    """One model behind a provider's package. Subclasses send one request and read one answer.
+
+    Args:
+        model: Name of the model.
+        options: Optional parameters of every request; one that the model rejects is dropped with a warning.
+        max_retries: Further attempts after overload, rate limits and broken connections.
+        timeout_s: Limit of one call with all of its attempts, in seconds.
+        max_output_tokens: Limit of an answer to `call`.
+    """
+
+    def __init__(
+        self, model: str, *, options: dict[str, Any], max_retries: int, timeout_s: float, max_output_tokens: int
+    ) -> None:
+        self.model, self.max_output_tokens = model, max_output_tokens
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._max_retries, self._timeout_s = max_retries, timeout_s
+
+    def _send(self, request: Request, options: dict[str, Any]) -> dict[str, Any]:
+        """Send the request once and return the JSON object of the answer, or raise RequestFailedError."""
+        raise NotImplementedError
+
+    def _read(self, body: dict[str, Any]) -> Answer:
+        """Read the JSON object of an answer; may raise any of FORM_ERRORS for one of another form."""
+        raise NotImplementedError
+
+    def _usage(self, body: dict[str, Any]) -> Usage:
+        """Return the usage in an answer, with counts that cannot be true brought into range."""
+        raise NotImplementedError
+
+    def complete(self, request: Request) -> Response:
+        """Ask the model; see `LanguageModel.complete`. An answer that is not of the API's form is a bad answer."""
+        start = time.monotonic()
+        attempts = CallAttempts(deadline=start + self._timeout_s)
+        token = current_attempts.set(attempts)
+        try:
+            body = self._send_with_retries(request, attempts)
+            return self._to_response(request, body, attempts, int((time.monotonic() - start) * 1000))
+        except LlmError as error:
+            error.lost_attempts = attempts.lost
+            raise
+        finally:
+            current_attempts.reset(token)
+
+    def count_tokens(self, request: Request) -> int:
+        """Return an upper estimate."""
+        return estimate_tokens(request.text())
+
+    def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
+        """Return the most that the call can cost in dollars; None if no price is known."""
+        return prices.max_cost_usd(self.model, prompt_tokens, request)
+
+    def _send_with_retries(self, request: Request, attempts: CallAttempts) -> dict[str, Any]:
+        for tries in range(self._max_retries + 1):
+            try:
+                return self._send_accepted(request)
+            except RequestFailedError as error:
+                attempts.lost += error.sent
+                self._raise_permanent(error)
+                pause = requested_pause_s(error.headers) or min(0.5 * 2.0**tries, 8.0)
+                last_error = error
+            if tries < self._max_retries:
+                check_pause(pause, attempts.deadline)
+                time.sleep(pause)
+        raise LlmUnavailableError(f"no answer after all retries: {last_error}", location=self.model) from None
+
+    def _send_accepted(self, request: Request) -> dict[str, Any]:
+        """Send the request, and again without an option that the model rejects; every later request is without it."""
+        while True:
+            try:
+                return self._send(request, self._options)
+            except RequestFailedError as error:
+                rejected = self._rejected_option(error)
+                if rejected is None:
+                    raise
+                LOGGER.warning("the model %s does not accept `%s`; it is not sent", self.model, rejected)
+                self._options = {name: value for name, value in self._options.items() if name != rejected}
+
+    def _rejected_option(self, error: RequestFailedError) -> str | None:
+        if error.status not in (400, 422):
+            return None
+        said = _letters(f"{error.parameter} {error}")
+        named = [name for name in self._options if _letters(name) in said]
+        return named[0] if named else None
+
+    def _raise_permanent(self, error: RequestFailedError) -> None:
+        if error.status in (401, 403):
+            raise LlmAuthError(
+                f"the provider rejects the key: {error}", location=self.model, hint="check the key"
+            ) from None
+        if error.status in _PERMANENT:
+            raise LlmBadRequestError(
+                f"the provider rejects the request ({error.status}): {error}", location=self.model
+            ) from None
+
+    def _to_response(
+        self, request: Request, body: dict[str, Any], attempts: CallAttempts, duration_ms: int
+    ) -> Response:
+        usage = self._usage(body)
+        cost = prices.cost_usd(self.model, usage)
+        try:
+            answer = self._read(body)
+            response = Response(
+                text=answer.text,
+                tool_calls=tuple(
+                    ToolCall(id=block["id"], name=block["name"], input=block["input"])
+                    for block in answer.blocks
+                    if block["type"] == "tool_use"
+                ),
+                usage=usage,
+                stop_reason=answer.stop_reason,
+                model=answer.model,
+                cost_usd=cost,
+                duration_ms=duration_ms,
+                blocks=answer.blocks,
+                lost_attempts=attempts.lost,
+            )
+            self._check_answer(answer)
+            parsed = (
+                None if request.output is None or response.tool_calls else parse_output(request.output, answer.text)
+            )
+        except FORM_ERRORS as error:
+            raise LlmBadAnswerError(
+                f"the answer does not have the form of the API ({type(error).__name__})",
+                location=self.model,
+                usage=usage,
+                cost_usd=cost,
+            ) from error
+        except LlmError as error:
+            error.usage, error.cost_usd = usage, cost
+            raise
+        return response.model_copy(update={"parsed": parsed})
+
+    def _check_answer(self, answer: Answer) -> None:
+        """Raise the typed error of a stop reason that is not an answer."""
+        if answer.refusal is not None:
+            raise LlmRefusalError(f"the model declined to answer: {answer.refusal[:300]}", location=self.model)
+        if answer.stop_reason == "max_tokens":
+            raise LlmTruncatedError(
+                "the answer was cut off (max_tokens)", location=self.model, hint="allow more tokens"
+            )
+        if answer.stop_reason not in ("end_turn", "tool_use"):
+            raise LlmBadAnswerError(f"the answer ended with {answer.stop_reason!r}", location=self.model)
+        if len(answer.text) > MAX_RESPONSE_CHARS:
+            raise LlmBadAnswerError(
+                f"the answer has {len(answer.text)} characters; {MAX_RESPONSE_CHARS} are allowed", location=self.model
+            )
+
+
+def _letters(text: str) -> str:
+    """Return the text for a comparison of names: providers write `thinkingBudget` and `thinking_budget`."""
+    return text.replace("_", "").lower()
+
+
+def api_key(names: tuple[str, ...], base_url: str | None, key_env: str | None) -> str:
+    """Return the key of the environment: of `key_env`, else of the first of `names` that is set.
+
+    With an explicit `base_url` only `key_env` is read, so that a local endpoint never sees a key of a provider.
+
+    Raises:
+        LlmAuthError: No variable is set.
+    """
+    if key_env is None and base_url is not None:
+        return "none"
+    for name in (key_env,) if key_env is not None else names:
+        if key := os.environ.get(name):
+            add_secret(key)
+            return key
+    raise LlmAuthError(
+        "there is no key for the language model",
+        location=f"environment variable {key_env or ' or '.join(names)}",
+        hint=NO_KEY_HINT,
+    )
