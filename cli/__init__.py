@@ -1,1 +1,1 @@
-"""The command line: parses, calls one function of a lower room, prints. Imports nothing heavy at module level."""
+"""Command line: each command parses its arguments, calls one function of a lower package and prints the result."""

@@ -1,4 +1,4 @@
-"""The command `autoqec`: a group that loads one file a command, and `run`, the main job."""
+"""Command `autoqec`: the group, which imports each command when it is called, and `autoqec run`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """Commands from the table above, imported when called."""
+    """Click group that imports a command of `COMMANDS` when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -74,84 +74,125 @@ def group() -> None:
 
 PROFILE_NAMES = ("smoke", "dev", "prod")
 IDEATORS = ("tpe", "random", "evolve", "policy", "llm", "hybrid", "replay")
+RENAMED_OPTIONS = {"open-surface": "open-modules", "no-open-surface": "no-open-modules"}
 
 
-@group.command("run")
+def _current_option_name(name: str) -> str:
+    """Accept option names of earlier versions."""
+    return RENAMED_OPTIONS.get(name, name)
+
+
+@group.command("run", context_settings={"token_normalize_func": _current_option_name})
 @click.argument("env_name", metavar="[ENV]", required=False)
-@click.option("--rounds", type=click.IntRange(1), help="Finished rounds in all; 3 where nothing else limits.")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    help="Number of finished rounds, including those before --resume; default: 3 if no --budget is given.",
+)
 @click.option(
     "--profile", type=click.Choice(PROFILE_NAMES), default="dev", show_default=True,
-    help="What a round trains and the judge draws: seconds to try it out, minutes, or hours.",
+    help="Training and verification effort per round: seconds (to try it out), minutes or hours.",
 )  # fmt: skip
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Same seed, same proposals."
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=1,
+    show_default=True,
+    help="Random seed of the proposals and of training.",
 )
-@click.option("--secret-file", type=click.Path(path_type=Path), help="The judge's secret; for tests and replays only.")
 @click.option(
-    "--resume", metavar="RUN", help="Resume a run with the settings it has; an option named here replaces its setting."
+    "--secret-file",
+    type=click.Path(path_type=Path),
+    help="File with the secret of the verification shots; for tests only.",
 )
-@click.option("--ideator", type=click.Choice(IDEATORS), default="tpe", show_default=True, help="Who proposes.")
+@click.option("--resume", metavar="RUN", help="Continue RUN with its stored settings; options given here replace them.")
+@click.option(
+    "--ideator", type=click.Choice(IDEATORS), default="tpe", show_default=True, help="Method that proposes the rounds."
+)
 @click.option(
     "--pin",
     metavar="KEY=VALUE",
     multiple=True,
-    help="Hold a knob of the config in every proposal, whoever proposes: training.loop=async, type=gnn, …",
+    help="Fix a key of the config in every proposal, e.g. type=gnn or training.loop=async. Repeatable.",
 )
-@click.option("--no-llm", is_flag=True, help="Refuse an ideator that would ask a language model.")
-@click.option("--model", help="Language model of the roles that one takes.")
+@click.option("--no-llm", is_flag=True, help="Fail if the chosen ideator calls a language model.")
+@click.option("--model", help="Language model for --ideator llm and hybrid.")
 @click.option(
     "--effort",
     type=click.Choice(["low", "medium", "high", "xhigh", "max"]),
-    help="How much the language models think before they answer; the model's default where it is left out.",
+    help="Reasoning effort of the language model; default: that of the model.",
 )
-@click.option("--cassette", type=click.Path(path_type=Path), help="Play this recording instead of asking a model.")
-@click.option("--replay-of", metavar="RUN", help="The older run whose proposals `--ideator replay` repeats.")
+@click.option(
+    "--cassette",
+    type=click.Path(path_type=Path),
+    help="Replay recorded answers from this file instead of calling a model.",
+)
+@click.option("--replay-of", metavar="RUN", help="Earlier run whose proposals --ideator replay repeats.")
 @click.option(
     "--ideator-memory",
     metavar="CHECKPOINT",
     type=click.Path(path_type=Path),
-    help="With llm or hybrid: the agent that RunTime saved there proposes, with its memory.",
+    help="Checkpoint of `autoqec evaluate` whose agent proposes, with its memory; for llm and hybrid.",
 )
 @click.option(
     "--analyst-memory",
     metavar="CHECKPOINT",
     type=click.Path(path_type=Path),
-    help="With llm or hybrid: the agent that RunTime saved there nominates, with its memory.",
+    help="Checkpoint of `autoqec evaluate` whose agent nominates, with its memory; for llm and hybrid.",
 )
 @click.option(
     "--memory",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="What earlier runs learned: a model reads it, every run adds its rounds.",
+    help="File with rounds of earlier runs: shown to the language model; this run adds its rounds at the end.",
 )
-@click.option("--open-surface/--no-open-surface", help="Let the language model edit code as well as the config.")
-@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Rounds measured at once.")
 @click.option(
-    "--threads", type=click.IntRange(1), default=1, show_default=True, help="Shared out among the rounds at once."
+    "--open-modules/--no-open-modules",
+    help="Let the language model edit the code of the editable modules, not only the config; for llm.",
+)
+@click.option(
+    "--parallel",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of rounds trained at the same time.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of CPU threads, shared by parallel rounds.",
 )
 @click.option(
     "--executor",
     type=click.Choice(["local", "slurm"]),
     default="local",
     show_default=True,
-    help="slurm: a job a round.",
+    help="Where rounds are trained; slurm submits one job per round.",
 )
-@click.option("--slurm", metavar="KEY=VALUE", multiple=True, help="Of the jobs: time, cpus, mem, partition, …")
+@click.option(
+    "--slurm",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Option of the SLURM jobs: time, cpus, mem, partition, … Repeatable.",
+)
 @click.option(
     "--budget",
     metavar="KEY=NUMBER,…",
     default="",
-    help="What ends it, whichever comes first: rounds, hours (of this start), compute_hours, cpu_hours, gpu_hours (of "
-    "training and measuring), plateau (rounds that leave the front as it is), usd, tokens (of models).",
+    help="Limits; the run stops at the first one reached. hours: wall time of this session; compute_hours, cpu_hours, "
+    "gpu_hours: training and validation; plateau: rounds without a change of the Pareto front; usd, tokens: language "
+    "models; rounds.",
 )
-@click.option("--dry-run", is_flag=True, help="Check everything, show the plan, write nothing.")
+@click.option("--dry-run", is_flag=True, help="Check everything and show the plan; write nothing.")
 @trust_option()
 @options
 @click.pass_context
 def run(context: click.Context, /, env_name: str | None, out: Output, **chosen: Any) -> None:
-    """Search for predecoders of ENV: the name of a builtin env, or the path of an env file.
+    """Search for predecoders for ENV, a packaged env (see `autoqec envs`) or an env file.
 
-    Ctrl-C once: rounds being measured are finished. Twice: now. Either way `--resume` goes on.
+    Press Ctrl-C once to stop after the current rounds, twice to stop now. Continue with --resume.
     """
     from autoqec.cli import run_command
     from autoqec.launch.options import parse_run_options

@@ -1,4 +1,4 @@
-"""Ideators of `bench-ideators` that the search's room does not know: the policy, language models, trained agents."""
+"""Ideators of `bench-ideators` outside the package `ideators`: the policy, language models and trained agents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,16 @@ CHECKPOINT_IDEATORS = ("memory", "memoryless")
 
 @dataclass
 class BenchIdeators:
-    """Strategies by name for a table's env, and what their calls have cost. given_up: rounds left to the search."""
+    """Ideators by name for the env of a table, and the cost of their calls.
+
+    Attributes:
+        env: name of the env of the table.
+        model: language model of the strategies that call one.
+        checkpoint: trained agent of `memory` and `memoryless`.
+        max_usd: limit of the cost of all calls, in dollars.
+        max_tokens: limit of the tokens of all calls.
+        fallback_rounds: rounds that TPE proposed because the model gave no usable answer.
+    """
 
     env: str
     model: str | None = None
@@ -40,23 +49,30 @@ class BenchIdeators:
     _ledger: Ledger | None = None
 
     def by_name(self, names: list[str]) -> dict[str, ProposeFn]:
-        """The `names` known here. UsageError or LlmAuthError for one that lacks a model or a checkpoint."""
+        """Return the ideators of `names` that this module provides.
+
+        Raises:
+            UsageError: An option is missing, or applies to none of the strategies.
+            LlmAuthError: There are no credentials for the model.
+        """
         ideators: dict[str, ProposeFn] = {"policy": self._policy} if "policy" in names else {}
         llm_names = [name for name in names if name in LLM_IDEATORS]
         if not llm_names:
             if self.model or self.checkpoint or self.max_usd or self.max_tokens:
                 raise UsageError(
-                    "no strategy asks a language model", location="--strategies", hint=f"add {LLM_IDEATORS[0]}"
+                    "no strategy calls a language model: --model, --ideator-memory, usd and tokens do not apply",
+                    location="--strategies",
+                    hint=f"add {LLM_IDEATORS[0]}",
                 )
             return ideators
         if any(name in CHECKPOINT_IDEATORS for name in llm_names) != (self.checkpoint is not None):
-            message = "strategies `memory` and `memoryless` need a checkpoint, and no other takes one"
+            message = "strategies `memory` and `memoryless` need a checkpoint; no other strategy uses one"
             raise UsageError(message, location="--ideator-memory", hint="--strategies memory --reference memoryless")
         lm = self._client()
         return ideators | {name: self._llm_ideator(name, lm) for name in llm_names}
 
     def spent_usd(self) -> float:
-        """Dollars so far; NaN where a price is not known."""
+        """Return the cost so far in dollars; NaN if a price is unknown."""
         if self._ledger is None:
             return 0.0
         cost = self._ledger.totals.cost_usd
@@ -79,7 +95,7 @@ class BenchIdeators:
         if name in CHECKPOINT_IDEATORS:
             from autoqec.continual.runtime import checkpoint_agents
 
-            assert self.checkpoint is not None  # `named` asked for it
+            assert self.checkpoint is not None  # by_name checked it
             role = checkpoint_agents.ideator(self.checkpoint, lm, without_memory=name == "memoryless")
         else:
             from autoqec.ideators.llm_roles import LlmIdeator
@@ -96,9 +112,9 @@ class BenchIdeators:
             self.fallback_rounds += proposal is None
             return proposal
 
-        # As in a run: the search takes a round that the model leaves.
+        # as in a run: TPE proposes if the model gives no usable answer
         return Hybrid(answer) if name == "hybrid:llm" else lambda view: answer(view) or tpe.propose(view)
 
     def _with_env(self, view: IdeatorView) -> IdeatorView:
-        """The view of a run of that env: a model is told of the code, a policy of its size."""
+        """Add the env to the view: prompts describe its code, the policy reads its size."""
         return view.model_copy(update={"env": load_env(locate.env_file(self.env))[0].dump()})

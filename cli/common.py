@@ -1,4 +1,4 @@
-"""What every command shares: --json, -q, -v; people's text and machine's lines on the right stream; exit codes."""
+"""Shared by all commands: --json, -q and -v, output streams, and exit codes."""
 
 from __future__ import annotations
 
@@ -24,29 +24,32 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Output:
-    """Where words go. With `json`, stdout holds one object a line and nothing else; people's text is on stderr."""
+    """Output of a command.
+
+    With `json`, stdout holds one JSON object per line and nothing else; text goes to stderr.
+    """
 
     json: bool = False
     quiet: bool = False
     verbose: int = 0
 
     def say(self, text: str = "") -> None:
-        """A result that was asked for."""
+        """Print a line of the result."""
         click.echo(text, err=self.json)
 
     def note(self, text: str) -> None:
-        """Something worth knowing that nobody asked for."""
+        """Print additional information on stderr, unless --quiet is given."""
         if not self.quiet:
             click.echo(text, err=True)
 
     def emit(self, value: dict[str, Any]) -> None:
-        """One line for machines. Non-ASCII is escaped: any terminal and pipe can carry it."""
+        """With --json, print `value` as one line; non-ASCII characters are escaped."""
         if self.json:
             click.echo(json.dumps(replace_non_finite(value), allow_nan=False))
 
 
 def replace_non_finite(value: Any) -> Any:
-    """`value` with null for every number that JSON has no word for."""
+    """Replace NaN and infinities by None, since JSON cannot represent them."""
     if isinstance(value, dict):
         return {key: replace_non_finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -55,23 +58,33 @@ def replace_non_finite(value: Any) -> Any:
 
 
 def options(function: Function) -> Function:
-    """Adds --json, -q and -v; the command gets them as one `out: Output`."""
+    """Add --json, -q and -v to a command, which receives them as `out`."""
 
-    @click.option("--json", "as_json", is_flag=True, help="One JSON object a line on stdout; text goes to stderr.")
-    @click.option("-q", "--quiet", is_flag=True, help="Only what was asked for.")
+    @click.option(
+        "--json", "as_json", is_flag=True, help="Print JSON objects on stdout, one per line; text goes to stderr."
+    )
+    @click.option("-q", "--quiet", is_flag=True, help="Omit notes and progress.")
     @click.option(
         "-v",
         "--verbose",
         count=True,
-        help="Show the log on stderr; -vv with progress. An error is shown with its traceback.",
+        help="Show the log on stderr (-vv: with progress), and the traceback of errors.",
     )
     @functools.wraps(function)
     def wrapped(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
+        if quiet and verbose:
+            raise UsageError("cannot be combined with --verbose", location="--quiet", hint="remove one of them")
         if verbose:
             run_log.show(verbose)
         return function(*args, out=Output(as_json, quiet, verbose), **kwargs)
 
     return wrapped  # type: ignore[return-value]
+
+
+def is_given(name: str) -> bool:
+    """Return whether the parameter `name` of the current command was given and not left at its default."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is not None and source is not click.core.ParameterSource.DEFAULT
 
 
 def trust_option(*, registered: bool = True) -> Callable[[Function], Function]:
@@ -92,12 +105,12 @@ def trust_option(*, registered: bool = True) -> Callable[[Function], Function]:
         multiple=True,
         expose_value=False,
         callback=set_trust,
-        help="Load this external decoder where the env names it; it runs in the sandbox.",
+        help="Allow the env to use this external decoder; it runs in the sandbox. Repeatable.",
     )
 
 
 def run_cli(group: click.Group, argv: Sequence[str]) -> int:
-    """Run one command line and return the exit status; only a bug in autoqec prints a traceback."""
+    """Run one command line and return its exit status; only a bug in autoqec prints a traceback."""
     with guarded_streams() as output:
         code = _run_command(group, argv)
         if (error := output_error(output)) is not None and code == 0:
@@ -121,7 +134,7 @@ def _run_command(group: click.Group, argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _failed(argv, RunInterruptedError("interrupted"))
     except Exception as error:
-        if interrupts:  # an import that Ctrl-C broke off may end in any exception
+        if interrupts:  # an import that Ctrl-C interrupts may raise any exception
             return _failed(argv, RunInterruptedError("interrupted"))
         if (known := machine_error(error)) is not None:
             if _verbose(argv):

@@ -1,4 +1,4 @@
-"""Real rounds for designs that an evaluation promotes: one run an env, in the repository one stands in."""
+"""Rounds for the designs that an evaluation promotes: one run per env, in the current repository."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ if TYPE_CHECKING:
     from autoqec.contracts.messages import IdeatorResponse
     from autoqec.orchestrator.run import Run
 
-IDEATOR = "evaluate"  # its name on record
+IDEATOR = "evaluate"  # in run.json
 
 
 class WorkspaceRounds:
-    """(env text, profile, config) -> the row of the round: branch, worktree, Runner, judge. A context manager; no run
-    is opened before the first design is promoted. UsageError where one stands in no repository with a surface."""
+    """Callable that measures a config as a round of a run: (env text, profile, config) -> history row.
+
+    A context manager. A run is started when the first design of its env and profile is promoted; UsageError if the
+    current directory is not in a repository with editable modules.
+    """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note, self._held = note, ExitStack()
@@ -36,7 +39,7 @@ class WorkspaceRounds:
         from autoqec.orchestrator import loop
 
         run = self._runs.get((env_text, profile)) or self._open(env_text, profile)
-        text = f"The screen promoted this {config['type']}: it is the best of its kind so far"
+        text = f"Promoted by the screening: the best {config['type']} so far"
         response = moves.to_response(Move(f"promoted-{config['type']}", text, config), source=IDEATOR)
         self._response = response
         made = len(run.memory.history.rows())

@@ -1,4 +1,4 @@
-"""`--model` of review-log and diagnose: a model's words below the mechanical findings."""
+"""Option `--model` of review-log and diagnose: a language model's summary of the findings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def model_option(function: Function) -> Function:
-    text = "Have this language model say what matters in the findings; without it none is asked."
+    """Add the option `--model` to a command."""
+    text = "Language model that summarizes the findings below them; default: none."
     return click.option("--model", help=text)(function)
 
 
 def check_model(model: str | None) -> None:
-    """UsageError or LlmAuthError for a model that can't be asked, before anything is shown."""
+    """Check that the model can be called, before anything is printed.
+
+    Raises:
+        UsageError: The model or its client is unknown.
+        LlmAuthError: There are no credentials.
+    """
     if model is not None:
         _client(model)
 
@@ -28,7 +34,7 @@ def check_model(model: str | None) -> None:
 def summarize_findings(
     model: str | None, findings: Sequence[dict[str, Any]], topic: FindingsTopic, out: Output
 ) -> None:
-    """The points of a model on findings that were shown already. One that gives no usable answer costs a note."""
+    """Print the summary of a model below the findings, or a note if its answer is unusable."""
     if model is None or not findings:
         return
     from autoqec.contracts.events import Event, LlmCalled
@@ -45,12 +51,12 @@ def summarize_findings(
     costs = [call.cost_usd for call in calls]
     cost = None if None in costs else sum(filter(None, costs))
     if answer is None:
-        out.note(f"{model} gave no usable answer; the findings above stand")
+        out.note(f"{model} gave no usable answer")
         return
     points = [point.dump() for point in answer.points]
     out.emit({"event": "words", "model": model, "points": points, "cost_usd": cost})
-    price = "cost unknown" if cost is None else f"{cost:.4f} dollars"
-    out.say(f"\nIn the words of {model} (an opinion, {price}):")
+    price = "cost unknown" if cost is None else f"{cost:.4f} USD"
+    out.say(f"\nSummary by {model} (not verified, {price}):")
     for number, point in enumerate(answer.points, start=1):
         rounds = f" (rounds {', '.join(map(str, point.rounds))})" if point.rounds else ""
         out.say(f"{number}. {plain(point.what, 600)}{rounds}\n   Change: {plain(point.change, 600)}")

@@ -1,4 +1,4 @@
-"""Errors for what the machine refuses: permissions, limits, memory and full disks."""
+"""Translation of operating system errors: permissions, limits, memory and full disks."""
 
 from __future__ import annotations
 

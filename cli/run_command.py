@@ -1,75 +1,102 @@
-"""Terminal side of `autoqec run`: prints the plan of a dry run, or shows a session and its summary."""
+"""Terminal output of `autoqec run`: the plan of a dry run, or progress and summary of a session."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from autoqec.cli.common import Output
-from autoqec.contracts.events import Event, OnEvent
+from autoqec.cli.progress import broadcast
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import RunInterruptedError
 from autoqec.launch.options import RunOptions
 from autoqec.launch.session import run_session
 from autoqec.orchestrator import loop
+from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.reporting import run_report
 from autoqec.reporting.dashboard import Dashboard
 from autoqec.reporting.summary import print_summary
 from autoqec.reporting.terminal import LiveView, console
+from autoqec.reporting.text import plain, pluralize
+from autoqec.system import run_lock
 
 
 def show_plan(run_options: RunOptions, out: Output) -> None:
-    """Print what the run would do, after all checks of a start; writes nothing."""
+    """Print what the run would do, after all checks of a start or a resume; writes nothing."""
+    checked = _check_new_run(run_options, out) if run_options.layout is None else _check_resumed_run(run_options, out)
     profile = PROFILES[run_options.profile].dump()
-    if run_options.env is not None:
-        start = loop.check_start(
-            run_options.env, run_options.root, run_options.profile, secret_file=run_options.secret_file
-        )
-        out.say(f"env       {start.env.name} ({run_options.env})")
-        out.say(f"baseline  {start.baseline[:12]} of {start.repo.root}")
-        for note in start.notes:
-            out.say(f"note      {note}")
-        base = {"env": start.env.dump(), "baseline": start.baseline, "notes": list(start.notes)}
-    else:
-        assert run_options.layout is not None  # a run is either new or resumed
-        out.say(f"resume    {run_options.layout.run_id}")
-        base = {"resume": run_options.layout.run_id}
-    rounds = "until the budget is used up" if run_options.rounds is None else str(run_options.rounds)
-    out.say(
-        f"rounds    {rounds}, {run_options.parallel} at a time, proposed by "
-        f"{run_options.choice.ideator}, seed {run_options.seed}"
-    )
-    if run_options.pins:
-        out.say(f"pinned    {format_pins(run_options.pins)}, in every proposal")
-    if run_options.cluster is not None:
-        options = ", ".join(f"{key}={value}" for key, value in run_options.cluster.items())
-        out.say(f"job       {options}; one per round")
-    for role, model in run_options.settings.models.items():
-        effort = "" if model.effort is None else f", effort {model.effort}"
-        out.say(f"{role:<9} {model.model or 'default model'} through {model.backend}{effort}")
-    if run_options.settings.budget:
-        limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
-        out.say(f"budget    {limits}")
+    settings = run_options.settings.dump()
+    for line in _plan_lines(run_options):
+        out.say(line)
     for key, value in profile.items():
         out.say(f"profile   {key} = {value if isinstance(value, str) else f'{value:,}'}")
-    plan = {
-        "rounds": run_options.rounds,
-        "parallel": run_options.parallel,
-        "ideator": run_options.choice.ideator,
-        "seed": run_options.seed,
-    }
-    plan["threads"] = run_options.round_threads
-    settings = run_options.settings.dump()
     out.emit(
         {
-            **base,
-            **plan,
+            **checked,
+            "rounds": run_options.rounds,
+            "parallel": run_options.parallel,
+            "ideator": run_options.choice.ideator,
+            "seed": run_options.seed,
+            "threads": run_options.round_threads,
             "settings": settings,
             "pins": run_options.pins,
             "profile": profile,
             "slurm": run_options.cluster,
         }
     )
+
+
+def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
+    assert run_options.env is not None  # a run is either new or resumed
+    start = loop.check_start(
+        run_options.env, run_options.root, run_options.profile, secret_file=run_options.secret_file
+    )
+    out.say(f"env       {start.env.name} ({run_options.env})")
+    out.say(f"baseline  {start.baseline[:12]} of {start.repo.root}")
+    _say_notes(start.notes, out)
+    return {"env": start.env.dump(), "baseline": start.baseline, "notes": list(start.notes)}
+
+
+def _check_resumed_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
+    """Check what a resume checks: repository, run directory, lock, and what recovery would do."""
+    assert run_options.layout is not None
+    start = loop.check_resume(run_options.layout.run_id, run_options.root)
+    run_lock.require_unlocked(start.layout.root)
+    actions = [action.describe() for action in reconcile(start.layout, start.repo, dry_run=True)]
+    out.say(f"resume    {start.info.run_id}")
+    out.say(f"env       {start.env.name}")
+    out.say(f"baseline  {start.info.baseline_sha[:12]} of {start.repo.root}")
+    _say_notes(start.notes, out)
+    for action in actions:
+        out.say(f"recovery  {plain(action, 600)}")
+    return {"resume": start.info.run_id, "notes": list(start.notes), "recovery": actions}
+
+
+def _say_notes(notes: Iterable[str], out: Output) -> None:
+    for note in notes:
+        out.say(f"note      {note}")
+
+
+def _plan_lines(run_options: RunOptions) -> Iterator[str]:
+    """Describe rounds, pins, jobs, models and limits, one per line."""
+    rounds = "until the budget is used up" if run_options.rounds is None else str(run_options.rounds)
+    yield (
+        f"rounds    {rounds}, {run_options.parallel} at a time, proposed by "
+        f"{run_options.choice.ideator}, seed {run_options.seed}"
+    )
+    if run_options.pins:
+        yield f"pinned    {format_pins(run_options.pins)}, in every proposal"
+    if run_options.cluster is not None:
+        options = ", ".join(f"{key}={value}" for key, value in run_options.cluster.items())
+        yield f"job       {options}; one per round"
+    for role, model in run_options.settings.models.items():
+        effort = "" if model.effort is None else f", effort {model.effort}"
+        yield f"{role:<9} {model.model or 'default model'} through {model.backend}{effort}"
+    if run_options.settings.budget:
+        limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
+        yield f"budget    {limits}"
 
 
 def execute_run(run_options: RunOptions, out: Output) -> int:
@@ -82,10 +109,10 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
             for note in run.notes:
                 out.note(note)
 
-        session = run_session(run_options, _broadcast(view, out), on_open=on_open, command_line=sys.argv)
+        session = run_session(run_options, broadcast(view, out), on_open=on_open, command_line=sys.argv)
     report, outcome = run_report.load(session.layout), session.outcome
     if session.learned:
-        out.note(f"{session.learned} rounds added to {run_options.choice.memory}")
+        out.note(f"{pluralize(session.learned, 'round')} added to {run_options.choice.memory}")
     print_summary(target, report)
     out.note(f"Stopped: {outcome.stop_reason}")
     if outcome.interrupted:
@@ -94,11 +121,3 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
     if outcome.interrupted:
         return RunInterruptedError.exit_code
     return 0 if any(row.status == "ok" for row in outcome.rows or report.rows) else 1
-
-
-def _broadcast(view: LiveView, out: Output) -> OnEvent:
-    def on_event(event: Event) -> None:
-        view(event)
-        out.emit({"event": event.kind, **event.payload()})
-
-    return on_event

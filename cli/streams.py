@@ -13,7 +13,7 @@ from autoqec.errors import AutoqecError, StorageError
 
 
 class GuardedStream:
-    """A text stream that discards its output from the first failure on, so that the work goes on.
+    """A text stream that discards its output from the first failure on, so that the command can finish.
 
     Attributes:
         error: The first failure; None if everything was written.

@@ -1,4 +1,4 @@
-"""A lab: the least repository that rounds can live in: the search surface, one env, and what git must ignore."""
+"""Creation of a workspace: a git repository with editable modules, one env and a .gitignore."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from autoqec.store.files import load_env
 from autoqec.system.git import Repo
 
 GITIGNORE = "/runs/\n/.worktrees/\n__pycache__/\n*.pyc\n"
-README = """# A lab for autoqec
+README = """# AutoQEC workspace
 
-`env.yaml` says what is decoded; `{surface}/` is what the search may edit.
+`env.yaml` describes what is decoded; a run may edit `{modules}/`.
 
     autoqec run env.yaml --profile smoke --rounds 2
     autoqec show
@@ -22,9 +22,13 @@ README = """# A lab for autoqec
 
 
 def make_workspace(directory: Path, env_file: Path) -> str:
-    """Fill `directory` (made if missing, else empty) and commit; returns the commit.
+    """Create a workspace in `directory`, which must be missing or empty.
 
-    Raises UsageError where the directory holds anything, and then changes nothing.
+    Returns:
+        Hash of its first commit.
+
+    Raises:
+        UsageError: The directory is not empty, or cannot be written.
     """
     load_env(env_file)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -35,7 +39,7 @@ def make_workspace(directory: Path, env_file: Path) -> str:
         return _fill(directory, env_file)
     except OSError as error:
         raise UsageError(
-            f"cannot be written: {error.strerror}", location=str(directory), hint="choose a directory you may write to"
+            f"cannot be written: {error.strerror}", location=str(directory), hint="choose a writable directory"
         ) from error
     except BaseException:
         _clear(directory, remove=created)
@@ -43,12 +47,12 @@ def make_workspace(directory: Path, env_file: Path) -> str:
 
 
 def _fill(directory: Path, env_file: Path) -> str:
-    surface = Path(autoqec.__file__).parent / layout.EDITABLE_MODULES.removeprefix("autoqec/")
-    shutil.copytree(surface, directory / layout.EDITABLE_MODULES, ignore=shutil.ignore_patterns("__pycache__"))
+    modules = Path(autoqec.__file__).parent / layout.EDITABLE_MODULES.removeprefix("autoqec/")
+    shutil.copytree(modules, directory / layout.EDITABLE_MODULES, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copyfile(env_file, directory / "env.yaml")
     (directory / ".gitignore").write_text(GITIGNORE, encoding="utf-8")
-    (directory / "README.md").write_text(README.format(surface=layout.EDITABLE_MODULES), encoding="utf-8")
-    return str(Repo.init(directory).commit_all("A lab for autoqec"))
+    (directory / "README.md").write_text(README.format(modules=layout.EDITABLE_MODULES), encoding="utf-8")
+    return str(Repo.init(directory).commit_all("Create AutoQEC workspace"))
 
 
 def _clear(directory: Path, *, remove: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -11,6 +11,8 @@ from autoqec.errors import ContractError
 
 OutputMode = Literal["soft_priors", "hard_flip"]
 SnapshotMode = Literal["last", "all", "gap", "none"]
+Family = Literal["mlp", "gnn", "neural_bp", "conv", "local"]
+FAMILIES: tuple[Family, ...] = get_args(Family)
 
 
 class MlpConfig(Contract):
@@ -209,7 +211,7 @@ class PredecoderDSL(Contract):
     sees the cleaned syndrome, and their flips of the observables are added to its answer.
     """
 
-    type: Literal["mlp", "gnn", "neural_bp", "conv", "local"] = Field(description="family of the net")
+    type: Family = Field(description="family of the net")
     output_mode: OutputMode = Field(
         default="soft_priors", description="log-odds per variable, or flips of error mechanisms"
     )
@@ -283,9 +285,6 @@ class PredecoderDSL(Contract):
     def sha256(self) -> str:
         """Return the hash of the canonical config."""
         return sha256_json(self.config())
-
-
-FAMILIES = ("mlp", "gnn", "neural_bp", "conv", "local")
 
 
 def parse_dsl(config: Any, *, location: str = "predecoder config") -> PredecoderDSL:

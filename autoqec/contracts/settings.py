@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.timing import UtcTime
@@ -28,7 +28,11 @@ class RunSettings(Contract):
     models: dict[str, ModelSettings] = Field(default={}, description="language model of each role that asks one")
     rounds: int | None = Field(default=None, description="value of `--rounds`")
     budget: dict[str, float] = Field(default={}, description="limits of `--budget`, including usd and tokens")
-    open_surface: bool = Field(default=False, description="the Coder may edit code")
+    open_modules: bool = Field(
+        default=False,
+        validation_alias=AliasChoices("open_modules", "open_surface"),  # earlier versions wrote open_surface
+        description="the Coder may edit code",
+    )
     cassette: bool = Field(default=False, description="answers are played from the run's cassette")
     replay_of: str | None = Field(default=None, description="run whose proposals are repeated")
     ideator_memory: str | None = Field(default=None, description="checkpoint of the agent that proposes")

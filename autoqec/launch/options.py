@@ -82,7 +82,7 @@ class RunOptions:
 OPTION_DEFAULTS: Mapping[str, Any] = {
     "rounds": None, "profile": "dev", "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe", "pin": (),
     "no_llm": False, "model": None, "effort": None, "cassette": None, "replay_of": None, "ideator_memory": None,
-    "analyst_memory": None, "memory": None, "open_surface": False, "parallel": 1, "threads": 1, "executor": "local",
+    "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
     "slurm": (), "budget": "",
 }  # fmt: skip
 _PATH_OPTIONS = ("secret_file", "cassette", "ideator_memory", "analyst_memory", "memory")
@@ -116,7 +116,8 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         UsageError: An option is invalid, or contradicts the run that is resumed.
     """
     root = locate.workspace_root()
-    role_options.split_budget(chosen["budget"])
+    if role_options.split_budget(chosen["budget"])[0].rounds is not None and chosen["rounds"] is not None:
+        raise UsageError("cannot be combined with --budget rounds=…", location="--rounds", hint="remove one of them")
     pins = role_options.parse_pins(chosen["pin"])
     layout = locate.run_layout(chosen["resume"], root=root) if chosen["resume"] else None
     info = History(layout).info() if layout else None
@@ -130,6 +131,9 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
     if chosen["no_llm"] and choice.models:
         raise UsageError(f"ideator {choice.ideator} calls a language model", location="--no-llm", hint="--ideator tpe")
     role_options.check_role_options(choice, root)
+    if "open_modules" in explicit and chosen["open_modules"] and "coder" not in choice.models:
+        what = f"ideator `{choice.ideator}` proposes configs only, so no code is edited"
+        raise UsageError(what, location="--open-modules", hint="--ideator llm")
     pins = dict(info.pins) if info else pins
     if resolved.executor == "local":
         _check_gpus(pins)

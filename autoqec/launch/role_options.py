@@ -38,7 +38,7 @@ class RoleOptions:
         replay_of: the older run that `replay` repeats.
         max_usd: limit of what the models may cost in total.
         max_tokens: limit of the tokens of all calls.
-        open_surface: whether the Coder may edit code as well as the config.
+        open_modules: whether the Coder may edit code as well as the config.
         ideator_memory: RunTime checkpoint whose agent proposes.
         analyst_memory: RunTime checkpoint whose agent nominates.
         memory: what earlier runs learned; read by the models, extended by every run.
@@ -52,7 +52,7 @@ class RoleOptions:
     replay_of: str | None = None
     max_usd: float | None = None
     max_tokens: int | None = None
-    open_surface: bool = False
+    open_modules: bool = False
     ideator_memory: Path | None = None
     analyst_memory: Path | None = None
     memory: Path | None = None
@@ -135,8 +135,12 @@ def check_role_options(choice: RoleOptions, root: Path) -> None:
         )
     if choice.replay_of is not None:
         load_replay(choice.replay_of, root)
-    if not choice.models and (choice.cassette or choice.model or choice.max_usd or choice.max_tokens):
-        what = f"ideator `{choice.ideator}` calls no language model: --model, --cassette, usd and tokens do not apply"
+    of_models = (choice.cassette, choice.model, choice.effort, choice.max_usd, choice.max_tokens)
+    if not choice.models and any(of_models):
+        what = (
+            f"ideator `{choice.ideator}` calls no language model: "
+            "--model, --effort, --cassette, usd and tokens do not apply"
+        )
         raise UsageError(what, location="--ideator", hint="choose --ideator llm or hybrid")
     _check_files(choice)
     for role in choice.models:

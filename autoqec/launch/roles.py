@@ -63,7 +63,7 @@ def build_roles(
             ideator=Hybrid(ideator) if choice.ideator == "hybrid" else ideator,
             coder=models.coder() if "coder" in choice.models else coder.code,
             analyst=models.analyst() if "analyst" in choice.models else analyst.analyse,
-            open_surface=choice.open_surface and "coder" in choice.models,
+            open_modules=choice.open_modules and "coder" in choice.models,
         ),
         RunBudget(**limits, stop_condition=lambda state: models.budget_message),
     )

@@ -20,7 +20,7 @@ from autoqec.store.layout import RunLayout
 
 DEFAULT_ROUNDS = 3  # of a run without any limit
 _PATHS = ("ideator_memory", "analyst_memory", "memory")
-_SAME_NAME = ("open_surface", "replay_of", "executor", "slurm", "parallel", "threads")
+_SAME_NAME = ("open_modules", "replay_of", "executor", "slurm", "parallel", "threads")
 
 
 def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str, Any], root: Path) -> RunSettings:
@@ -79,7 +79,7 @@ def role_options(
         replay_of=settings.replay_of,
         max_usd=settings.budget.get("usd"),
         max_tokens=None if tokens is None else int(tokens),
-        open_surface=settings.open_surface,
+        open_modules=settings.open_modules,
         ideator_memory=_path(settings.ideator_memory, root),
         analyst_memory=_path(settings.analyst_memory, root),
         memory=_path(settings.memory, root),

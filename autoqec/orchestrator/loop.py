@@ -27,11 +27,22 @@ from autoqec.orchestrator.rounds import (
     under_way,
 )
 from autoqec.orchestrator.run import Roles, Run, resume_run, start_run
-from autoqec.orchestrator.run_checks import check_start
+from autoqec.orchestrator.run_checks import check_resume, check_start
 from autoqec.orchestrator.verify_round import verify_pending
 from autoqec.store import run_log
 
-__all__ = ["Budget", "Executor", "LoopResult", "Roles", "Run", "check_start", "resume_run", "run_rounds", "start_run"]
+__all__ = [
+    "Budget",
+    "Executor",
+    "LoopResult",
+    "Roles",
+    "Run",
+    "check_resume",
+    "check_start",
+    "resume_run",
+    "run_rounds",
+    "start_run",
+]
 
 MAX_INFRASTRUCTURE_FAILURES = 2  # consecutive; more indicate a problem of the machine, not of the search
 

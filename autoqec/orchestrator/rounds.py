@@ -234,7 +234,7 @@ def _plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, lis
 
 def _request_edits(run: Run, proposal: IdeatorResponse, bases: list[str]) -> CoderResponse:
     modules: dict[str, str] = {}
-    if run.roles.open_surface:
+    if run.roles.open_modules:
         base = bases[0] if bases else run.info.baseline_sha
         entries = [entry for entry in run.repo.ls_tree(base, EDITABLE_MODULES) if entry.regular]
         blobs = run.repo.objects([entry.oid for entry in entries])

@@ -28,13 +28,12 @@ from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import recover
-from autoqec.orchestrator.recovery.inspect import require_own_directory
-from autoqec.orchestrator.run_checks import StartCheck, baseline_config_at, check_resume, check_start, readable_inputs
+from autoqec.orchestrator.run_checks import StartCheck, check_resume, check_start
 from autoqec.orchestrator.run_directory import create_run_directory
 from autoqec.orchestrator.secret import read_secret
-from autoqec.store import atomic, files, run_log
+from autoqec.store import atomic, run_log
 from autoqec.store.history import History
-from autoqec.store.layout import RUN_ID, RunLayout
+from autoqec.store.layout import RunLayout
 from autoqec.system import machine
 from autoqec.system.git import Repo
 
@@ -55,13 +54,13 @@ class Roles:
         ideator: Proposes the config of a round.
         coder: Turns a proposal into file edits.
         analyst: Summarizes a measured round and nominates it for verification.
-        open_surface: Whether the Coder sees and may edit the editable modules, not only the config.
+        open_modules: Whether the Coder sees and may edit the editable modules, not only the config.
     """
 
     ideator: Callable[[IdeatorView], IdeatorResponse | None]
     coder: Callable[[CoderView], CoderResponse | None] = coder.code
     analyst: Callable[[AnalystView], AnalystResponse | None] = analyst.analyse
-    open_surface: bool = False
+    open_modules: bool = False
 
 
 def search(name: str) -> Callable[[IdeatorView], IdeatorResponse]:
@@ -221,19 +220,11 @@ def resume_run(
         ManualInterventionRequired: Env, secret, baseline or code have changed since the start of the run, or recovery
             needs a decision of the user.
     """
-    workspace = Repo.discover(repo)
-    layout = RunLayout(workspace.root, run_id)
-    if not RUN_ID.match(run_id) or not layout.root.is_dir():
-        raise UsageError("run not found in this repository", location=f"run {run_id}", hint="autoqec show")
-    info = History(layout).info()
-    require_own_directory(layout, info)
-    env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
-    env = files.parse_env(env_text, location=str(layout.env))
-    notes = check_resume(workspace, layout, info, env_text)
-    config = baseline_config_at(workspace, info.baseline_sha)
-    roles = roles or Roles(search(info.ideator))
-    run = _open(workspace, layout, env, env_text, config, readable_inputs(env), roles, threads)
-    run.notes.extend(notes)
+    start = check_resume(run_id, repo)
+    layout, workspace = start.layout, start.repo
+    roles = roles or Roles(search(start.info.ideator))
+    run = _open(workspace, layout, start.env, start.env_text, start.baseline_config, start.inputs, roles, threads)
+    run.notes.extend(start.notes)
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
         actions = recover(layout, workspace, run_log.logged(on_event), memory=run.memory)

@@ -13,9 +13,11 @@ from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import ContractError, ManualInterventionRequired, UsageError
-from autoqec.orchestrator.secret import new_secret, read_secret
+from autoqec.orchestrator.recovery.inspect import require_own_directory
+from autoqec.orchestrator.secret import new_secret, read_secret, require_only_copy
 from autoqec.store import files
-from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RunLayout, pointer_on_branch, runs_dir
+from autoqec.store.history import History
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RUN_ID, RunLayout, pointer_on_branch, runs_dir
 from autoqec.system import machine
 from autoqec.system.git import Repo, preflight
 
@@ -63,7 +65,8 @@ def check_start(
     baseline = workspace.head_sha()
     baseline_config = baseline_config_at(workspace, baseline)
     _require_clean(workspace)
-    _require_writable(workspace.root)
+    runs_root = runs_dir(workspace.root)
+    _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     check_workspace(workspace)
     secret = new_secret(secret_file)
     inputs = readable_inputs(env)
@@ -73,14 +76,56 @@ def check_start(
     return StartCheck(workspace, env, env_text, baseline, baseline_config, inputs, secret, notes)
 
 
-def check_resume(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:
-    """Check that what the run fixed at its start is still the same; return notes for the user.
+@dataclass(frozen=True)
+class ResumeCheck:
+    """An earlier run that can be resumed; nothing is written yet.
+
+    Attributes:
+        env_text: The env file as the run keeps it.
+        baseline_config: The config of the editable modules at the baseline commit.
+        inputs: What a predecoder of this env can read.
+        notes: Notes for the user.
+    """
+
+    repo: Repo
+    layout: RunLayout
+    info: RunInfo
+    env: EnvSpec
+    env_text: str
+    baseline_config: dict[str, Any]
+    inputs: str
+    notes: tuple[str, ...]
+
+
+def check_resume(run_id: str, repo: Path | str) -> ResumeCheck:
+    """Check everything that resuming a run needs, except the lock and recovery; write nothing.
+
+    Args:
+        run_id: The run.
+        repo: A directory of the repository.
 
     Raises:
-        UsageError: The run is closed.
+        UsageError: There is no such run, it is closed, or git or the file system does not allow a round.
         ManualInterventionRequired: Env, secret, baseline commit or the code that can change results is not what the
             run started with.
     """
+    workspace = Repo.discover(repo)
+    layout = RunLayout(workspace.root, run_id)
+    if not RUN_ID.match(run_id) or not layout.root.is_dir():
+        raise UsageError("there is no such run here", location=f"run {run_id}", hint="autoqec show")
+    info = History(layout).info()
+    require_own_directory(layout, info)
+    env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
+    env = files.parse_env(env_text, location=str(layout.env))
+    require_only_copy(layout)
+    notes = _require_unchanged(workspace, layout, info, env_text)
+    _require_writable(layout.root)
+    config = baseline_config_at(workspace, info.baseline_sha)
+    return ResumeCheck(workspace, layout, info, env, env_text, config, readable_inputs(env), tuple(notes))
+
+
+def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:
+    """Check that what the run fixed at its start is still the same; return notes for the user."""
     read_secret(layout, info)
     check_workspace(repo)
     was, now = info.env_yaml_sha256, sha256_bytes(env_text.encode())
@@ -161,8 +206,6 @@ def _require_clean(repo: Repo) -> None:
         )
 
 
-def _require_writable(root: Path) -> None:
-    runs_root = runs_dir(root)
-    nearest = runs_root if runs_root.exists() or runs_root.is_symlink() else root
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise UsageError("is not a writable directory", location=str(nearest), hint=f"ls -ld {nearest}; chmod u+rwx")
+def _require_writable(directory: Path) -> None:
+    if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
+        raise UsageError("is not a writable directory", location=str(directory), hint=f"chmod u+rwx {directory}")

@@ -86,6 +86,12 @@ def read(run_root: Path | str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def require_unlocked(run_root: Path | str) -> None:
+    """Raise UsageError, which names the holder, if some process holds the run."""
+    if is_locked(run_root):
+        raise _held_by_other(Path(run_root).resolve())
+
+
 def is_locked(run_root: Path | str) -> bool:
     """Whether some process holds the run now."""
     fd = _open(Path(run_root).resolve())
@@ -157,9 +163,13 @@ def _lock(fd: int, root: Path) -> None:
             return
     except OSError as error:
         raise StorageError(f"the run cannot be locked: {error.strerror}", location=str(root)) from error
+    raise _held_by_other(root)
+
+
+def _held_by_other(root: Path) -> UsageError:
     other = read(root)
     who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
-    raise UsageError(
+    return UsageError(
         f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
         location=str(root),
         hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",

@@ -1,4 +1,4 @@
-"""`autoqec add-env`: asks, checks by building and decoding, and writes one env file."""
+"""`autoqec add-env`: create an env file and check it by sampling and decoding."""
 
 from __future__ import annotations
 
@@ -20,46 +20,60 @@ SEED_BANDS = {
     "holdout": [2_000_000_000, 2_999_999_999],
 }
 HELP = "autoqec add-env --help"
-MIN_BASELINE_ERRORS = 30  # errors of the plain backend below which little could be seen
-SLOW_SHOTS, SHOTS = 300, 20_000  # of the check, where no number is named
+MIN_BASELINE_ERRORS = 30  # with fewer logical errors of the baseline a gain is hard to detect
+SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with a matching graph
 
 
 @click.command("add-env")
 @click.argument("name", required=False)
-@click.option("--code", help="A task of stim's, bivariate_bicycle, or a file: .stim, .dem, .yaml with hx and hz.")
-@click.option("--distance", type=click.IntRange(1), help="Of stim's tasks.")
-@click.option("--rounds", type=click.IntRange(1), help="Default: the distance; 6 for bivariate_bicycle, 1 for a file.")
-@click.option("--basis", type=click.Choice(["z", "x"]), help="Of matrices and bivariate_bicycle; default: z.")
-@click.option("--hx", type=click.Path(path_type=Path), help="Matrix of the X checks: .npy, .npz, .mtx or rows of text.")
-@click.option("--hz", type=click.Path(path_type=Path), help="Matrix of the Z checks.")
-@click.option("--lx", type=click.Path(path_type=Path), help="X logicals; found where left out.")
-@click.option("--lz", type=click.Path(path_type=Path), help="Z logicals; found where left out.")
-@click.option("--p", "points", metavar="P,P,…", help="Physical error rates; the target is among them.")
-@click.option("--target", type=float, help="The rate to search at; default: the middle one.")
-@click.option("--eta", type=float, help="Bias to phase flips; default: none, depolarizing.")
-@click.option("--backend", type=click.Choice(["mwpm", "bposd", "bplsd"]), help="Default: mwpm where there is a graph.")
 @click.option(
-    "--baselines", metavar="NAME,NAME,…", help="To be shown beside; default: correlated matching, or OSD-CS 10."
+    "--code", help="Task of stim (surface_code:rotated_memory_z, …), bivariate_bicycle, or a .stim, .dem or .yaml file."
 )
-@click.option("--shots", type=click.IntRange(1), help=f"Of the check; default: {SHOTS}, {SLOW_SHOTS} without a graph.")
-@click.option("--out", "target_file", type=click.Path(path_type=Path), help="Default: NAME.yaml.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--distance", type=click.IntRange(1), help="Code distance, for tasks of stim.")
+@click.option(
+    "--rounds", type=click.IntRange(1), help="QEC rounds; default: the distance, 6 for bivariate_bicycle, 1 for a file."
+)
+@click.option(
+    "--basis", type=click.Choice(["z", "x"]), help="Memory basis, for matrices and bivariate_bicycle; default: z."
+)
+@click.option("--hx", type=click.Path(path_type=Path), help="Matrix of the X checks: .npy, .npz, .mtx or text.")
+@click.option("--hz", type=click.Path(path_type=Path), help="Matrix of the Z checks.")
+@click.option("--lx", type=click.Path(path_type=Path), help="X logicals; default: computed.")
+@click.option("--lz", type=click.Path(path_type=Path), help="Z logicals; default: computed.")
+@click.option("--p", "points", metavar="P,P,…", help="Physical error rates.")
+@click.option("--target", type=float, help="Error rate of the search, one of --p; default: the middle one.")
+@click.option("--eta", type=float, help="Bias towards Z errors; default: depolarizing noise.")
+@click.option(
+    "--backend",
+    type=click.Choice(["mwpm", "bposd", "bplsd"]),
+    help="Inner decoder; default: mwpm if the code has a matching graph.",
+)
+@click.option(
+    "--baselines", metavar="NAME,NAME,…", help="Decoders to compare with; default: mwpm,mwpm_correlated or bposd_cs10."
+)
+@click.option(
+    "--shots",
+    type=click.IntRange(1),
+    help=f"Shots of the check; default: {SHOTS}, or {SLOW_SHOTS} without a matching graph.",
+)
+@click.option("--out", "target_file", type=click.Path(path_type=Path), help="Env file; default: NAME.yaml.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @trust_option()
 @options
 def command(
     name: str | None, target_file: Path | None, force: bool, shots: int | None, out: Output, **given_options: Any
 ) -> None:
-    """Write an env file for NAME after building it and decoding shots of it.
+    """Create the env file NAME.yaml and check it by sampling and decoding shots.
 
-    What is not said by an option is asked for, where somebody is there to answer.
+    In a terminal, missing values are prompted for.
     """
     name = name or _ask("Name of the env", "NAME")
     path = target_file or Path(f"{name}.yaml")
     if path.is_dir() or not path.parent.is_dir():
-        raise UsageError("is no place for a file", location=str(path), hint="name one with --out")
+        raise UsageError("is not a file in an existing directory", location=str(path), hint="choose another --out")
     if path.exists() and not force:
         raise UsageError(
-            "is there already", location=str(path), hint="add --force to replace it, or name another --out"
+            "already exists", location=str(path), hint="add --force to replace it, or choose another --out"
         )
     spec: dict[str, Any] = {"name": name, "code": _code(given_options, path), "noise": {}, "seed_policy": SEED_BANDS}
     spec["noise"] = _noise(given_options, spec["code"]["kind"])
@@ -83,23 +97,23 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
     env = env_from_data(spec, location=location, directory=path.parent, hint=HELP)
     env_summary = summarize_env(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))
-    assert load_env(path)[0] == env  # what was checked is what is written
+    assert load_env(path)[0] == env  # the file holds what was checked
     sizes = (
         (env_summary.n_detectors, "detector"),
         (env_summary.n_observables, "observable"),
         (env_summary.n_mechanisms, "mechanism"),
     )
     out.say(f"{path}: {', '.join(pluralize(number, noun) for number, noun in sizes)}")
-    out.say(f"a net reads `inputs: {env_summary.inputs}` and gives {env_summary.n_variables} log-odds a shot")
+    out.say(f"predecoder: inputs {env_summary.inputs}, {env_summary.n_variables} log-odds per shot")
     if env_summary.distance_bound is not None:
-        out.say(f"{env_summary.distance_bound} errors can flip an observable unseen: the distance is no larger")
+        out.say(f"distance: at most {env_summary.distance_bound} (length of the shortest graphlike logical error)")
     for decoder, rate in env_summary.rates.items():
         out.say(f"{decoder:16} {rate.errors} errors in {rate.shots} shots: LER {rate.low:.2e} to {rate.high:.2e} (95%)")
     plain = env_summary.rates[env.plain]
     if plain.errors < MIN_BASELINE_ERRORS:
         out.note(
-            f"fewer than {MIN_BASELINE_ERRORS} errors of the plain backend: a gain is hard to see; "
-            "raise p, or check with more --shots"
+            f"fewer than {MIN_BASELINE_ERRORS} logical errors of {env.plain}: a gain would be hard to detect; "
+            "raise p, or use more --shots"
         )
     out.say(f"Next: autoqec run {path} --profile smoke --rounds 1")
     rates = {decoder: rate.dump() for decoder, rate in env_summary.rates.items()}
@@ -108,11 +122,11 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
 
 
 def _code(given_options: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The env's `code`, asked for where the options leave it open."""
+    """Return the env's `code`; prompt for what the options leave open."""
     given = {name: given_options[name] for name in MATRICES if given_options[name] is not None}
     if given:
         return _matrices(given, given_options, path)
-    tasks = "surface_code:rotated_memory_z or another task of stim's"
+    tasks = "surface_code:rotated_memory_z or another task of stim"
     question_text = f"Code: {tasks}, bivariate_bicycle, or a file (.stim, .dem, .yaml)"
     code = given_options["code"] or _ask(question_text, "--code")
     basis = given_options["basis"] or "z"
@@ -131,9 +145,9 @@ def _code(given_options: dict[str, Any], path: Path) -> dict[str, Any]:
     kinds = {".stim": "stim_file", ".dem": "dem_file", ".yaml": "css_file", ".yml": "css_file"}
     file = Path(code)
     if file.suffix not in kinds:
-        message = f"{code!r} is no task of stim's, not bivariate_bicycle, and no file of a known kind"
+        message = f"{code!r} is neither a task of stim nor bivariate_bicycle nor a file of a known kind"
         raise UsageError(
-            message, location="--code", hint=f"name a file ending in {', '.join(kinds)}, or give --hx and --hz"
+            message, location="--code", hint=f"use a file ending in {', '.join(kinds)}, or give --hx and --hz"
         )
     import os
 
@@ -145,21 +159,21 @@ def _code(given_options: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _reject_other_options(given_options: dict[str, Any], code: str, *used: str) -> None:
-    """UsageError for an option that says something about codes of another kind."""
+    """Raise UsageError if an option for codes of another kind was given."""
     unused = [
         f"--{name}" for name in ("distance", "rounds", "basis") if given_options[name] is not None and name not in used
     ]
     if unused:
-        raise UsageError(f"says nothing about {code}", location=unused[0], hint=f"leave {', '.join(unused)} out")
+        raise UsageError(f"does not apply to {code}", location=unused[0], hint=f"remove {', '.join(unused)}")
 
 
 def _matrices(given: dict[str, Path], given_options: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Matrices of other tools, their digits inside the env file."""
+    """Return a `code` that holds the matrices of the given files."""
     from autoqec.qec.matrices import css_text, read_matrix
 
     missing = [f"--{name}" for name in ("hx", "hz") if name not in given]
     if missing or given_options["code"]:
-        message = f"is missing beside {', '.join(given)}" if missing else "says the code a second time"
+        message = f"is required with --{', --'.join(given)}" if missing else "cannot be combined with matrices"
         raise UsageError(
             message, location=missing[0] if missing else "--code", hint="give --hx and --hz, or --code alone"
         )
@@ -176,17 +190,19 @@ def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
             if given_options[option] is not None
         ]
         if unused:
-            raise UsageError(f"{kind} brings its own noise", location=unused[0], hint=f"leave {', '.join(unused)} out")
+            raise UsageError(f"a {kind} has its own noise", location=unused[0], hint=f"remove {', '.join(unused)}")
         return {"model": "from_file"}
     points = _split_list(given_options["points"]) or _split_list(
-        _ask("Physical error rates, with commas between", "--p", "0.003,0.005,0.01")
+        _ask("Physical error rates, separated by commas", "--p", "0.003,0.005,0.01")
     )
     try:
         values = [float(point) for point in points]
     except ValueError as error:
-        raise UsageError(f"{','.join(points)} are no numbers", location="--p", hint="--p 0.003,0.005,0.01") from error
+        raise UsageError(
+            f"{','.join(points)!r} is not a list of numbers", location="--p", hint="--p 0.003,0.005,0.01"
+        ) from error
     if not values:
-        raise UsageError("names no rate", location="--p", hint="--p 0.003,0.005,0.01")
+        raise UsageError("the list is empty", location="--p", hint="--p 0.003,0.005,0.01")
     target = sorted(values)[len(values) // 2] if given_options["target"] is None else given_options["target"]
     noise = {"model": "circuit_depolarizing", "p": values, "target_p": target}
     return noise if given_options["eta"] is None else {**noise, "model": "circuit_biased", "eta": given_options["eta"]}
@@ -197,13 +213,13 @@ def _split_list(text: str | None) -> list[str]:
 
 
 def is_interactive() -> bool:
-    """Whether somebody is there to answer."""
+    """Return whether stdin is a terminal."""
     return sys.stdin.isatty()
 
 
 def _ask(question: str, option: str, default: str | None = None) -> str:
     if not is_interactive():
-        raise UsageError("is missing", location=option, hint=f"name it; `{HELP}` lists what can be named")
+        raise UsageError("is missing", location=option, hint=HELP)
     answer: str = click.prompt(question, default=default, err=True)
     return answer
 
@@ -211,5 +227,5 @@ def _ask(question: str, option: str, default: str | None = None) -> str:
 def _number(question: str, option: str, default: int) -> int:
     answer = _ask(question, option, str(default))
     if not answer.isdecimal():
-        raise UsageError(f"{answer!r} is no number", location=option, hint=f"{option} {default}")
+        raise UsageError(f"{answer!r} is not a whole number", location=option, hint=f"{option} {default}")
     return int(answer)

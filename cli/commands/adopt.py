@@ -1,4 +1,4 @@
-"""`autoqec adopt`: a round that a crash set aside, brought back through the judge."""
+"""`autoqec adopt`: restore a quarantined round and verify it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ from autoqec.cli.common import Output, options, trust_option
 @trust_option()
 @options
 def command(run: str, number: int, out: Output) -> None:
-    """Have the judge decide about the quarantined ROUND of RUN, and put its branch back."""
+    """Restore the branch of the quarantined round number ROUND of RUN, and verify the round.
+
+    Exit status: 0 VERIFIED, 1 any other verdict.
+    """
+    from autoqec.cli.progress import broadcast
     from autoqec.orchestrator.restore_round import restore_round
     from autoqec.reporting.terminal import LiveView, console
     from autoqec.reporting.text import plain
     from autoqec.system.git import Repo
 
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        row = restore_round(locate.run_layout(run), Repo.discover(Path.cwd()), number, view)
-    out.say(f"Round {number} is back on {plain(str(row.branch))}: {row.verify_verdict}")
+        row = restore_round(locate.run_layout(run), Repo.discover(Path.cwd()), number, broadcast(view, out))
+    out.say(f"Round {number} restored on {plain(str(row.branch))}: {row.verify_verdict}")
     out.emit(row.dump())
     if row.verify_verdict != "VERIFIED":
         raise click.exceptions.Exit(1)

@@ -1,4 +1,4 @@
-"""`autoqec bench-ideators`: ideators compared on QECBench-Tab."""
+"""`autoqec bench-ideators`: compare ideators on QECBench-Tab."""
 
 from __future__ import annotations
 
@@ -22,36 +22,58 @@ NAMES = "random,evolve,tpe,policy,hybrid:none,hybrid:0,hybrid:0.5,hybrid:1"
 
 
 @click.command("bench-ideators")
-@click.option("--table", type=click.Path(path_type=Path), help="Table to use instead of the one of autoqec.")
-@click.option("--env", help="Env of the table; the first one where it is left out.")
-@click.option("--strategies", default=NAMES, show_default=True, help="hybrid:Q asks an oracle of quality Q.")
+@click.option(
+    "--table",
+    type=click.Path(path_type=Path),
+    help="Table of measured configs (JSON lines); default: the packaged one.",
+)
+@click.option("--env", help="Env of the table; default: its first one.")
+@click.option(
+    "--strategies",
+    default=NAMES,
+    show_default=True,
+    help="Comma-separated list; hybrid:Q uses an oracle of quality Q instead of a model.",
+)
 @click.option(
     "--reference",
     default="random",
     show_default=True,
-    help="What all others are held against: one or more, comma between.",
+    help="Strategies that the others are compared with, comma-separated.",
 )
-@click.option("--model", help="Language model of the strategies llm, hybrid:llm, memory and memoryless.")
+@click.option("--model", help="Language model of llm, hybrid:llm, memory and memoryless.")
 @click.option(
     "--ideator-memory",
     "checkpoint",
     type=click.Path(path_type=Path),
-    help="Trained agent of `memory`; `memoryless` is the same one with nothing learned.",
+    help="Checkpoint of `autoqec evaluate` for `memory`; `memoryless` is the same agent with an empty memory.",
 )
-@click.option("--budget", metavar="KEY=NUMBER,…", default="", help="usd, tokens: no call is made that could break it.")
-@click.option("--control", type=click.Choice(["none", "renamed", "shuffled", "noop", "all"]), default="none")
-@click.option("--seeds", type=click.IntRange(2), default=20, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--val-shots", type=click.IntRange(1), default=20_000, show_default=True)
+@click.option(
+    "--budget",
+    metavar="KEY=NUMBER,…",
+    default="",
+    help="Limits of all model calls: usd, tokens. No call is made that could exceed them.",
+)
+@click.option(
+    "--control",
+    type=click.Choice(["none", "renamed", "shuffled", "noop", "all"]),
+    default="none",
+    show_default=True,
+    help="Control: mirror the values of config keys, shuffle the results, or make every result that of the baseline.",
+)
+@click.option("--seeds", type=click.IntRange(2), default=20, show_default=True, help="Repetitions per strategy.")
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Rounds per repetition.")
+@click.option(
+    "--val-shots", type=click.IntRange(1), default=20_000, show_default=True, help="Validation shots per round."
+)
 @click.option(
     "--min-gain",
     type=click.FloatRange(0, 1),
     default=0.02,
     show_default=True,
-    help="What the lower bound of the relative gain on the judge's shots must reach.",
+    help="Smallest lower bound of the relative gain on the verification shots that counts as verified.",
 )
-@click.option("--write", type=click.Path(path_type=Path), help="Write the table of scores to this Markdown file.")
-@click.option("--note", default="", help="A sentence to stand below the figures, in the file too.")
+@click.option("--write", type=click.Path(path_type=Path), help="Also write the scores to this Markdown file.")
+@click.option("--note", default="", help="Text to add below the scores.")
 @options
 def command(
     table: Path | None,
@@ -70,7 +92,11 @@ def command(
     note: str,
     out: Output,
 ) -> None:
-    """Score strategies by verified hypervolume against rounds, seconds and dollars, paired by seed."""
+    """Simulate searches on a table of measured configs and compare their strategies.
+
+    The score is the hypervolume of the verified Pareto front, as a share of the best that the table allows. Differences
+    from the reference are paired by seed and have a 95% bootstrap interval.
+    """
     from autoqec.cli.bench_entries import BenchIdeators
     from autoqec.errors import UsageError
     from autoqec.ideators.bench import SimulationSettings
@@ -87,8 +113,8 @@ def command(
     names = [name.strip() for name in strategies.split(",") if name.strip()]
     limits, llm_limits = split_budget(budget)
     if limits != Budget():
-        message = f"{budget!r} limits a run, and no run is made here"
-        raise UsageError(message, location="--budget", hint="usd=DOLLARS, tokens=COUNT; --rounds says how many rounds")
+        message = f"{budget!r} limits runs; this command starts none"
+        raise UsageError(message, location="--budget", hint="--budget usd=DOLLARS,tokens=COUNT; --rounds N")
     tokens = int(llm_limits["tokens"]) if "tokens" in llm_limits else None
     contestants = BenchIdeators(measured_table.env, model, checkpoint, llm_limits.get("usd"), tokens)
     references = list(dict.fromkeys(name.strip() for name in reference.split(",")))
@@ -117,7 +143,7 @@ def command(
 
 
 def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rounds: int) -> str:
-    """What the figures rest on."""
+    """Describe the data and settings behind the scores."""
     from autoqec.ideators.bench import verifiable_entries
 
     statuses = Counter(entry.status for entry in table.entries)
@@ -125,12 +151,13 @@ def _footer(table: Table, seeds: int, settings: SimulationSettings, fallback_rou
     footer = (
         f"Env {table.env}, {len(table.entries)} configs "
         f"({', '.join(f'{n} {how}' for how, n in statuses.most_common())}; "
-        f"{n_verifiable} that the judge would verify, at a gain of {100 * settings.min_gain:g}% at "
-        f"least), {shots:,} shots each, "
-        f"half of them for the judge; {seeds} seeds of {settings.rounds} rounds, {settings.val_shots:,} val shots. "
+        f"{n_verifiable} verifiable at a gain of at least {100 * settings.min_gain:g}%), {shots:,} shots each, half of "
+        f"them for verification; {seeds} seeds of {settings.rounds} rounds, {settings.val_shots:,} validation shots. "
         "Hypervolumes are shares of what the table allows; the interval is a paired bootstrap over seeds."
     )
-    return footer + (f" {fallback_rounds} rounds were left to the search by a model." if fallback_rounds else "")
+    return footer + (
+        f" TPE proposed {fallback_rounds} rounds because a model gave no usable answer." if fallback_rounds else ""
+    )
 
 
 def _header(references: list[str]) -> str:
@@ -140,7 +167,7 @@ def _header(references: list[str]) -> str:
 
 
 def _line(strategy_scores: list[Score]) -> str:
-    """One strategy, held against every reference."""
+    """Format the row of one strategy, with its difference from each reference."""
     score = strategy_scores[0]
     gaps = " | ".join(f"{one.gap:+.3f} [{one.gap_low:+.3f}, {one.gap_high:+.3f}]" for one in strategy_scores)
     dollars = "unknown" if math.isnan(score.dollars) else f"{score.dollars:.2f}"

@@ -1,4 +1,4 @@
-"""`autoqec close`: no further round; the judge's secret is published."""
+"""`autoqec close`: end a run and publish its secret."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from autoqec.cli.common import Output, options
 @click.argument("run")
 @options
 def command(run: str, out: Output) -> None:
-    """Publish the secret of RUN, so that anyone can draw the judge's shots again. A closed run cannot be resumed."""
+    """End RUN and publish its secret, so that others can repeat its verification.
+
+    A closed run cannot be resumed.
+    """
     from autoqec.orchestrator.publish_secret import publish_secret
     from autoqec.system.git import Repo
 
     layout = locate.run_layout(run)
     secret = publish_secret(layout, Repo.discover(Path.cwd()))
     out.say(f"Run {layout.run_id} is closed. Secret: {secret} (in {layout.secret_hex})")
-    out.note("`autoqec verify` on its judged rounds draws the same shots again.")
+    out.note("`autoqec verify ROUND_DIR --replay` repeats a verification with the same shots.")
     out.emit({"run_id": layout.run_id, "secret": secret})

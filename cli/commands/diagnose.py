@@ -1,4 +1,4 @@
-"""`autoqec diagnose`: why rounds ended as they did, and the config to try instead."""
+"""`autoqec diagnose`: causes of failed rounds, and a config to try."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ from autoqec.store import layout
 @llm_summary.model_option
 @options
 def command(target: str, write: Path | None, model: str | None, out: Output) -> None:
-    """Root causes of the rounds of a run (its id or directory), or of one round (its directory)."""
+    """Find out why the rounds of a run, or one round, failed or gained nothing.
+
+    RUN_OR_ROUND is the id or directory of a run, or the directory of a round.
+    """
     from autoqec.reporting.text import plain
 
     llm_summary.check_model(model)
@@ -28,8 +31,8 @@ def command(target: str, write: Path | None, model: str | None, out: Output) -> 
     if write is not None:
         _write(diagnoses, write)
     if not diagnoses:
-        out.emit({"cause": None, "what": "nothing is wrong here"})
-        out.say("Nothing is wrong here.")
+        out.emit({"cause": None, "what": "no problems found"})
+        out.say("No problems found.")
     for diagnosis in diagnoses:
         out.emit(diagnosis.dump())
         name = "The env" if diagnosis.round is None else f"Round {diagnosis.round}"
@@ -65,7 +68,11 @@ def _write(diagnoses: list[Diagnosis], target: Path) -> None:
 
     patched = [diagnosis for diagnosis in diagnoses if diagnosis.config is not None]
     if len(patched) != 1:
-        what = f"{len(patched)} rounds have a config to try" if patched else "there is no config to try"
-        raise UsageError(what, location="--write", hint="name one round's directory that shows a change")
-    assert patched[0].config is not None  # chosen so
+        what = f"{len(patched)} rounds have a patched config" if patched else "no config change is suggested"
+        raise UsageError(
+            what,
+            location="--write",
+            hint="autoqec diagnose ROUND_DIR --write FILE, for a round with a suggested change",
+        )
+    assert patched[0].config is not None  # selected above
     atomic.write_text(target, dump_config(patched[0].config))

@@ -1,4 +1,4 @@
-"""`autoqec envs`: what can be run without writing an env file."""
+"""`autoqec envs`: list the packaged envs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.command("envs")
 @options
 def command(out: Output) -> None:
-    """List the envs that can be named without a path."""
+    """List the envs that come with the package; commands accept their names."""
     from autoqec.store.files import load_env
 
     for name, path in locate.builtin_envs().items():
@@ -28,7 +28,7 @@ def command(out: Output) -> None:
 
 
 def _code(env: EnvSpec) -> str:
-    """The code in a few words."""
+    """Describe the code of an env in one line."""
     code = env.code
     if code.kind == "stim_generator":
         return f"{code.task} d={code.distance} rounds={code.rounds}"

@@ -1,4 +1,4 @@
-"""`autoqec evaluate`: an agent over a dataset of environments, from one YAML file."""
+"""`autoqec evaluate`: run an agent over a dataset of environments."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from autoqec import optional
 from autoqec.cli.common import Output, options
+from autoqec.errors import UsageError
 
 if TYPE_CHECKING:
     from autoqec.continual.runtime.main import Evaluation
@@ -18,24 +19,31 @@ if TYPE_CHECKING:
 
 @click.command("evaluate")
 @click.argument("config")
-@click.option("--resume", metavar="CHECKPOINT", help="Go on from an ep_… directory, or `latest` beside it.")
-@click.option("--against-memoryless", is_flag=True, help="Run the twin without a memory too: what is it worth?")
+@click.option(
+    "--resume",
+    metavar="CHECKPOINT",
+    help="Continue from a checkpoint: an ep_… directory, or `latest` in the same place.",
+)
+@click.option(
+    "--against-memoryless", is_flag=True, help="Also run the same agent without memory, and report the difference."
+)
 @options
 def command(config: str, resume: str | None, against_memoryless: bool, out: Output) -> int:
-    """Run the evaluation that CONFIG describes: a YAML file, or an example that comes with autoqec (toy_inmemory).
+    """Run the evaluation described by CONFIG: a YAML file, or a packaged example such as toy_inmemory.
 
-    Scores, memory, checkpoints and metrics go into a new folder of its results_dir. Exit status 1 where an environment,
-    a row or a model's answer failed on the way; everything else was still measured.
+    Scores, memory, checkpoints and metrics are written to a new directory below its results_dir. Exit status 1: an
+    environment or a model call failed; the remaining results are valid.
     """
     from autoqec.cli.design_rounds import WorkspaceRounds
     from autoqec.continual.runtime.main import evaluate
 
     optional.require_installed("tqdm", extra="evaluate")
-    console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has the lines anyway
+    console = io.StringIO() if out.quiet else sys.stderr if out.json else sys.stdout  # run.log has all lines
     if against_memoryless:
         if resume is not None:
-            raise click.UsageError("--resume and --against-memoryless don't go together")
-        return _twins(config, console, out)
+            message = "cannot be combined with --against-memoryless"
+            raise UsageError(message, location="--resume", hint="remove one of them")
+        return _run_ablation(config, console, out)
     with WorkspaceRounds(out.note) as round_runner:
         return _report_result(evaluate(config, console=console, resume_from=resume, round_runner=round_runner), out)
 
@@ -55,17 +63,17 @@ def _report_result(result: Evaluation, out: Output) -> int:
     return result.exit_code
 
 
-def _twins(config: str, console: TextIO, out: Output) -> int:
+def _run_ablation(config: str, console: TextIO, out: Output) -> int:
     from autoqec.cli.design_rounds import WorkspaceRounds
     from autoqec.continual.runtime.ablation import evaluate_ablation
 
     with WorkspaceRounds(out.note) as round_runner:
-        twins = evaluate_ablation(config, console=console, round_runner=round_runner)
-    for result in (twins.stateful, twins.memoryless):
+        ablation = evaluate_ablation(config, console=console, round_runner=round_runner)
+    for result in (ablation.stateful, ablation.memoryless):
         _report_result(result, out)
-    gain = twins.gain
+    gain = ablation.gain
     out.emit({"gain": asdict(gain)})
     if not out.json:
         bounds = f"95% interval [{gain.low:+.4f}, {gain.high:+.4f}]" if gain.low is not None else "no interval"
-        out.say(f"gain of the memory {gain.mean:+.4f} a step, {bounds}, {gain.n} episodes")
-    return twins.exit_code
+        out.say(f"gain from memory {gain.mean:+.4f} per step, {bounds}, {gain.n} episodes")
+    return ablation.exit_code

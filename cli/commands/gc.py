@@ -1,4 +1,4 @@
-"""`autoqec gc`: what runs left that nobody needs any more."""
+"""`autoqec gc`: list and remove leftovers of runs."""
 
 from __future__ import annotations
 
@@ -18,32 +18,38 @@ if TYPE_CHECKING:
     from autoqec.system.git import Repo
 
 KIND_LABELS = {
-    "worktree": ("worktree of a round that died", "worktrees of rounds that died"),
+    "worktree": ("worktree of an aborted round", "worktrees of aborted rounds"),
     "quarantine": ("quarantined branch", "quarantined branches"),
-    "checkpoint": ("checkpoint that no front needs", "checkpoints that no front needs"),
+    "checkpoint": ("unneeded checkpoint", "unneeded checkpoints"),
     "unverified": ("unverified checkpoint of an open run", "unverified checkpoints of open runs"),
-    "deleted_run": ("deleted run's branches and pins", "deleted runs' branches and pins"),
+    "deleted_run": ("set of branches and pins of a deleted run", "sets of branches and pins of deleted runs"),
 }
-# Removed only by name: the run may continue, and branches may be all that is left of a result.
+# removed only if named by --only: the run may continue, and the branches may be all that is left of a result
 OPT_IN_KINDS = ("unverified", "deleted_run")
 
 
 @click.command("gc")
 @click.argument("run", required=False)
-@click.option("--only", type=click.Choice(list(KIND_LABELS)), multiple=True, help="Only this kind; may be repeated.")
-@click.option("--dry-run", is_flag=True, help="List, ask nothing and remove nothing.")
 @click.option(
-    "--yes", is_flag=True, help="Remove all that is listed; `unverified` and `deleted_run` only if --only names them."
+    "--only", type=click.Choice(list(KIND_LABELS)), multiple=True, help="Consider only this kind. Repeatable."
 )
+@click.option("--dry-run", is_flag=True, help="List only; remove nothing.")
+@click.option("--yes", is_flag=True, help="Remove without asking; `unverified` and `deleted_run` only with --only.")
 @options
 def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, out: Output) -> None:
-    """List what RUN (or every run here) left that nobody needs, and remove what you agree to.
+    """List leftovers of RUN, or of all runs, and remove them after confirmation.
 
-    Worktrees of rounds that died (edits that were not committed are kept under salvage/), quarantined branches, and
-    checkpoints that neither the verified front nor anything it stands on needs. Unverified checkpoints of a run that
-    is not closed stay unless you say so: a later verification or round may need them. So do branches and pins of a run
-    whose directory was deleted. A run that another process holds is left alone.
-    """
+    \b
+    worktree     worktree of an aborted round; uncommitted edits are kept in
+                 salvage/ of the run
+    quarantine   quarantined branch
+    checkpoint   checkpoint that no verified Pareto front depends on
+    unverified   checkpoint of an open run that a later verification or round
+                 may need
+    deleted_run  branches and pins of a run whose directory was deleted
+
+    Runs that are in use are skipped.
+    """  # noqa: D301 - click needs the character \\b
     from autoqec.system.git import Repo
 
     repo = Repo.discover(Path.cwd())
@@ -55,24 +61,24 @@ def command(run: str | None, only: tuple[str, ...], dry_run: bool, yes: bool, ou
         try:
             removable = _list_items(layout, repo, only, out)
             n_listed += len(removable)
-            selected = [one for one in removable if one.kind not in OPT_IN_KINDS or one.kind in only]
+            selected = [item for item in removable if item.kind not in OPT_IN_KINDS or item.kind in only]
             confirmed = [] if dry_run else selected if yes else _confirm(removable)
             removed += _remove_items(layout, repo, confirmed, out)
         except AutoqecError as error:
             if run is not None:
                 raise
-            out.note(f"run {layout.run_id} is left alone: {error}")
+            out.note(f"run {layout.run_id} is skipped: {error}")
     if not n_listed:
         out.note("nothing to remove")
     elif not removed and not dry_run:
         kinds = ", ".join(f"{kind} with --only {kind}" for kind in OPT_IN_KINDS)
-        out.note(f"nothing was removed; --yes removes all that is listed; {kinds}")
+        out.note(f"nothing was removed; --yes removes the listed items without asking: {kinds}")
 
 
 def _deleted_runs(
     repo: Repo, run: str | None, only: Sequence[str], dry_run: bool, yes: bool, out: Output
 ) -> tuple[int, int]:
-    """List what is left of runs whose directory is gone, and remove it; how many were listed and removed."""
+    """List and remove branches and pins of deleted runs; return how many were listed and removed."""
     from autoqec.orchestrator.gc import RemovableItem
     from autoqec.orchestrator.run_directory import find_deleted_runs, remove_deleted_run
 
@@ -93,35 +99,29 @@ def _deleted_runs(
 
 
 def _list_items(layout: RunLayout, repo: Repo, only: Sequence[str], out: Output) -> list[RemovableItem]:
-    from autoqec.errors import UsageError
     from autoqec.orchestrator import gc
     from autoqec.reporting.text import plain
     from autoqec.system import run_lock
 
-    if run_lock.is_locked(layout.root):
-        run_owner = run_lock.read(layout.root)
-        message = f"the run is at work: process {run_owner.get('pid', '?')} on {run_owner.get('host', '?')} holds it"
-        raise UsageError(message, location=f"run {layout.run_id}", hint="wait until it ends")
-    removable = [one for one in gc.find_removable(layout, repo) if not only or one.kind in only]
-    for one in removable:
-        size = f"  {_bytes(one.bytes)}" if one.bytes else ""
-        out.say(f"{layout.run_id}  {one.kind}  {plain(one.name)}{size}  {plain(one.why)}")
-        out.emit({"run_id": layout.run_id, "removed": False, **one.dump()})
+    run_lock.require_unlocked(layout.root)
+    removable = [item for item in gc.find_removable(layout, repo) if not only or item.kind in only]
+    for item in removable:
+        size = f"  {_bytes(item.bytes)}" if item.bytes else ""
+        out.say(f"{layout.run_id}  {item.kind}  {plain(item.name)}{size}  {plain(item.why)}")
+        out.emit({"run_id": layout.run_id, "removed": False, **item.dump()})
     return removable
 
 
 def _confirm(removable: Sequence[RemovableItem]) -> list[RemovableItem]:
-    """What the person at the terminal agrees to, one question a kind; nobody there agrees to nothing."""
+    """Ask once per kind whether to remove its items; without a terminal nothing is confirmed."""
     confirmed: list[RemovableItem] = []
-    for kind, (one, many) in KIND_LABELS.items():
+    for kind, (singular, plural) in KIND_LABELS.items():
         items_of_kind = [item for item in removable if item.kind == kind]
         size = sum(item.bytes for item in items_of_kind)
-        words = (
-            f"Remove {len(items_of_kind)} "
-            f"{one if len(items_of_kind) == 1 else many}{f' ({_bytes(size)})' if size else ''}?"
-        )
+        label = singular if len(items_of_kind) == 1 else plural
+        question = f"Remove {len(items_of_kind)} {label}{f' ({_bytes(size)})' if size else ''}?"
         try:
-            if items_of_kind and click.confirm(words, err=True):
+            if items_of_kind and click.confirm(question, err=True):
                 confirmed += items_of_kind
         except click.Abort:
             return []
@@ -133,9 +133,9 @@ def _remove_items(layout: RunLayout, repo: Repo, confirmed: Sequence[RemovableIt
     from autoqec.reporting.text import plain
 
     removed_items = gc.remove(layout, repo, confirmed) if confirmed else []
-    for one in removed_items:
-        out.say(f"removed {one.kind} {plain(one.name)}")
-        out.emit({"run_id": layout.run_id, "removed": True, **one.dump()})
+    for item in removed_items:
+        out.say(f"removed {item.kind} {plain(item.name)}")
+        out.emit({"run_id": layout.run_id, "removed": True, **item.dump()})
     return len(removed_items)
 
 

@@ -1,4 +1,4 @@
-"""`autoqec init`: a small repository to run in, for those who installed the package."""
+"""`autoqec init`: create a workspace."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from autoqec.cli.common import Output, options
 
 @click.command("init")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--env", "env_name", default="smoke", show_default=True, help="Builtin env to start from.")
+@click.option(
+    "--env", "env_name", default="smoke", show_default=True, help="Packaged env, or env file, to copy to env.yaml."
+)
 @options
 def command(directory: Path, env_name: str, out: Output) -> None:
-    """Make DIRECTORY a git repository with a search surface and an env, ready for `autoqec run`."""
+    """Create a git repository in DIRECTORY with editable modules and an env, ready for `autoqec run`."""
     from autoqec.cli.workspace import make_workspace
 
     commit = make_workspace(directory, locate.env_file(env_name))

@@ -1,4 +1,4 @@
-"""`autoqec machine-state`: what this machine has, and what rounds took here."""
+"""`autoqec machine-state`: resources of this machine, and what rounds used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoqec.cli.common import Output, options
 @click.argument("run", required=False)
 @options
 def command(run: str | None, out: Output) -> None:
-    """Cores, memory, disk and accelerators; with RUN also what its rounds took."""
+    """Show cores, memory, disk and GPUs; with RUN also the resources that its rounds used."""
     from autoqec.reporting.machine_state import machine_state
 
     state = machine_state(locate.run_layout(run) if run else None)

@@ -1,4 +1,4 @@
-"""`autoqec mcp`: the tools over stdin and stdout, for an assistant that starts them."""
+"""`autoqec mcp`: MCP server on stdin and stdout."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from autoqec.cli.common import Output, options
 @click.command("mcp")
 @options
 def command(out: Output) -> None:
-    """Serve machine_state, query_history, show, propose and verify over stdio, for the repository one stands in."""
-    from autoqec.cli.mcp_server import server
+    """Serve the runs of the current repository to an MCP client, on stdin and stdout.
 
+    Tools: machine_state, query_history, show, propose, verify. Resources: report, log and history of each run.
+    """
     root = locate.workspace_root()
     optional.require_installed("mcp", extra="mcp")
+    from autoqec.cli.mcp_server import server
+
     mcp = server(root)
-    out.note(f"serving {root} over stdio; end of input ends it")
+    out.note(f"serving {root} on stdin and stdout; close stdin to stop")
     mcp.run("stdio")

@@ -1,4 +1,4 @@
-"""`autoqec memory`: what runs learned, in one file; rounds of older runs are put into it."""
+"""`autoqec memory`: show or extend a file with rounds of several runs."""
 
 from __future__ import annotations
 
@@ -11,38 +11,46 @@ from autoqec.cli.common import Output, options
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow
 from autoqec.errors import UsageError
+from autoqec.reporting.text import pluralize
 
 
 @click.command("memory")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--import", "runs", multiple=True, metavar="RUN", help="A run's id, directory or history.jsonl; repeat it."
+    "--import",
+    "runs",
+    multiple=True,
+    metavar="RUN",
+    help="Add the rounds of this run: its id, directory or history.jsonl. Repeatable.",
 )
-@click.option("--env", help="Show what a model would be told before it designs for this env.")
+@click.option("--env", help="Show the notes that a language model gets for this env.")
 @options
 def command(file: Path, runs: tuple[str, ...], env: str | None, out: Output) -> None:
-    """What FILE holds, as `autoqec run --memory FILE` reads it; --import adds the rounds of older runs, each once."""
+    """Show FILE, a memory for `autoqec run --memory FILE`.
+
+    With --import, add the rounds of earlier runs first; rounds that FILE already has are skipped.
+    """
     from autoqec.continual.runtime.run_memory import CrossRunMemory
     from autoqec.store.files import load_env
 
     if not runs and not file.exists():
-        raise UsageError("there is no such memory", location=str(file), hint=f"autoqec memory {file} --import RUN")
+        raise UsageError("file not found", location=str(file), hint=f"autoqec memory {file} --import RUN")
     loaded_runs = [_load_run(run) for run in runs]  # every run is read before anything is written
     learned = CrossRunMemory(file)
     for run_id, spec, rows in loaded_runs:
         added = learned.learn(run_id, spec, rows)
         out.emit({"event": "imported", "run": run_id, "rounds": added})
-        out.say(f"{added} rounds of run {run_id} were new")
+        out.say(f"{pluralize(added, 'round')} of run {run_id} added")
     notes = learned.notes(load_env(locate.env_file(env))[0]) if env else []
     out.emit({"event": "memory", "file": str(file), "type": learned.memory.config.type, "entries": len(learned),
               "notes": notes})  # fmt: skip
-    out.say(f"{file}: a memory of type {learned.memory.config.type} with {len(learned)} entries")
+    out.say(f"{file}: {len(learned)} entries, type {learned.memory.config.type}")
     for note in notes:
         out.say(f"  {note}")
 
 
 def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
-    """A run's id, env and rows: of this repository, or wherever the directory lies."""
+    """Return id, env and rows of a run, given by id or path."""
     from autoqec.store.files import parse_env, read_text
     from autoqec.store.history import History
     from autoqec.store.layout import RunLayout
@@ -51,6 +59,8 @@ def _load_run(run: str) -> tuple[str, EnvSpec, list[HistoryRow]]:
     directory = path.parent if path.is_file() else path
     layout = RunLayout(directory.parent.parent, directory.name) if directory.is_dir() else locate.run_layout(run)
     if not layout.history.is_file():
-        raise UsageError("is no run with a history.jsonl", location=run, hint="name an id, or a directory runs/RUN_ID")
+        raise UsageError(
+            "is not a run with a history.jsonl", location=run, hint="give the id of a run, or its directory runs/RUN"
+        )
     text = read_text(layout.env, what="the run's env", hint=f"put the env that the run was made for at {layout.env}")
     return layout.run_id, parse_env(text, location=str(layout.env)), History(layout).rows()

@@ -1,4 +1,4 @@
-"""`autoqec package-run`: a run in one file, to carry away."""
+"""`autoqec package-run`: pack a run into one archive."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from autoqec.cli.common import Output, options
 
 @click.command("package-run")
 @click.argument("run")
-@click.option("--out", "target", type=click.Path(path_type=Path), help="The archive; RUN.tar here by default.")
-@click.option("--shots/--no-shots", default=True, help="Pack the judge's shots of a closed run too (default: yes).")
+@click.option(
+    "--out", "target", type=click.Path(path_type=Path), help="Archive; default: RUN.tar in the current directory."
+)
+@click.option("--shots/--no-shots", default=True, help="Include the verification shots of a closed run (default: yes).")
 @options
 def command(run: str, target: Path | None, shots: bool, out: Output) -> None:
-    """Pack RUN into one archive: all its branches, its directory, and the hash of every file.
+    """Pack RUN into one archive: its branches, its directory, and the hash of every file.
 
-    The judge's secret goes along only when the run is closed (`autoqec close RUN`); then anyone can replay it: on shots
-    drawn again, or, where another stim draws them otherwise, on those packed here.
+    The secret is included only if the run is closed (`autoqec close RUN`). Then `autoqec replay` can repeat its
+    verification: on shots sampled again, or on the included ones if another version of stim samples differently.
     """
     from autoqec.contracts.base import sha256_bytes
     from autoqec.orchestrator.archive import package_run
@@ -31,5 +33,7 @@ def command(run: str, target: Path | None, shots: bool, out: Output) -> None:
     digest = sha256_bytes(target.read_bytes())
     out.say(f"{target}: {len(manifest.files)} files, {len(manifest.refs)} refs, SHA-256 {digest}")
     if not manifest.closed:
-        out.note(f"Its verdicts can't be drawn again elsewhere until `autoqec close {layout.run_id}`")
+        out.note(
+            f"The run is open: its verification cannot be replayed elsewhere until `autoqec close {layout.run_id}`"
+        )
     out.emit({"archive": str(target), "sha256": digest, "closed": manifest.closed, "files": len(manifest.files)})

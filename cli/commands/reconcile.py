@@ -1,4 +1,4 @@
-"""`autoqec reconcile`: after a crash, or after somebody tidied up by hand."""
+"""`autoqec reconcile`: repair a run after a crash or manual changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,13 @@ from autoqec.cli.common import Output, options
 
 @click.command("reconcile")
 @click.argument("run")
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done; write nothing.")
 @options
 def command(run: str, dry_run: bool, out: Output) -> None:
-    """Bring the files and branches of RUN in line with its history, and rebuild its views."""
+    """Make files and branches of RUN consistent with its history, and rebuild its views.
+
+    `autoqec run --resume` does this automatically.
+    """
     from autoqec.orchestrator.recovery.apply import reconcile
     from autoqec.reporting.text import plain
     from autoqec.system.git import Repo
@@ -27,4 +30,4 @@ def command(run: str, dry_run: bool, out: Output) -> None:
         out.say(" ".join(filter(None, [action.kind, plain(what), "·", plain(action.why)])))
         out.emit(action.dump())
     if not actions:
-        out.note(f"run {layout.run_id} is in line: nothing to do")
+        out.note(f"run {layout.run_id} is consistent: nothing to do")

@@ -1,4 +1,4 @@
-"""`autoqec replay`: an archive restored and verified again, offline."""
+"""`autoqec replay`: restore an archive and verify it again, offline."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 @click.command("replay")
 @click.argument("archive", type=click.Path(path_type=Path))
-@click.option("--into", type=click.Path(path_type=Path), help="Where to restore it; a new directory here by default.")
+@click.option(
+    "--into", type=click.Path(path_type=Path), help="New directory for the repository; default: ARCHIVE-replayed."
+)
 @trust_option(registered=False)
 @options
 def command(archive: Path, into: Path | None, out: Output) -> None:
-    """Restore ARCHIVE into a new repository and verify it again: files, branches, views and, of a closed run, verdicts.
+    """Restore ARCHIVE in a new repository and verify it again: files, branches, views and, if closed, verdicts.
 
-    Exit 0 where everything is as it was packed, 1 where a verdict comes out differently, 2 where a file was changed.
+    Exit status: 0 everything agrees, 1 a verdict differs, 2 a file was changed.
     """
     from autoqec.orchestrator.archive import replay_archive
 
@@ -33,34 +35,35 @@ def command(archive: Path, into: Path | None, out: Output) -> None:
     for number, outcome in sorted(restored.verdicts.items()):
         out.say(f"Round {number}: {plain(outcome)}")
         out.emit({"round": number, "found": outcome})
-    out.say(f"Restored in {into}. Look at it: cd {into} && autoqec show {restored.layout.run_id}")
+    out.say(f"Restored in {into}. Next: cd {into} && autoqec show {restored.layout.run_id}")
     if not restored.agrees:
         raise click.exceptions.Exit(1)
 
 
 def _show(out: Output, plan: Plan) -> None:
-    """Say what the archive is about to do here, before it does."""
-    told = plan.manifest
-    size = sum(entry.bytes for entry in told.files)
-    out.note(f"Archive of run {told.run_id}: {pluralize(len(told.files), 'file')}, {size} bytes.")
-    out.note("Its hashes match. They show damage, not who wrote it: see docs/contracts/archive.md.")
-    branch = plain(told.baseline_ref or "main")
-    out.note(f"Checking out {told.baseline_sha} as branch {branch} in {plan.into}, without links, hooks or filters.")
-    runs = f"branch code runs in the sandbox ({plan.sandbox})" if plan.sandbox else "no branch code is run"
+    """Print what the replay will do, before it does."""
+    manifest = plan.manifest
+    size = sum(entry.bytes for entry in manifest.files)
+    out.note(f"Archive of run {manifest.run_id}: {pluralize(len(manifest.files), 'file')}, {size} bytes.")
+    out.note("Its hashes match. They detect damage, not forgery: an archive is not signed.")
+    branch = plain(manifest.baseline_ref or "main")
     out.note(
-        f"Verifying {pluralize(plan.rounds, 'round')}, repeating {pluralize(plan.verifications, 'judgement')}: {runs}."
+        f"Checking out {manifest.baseline_sha} as branch {branch} in {plan.into}, without links, hooks or filters."
     )
+    runs = f"branch code runs in the sandbox ({plan.sandbox})" if plan.sandbox else "no branch code is run"
+    repeated = pluralize(plan.verifications, "verification")
+    out.note(f"Checking {pluralize(plan.rounds, 'round')}, repeating {repeated}: {runs}.")
     out.emit(
         {
             "plan": {
-                "run_id": told.run_id,
-                "baseline_sha": told.baseline_sha,
-                "baseline_ref": told.baseline_ref,
+                "run_id": manifest.run_id,
+                "baseline_sha": manifest.baseline_sha,
+                "baseline_ref": manifest.baseline_ref,
                 "into": str(plan.into),
-                "files": len(told.files),
+                "files": len(manifest.files),
                 "bytes": size,
                 "rounds": plan.rounds,
-                "judgements": plan.verifications,
+                "verifications": plan.verifications,
                 "sandbox": plan.sandbox,
             }
         }

@@ -1,4 +1,4 @@
-"""`autoqec report`: a run as one page to open in a browser, or its charts as files."""
+"""`autoqec report`: write a run as an HTML page, or its charts as files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from autoqec import locate
-from autoqec.cli.common import Output, options
+from autoqec.cli.common import Output, is_given, options
 from autoqec.errors import UsageError
 from autoqec.store import layout
 
@@ -22,22 +22,30 @@ from autoqec.store import layout
     type=click.Choice(["html", "svg", "png"]),
     default="html",
     show_default=True,
-    help="The page, or the charts as pictures.",
+    help="html: one page; svg, png: the charts as files.",
 )
-@click.option("--out", "target", type=click.Path(path_type=Path), help="The page's file, or the charts' directory.")
-@click.option("--serve", is_flag=True, help="Follow the run on this machine's loopback, until Ctrl-C.")
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve; 0 takes a free one.")
+@click.option(
+    "--out",
+    "target",
+    type=click.Path(path_type=Path),
+    help="File of the page, or directory of the charts; default: in the run directory.",
+)
+@click.option("--serve", is_flag=True, help="Serve a page that follows the run at http://127.0.0.1, until Ctrl-C.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of --serve; default: any free one.")
 @options
 def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, port: int, out: Output) -> None:
-    """One page about each RUN (an id, or the path of its directory), several side by side: claim, charts, every round.
+    """Write an HTML page with results, charts and rounds of RUN; several runs are compared.
 
-    The page is one file that fetches nothing; mail it, or open it in any browser. It goes into the run's directory;
-    of several runs, into runs/. With --format svg or png, the charts alone, as files.
+    RUN is the id of a run or its directory. The page is one self-contained file. It is written to the run directory, or
+    to runs/ for several runs.
     """
+    if is_given("port") and not serve:
+        raise UsageError("needs --serve", location="--port", hint="add --serve")
+    if serve and (is_given("form") or target):
+        hint = "remove --format and --out"
+        raise UsageError("cannot be combined with --format or --out", location="--serve", hint=hint)
     chosen = _run_layouts(runs)
     if serve:
-        if form != "html" or target:
-            raise UsageError("--serve writes no file", location="--serve", hint="leave out --format and --out")
         _serve(chosen, port, out)
         return
     shared = chosen[0].root.parent
@@ -55,7 +63,7 @@ def command(runs: tuple[str, ...], form: str, target: Path | None, serve: bool, 
         out.say(os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path))
         out.emit({"path": str(path), "bytes": path.stat().st_size})
     if not written:
-        out.note("nothing has been measured yet, so there is nothing to draw")
+        out.note("no charts: nothing has been measured yet")
 
 
 def _run_layouts(runs: Sequence[str]) -> list[layout.RunLayout]:
@@ -63,15 +71,13 @@ def _run_layouts(runs: Sequence[str]) -> list[layout.RunLayout]:
     ids = [item.run_id for item in layouts.values()]
     duplicate = next((item for item in layouts.values() if ids.count(item.run_id) > 1), None)
     if duplicate is not None:
-        raise UsageError(
-            "another run of the same id is named, too", location=str(duplicate.root), hint="report them apart"
-        )
+        raise UsageError("another run has the same id", location=str(duplicate.root), hint="write one report per run")
     return list(layouts.values())
 
 
 def _require_file(path: Path) -> Path:
     if path.is_dir():
-        raise UsageError("is a directory", location=str(path), hint="name a file: --out report.html")
+        raise UsageError("is a directory", location=str(path), hint="--out report.html")
     return path
 
 
@@ -79,7 +85,7 @@ def _serve(chosen: list[layout.RunLayout], port: int, out: Output) -> None:
     from autoqec.reporting.serve import ReportServer
 
     with ReportServer(chosen, port) as server:
-        out.say(f"{server.address}  (Ctrl-C ends it)")
+        out.say(f"{server.address}  (stop with Ctrl-C)")
         out.emit({"address": server.address})
         try:
             server.serve_forever()

@@ -1,4 +1,4 @@
-"""`autoqec review-log`: what a run's files say about how it searched."""
+"""`autoqec review-log`: findings about the course of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoqec.cli.common import Output, options
 @llm_summary.model_option
 @options
 def command(run: str, model: str | None, out: Output) -> None:
-    """Mechanical findings about RUN: repeats, stuck neighbourhoods, losses without effect, where the budget went."""
+    """Review the course of RUN: repeated configs, missing progress, losses without effect, use of the budget."""
     from autoqec.reporting.review_log import review
     from autoqec.reporting.text import plain
 

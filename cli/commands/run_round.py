@@ -1,4 +1,4 @@
-"""`autoqec run-round`: one Runner round, by hand or for a cluster's job."""
+"""`autoqec run-round`: train and measure one predecoder, without a run or as a cluster job."""
 
 from __future__ import annotations
 
@@ -24,28 +24,37 @@ from autoqec.store import layout
     type=click.Choice(["smoke", "dev", "prod"]),
     default="dev",
     show_default=True,
-    help="How long it trains: for seconds, minutes or hours.",
+    help="Training effort: seconds, minutes or hours.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True, help="The round's seed.")
-@click.option("--run-id", default="local", show_default=True, help="The run that it is said to belong to.")
-@click.option("--round-idx", type=click.IntRange(1), default=1, show_default=True, help="The round's number.")
-@click.option("--code-cwd", type=click.Path(path_type=Path), help="Worktree whose search surface is run.")
-@click.option("--branch", help="The worktree's branch; the round then writes its pointer.")
-@click.option("--fork-from", multiple=True, help="The round's parent; several times for a composition.")
-@click.option("--compose-mode", type=click.Choice(["pure", "with_edit"]), help="How its parents were joined.")
-@click.option("--round-attempt-id", help="The attempt's id, for its pointer.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=0,
+    show_default=True,
+    help="Random seed of training and validation.",
+)
+@click.option("--run-id", default="local", show_default=True, help="Run id to record.")
+@click.option("--round-idx", type=click.IntRange(1), default=1, show_default=True, help="Round number to record.")
+@click.option("--code-cwd", type=click.Path(path_type=Path), help="Worktree whose editable modules are used.")
+@click.option("--branch", help="Branch of the worktree; writes the pointer file of the round there.")
+@click.option("--fork-from", multiple=True, help="Branch of the parent round; repeat it for a composition.")
+@click.option(
+    "--compose-mode", type=click.Choice(["pure", "with_edit"]), help="How the parents of a composition were merged."
+)
+@click.option("--round-attempt-id", help="Attempt id for the pointer file.")
 @click.option(
     "--threads",
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Of torch; one thread repeats to the last digit.",
+    help="Number of CPU threads; only 1 is exactly reproducible.",
 )
 @options
 def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen: Any) -> None:
-    """Train and measure one predecoder: the env ENV, the configuration CONFIG, everything written into ROUND_DIR.
+    """Train the predecoder of CONFIG (a YAML file) for ENV and measure it; write results to the new ROUND_DIR.
 
-    Without --code-cwd the search surface of the repository one stands in is run, so a checked-out round repeats itself.
+    Without --code-cwd, the editable modules of the current repository are used: check out the branch of a round to
+    repeat it.
     """
     from autoqec.contracts.round import RunnerConfig
     from autoqec.orchestrator.rounds import require_sandbox
@@ -53,11 +62,12 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     from autoqec.runner.runner import run_round
     from autoqec.store.files import load_env, load_yaml, read_text
 
+    _check_options(chosen)
     _, env_yaml = load_env(locate.env_file(env_name))
     predecoder = load_yaml(read_text(config, what="predecoder config"), location=str(config))
     _check(predecoder, config)
     if round_dir.exists() and any(round_dir.iterdir() if round_dir.is_dir() else [round_dir]):
-        raise UsageError("is not an empty directory", location=str(round_dir), hint="name a new one")
+        raise UsageError("is not an empty directory", location=str(round_dir), hint="choose a new directory")
     code_cwd = chosen.pop("code_cwd") or _current_repository()
     fork_from = chosen.pop("fork_from")
     parent = _parent(chosen["run_id"], fork_from)
@@ -84,8 +94,17 @@ def command(env_name: str, config: Path, round_dir: Path, out: Output, **chosen:
     out.say(f"Δ_LER = {metrics.delta_ler:+.3e} on {metrics.val_shots} validation shots; {round_dir}/metrics.json")
 
 
+def _check_options(chosen: dict[str, Any]) -> None:
+    if chosen["branch"] is not None and (chosen["code_cwd"] is None or chosen["round_attempt_id"] is None):
+        hint = "add --code-cwd WORKTREE --round-attempt-id UUID"
+        raise UsageError("needs --code-cwd and --round-attempt-id", location="--branch", hint=hint)
+    if (chosen["compose_mode"] is not None) != (len(chosen["fork_from"]) > 1):
+        message = "is required for a composition (several --fork-from), and applies to nothing else"
+        raise UsageError(message, location="--compose-mode", hint="add --compose-mode pure, or remove it")
+
+
 def _check(predecoder: Any, config: Path) -> None:
-    """A wrong key is the user's to mend here; inside a run it is a round that failed."""
+    """Raise UsageError for an invalid config; inside a run, the round fails instead."""
     from autoqec.contracts.dsl import parse_dsl
     from autoqec.runner.devices import require_available
 
@@ -96,7 +115,7 @@ def _check(predecoder: Any, config: Path) -> None:
 
 
 def _current_repository() -> Path | None:
-    """The repository one stands in, if it has a search surface; else the package's own surface is run."""
+    """Return the current repository if it has editable modules; otherwise the packaged modules are used."""
     try:
         root = locate.workspace_root()
     except UsageError:
@@ -110,7 +129,7 @@ def _weights(run_id: str, parent: HistoryRow) -> str | None:
 
 
 def _parent(run_id: str, fork_from: tuple[str, ...]) -> HistoryRow | None:
-    """The row of the branch that the round forks from, where the run is here to tell."""
+    """Return the row of the parent branch, if the run is in this repository."""
     from autoqec.store.history import History
 
     if len(fork_from) != 1 or fork_from[0] == "baseline" or not layout.RUN_ID.match(run_id):

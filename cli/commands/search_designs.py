@@ -1,4 +1,4 @@
-"""`autoqec search-designs`: a batch search over predecoder designs, without runs and branches."""
+"""`autoqec search-designs`: search predecoder designs in batches, without a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from autoqec import locate, optional
-from autoqec.cli.common import Output, options
+from autoqec.cli.common import Output, is_given, options
+from autoqec.errors import UsageError
 
 if TYPE_CHECKING:
     from autoqec.continual.environments.design_search import SearchProblem
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 @click.option(
     "--table",
     type=click.Path(path_type=Path),
-    help="Look results up in this table of measured configs (JSON lines) instead of training.",
+    help="Table of measured configs (JSON lines) to look results up in, instead of training.",
 )
-@click.option("--strategy", type=click.Choice(["random", "evolution", "policy"]), default="policy", show_default=True)
+@click.option("--strategy", type=click.Choice(["random", "evolution", "policy"]), default="policy", show_default=True,
+              help="Search method.")  # fmt: skip
 @click.option("--designs", "budget", type=click.IntRange(1), default=32, show_default=True, help="Designs to evaluate.")
 @click.option("--batch", "batch_size", type=click.IntRange(1), default=8, show_default=True, help="Designs per batch.")
 @click.option(
@@ -33,13 +35,13 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     default=1,
     show_default=True,
-    help="Processes; 1 evaluates in this process (SerialEnvironments), more in workers (ParallelEnvironments).",
+    help="Number of processes (1: SerialEnvironments; more: ParallelEnvironments).",
 )
 @click.option("--hall-of-fame", type=click.IntRange(1), default=4, show_default=True, help="Best designs to keep.")
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True)
-@click.option("--train-shots", type=click.IntRange(1), default=60_000, show_default=True, help="Per training.")
-@click.option("--finetune-shots", type=click.IntRange(0), default=1_000, show_default=True, help="Per training.")
-@click.option("--val-shots", type=click.IntRange(1), default=10_000, show_default=True, help="Per evaluation.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=1, show_default=True, help="Random seed.")
+@click.option("--train-shots", type=click.IntRange(1), default=60_000, show_default=True, help="Training shots.")
+@click.option("--finetune-shots", type=click.IntRange(0), default=1_000, show_default=True, help="Fine-tuning shots.")
+@click.option("--val-shots", type=click.IntRange(1), default=10_000, show_default=True, help="Validation shots.")
 @click.option(
     "--task",
     "tasks",
@@ -47,9 +49,9 @@ if TYPE_CHECKING:
     type=click.Choice(["transients", "gain", "cost"]),
     default=("transients", "gain", "cost"),
     show_default=True,
-    help="Plots of the best designs.",
+    help="Plot of the best designs. Repeatable.",
 )
-@click.option("--no-figures", is_flag=True, help="Draw nothing.")
+@click.option("--no-figures", is_flag=True, help="Write no plots.")
 @click.option(
     "--out", "directory", type=click.Path(path_type=Path), required=True, help="New directory for the result."
 )
@@ -64,6 +66,7 @@ def command(env_name: str, directory: Path, budget: int, tasks: tuple[str, ...],
     from autoqec.continual.environments.design_search import SearchOutput
     from autoqec.continual.environments.strategies import STRATEGIES, run_search
 
+    _check_options(chosen)
     tasks = () if chosen["no_figures"] else tuple(dict.fromkeys(tasks))
     if tasks:
         optional.require_installed("matplotlib", extra="report")
@@ -87,6 +90,15 @@ def command(env_name: str, directory: Path, budget: int, tasks: tuple[str, ...],
         entries = output.write_best(batch, tasks)
     _report(entries, losses, infos, directory, out)
     return 0 if entries else 1
+
+
+def _check_options(chosen: dict[str, Any]) -> None:
+    if chosen["no_figures"] and is_given("tasks"):
+        raise UsageError("cannot be combined with --no-figures", location="--task", hint="remove one of them")
+    unused = [name for name in ("train_shots", "finetune_shots", "val_shots") if is_given(name)]
+    if chosen["table"] is not None and unused:
+        option = f"--{unused[0].replace('_', '-')}"
+        raise UsageError("does not apply to --table, which trains nothing", location=option, hint=f"remove {option}")
 
 
 def _problem(env_name: str, chosen: dict[str, Any]) -> SearchProblem:
@@ -114,7 +126,7 @@ def _batch(problem: SearchProblem, size: int, chosen: dict[str, Any], stack: Exi
 def _report(
     entries: list[dict[str, Any]], losses: list[float], infos: list[dict[str, Any]], directory: Path, out: Output
 ) -> None:
-    """The best designs, and how many could not be evaluated and why."""
+    """Print the best designs, and how many could not be evaluated and why."""
     failed = [info for loss, info in zip(losses, infos, strict=True) if not math.isfinite(loss)]
     reasons = [info.get("error") or info.get("status_reason") or str(info.get("status")) for info in failed]
     out.emit({"event": "search_finished", "evaluated": len(losses), "failed": len(failed), "best": entries})

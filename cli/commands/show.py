@@ -1,4 +1,4 @@
-"""`autoqec show`: the runs of this repository, or one of them."""
+"""`autoqec show`: list runs, or show one."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import click
 
 from autoqec import locate
 from autoqec.cli.common import Output, options
-from autoqec.errors import AutoqecError
+from autoqec.errors import AutoqecError, UsageError
 from autoqec.store.layout import RunLayout
 
 
 @click.command("show")
 @click.argument("run", required=False)
-@click.option("--graph", is_flag=True, help="Draw which round stands on which; * is on the verified front.")
-@click.option("--dot", is_flag=True, help="The same for Graphviz: autoqec show RUN --dot | dot -Tsvg.")
+@click.option("--graph", is_flag=True, help="Show the fork graph; * marks rounds on the Pareto front.")
+@click.option("--dot", is_flag=True, help="Print the fork graph for Graphviz: autoqec show RUN --dot | dot -Tsvg.")
 @options
 def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
-    """List the runs here; with RUN its rounds, its verified front and what the best decoder gains."""
+    """List the runs of this repository; with RUN, show its rounds, Pareto front and best verified gain."""
+    if graph and dot:
+        raise UsageError("cannot be combined with --dot", location="--graph", hint="remove one of them")
     if (graph or dot) and run is None:
-        raise click.UsageError("--graph and --dot draw one run: name it; `autoqec show` lists the runs")
+        raise UsageError(
+            "is required with --graph and --dot", location="RUN", hint="autoqec show; then autoqec show RUN --graph"
+        )
     if run is None:
         _list(locate.workspace_root(), out)
         return
@@ -37,7 +41,7 @@ def command(run: str | None, graph: bool, dot: bool, out: Output) -> None:
 
 
 def _graph(layout: RunLayout, dot: bool, out: Output) -> None:
-    """From history, so that a stale view shows nothing wrong."""
+    """Print the fork graph, computed from the history and not read from a view, which may be outdated."""
     from rich.text import Text
 
     from autoqec.orchestrator import fork_graph
@@ -67,7 +71,7 @@ def _list(root: Path, out: Output) -> None:
         out.say(f"{deleted.run_id}  {deleted.message}; `autoqec gc {deleted.run_id}` removes them")
         out.emit({"run_id": deleted.run_id, "deleted": True, "what": deleted.message})
     if not ids:
-        out.say("No runs here yet. Start one: autoqec run smoke --profile smoke --rounds 2")
+        out.say("No runs yet. Start one: autoqec run smoke --profile smoke --rounds 2")
     for run_id in ids:
         try:
             view = run_report.load(RunLayout(root, run_id))

@@ -1,4 +1,4 @@
-"""`autoqec verify`: the judge, asked by a person."""
+"""`autoqec verify`: verify a round, or replay its report."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from autoqec.cli.common import Output, options, trust_option
 @trust_option()
 @options
 def command(round_dir: Path, replay: bool, out: Output) -> None:
-    """Verify the round in ROUND_DIR on shots from a secret seed; an existing report is replayed and compared.
+    """Verify the round in ROUND_DIR on fresh shots from a secret seed; an existing report is replayed and compared.
 
-    Exit status 0: VERIFIED; 1: INCONCLUSIVE, SUSPICIOUS or FAILED. With --replay: 0 if the whole report is reproduced,
-    1 if not.
+    Exit status: 0 VERIFIED, 1 INCONCLUSIVE, SUSPICIOUS or FAILED. With --replay: 0 the report is reproduced, 1 not.
     """
     if replay:
         _replay(round_dir, out)
         return
+    from autoqec.cli.progress import broadcast
     from autoqec.orchestrator.verify_round import verify_or_replay
     from autoqec.reporting.terminal import LiveView, console
     from autoqec.reporting.text import effect_line, plain
@@ -31,7 +31,7 @@ def command(round_dir: Path, replay: bool, out: Output) -> None:
 
     layout, number = locate.parse_round_dir(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        report = verify_or_replay(layout, Repo.discover(layout.repo_root), number, view)
+        report = verify_or_replay(layout, Repo.discover(layout.repo_root), number, broadcast(view, out))
     out.say(f"{report.verdict}: {plain('; '.join(report.reasons), 2000)}")
     for member in report.panel:
         out.say("  " + effect_line(plain(member.name), member.against))
@@ -42,6 +42,7 @@ def command(round_dir: Path, replay: bool, out: Output) -> None:
 
 
 def _replay(round_dir: Path, out: Output) -> None:
+    from autoqec.cli.progress import broadcast
     from autoqec.orchestrator.verify_round import replay
     from autoqec.reporting.terminal import LiveView, console
     from autoqec.reporting.text import plain
@@ -49,7 +50,7 @@ def _replay(round_dir: Path, out: Output) -> None:
 
     layout, number = locate.parse_round_dir(round_dir)
     with LiveView(console(err=True), quiet=out.quiet) as view:
-        replayed = replay(layout, Repo.discover(layout.repo_root), number, view)
+        replayed = replay(layout, Repo.discover(layout.repo_root), number, broadcast(view, out))
     verdict = replayed.report.verdict
     if replayed.agrees:
         out.say(f"The replay agrees: {verdict}, on the same shots ({replayed.source})")

@@ -1,4 +1,4 @@
-"""`autoqec watch`: the live screen of a run, from any terminal."""
+"""`autoqec watch`: follow a run from any terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.cli.common import Output, options
 @click.argument("run")
 @options
 def command(run: str, out: Output) -> None:
-    """Follow RUN until nobody runs it any more, then show what it came to. Ctrl-C leaves; the run goes on."""
+    """Follow RUN until it stops, then show its results. Ctrl-C stops watching, not the run."""
     from autoqec.reporting.terminal import console
     from autoqec.reporting.watch import watch
 
@@ -20,5 +20,5 @@ def command(run: str, out: Output) -> None:
         view = watch(locate.find_run(run), console(err=out.json), quiet=out.quiet)
     except KeyboardInterrupt:
         return
-    out.note(f"Nobody is running {view.info.run_id} now.")
+    out.note(f"Run {view.info.run_id} has stopped.")
     out.emit(view.dump())

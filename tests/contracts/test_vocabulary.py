@@ -42,6 +42,7 @@ CHECKED = (
     "autoqec/store",
     "autoqec/system",
     "autoqec/verification",
+    "cli",
     "README.md",
     "AGENTS.md",
     ".claude",

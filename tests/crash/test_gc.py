@@ -135,7 +135,7 @@ def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[
     assert process.start(2, layout.run_id, ("quiet",)).returncode == 0
 
 
-def test_a_run_at_work_is_left_alone(littered: tuple[Path, RunLayout, Repo]) -> None:
+def test_held_run_is_skipped(littered: tuple[Path, RunLayout, Repo]) -> None:
     workspace, layout, repo = littered
     found = gc.find_removable(layout, repo)
     with run_lock.lock_run(layout.root):
@@ -143,9 +143,9 @@ def test_a_run_at_work_is_left_alone(littered: tuple[Path, RunLayout, Repo]) -> 
             gc.remove(layout, repo, found)
         one = shell(workspace, layout.run_id, "--yes")
         assert one.returncode == 2
-        check_error(one.stderr, "at work")
+        check_error(one.stderr, "held by process")
         every = shell(workspace, "--yes")
-        assert every.returncode == 0 and "left alone" in every.stderr
+        assert every.returncode == 0 and "is skipped" in every.stderr
     assert gc.find_removable(layout, repo) == found
 
 

@@ -49,7 +49,7 @@ def test_a_trained_agent_takes_over_with_its_memory(searched: tuple[Workspace, R
     assert checkpoint.is_symlink() and row.dsl_config is not None
     stored = f"MemoryAgent {checkpoint.resolve().name} "
     assert row.ideator_source.startswith(stored), "the run names the checkpoint itself: `latest` may move"
-    assert row.dsl_config["mlp"]["hidden"] == 64 and "1 rounds added to " in shown.err
+    assert row.dsl_config["mlp"]["hidden"] == 64 and "1 round added to " in shown.err
     (line, *_) = jsonl.read(newest(workspace).cassette)
     assert "Q: q0 A: " in json.dumps(line["request"]), "what it learned elsewhere is in the prompt"
     shown = workspace.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")

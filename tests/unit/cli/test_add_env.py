@@ -1,4 +1,4 @@
-"""`autoqec add-env`: whatever a code is given by becomes one env file that was built and decoded, or nothing."""
+"""`autoqec add-env`: each kind of code becomes one checked env file; invalid input writes nothing."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def made(*argv: str) -> int:
     return run_cli(group, ["add-env", *argv, *FEW])
 
 
-def test_a_task_of_stims(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stim_task_becomes_env(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("mine", "--code", "surface_code:rotated_memory_x", "--distance", "3", "--p", "0.005,0.01,0.02")
     assert made(*argv, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
+    figures = json.loads(capsys.readouterr().out)
     env, _ = load_env(here / "mine.yaml")
     assert env.target == 0.01 and env.code.rounds == 3 and env.baselines == ("mwpm", "mwpm_correlated")
-    assert told["env"] == env.dump() and told["n_detectors"] == 24 and told["inputs"] == "other_sector"
-    assert told["distance_bound"] == 3 and told["rates"]["mwpm"]["shots"] == 200
-    assert env.seed_policy.train[0] <= told["seed"] <= env.seed_policy.train[1]
+    assert figures["env"] == env.dump() and figures["n_detectors"] == 24 and figures["inputs"] == "other_sector"
+    assert figures["distance_bound"] == 3 and figures["rates"]["mwpm"]["shots"] == 200
+    assert env.seed_policy.train[0] <= figures["seed"] <= env.seed_policy.train[1]
 
 
-def test_bias_rounds_and_target(here: Path) -> None:
+def test_eta_rounds_and_target_are_written(here: Path) -> None:
     argv = ("b", "--code", "surface_code:rotated_memory_z", "--distance", "3", "--rounds", "2", "--p", "0.005,0.01")
     assert made(*argv, "--eta", "10", "--target", "0.005", "--out", "elsewhere.yaml") == 0
     env, _ = load_env(here / "elsewhere.yaml")
@@ -55,7 +55,7 @@ def test_bias_rounds_and_target(here: Path) -> None:
 
 
 @pytest.mark.parametrize("ending", ["stim", "dem"])
-def test_a_file_of_stims_keeps_its_place(here: Path, ending: str) -> None:
+def test_path_of_stim_file_is_relative_to_env(here: Path, ending: str) -> None:
     (here / "envs").mkdir()
     source = problem(3).circuit if ending == "stim" else problem(3).dem
     (here / f"code.{ending}").write_text(str(source), encoding="utf-8")
@@ -65,21 +65,21 @@ def test_a_file_of_stims_keeps_its_place(here: Path, ending: str) -> None:
     assert Problem.from_env(env).n_detectors == 24 and Problem.from_env(env).rounds == 3
 
 
-def test_a_code_without_a_graph_gets_belief_propagation(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_code_without_matching_graph_gets_bposd(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert made("colour", "--code", "color_code:memory_xyz", "--distance", "5", "--p", "0.003") == 0
     env, _ = load_env(here / "colour.yaml")
     assert env.backend == "bposd" and env.baselines == ("bposd_cs10",)
     assert "backend bposd: no matching graph" in capsys.readouterr().err
 
 
-def test_matrices_of_other_tools(here: Path) -> None:
+def test_matrices_are_copied_into_env(here: Path) -> None:
     np.save("hx.npy", STEANE)
     mmwrite("hz.mtx", sp.coo_matrix(STEANE))
     Path("lz.txt").write_text("# the logical\n1 1 1 1 1 1 1\n")
     assert made("steane", "--hx", "hx.npy", "--hz", "hz.mtx", "--lz", "lz.txt", "--p", "0.05") == 0
     for name in ("hx.npy", "hz.mtx", "lz.txt"):
         Path(name).unlink()
-    env, _ = load_env(here / "steane.yaml")  # the digits travel in the file
+    env, _ = load_env(here / "steane.yaml")  # the file holds the matrices
     assert Problem.from_env(env).n_detectors == 6
     hx, hz = checks(6, 6, ((3, 0), (0, 1), (0, 2)), ((0, 3), (1, 0), (2, 0)))
     sp.save_npz("hx.npz", sp.csr_matrix(hx))
@@ -87,7 +87,7 @@ def test_matrices_of_other_tools(here: Path) -> None:
     assert np.array_equal(read_matrix(Path("hx.npz")), hx) and np.array_equal(read_matrix(Path("hz.txt")), hz)
 
 
-def test_a_file_of_matrices_and_the_bicycle(here: Path) -> None:
+def test_css_file_and_bivariate_bicycle(here: Path) -> None:
     rows = [f'"{"".join(map(str, row))}"' for row in STEANE]
     Path("steane.css.yaml").write_text(f"hx: [{', '.join(rows)}]\nhz: [{', '.join(rows)}]\n")
     assert made("steane", "--code", "steane.css.yaml", "--basis", "x", "--p", "0.05", "--backend", "bplsd") == 0
@@ -98,7 +98,7 @@ def test_a_file_of_matrices_and_the_bicycle(here: Path) -> None:
     assert load_env(here / "bb.yaml")[0].baselines == ("bposd0",)
 
 
-def test_somebody_is_asked_for_what_is_missing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_values_are_prompted_for(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(add_env, "is_interactive", lambda: True)
     answers = "asked\nsurface_code:rotated_memory_z\n3\n0.01\n"
     shown = CliRunner().invoke(group, ["add-env", *FEW], input=answers)
@@ -106,7 +106,7 @@ def test_somebody_is_asked_for_what_is_missing(here: Path, monkeypatch: pytest.M
     assert load_env(here / "asked.yaml")[0].code.distance == 3  # type: ignore[union-attr]
 
 
-def test_a_file_that_stands_is_replaced_by_force_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_file_is_replaced_only_with_force(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ("mine", "--code", "repetition_code:memory", "--distance", "3", "--p", "0.02")
     (here / "mine.yaml").write_text("older")
     assert made(*argv) == 2
@@ -114,44 +114,44 @@ def test_a_file_that_stands_is_replaced_by_force_alone(here: Path, capsys: pytes
     assert made(*argv, "--force") == 0 and load_env(here / "mine.yaml")[0].name == "mine"
 
 
-def test_few_errors_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_baseline_errors_give_a_note(capsys: pytest.CaptureFixture[str]) -> None:
     assert made("mine", "--code", "repetition_code:memory", "--distance", "5", "--p", "0.001") == 0
-    assert "fewer than 30 errors" in capsys.readouterr().err
+    assert "fewer than 30 logical errors of mwpm" in capsys.readouterr().err
 
 
 TASK = ("--code", "surface_code:rotated_memory_z", "--distance", "3")
 CASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "nobody to ask for the name": ((), ("NAME", "missing")),
-    "nobody to ask for the code": (("m",), ("--code", "missing")),
-    "nobody to ask for p": (("m", *TASK), ("--p", "missing")),
-    "no such kind of file": (("m", "--code", "code.qasm"), ("code.qasm", ".stim")),
-    "no such file": (("m", "--code", "code.stim"), ("code.stim", "cannot be read")),
-    "p that is none": (("m", *TASK, "--p", "0.01,x"), ("--p", "x")),
+    "missing name": ((), ("NAME", "missing")),
+    "missing code": (("m",), ("--code", "missing")),
+    "missing p": (("m", *TASK), ("--p", "missing")),
+    "unknown kind of file": (("m", "--code", "code.qasm"), ("code.qasm", ".stim")),
+    "missing file": (("m", "--code", "code.stim"), ("code.stim", "cannot be read")),
+    "p that is not a number": (("m", *TASK, "--p", "0.01,x"), ("--p", "x")),
     "p of one half": (("m", *TASK, "--p", "0.5"), ("noise", "(0, 1/2)")),
     "a target that is not listed": (("m", *TASK, "--p", "0.01", "--target", "0.02"), ("target_p",)),
-    "a name that is none": (("M!", *TASK, "--p", "0.01"), ("name",)),
+    "invalid name": (("M!", *TASK, "--p", "0.01"), ("name",)),
     "an unknown baseline": (("m", *TASK, "--p", "0.01", "--baselines", "mwpm,oracle"), ("oracle", "known")),
-    "a distance that stim refuses": (
+    "distance rejected by stim": (
         ("m", "--code", "color_code:memory_xyz", "--distance", "4", "--p", "0.01"),
         ("odd distance", "another distance"),
     ),
-    "a graph where there is none": (
+    "mwpm without matching graph": (
         ("m", "--code", "color_code:memory_xyz", "--distance", "5", "--p", "0.01", "--backend", "mwpm"),
         ("matching graph", "bposd"),
     ),
-    "noise beside a file's own": (("m", "--code", "code.stim", "--p", "0.01"), ("--p", "its own noise")),
-    "an eta beside a file's own noise": (("m", "--code", "code.stim", "--eta", "0"), ("--eta", "its own noise")),
+    "p with a file": (("m", "--code", "code.stim", "--p", "0.01"), ("--p", "its own noise")),
+    "eta with a file": (("m", "--code", "code.stim", "--eta", "0"), ("--eta", "its own noise")),
     "a target of 0": (("m", *TASK, "--p", "0.01", "--target", "0"), ("target_p",)),
-    "a basis beside a task": (("m", *TASK, "--basis", "x", "--p", "0.01"), ("--basis", "says nothing", "leave")),
-    "a distance beside a file": (("m", "--code", "code.stim", "--distance", "3"), ("--distance", "says nothing")),
-    "rounds of check matrices": (
+    "basis with a task": (("m", *TASK, "--basis", "x", "--p", "0.01"), ("--basis", "does not apply", "remove")),
+    "distance with a file": (("m", "--code", "code.stim", "--distance", "3"), ("--distance", "does not apply")),
+    "rounds with matrices": (
         ("m", "--hx", "a.npy", "--hz", "b.npy", "--rounds", "3", "--p", "0.01"),
-        ("--rounds", "says nothing about check matrices"),
+        ("--rounds", "does not apply to check matrices"),
     ),
-    "one matrix of two": (("m", "--hx", "hx.npy", "--p", "0.01"), ("--hz", "missing")),
-    "a code said twice": (("m", *TASK, "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("--code", "second time")),
-    "a matrix that is not there": (("m", "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("a.npy", "cannot be read")),
-    "a directory that is not there": (("m", *TASK, "--p", "0.01", "--out", "no/m.yaml"), ("no/m.yaml", "--out")),
+    "one matrix of two": (("m", "--hx", "hx.npy", "--p", "0.01"), ("--hz", "required with --hx")),
+    "code and matrices": (("m", *TASK, "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("--code", "combined")),
+    "missing matrix": (("m", "--hx", "a.npy", "--hz", "b.npy", "--p", "0.01"), ("a.npy", "cannot be read")),
+    "missing directory": (("m", *TASK, "--p", "0.01", "--out", "no/m.yaml"), ("no/m.yaml", "--out")),
 }
 
 
@@ -180,13 +180,13 @@ def test_invalid_arguments_write_nothing(here: Path, capsys: pytest.CaptureFixtu
         ("a.mtx", b"%%MatrixMarket matrix coordinate pattern general\n9000000 9000000 1\n1 1\n", "cannot be read as a"),
     ],
 )
-def test_files_that_hold_no_matrix(here: Path, file: str, data: bytes, words: str) -> None:
+def test_invalid_matrix_file_is_rejected(here: Path, file: str, data: bytes, words: str) -> None:
     (here / file).write_bytes(data)
     with pytest.raises(UsageError, match=words):
         read_matrix(here / file)
 
 
-def test_pickles_are_never_opened(here: Path) -> None:
+def test_pickled_matrix_is_rejected(here: Path) -> None:
     np.save("a.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(UsageError, match="cannot be read as a matrix"):
         read_matrix(here / "a.npy")

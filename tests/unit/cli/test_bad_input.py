@@ -1,4 +1,4 @@
-"""Wrong input through the real command line: exit 2, one sentence with place and way out, nothing left behind."""
+"""Invalid input from the command line: exit 2, one error with location and hint, and no file written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FRUGAL = ("--profile", "smoke", "--rounds", "1", "--seed", "1")
 
 
 def edited(workspace: Workspace, old: str, new: str) -> str:
-    """The lab's env with one change, outside the search surface and outside git."""
+    """Write the env of the workspace with one change to a file outside git."""
     text = (workspace.root / "env.yaml").read_text(encoding="utf-8")
     assert old in text
     path = workspace.root.parent / "edited.yaml"
@@ -44,7 +44,7 @@ CASES: dict[str, tuple[str, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_a_wrong_env(workspace: Workspace, name: str) -> None:
+def test_invalid_env_is_rejected(workspace: Workspace, name: str) -> None:
     old, new, parts = CASES[name]
     env = edited(workspace, old, new)
     before = workspace.files()
@@ -91,18 +91,18 @@ OBSERVABLE_INCLUDE(0) rec[-1]
     ],
     ids=["missing", "not stim", "no observable", "no graph"],
 )
-def test_a_wrong_circuit_file(workspace: Workspace, circuit: str | None, parts: tuple[str, ...]) -> None:
+def test_invalid_circuit_file_is_rejected(workspace: Workspace, circuit: str | None, parts: tuple[str, ...]) -> None:
     env = file_env(workspace, circuit)
     before = workspace.files()
     refused(workspace.autoqec("run", env, *FRUGAL), *parts)
     assert workspace.files() == before
 
 
-def test_an_unknown_env_names_the_known_ones(workspace: Workspace) -> None:
+def test_unknown_env_error_lists_known_envs(workspace: Workspace) -> None:
     refused(workspace.autoqec("run", "smoky", *FRUGAL), "smoky", "smoke", "surface_d5_depol")
 
 
-def test_an_unknown_key_of_a_predecoder(workspace: Workspace) -> None:
+def test_unknown_config_key_is_rejected(workspace: Workspace) -> None:
     config = workspace.root.parent / "config.yaml"
     config.write_text("type: mlp\n\nmlp:\n  hiden: 3\n", encoding="utf-8")
     before = workspace.files()
@@ -112,10 +112,10 @@ def test_an_unknown_key_of_a_predecoder(workspace: Workspace) -> None:
     assert workspace.files() == before
 
 
-def test_an_unknown_key_of_the_baseline(workspace: Workspace) -> None:
-    surface = workspace.root / "autoqec/decoders/modules/predecoder.yaml"
-    surface.write_text(surface.read_text(encoding="utf-8") + "\nattention: 3\n", encoding="utf-8")
-    workspace.git("commit", "-qam", "a knob that nobody knows")
+def test_unknown_key_in_baseline_config_is_rejected(workspace: Workspace) -> None:
+    config = workspace.root / "autoqec/decoders/modules/predecoder.yaml"
+    config.write_text(config.read_text(encoding="utf-8") + "\nattention: 3\n", encoding="utf-8")
+    workspace.git("commit", "-qam", "unknown key")
     before = workspace.files()
     refused(workspace.autoqec("run", "env.yaml", *FRUGAL), "predecoder.yaml", "attention")
     assert workspace.files() == before
@@ -127,14 +127,14 @@ def outside(workspace: Workspace) -> Workspace:
     return Workspace(place, workspace.env)
 
 
-def test_not_a_git_repository(workspace: Workspace) -> None:
+def test_commands_outside_repository_suggest_init(workspace: Workspace) -> None:
     there = outside(workspace)
     for argv in (("run", "smoke", *FRUGAL), ("show",), ("reconcile", "20260101-000000")):
         refused(there.autoqec(*argv), "git", "autoqec init")
     assert not there.files()
 
 
-def test_no_commit_yet(workspace: Workspace) -> None:
+def test_repository_without_commit_is_rejected(workspace: Workspace) -> None:
     there = outside(workspace)
     there.git("init", "-q")
     refused(there.autoqec("run", "smoke", *FRUGAL), "commit")
@@ -142,8 +142,8 @@ def test_no_commit_yet(workspace: Workspace) -> None:
 
 
 def dirty(workspace: Workspace) -> None:
-    surface = workspace.root / "autoqec/decoders/modules/mlp.py"
-    surface.write_text(surface.read_text(encoding="utf-8") + "\n# half an idea\n", encoding="utf-8")
+    module = workspace.root / "autoqec/decoders/modules/mlp.py"
+    module.write_text(module.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
 
 
 def untracked(workspace: Workspace) -> None:
@@ -151,24 +151,24 @@ def untracked(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("change", [dirty, untracked])
-def test_a_dirty_search_surface(workspace: Workspace, change: Callable[[Workspace], None]) -> None:
+def test_uncommitted_modules_are_rejected(workspace: Workspace, change: Callable[[Workspace], None]) -> None:
     change(workspace)
     before = workspace.files()
     refused(workspace.autoqec("run", "env.yaml", *FRUGAL), "autoqec/decoders/modules", "git")
     assert workspace.files() == before
 
 
-def test_a_repository_without_a_search_surface(workspace: Workspace) -> None:
+def test_repository_without_modules_is_rejected(workspace: Workspace) -> None:
     workspace.git("rm", "-rq", "autoqec")
-    workspace.git("commit", "-qm", "no surface")
+    workspace.git("commit", "-qm", "remove modules")
     before = workspace.files()
     refused(workspace.autoqec("run", "env.yaml", *FRUGAL), "autoqec/decoders/modules")
     assert workspace.files() == before
 
 
-def test_runs_cannot_be_written(workspace: Workspace) -> None:
+def test_unwritable_runs_directory_is_rejected(workspace: Workspace) -> None:
     runs = workspace.root / "runs"
-    if os.geteuid() == 0:  # root may write anywhere: a file in its place stops even root
+    if os.geteuid() == 0:  # root may write anywhere, but not below a file
         runs.write_text("in the way\n", encoding="utf-8")
     else:
         runs.mkdir(mode=0o500)
@@ -178,7 +178,7 @@ def test_runs_cannot_be_written(workspace: Workspace) -> None:
 
 
 @pytest.mark.parametrize("run", ["20260101-000000", "../../etc", "-", "20260101-000000/../..", "a\nb"])
-def test_an_unknown_run(workspace: Workspace, run: str) -> None:
+def test_unknown_run_is_rejected(workspace: Workspace, run: str) -> None:
     before = workspace.files()
     refused(workspace.autoqec("run", f"--resume={run}"), "run", "autoqec show")
     refused(workspace.autoqec("reconcile", "--", run), "autoqec show")
@@ -186,14 +186,14 @@ def test_an_unknown_run(workspace: Workspace, run: str) -> None:
     assert workspace.files() == before
 
 
-def test_an_unknown_round(workspace: Workspace) -> None:
+def test_unknown_round_is_rejected(workspace: Workspace) -> None:
     before = workspace.files()
     refused(workspace.autoqec("verify", "runs/20260101-000000/round_1"))
     assert workspace.files() == before
 
 
 @pytest.mark.parametrize("name", ["env.yaml", "full"])
-def test_init_overwrites_nothing(workspace: Workspace, name: str) -> None:
+def test_init_rejects_nonempty_target(workspace: Workspace, name: str) -> None:
     (workspace.root / "full").mkdir()
     (workspace.root / "full" / "mine").write_text("mine\n", encoding="utf-8")
     before = workspace.files()
@@ -201,21 +201,21 @@ def test_init_overwrites_nothing(workspace: Workspace, name: str) -> None:
     assert workspace.files() == before
 
 
-def test_a_detached_head_is_allowed_and_said(workspace: Workspace) -> None:
+def test_detached_head_is_allowed_with_a_note(workspace: Workspace) -> None:
     workspace.git("checkout", "-q", "--detach")
     shown = workspace.autoqec("run", "env.yaml", *FRUGAL, "--dry-run")
     assert shown.code == 0 and "detached" in shown.err + shown.out
 
 
-def test_a_dry_run_shows_the_profile_and_writes_nothing(workspace: Workspace) -> None:
+def test_dry_run_shows_profile_and_writes_nothing(workspace: Workspace) -> None:
     before = workspace.files()
     shown = workspace.autoqec("run", "smoke", *FRUGAL, "--dry-run", "--json")
     assert shown.code == 0 and shown.objects[0]["profile"]["name"] == "smoke"
     assert workspace.files() == before
 
 
-def test_jobs_that_cannot_be(workspace: Workspace, tmp_path: Path) -> None:
-    """Found before the run exists: no SLURM, an option that is none, a partition that SLURM does not have."""
+def test_invalid_slurm_options_are_rejected(workspace: Workspace, tmp_path: Path) -> None:
+    """No SLURM, an unknown option, an unknown partition: each is found before the run exists."""
     before = workspace.files()
     run = ("run", "env.yaml", *FRUGAL)
     refused(workspace.autoqec(*run, "--slurm", "time=5"), "--executor slurm")
@@ -231,7 +231,7 @@ def test_jobs_that_cannot_be(workspace: Workspace, tmp_path: Path) -> None:
     assert workspace.files() == before and cluster.jobs() == {}
 
 
-def test_threads_are_shared_out_among_rounds_on_one_machine(workspace: Workspace, tmp_path: Path) -> None:
+def test_local_rounds_share_threads(workspace: Workspace, tmp_path: Path) -> None:
     run = ("run", "env.yaml", *FRUGAL, "--parallel", "2", "--threads", "5", "--dry-run", "--json")
     assert workspace.autoqec(*run).objects[-1]["threads"] == 2
     cluster = fake_slurm(tmp_path / "fake", cpus=8)

@@ -1,4 +1,4 @@
-"""`bench-ideators` with a policy, with language models, and with trained agents against their memoryless twins."""
+"""`bench-ideators` with the policy, with language models, and with trained agents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def written(table: Table, path: Path) -> Path:
-    """A table as its builder leaves it."""
+    """Write `table` as the program that measures tables does."""
     shots = {"env": "smoke", "shots": int(table.baseline.size)}
     jsonl.append(path, shots | {"kind": "reference", "name": "mwpm", "plain": "mwpm", "failures": pack(table.baseline)})
     for entry in table.entries:
@@ -50,13 +50,13 @@ def bench(file: Path, capsys: pytest.CaptureFixture[str], *more: str, rounds: in
     return {line["strategy"]: line for line in lines}
 
 
-def test_the_policy_joins_and_repeats_itself(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_strategy_is_reproducible(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = bench(file, capsys, "--strategies", "policy")
     assert set(first) == {"random", "policy"} and first == bench(file, capsys, "--strategies", "policy")
     assert first["policy"]["dollars"] == 0.0 and first["policy"]["final"] > 0
 
 
-def test_a_model_behind_the_api_joins_and_is_paid(
+def test_cost_of_model_strategies_is_reported(
     file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with MessagesServer() as server:
@@ -72,7 +72,7 @@ def test_a_model_behind_the_api_joins_and_is_paid(
     )
 
 
-def test_a_trained_agent_is_held_against_its_memoryless_twin(
+def test_trained_agent_is_compared_with_memoryless_agent(
     file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     checkpoint = evaluate(config(tmp_path)).results_dir / "c/latest"
@@ -92,27 +92,27 @@ def test_a_trained_agent_is_held_against_its_memoryless_twin(
         "--write",
         str(score),
         "--note",
-        "Half built.",
+        "A note.",
     )
     gain = found["memory"]
     assert set(found) == {"memory", "memoryless"} and found["memoryless"]["gap"] == 0.0
     assert gain["gap"] != 0.0 and gain["gap_low"] <= gain["gap"] <= gain["gap_high"]
     text = score.read_text(encoding="utf-8")
-    assert text.rstrip().endswith("Half built.")
-    assert "minus memoryless [95%]" in text and "rounds were left to the search" in text
+    assert text.rstrip().endswith("A note.")
+    assert "minus memoryless [95%]" in text and "because a model gave no usable answer" in text
 
 
 @pytest.mark.parametrize(
     "more, words",
     [
-        (("--model", "claude-opus-5-5"), "no strategy asks a language model"),
+        (("--model", "claude-opus-5-5"), "no strategy calls a language model"),
         (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
         (("--strategies", "oracle"), "unknown strategy"),
-        (("--budget", "rounds=3"), "no run is made here"),
+        (("--budget", "rounds=3"), "this command starts none"),
         (("--strategies", "llm", "--model", "gpt-unheard-of"), "no backend"),
     ],
 )
-def test_wrong_choices_are_told(
+def test_invalid_strategies_are_rejected(
     file: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...], words: str
 ) -> None:
     assert run_cli(group, ["bench-ideators", "--table", str(file), *more]) == 2

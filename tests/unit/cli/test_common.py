@@ -1,4 +1,4 @@
-"""Every end of a command has its exit code and its words."""
+"""Exit codes, error messages and output streams, which all commands share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.shown import check_error
 ENDS = [
     (UsageError("is wrong", location="env.yaml", hint="edit env.yaml"), 2),
     (ContractError("holds nonsense", location="metrics.json"), 2),
-    (ManualInterventionRequired("needs a person", hint="decide"), 3),
+    (ManualInterventionRequired("needs a decision", hint="decide"), 3),
     (StorageError("could not be written", location="runs"), 74),
     (RunInterruptedError("stopped", hint="autoqec run --resume RUN"), 130),
     (RoundError("train_error", "the loss is not finite"), 1),
@@ -48,7 +48,9 @@ def ending(error: BaseException | int | None) -> click.Group:
 
 
 @pytest.mark.parametrize(("error", "code"), ENDS, ids=lambda value: type(value).__name__)
-def test_a_known_error_is_one_sentence(error: AutoqecError, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_known_error_is_one_line_with_exit_code(
+    error: AutoqecError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_cli(ending(error), ["end", "--json"]) == code
     shown = capsys.readouterr()
     assert check_error(shown.err) == (error.summary, error.hint)
@@ -59,25 +61,30 @@ def test_a_known_error_is_one_sentence(error: AutoqecError, code: int, capsys: p
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
-def test_an_interruption_is_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interruption_exits_130(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(ending(error), ["end"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
-def test_a_fault_of_ours_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_and_verbose_contradict_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_cli(ending(None), ["end", "-q", "-v"]) == 2
+    assert "--quiet: cannot be combined with --verbose" in capsys.readouterr().err
+
+
+def test_unexpected_exception_is_reported_as_bug(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(ending(ZeroDivisionError("x\x1b[2J")), ["end"]) == 70
     shown = capsys.readouterr().err
     assert "Traceback" in shown and "\x1b" not in shown
     assert shown.endswith("error: bug in autoqec: ZeroDivisionError: x\\x1b[2J\n")
 
 
-def test_hostile_words_in_an_error_stay_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_errors_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     run_cli(ending(UsageError("x\x1b]0;owned\x07\ny", location="\x9b2J")), ["end"])
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1 and shown.removesuffix("\n").isprintable()
 
 
-def test_text_and_objects_have_their_streams(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_json_go_to_separate_streams(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(ending(None), ["end"]) == 0
     assert tuple(capsys.readouterr()) == ("a result\n", "by the way\n")
     assert run_cli(ending(None), ["end", "--json", "-q"]) == 0

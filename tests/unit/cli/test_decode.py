@@ -1,4 +1,4 @@
-"""`autoqec decode`: shots in stim's formats in, predictions out; another model only where one says so."""
+"""`autoqec decode`: shot formats of stim, models other than that of the env, and invalid input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHOTS = CHUNK + 64  # more than a chunk, and whole groups of 64
 
 
 def trained(place: Path, env: EnvSpec, mode: str = "soft_priors", **block: Any) -> Path:
-    """A checkpoint whose weights were stirred, so that its answers are not the backend's."""
+    """Save a checkpoint with changed weights, so that its predictions differ from those of the inner decoder."""
     dsl = parse_dsl({"type": "mlp", "output_mode": mode, "mlp": {"hidden": 8, **block}})
     model = compile_predecoder(dsl, Problem.from_env(env), seed=1)
     for parameter in model.parameters():
@@ -54,7 +54,7 @@ def decode(place: Path, *more: str, out: str = "out.b8", shots: str = "shots.b8"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
-    """A place with a checkpoint and shots, and the right answers; no test writes there but its own files."""
+    """A directory with a checkpoint and shots, and the expected predictions; tests only add files to it."""
     place = tmp_path_factory.mktemp("decode")
     path = trained(place, surface(3))
     drawn = sample(problem(3), SHOTS, 5)
@@ -62,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
     return place, CheckpointDecoder.of(surface(3), path).decode(drawn.detection_events)
 
 
-def test_the_formats_are_those_of_the_room_below() -> None:
+def test_formats_equal_those_of_shotfiles() -> None:
     assert FORMATS == shotfiles.FORMATS
 
 
@@ -77,17 +77,17 @@ def test_every_format_in_and_out(made: tuple[Path, np.ndarray], tmp_path: Path, 
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"out.{form}", f"shots.{form}"]
 
 
-def test_what_it_tells_machines(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
     place, expected = made
-    assert decode(place, "--json", out="told.01", shots="shots.b8") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == {
-        "out": str(place / "told.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0, "verified": False
+    assert decode(place, "--json", out="out.01", shots="shots.b8") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result == {
+        "out": str(place / "out.01"), "shots": SHOTS, "env": "surface_d3_z", "unknown_edges": 0, "verified": False
     }  # fmt: skip
-    assert len((place / "told.01").read_text().splitlines()) == SHOTS
+    assert len((place / "out.01").read_text().splitlines()) == SHOTS
 
 
-def test_memory_is_bounded_by_the_chunk(tmp_path: Path) -> None:
+def test_shots_are_read_in_chunks(tmp_path: Path) -> None:
     detection_events = sample(problem(3), 3 * 128 + 5, 1).detection_events
     for form in ("b8", "01", "hits", "dets", "r8"):
         path = write(tmp_path / form, detection_events, form)
@@ -96,7 +96,7 @@ def test_memory_is_bounded_by_the_chunk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_outputs_that_are_not_finite_are_the_nets_fault(tmp_path: Path, value: float) -> None:
+def test_nonfinite_network_output_is_an_error(tmp_path: Path, value: float) -> None:
     decoding = CheckpointDecoder.of(surface(3), trained(tmp_path, surface(3)))
     decoding._model.body.head.bias.data[0] = value
     with pytest.raises(ContractError, match="checkpoint.pt: the network's outputs are not finite"):
@@ -122,7 +122,7 @@ def test_more_threads_than_cores_are_rejected(
     assert not (place / "no").exists()
 
 
-def test_no_shots_give_no_predictions(made: tuple[Path, np.ndarray]) -> None:
+def test_empty_input_gives_empty_output(made: tuple[Path, np.ndarray]) -> None:
     place, _ = made
     (place / "none.b8").write_bytes(b"")
     assert decode(place, shots="none.b8", out="none.out") == 0
@@ -135,7 +135,7 @@ def refused(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
         assert part in text
 
 
-def test_the_env_must_be_known(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_without_run_needs_env(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
     place, _ = made
     files = ["--in", str(place / "shots.b8"), "--out", str(place / "no")]
     assert run_cli(group, ["decode", str(place / "checkpoint.pt"), *files]) == 2
@@ -144,7 +144,7 @@ def test_the_env_must_be_known(made: tuple[Path, np.ndarray], capsys: pytest.Cap
     refused(capsys, "not a round directory")
 
 
-def test_another_env_is_refused_naming_both(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
+def test_env_with_other_circuit_is_rejected(made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
     place, _ = made
     assert decode(place, "--env", "surface_d5_depol", out="no") == 2
     refused(capsys, problem(3).circuit_sha256[:12], "this env's circuit is")
@@ -152,17 +152,17 @@ def test_another_env_is_refused_naming_both(made: tuple[Path, np.ndarray], capsy
 
 
 WRONG: dict[str, tuple[bytes, tuple[str, ...], tuple[str, ...]]] = {
-    "bytes that are no whole shots": (b"\0" * 10, (), ("10 bytes", "24 detectors")),
-    "words": (b"01x\n", ("--in-format", "01"), ("01 file",)),
-    "lines of another width": (b"0101\n", ("--in-format", "01"), ("24 detectors",)),
-    "a detector beyond the last": (b"shot D24\n", ("--in-format", "dets"), ("24 detectors",)),
-    "a torn group": (b"\0" * 100, ("--in-format", "ptb64"), ("100 bytes", "64 shots")),
-    "a torn last shot": (b"\5", ("--in-format", "r8"), ("24 detectors",)),
+    "incomplete shot": (b"\0" * 10, (), ("10 bytes", "24 detectors")),
+    "text": (b"01x\n", ("--in-format", "01"), ("01 file",)),
+    "wrong line length": (b"0101\n", ("--in-format", "01"), ("24 detectors",)),
+    "detector beyond the last": (b"shot D24\n", ("--in-format", "dets"), ("24 detectors",)),
+    "incomplete group": (b"\0" * 100, ("--in-format", "ptb64"), ("100 bytes", "64 shots")),
+    "incomplete last shot": (b"\5", ("--in-format", "r8"), ("24 detectors",)),
 }
 
 
 @pytest.mark.parametrize("name", sorted(WRONG))
-def test_files_that_hold_no_such_shots(
+def test_invalid_shot_files_are_rejected(
     made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
     place, _ = made
@@ -175,13 +175,13 @@ def test_files_that_hold_no_such_shots(
     assert [path.name for path in tmp_path.iterdir()] == ["bad"] and (place / "env.yaml").read_bytes() == before
 
 
-def test_bits_beyond_the_last_detector_betray_another_circuit(tmp_path: Path) -> None:
+def test_set_padding_bits_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "wide").write_bytes(b"\0\0\0\x80")
     with pytest.raises(UsageError, match="beyond the last detector"):
         list(shotfiles.read(tmp_path / "wide", "b8", 28, 64))
 
 
-def test_an_error_late_in_the_file_leaves_an_older_answer_alone(
+def test_late_error_keeps_existing_output(
     made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     place, _ = made
@@ -201,7 +201,7 @@ def test_an_error_late_in_the_file_leaves_an_older_answer_alone(
         ("shots.b8", "shots.b8", "is the input file"),
     ],
 )
-def test_wrong_files(
+def test_missing_or_conflicting_files_are_rejected(
     made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], shots: str, out: str, part: str
 ) -> None:
     place, _ = made
@@ -209,8 +209,8 @@ def test_wrong_files(
     refused(capsys, part)
 
 
-def test_shots_that_no_errors_explain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """On a ring without boundary an odd number of detectors never fires."""
+def test_unexplainable_shot_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a ring without boundary, an odd number of detection events is impossible."""
     text = "error(0.1) D0 D1 L0\nerror(0.1) D1 D2\nerror(0.1) D0 D2"
     code = DemFileCode(path="ring.dem", text=text)
     trained(tmp_path, EnvSpec(name="ring", code=code, noise=FileNoise(), seed_policy=BANDS), inputs="all")
@@ -221,32 +221,32 @@ def test_shots_that_no_errors_explain(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not (tmp_path / "no").exists()
 
 
-class TestAnotherModel:
-    """--dem: the same mechanisms at another p go through; others need a person's word."""
+class TestOtherDem:
+    """--dem: the same error mechanisms with other probabilities are accepted, others need --allow-other-dem."""
 
-    def other(self, dem: Any, path: Path) -> Path:
+    def write_dem(self, dem: Any, path: Path) -> Path:
         path.write_text(str(dem), encoding="utf-8")
         return path
 
-    def test_the_same_mechanisms_in_another_order_at_another_p(self, made: tuple[Path, np.ndarray]) -> None:
+    def test_order_of_mechanisms_does_not_matter(self, made: tuple[Path, np.ndarray]) -> None:
         place, _ = made
         dem = problem(3, 0.02).dem.flattened()
         shuffled = stim.DetectorErrorModel("\n".join(reversed(str(dem).splitlines())))
         detection_events = sample(problem(3), 2000, 5).detection_events
-        home = CheckpointDecoder.of(surface(3), place / "checkpoint.pt", dem)
-        assert not np.allclose(home.shift, 0)
+        same = CheckpointDecoder.of(surface(3), place / "checkpoint.pt", dem)
+        assert not np.allclose(same.shift, 0)
         again = CheckpointDecoder.of(surface(3), place / "checkpoint.pt", shuffled)
         assert (
-            np.array_equal(home.decode(detection_events), again.decode(detection_events)) and again.n_unknown_edges == 0
+            np.array_equal(same.decode(detection_events), again.decode(detection_events)) and again.n_unknown_edges == 0
         )
 
-    def test_a_device_that_lacks_a_mechanism_and_has_another(
+    def test_other_mechanisms_need_permission(
         self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
     ) -> None:
         place, _ = made
         lines = str(problem(3).dem.flattened()).splitlines()
         in_sector = problem(3).graph.in_sector
-        path = self.other(
+        path = self.write_dem(
             "\n".join([*lines[3:], f"error(0.01) D{in_sector[0]} D{in_sector[-1]}"]), place / "device.dem"
         )
         assert decode(place, "--dem", str(path), out="no") == 2
@@ -257,21 +257,21 @@ class TestAnotherModel:
         assert (place / "device.b8").stat().st_size == SHOTS
 
     @pytest.mark.parametrize("mode", ["soft_priors", "hard_flip"])
-    def test_known_edges_are_the_nets_and_others_keep_their_priors(self, tmp_path: Path, mode: str) -> None:
-        """On a model with one more mechanism of hardly any probability the answers are those at home."""
+    def test_unknown_edges_keep_their_priors(self, tmp_path: Path, mode: str) -> None:
+        """One more mechanism with a negligible probability does not change the predictions."""
         path = trained(tmp_path, surface(3), mode)
         detection_events = sample(problem(3), 2000, 5).detection_events
         in_sector = problem(3).graph.in_sector
         more = stim.DetectorErrorModel(f"{problem(3).dem}\nerror(1e-12) D{in_sector[0]} D{in_sector[-1]}")
-        home, away = (CheckpointDecoder.of(surface(3), path, dem, allow_other_dem=True) for dem in (None, more))
-        assert (home.n_unknown_edges, away.n_unknown_edges) == (0, 1)
-        assert (home.decode(detection_events) == away.decode(detection_events)).mean() > 0.999
+        same, other = (CheckpointDecoder.of(surface(3), path, dem, allow_other_dem=True) for dem in (None, more))
+        assert (same.n_unknown_edges, other.n_unknown_edges) == (0, 1)
+        assert (same.decode(detection_events) == other.decode(detection_events)).mean() > 0.999
 
-    def test_other_detectors_are_never_allowed(
+    def test_other_detector_count_is_rejected(
         self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
     ) -> None:
         place, _ = made
-        path = self.other(problem(5, 0.01).dem, place / "d5.dem")
+        path = self.write_dem(problem(5, 0.01).dem, place / "d5.dem")
         assert decode(place, "--dem", str(path), "--allow-other-dem", out="no") == 2
         refused(capsys, "120 detectors", "24 detectors")
 
@@ -283,15 +283,15 @@ class TestAnotherModel:
         (tmp_path / "env.yaml").write_text(dump_config(surface(3).dump()), encoding="utf-8")
         shots = sample(problem(5), 64, 5)
         write(tmp_path / "shots.b8", shots.detection_events, "b8", 120)
-        path = self.other(problem(5).circuit, tmp_path / "d5.stim")
+        path = self.write_dem(problem(5).circuit, tmp_path / "d5.stim")
         assert decode(tmp_path, "--dem", str(path)) == 0
         assert "trained on another circuit" in capsys.readouterr().err
         plain = make_backend("mwpm", problem(5)).decode(shots.detection_events)
         assert np.array_equal(np.frombuffer((tmp_path / "out.b8").read_bytes(), np.uint8).astype(bool), plain[:, 0])
 
-    def test_a_circuit_stands_for_its_model(self, made: tuple[Path, np.ndarray]) -> None:
+    def test_circuit_file_is_accepted_as_model(self, made: tuple[Path, np.ndarray]) -> None:
         place, expected = made
-        path = self.other(problem(3).circuit, place / "same.stim")
+        path = self.write_dem(problem(3).circuit, place / "same.stim")
         assert decode(place, "--dem", str(path), out="same.b8") == 0
         assert np.array_equal(np.frombuffer((place / "same.b8").read_bytes(), np.uint8).astype(bool), expected[:, 0])
 
@@ -302,17 +302,15 @@ class TestAnotherModel:
             ("error(0.1) D0 D1 D2 L0\ndetector D23", ("3 detectors at once", "--decompose_errors")),
         ],
     )
-    def test_models_that_cannot_be_used(
+    def test_invalid_models_are_rejected(
         self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str], text: str, parts: tuple[str, ...]
     ) -> None:
         place, _ = made
-        path = self.other(text, place / "bad.dem")
+        path = self.write_dem(text, place / "bad.dem")
         assert decode(place, "--dem", str(path), out="no") == 2
         refused(capsys, *parts)
 
-    def test_the_flag_alone_says_nothing(
-        self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_allow_other_dem_needs_dem(self, made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]) -> None:
         place, _ = made
         assert decode(place, "--allow-other-dem", out="no") == 2
         refused(capsys, "--dem FILE")

@@ -1,4 +1,4 @@
-"""`autoqec evaluate` as a command."""
+"""`autoqec evaluate` from the command line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(*argv):
     return CliRunner().invoke(command, argv, standalone_mode=False)
 
 
-def test_it_says_the_score_and_where_the_files_are(tmp_path):
+def test_score_and_results_directory_are_printed(tmp_path):
     result = run(config(tmp_path))
     assert result.exception is None and result.return_value == 0
     first, second = result.stdout.splitlines()
@@ -43,26 +43,26 @@ def test_it_says_the_score_and_where_the_files_are(tmp_path):
     assert (Path(second) / "metrics.json").is_file()
 
 
-def test_json_is_one_object_a_line(tmp_path):
+def test_json_output_is_one_object(tmp_path):
     result = run(config(tmp_path, verbose=True), "--json")
     (line,) = result.stdout.splitlines()
     assert json.loads(line)["train_steps"] == 2 and "episodes" not in json.loads(line)
 
 
-def test_what_failed_is_told_by_the_exit_code(tmp_path):
+def test_invalid_row_gives_exit_code_1(tmp_path):
     result = run(config(tmp_path, [*ROWS, {"question": "no answer"}]))
     assert result.return_value == 1
     assert "row 3: field 'answer' is missing" in result.stderr
 
 
-def test_resume(tmp_path):
+def test_resume_from_checkpoint(tmp_path):
     path = config(tmp_path, checkpoint_dir="checkpoints", checkpoint_every_episodes=1)
     where = Path(run(path, "--json").stdout and json.loads(run(path, "--json").stdout)["results_dir"])
     result = run(path, "--json", "--resume", str(where / "checkpoints/ep_000001"))
     assert json.loads(result.stdout)["train_steps"] == 2
 
 
-def test_quiet_says_what_was_asked_for_alone(tmp_path):
+def test_quiet_prints_result_only(tmp_path):
     result = run(config(tmp_path, verbose=True), "-q")
     assert len(result.stdout.splitlines()) == 2 and not result.stderr
 
@@ -78,7 +78,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("change, words", WRONG, ids=[words for _, words in WRONG])
-def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, change, words):
+def test_invalid_config_writes_nothing(tmp_path, capsys, change, words):
     path = Path(config(tmp_path))
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
     assert run_cli(group, ["evaluate", str(path)]) == 2
@@ -86,7 +86,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(tmp_path, capsys, change, 
     assert not (tmp_path / "results").exists()
 
 
-def test_a_checkpoint_half_written_is_refused_and_nothing_starts_over(tmp_path, capsys):
+def test_damaged_checkpoint_is_rejected(tmp_path, capsys):
     path = config(tmp_path, checkpoint_dir="checkpoints", checkpoint_every_episodes=1)
     assert run_cli(group, ["evaluate", path]) == 0
     (done,) = (tmp_path / "results").iterdir()
@@ -96,7 +96,7 @@ def test_a_checkpoint_half_written_is_refused_and_nothing_starts_over(tmp_path, 
     assert "memory_2.jsonl" in capsys.readouterr().err and list((tmp_path / "results").iterdir()) == [done]
 
 
-def test_a_model_without_an_answer_is_recorded_and_the_rest_goes_on(tmp_path, capsys):
+def test_missing_model_answer_fails_one_episode_only(tmp_path, capsys):
     (tmp_path / "says.jsonl").write_text('{"when": "3", "say": "6"}\n')
     path = Path(config(tmp_path))
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"lm": {"model": "scripted:says.jsonl"}}))
@@ -105,7 +105,7 @@ def test_a_model_without_an_answer_is_recorded_and_the_rest_goes_on(tmp_path, ca
     assert "mean score 1.0000 over 1 steps of 1 episodes" in said.out and "failed: episode 1" in said.err
 
 
-def test_an_unknown_config_is_one_error_that_names_the_examples(tmp_path, monkeypatch):
+def test_unknown_config_error_lists_examples(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = run("nope")
     assert isinstance(result.exception, UsageError) and "toy_inmemory" in str(result.exception)

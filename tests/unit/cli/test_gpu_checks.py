@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is inst
         (("training.loop=sync", "training.sync.backend=nccl"), "hint: set `training.sync.backend: gloo`"),
     ],
 )
-def test_a_run_is_refused_at_start(
+def test_run_with_missing_gpu_is_rejected(
     workspace: Workspace, pins: tuple[str, ...], hint: str, more: tuple[str, ...]
 ) -> None:
     options = [f"--pin={pin}" for pin in pins]
@@ -29,7 +29,7 @@ def test_a_run_is_refused_at_start(
     assert not (workspace.root / "runs").exists()
 
 
-def test_a_single_round_is_refused_at_start(workspace: Workspace, tmp_path: Path) -> None:
+def test_run_round_with_missing_gpu_is_rejected(workspace: Workspace, tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text("type: mlp\nmlp: {}\ntraining: {device: 'cuda:1'}\n")
     shown = workspace.autoqec("run-round", "env.yaml", str(config), str(tmp_path / "round"), "--profile", "smoke")

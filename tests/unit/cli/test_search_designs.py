@@ -1,4 +1,4 @@
-"""`autoqec search-designs`: both kinds of batch, hall of fame, plots that depend on the task, export, failures."""
+"""`autoqec search-designs`: serial and parallel batches, hall of fame, plots per task, export and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def search(out: Path, *argv: str) -> int:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_the_best_designs_are_kept_exported_and_drawn(
+def test_best_designs_are_exported_and_plotted(
     tmp_path: Path, workers: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -45,7 +45,7 @@ def test_the_best_designs_are_kept_exported_and_drawn(
     assert len(rows) == 20 and min(row["loss"] for row in rows if row["loss"] is not None) == best[0]["loss"]
 
 
-def test_serial_and_parallel_search_find_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serial_and_parallel_search_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for workers in ("1", "2"):
         options = ("--table", str(TABLE), "--designs", "10", "--workers", workers, "--no-figures")
         assert search(tmp_path / workers, *options) == 0
@@ -53,7 +53,7 @@ def test_serial_and_parallel_search_find_the_same(tmp_path: Path, capsys: pytest
     assert one == two and not (tmp_path / "1/figures").exists()
 
 
-def test_designs_are_trained_without_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_without_table_trains_designs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ("--train-shots", "2048", "--finetune-shots", "0", "--val-shots", "500", "--designs", "2", "--batch", "2")
     assert search(tmp_path / "out", *small, "--strategy", "random", "--task", "transients") == 0
     rows = jsonl.read(tmp_path / "out/evaluations.jsonl")
@@ -62,7 +62,7 @@ def test_designs_are_trained_without_a_table(tmp_path: Path, capsys: pytest.Capt
     assert TabularRoutine.read(tmp_path / "out/evaluations.jsonl").configs, "a table for later searches"
 
 
-def test_a_search_without_any_result_fails_and_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_without_results_exits_1_with_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     row = jsonl.read(TABLE)[0]
     table = tmp_path / "table.jsonl"
     for hidden in (64, 128):
@@ -73,7 +73,7 @@ def test_a_search_without_any_result_fails_and_says_why(tmp_path: Path, capsys: 
     assert "4 of 4 designs could not be evaluated; first reason: the loss is NaN" in shown.out + shown.err
 
 
-def test_a_directory_with_files_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nonempty_output_directory_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "kept.txt").write_text("kept")
     assert search(tmp_path, "--table", str(TABLE)) == 2
     assert "not empty" in capsys.readouterr().err and [path.name for path in tmp_path.iterdir()] == ["kept.txt"]

@@ -1,4 +1,4 @@
-"""Output that cannot be written, signals and limits of the machine end without a traceback, and lose no work."""
+"""Lost output, signals and errors of the operating system end without a traceback and lose no work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.exit(run_cli(group, ["work", "--json"]))
 """
 
 
-def test_work_goes_on_when_the_reader_closes_the_pipe(tmp_path: Path) -> None:
+def test_closed_pipe_does_not_stop_the_command(tmp_path: Path) -> None:
     done = tmp_path / "done"
     process = subprocess.Popen(
         [sys.executable, "-c", WORK, str(done)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -50,7 +50,7 @@ def test_work_goes_on_when_the_reader_closes_the_pipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full; it is part of Linux")
-def test_work_goes_on_when_the_disk_of_the_output_is_full(tmp_path: Path) -> None:
+def test_full_output_disk_exits_74_after_the_work(tmp_path: Path) -> None:
     done = tmp_path / "done"
     with open("/dev/full", "w") as full:
         ended = subprocess.run([sys.executable, "-c", WORK, str(done)], stdout=full, stderr=subprocess.PIPE, text=True)
@@ -60,7 +60,7 @@ def test_work_goes_on_when_the_disk_of_the_output_is_full(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("module", ["click", "autoqec.cli.common", "autoqec.cli.commands.envs"])
-def test_ctrl_c_while_modules_are_imported_is_one_error(module: str) -> None:
+def test_ctrl_c_during_imports_exits_130(module: str) -> None:
     code = f"""
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a background job of a shell
@@ -94,14 +94,14 @@ def failing(error: BaseException) -> click.Group:
     ("number", "code"),
     [(errno.ENOSPC, 74), (errno.EROFS, 74), (errno.EACCES, 2), (errno.EMFILE, 2), (errno.ENAMETOOLONG, 2)],
 )
-def test_what_the_machine_refuses_is_no_bug(number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_os_errors_have_exit_codes(number: int, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     error = OSError(number, os.strerror(number), "x" * 5_000)
     assert run_cli(failing(error), ["end"]) == code
     message, _ = check_error(capsys.readouterr().err, hint=True)
     assert len(message) < 300
 
 
-def test_memory_is_no_bug_either_but_other_exceptions_are() -> None:
+def test_memory_errors_are_translated_other_exceptions_are_not() -> None:
     for error in (MemoryError(), ImportError("x.so: failed to map segment from shared object")):
         found = machine_error(error)
         assert isinstance(found, UsageError) and found.code == "memory"

@@ -1,4 +1,4 @@
-"""External decoders that an env names, through the real command line."""
+"""External decoders that an env names, from the command line."""
 
 from __future__ import annotations
 

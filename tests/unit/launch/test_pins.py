@@ -55,7 +55,7 @@ def choice_of(name: str, workspace: Workspace, folder: Path) -> RoleOptions:
         History(older).append_row(rounds.row(1, dsl_config=GNN))
         return RoleOptions(name, replay_of=rounds.RUN_ID)
     asked = name in role_options.ROLES
-    return RoleOptions(name, model=scripted(folder) if asked else None, open_surface=asked)
+    return RoleOptions(name, model=scripted(folder) if asked else None, open_modules=asked)
 
 
 @pytest.mark.parametrize("name", role_options.NAMES)

@@ -48,7 +48,7 @@ def in_workspace(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Works
 
 
 LLM = ("env.yaml", "--ideator", "llm", "--model", "claude-sonnet-5-5", "--effort", "high", "--budget", "usd=2,hours=1",
-       "--rounds", "2", "--open-surface", "--parallel", "2", "--threads", "2")  # fmt: skip
+       "--rounds", "2", "--open-modules", "--parallel", "2", "--threads", "2")  # fmt: skip
 
 
 def test_resume_inherits_model_budget_and_parallelism(in_workspace: Workspace) -> None:
@@ -56,7 +56,7 @@ def test_resume_inherits_model_budget_and_parallelism(in_workspace: Workspace) -
     resumed = parse("--resume", open_run(in_workspace, started))
     assert resumed.settings == started.settings
     assert (resumed.rounds, resumed.budget.hours, resumed.parallel) == (2, 1.0, 2)
-    assert resumed.choice.max_usd == 2.0 and resumed.choice.open_surface
+    assert resumed.choice.max_usd == 2.0 and resumed.choice.open_modules
     for role in ROLES:
         config = resumed.choice.config(role)
         assert (config.resolved_model(), config.effort) == ("claude-sonnet-5-5", "high")
@@ -75,9 +75,9 @@ def test_resume_asks_the_model_of_the_start_whatever_the_environment_says(
 
 def test_an_option_that_is_named_replaces_its_setting_alone(in_workspace: Workspace) -> None:
     run_id = open_run(in_workspace, parse(*LLM))
-    resumed = parse("--resume", run_id, "--rounds", "9", "--budget", "usd=5", "--no-open-surface")
+    resumed = parse("--resume", run_id, "--rounds", "9", "--budget", "usd=5", "--no-open-modules")
     assert resumed.rounds == 9 and resumed.settings.budget == {"usd": 5.0, "hours": 1.0}
-    assert not resumed.choice.open_surface and resumed.parallel == 2
+    assert not resumed.choice.open_modules and resumed.parallel == 2
     assert resumed.choice.config("analyst").resolved_model() == "claude-sonnet-5-5"
     other = parse("--resume", run_id, "--model", "claude-opus-5-5")
     assert {role: other.choice.config(role).resolved_model() for role in ROLES} == dict.fromkeys(
@@ -94,6 +94,19 @@ def test_a_changed_setting_is_recorded_in_run_json(in_workspace: Workspace) -> N
     info = history.info()
     assert info.settings_changes == (change,) and info.settings is not None and info.settings.parallel == 1
     assert parse("--resume", run_id).parallel == 1
+
+
+@pytest.mark.parametrize("stored", ["open_modules", "open_surface"])
+@pytest.mark.parametrize("option", ["modules", "surface"])
+def test_former_name_of_open_modules_is_accepted(in_workspace: Workspace, stored: str, option: str) -> None:
+    run_id = open_run(in_workspace, parse(*LLM))
+    path = RunLayout(in_workspace.root, run_id).run_info
+    info = json.loads(path.read_text(encoding="utf-8"))
+    info["settings"][stored] = info["settings"].pop("open_modules")
+    path.write_text(json.dumps(info), encoding="utf-8")
+    assert parse("--resume", run_id).settings.open_modules
+    changed = parse("--resume", run_id, f"--no-open-{option}").settings
+    assert not changed.open_modules and changed.model_extra in (None, {})
 
 
 def test_a_run_on_a_cassette_is_resumed_on_its_cassette(in_workspace: Workspace, tmp_path: Path) -> None:
