@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import ClassVar, cast
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, model_validator
 
 from autoqec.continual.agents.base import fill_template
 from autoqec.continual.agents.code_execution import CodeExecutionService, CodeRunner
@@ -48,6 +48,13 @@ COMPACT_TEMPLATE = """The cheatsheet is too long:
 
 Say the same in fewer than {limit} characters. Reply with <cheatsheet>…</cheatsheet>."""
 
+CONTINUE_TEMPLATE = """{prompt}
+
+Your work so far, with the output of your code:
+{work}
+
+Continue from here, and end with the final answer."""
+
 CURATOR = "You curate a cheatsheet that helps with the questions to come."
 
 
@@ -60,6 +67,9 @@ class DynamicCheatsheetAgentConfig(MemoryAgentConfig):
     retrieve_top_k: int = Field(default=3, ge=0)
     use_code_execution: bool = False
     code_timeout_sec: float = Field(default=5.0, gt=0, le=600)
+    max_generation_rounds: int = Field(
+        default=1, ge=1, le=10, description="calls per answer: after one whose code was run, the model sees the output"
+    )
     generator_template: str | None = Field(
         default=None, description="with {cheatsheet}, {examples}, {history}, {question}; null: the default"
     )
@@ -70,11 +80,17 @@ class DynamicCheatsheetAgentConfig(MemoryAgentConfig):
         default=None, ge=1, description="characters beyond which the sheet is shortened at the end of an episode"
     )
 
+    @model_validator(mode="after")
+    def _check_rounds(self) -> DynamicCheatsheetAgentConfig:
+        if self.max_generation_rounds > 1 and not self.use_code_execution:
+            raise ValueError("`max_generation_rounds` above 1 needs `use_code_execution`")
+        return self
+
 
 class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
     """Agent with two calls per step in training (answer, curation) and one in evaluation.
 
-    A failed curation keeps the previous cheatsheet.
+    With code execution an answer may take several calls. A failed curation keeps the previous cheatsheet.
     """
 
     supported_memories: ClassVar[tuple[str, ...]] = ("hybrid",)
@@ -103,11 +119,23 @@ class DynamicCheatsheetAgent(MemoryAgent[DynamicCheatsheetAgentConfig]):
     def act(self, obs: str) -> str:
         """Answer an observation and, in training mode, curate the cheatsheet."""
         user = self.build_user_prompt(obs, self.history(), self.config.history_k)
-        answer = self.code.execute_blocks(self.call_model("actions", self.build_system_prompt(), user))
+        answer = self._generate(user)
         if self.training:
             template = self.config.cheatsheet_template or CHEATSHEET_TEMPLATE
             self._curate(fill_template(template, cheatsheet=self._cheatsheet_text(), question=obs, answer=answer))
         return self.remember(obs, answer)
+
+    def _generate(self, prompt: str) -> str:
+        """Return the answer of as many calls as run code, at most `max_generation_rounds`."""
+        work, user = "", prompt
+        for _ in range(self.config.max_generation_rounds):
+            reply = self.call_model("actions", self.build_system_prompt(), user)
+            executed = self.code.execute_blocks(reply)
+            work = f"{work}\n\n{executed}" if work else executed
+            if executed == reply:
+                break
+            user = fill_template(CONTINUE_TEMPLATE, prompt=prompt, work=work)
+        return work
 
     def history(self) -> list[Entry]:
         """Return notes, then steps; the cheatsheet has its own place in the prompt."""

@@ -95,6 +95,11 @@ class OutputConfig(Contract):
         "memory_<episode>.jsonl at each validation and at the end",
     )
     log_level: Literal["DEBUG", "INFO", "WARN", "ERROR"] = Field(default="INFO", description="level of run.log")
+    log_format: Literal["text", "json"] = Field(default="text", description="of run.log; json: one object per line")
+    log_max_bytes: int | None = Field(
+        default=None, ge=1, description="size at which run.log is rotated to run.log.1; null: never"
+    )
+    log_backups: int = Field(default=5, ge=1, le=100, description="rotated files that are kept")
 
     @field_validator("save_memory_path")
     @classmethod

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Mapping
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TextIO
+from typing import Literal, TextIO
 
 from autoqec import optional
 
+LogFormat = Literal["text", "json"]
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR}
 
 
@@ -20,8 +24,11 @@ def setup_logger(
     extra: Mapping[str, object] | None = None,
     *,
     console: TextIO | None = None,
+    log_format: LogFormat = "text",
+    max_bytes: int | None = None,
+    backups: int = 5,
 ) -> logging.Logger:
-    """Return a logger that writes to a file and optionally to a console.
+    """Return a logger that writes to a file and optionally to a console, whose lines are always text.
 
     It is not registered in logging's global table, so that two runs in one process never share handlers.
 
@@ -31,15 +38,19 @@ def setup_logger(
         log_path: File that lines are appended to.
         extra: Fields added to each line.
         console: Stream that receives the lines as well.
+        log_format: `json` writes one object per line into the file.
+        max_bytes: Size at which the file is rotated to `<log_path>.1`; None never rotates it.
+        backups: Number of rotated files that are kept.
     """
     logger = logging.Logger(name, _LEVELS[level])
     logger.propagate = False
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s%(fields)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
-    formatter.converter = time.gmtime
-    handlers: list[logging.Handler] = [logging.FileHandler(log_path, encoding="utf-8")]
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s%(fields)s: %(message)s", _TIME_FORMAT)
+    text.converter = time.gmtime
+    file = RotatingFileHandler(log_path, maxBytes=max_bytes or 0, backupCount=backups, encoding="utf-8")
+    handlers: list[tuple[logging.Handler, logging.Formatter]] = [(file, _Json() if log_format == "json" else text)]
     if console is not None:
-        handlers.append(_Console(console))
-    for handler in handlers:
+        handlers.append((_Console(console), text))
+    for handler, formatter in handlers:
         handler.setFormatter(formatter)
         handler.addFilter(_Fields())
         logger.addHandler(handler)
@@ -80,6 +91,24 @@ class _Console(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         optional.load("tqdm", extra="evaluate").tqdm.write(self.format(record), file=self.stream)
+
+
+class _Json(logging.Formatter):
+    """One JSON object per line: time, level, logger, message, the fields, and a traceback if there is one."""
+
+    converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry = {
+            "time": self.formatTime(record, _TIME_FORMAT),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "autoqec_fields", {}),
+        }
+        if record.exc_info:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False, default=str)
 
 
 class _Fields(logging.Filter):

@@ -74,7 +74,15 @@ def evaluate_config(
     results = new_results_dir(Path(config.output.results_dir))
     atomic.write_text(results / "config.yaml", config.snapshot())
     console_stream = (console or sys.stdout) if config.runtime.verbose else None
-    logger = logs.setup_logger("run", config.output.log_level, results / "run.log", console=console_stream)
+    logger = logs.setup_logger(
+        "run",
+        config.output.log_level,
+        results / "run.log",
+        console=console_stream,
+        log_format=config.output.log_format,
+        max_bytes=config.output.log_max_bytes,
+        backups=config.output.log_backups,
+    )
     try:
         for name, part in (("agent", agent), ("dataset", train), ("validation", held_out)):
             if part is not None:

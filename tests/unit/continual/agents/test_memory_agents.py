@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from autoqec.continual.agents.base import Agent, AgentConfig, fill_template
 from autoqec.continual.agents.cheatsheet import DynamicCheatsheetAgent, DynamicCheatsheetAgentConfig
@@ -266,6 +267,26 @@ def test_flag_is_replaced_by_the_result():
     assert "EXECUTE CODE!" not in answer
     assert answer.endswith("Output:\n```\n42\n```\nSo that.")
     assert CodeExecutionService(run).execute_blocks("no code here EXECUTE CODE!") == "no code here EXECUTE CODE!"
+
+
+def test_generation_goes_on_while_code_is_run():
+    lm = replies("```python\n6\n```\nEXECUTE CODE!", "```python\n7\n```\nEXECUTE CODE!", "The answer is 42.")
+    options = {"run_code": lambda code, timeout: f"<{code.strip()}>", "use_code_execution": True}
+    agent = sheet_agent(lm, max_generation_rounds=5, **options)
+    agent.training = False
+    answer = agent.act("q")
+    assert answer.index("<6>") < answer.index("<7>") < answer.index("The answer is 42.")
+    prompts = [user for _, user in lm.calls]
+    assert len(prompts) == 3 and "<6>" in prompts[1] and "<7>" in prompts[2] and prompts[0] in prompts[2]
+
+
+def test_generation_ends_at_its_limit():
+    lm = replies(CODE)
+    agent = sheet_agent(lm, lambda code, timeout: "more", use_code_execution=True, max_generation_rounds=2)
+    agent.training = False
+    assert agent.act("q").count("more") == 2 and len(lm.calls) == 2
+    with pytest.raises(ValidationError, match="needs `use_code_execution`"):
+        DynamicCheatsheetAgentConfig(max_generation_rounds=2)
 
 
 def test_registry_builds_every_agent_and_lists_them():

@@ -340,6 +340,35 @@ def test_children_write_through_the_parents_handlers(tmp_path):
     ]
 
 
+def test_json_log_holds_one_object_per_line_with_fields_and_traceback(tmp_path):
+    console = io.StringIO()
+    path = tmp_path / "run.log"
+    logger = logs.setup_logger("run", "INFO", path, {"run": 7}, console=console, log_format="json")
+    try:
+        raise ValueError("größer")
+    except ValueError:
+        logger.exception("it failed: %s", "größer")
+    logs.child_logger(logger, "agent", {"env": "e1"}).info("two\nlines")
+    logs.close(logger)
+    failed, said = (json.loads(line) for line in path.read_text().splitlines())
+    assert {name: failed[name] for name in ("level", "logger", "message", "run")} == {
+        "level": "ERROR", "logger": "run", "message": "it failed: größer", "run": 7
+    }  # fmt: skip
+    assert "ValueError: größer" in failed["traceback"] and "größer" in path.read_text()
+    assert (said["logger"], said["message"], said["env"]) == ("run.agent", "two\nlines", "e1")
+    assert "ERROR run [run=7]: it failed" in console.getvalue()
+
+
+def test_log_is_rotated_at_its_size(tmp_path):
+    output = {"results_dir": "results", "log_format": "json", "log_max_bytes": 200, "log_backups": 2}
+    results = evaluate(write(tmp_path, output=output)).results_dir
+    names = sorted(path.name for path in results.glob("run.log*"))
+    assert names == ["run.log", "run.log.1", "run.log.2"]
+    lines = [line for name in names for line in (results / name).read_text().splitlines()]
+    assert all(json.loads(line)["time"].endswith("Z") for line in lines)
+    assert all((results / name).stat().st_size <= 200 for name in names)
+
+
 def test_demo_of_the_documents_runs(tmp_path, monkeypatch):
     """Every python block of docs/contracts/runtime.md, in order, in one namespace."""
     monkeypatch.chdir(tmp_path)
