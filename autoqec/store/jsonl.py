@@ -17,12 +17,14 @@ from autoqec.store import atomic
 
 _BLOCK = 1 << 16
 CHAIN_KEY = "prev_sha256"
+LINE_KEY = "line_sha256"
 _GENESIS = "0" * 64
+_LINE_SUFFIX = f',"{LINE_KEY}":"{_GENESIS}"}}'
 
 
 @dataclass(frozen=True)
 class Chain:
-    """State of a file's hash chain, in which each line contains the SHA-256 of the previous line.
+    """State of a file's hash chain, in which each line contains the SHA-256 of the previous line and of itself.
 
     Attributes:
         sha256: Hash of the last line.
@@ -33,14 +35,17 @@ class Chain:
     begun: bool = False
 
     def follow(self, line: bytes, value: dict[str, Any], location: str) -> Chain:
-        """Return the chain after one more line; remove the hash from `value`. Raises ContractError if it is broken."""
-        found = value.pop(CHAIN_KEY, None)
-        if found is None and self.begun:
-            raise ContractError(f"the hash chain is broken: `{CHAIN_KEY}` is missing", location=location)
-        if found is not None and found != self.sha256:
-            what = f"`{CHAIN_KEY}` is {found}, but the hash of the previous line is {self.sha256}"
-            raise ContractError(f"the hash chain is broken: {what}", location=location)
-        return Chain(hashlib.sha256(line).hexdigest(), self.begun or found is not None)
+        """Return the chain after one more line; remove its keys from `value`. Raises ContractError if it is broken."""
+        found = {key: value.pop(key) for key in (CHAIN_KEY, LINE_KEY) if key in value}
+        if found or self.begun:
+            own = hashlib.sha256(line[: -len(_LINE_SUFFIX)]).hexdigest()
+            for key, of, expected in ((CHAIN_KEY, "the previous line", self.sha256), (LINE_KEY, "this line", own)):
+                if key not in found:
+                    raise ContractError(f"the hash chain is broken: `{key}` is missing", location=location)
+                if found[key] != expected:
+                    what = f"`{key}` is {found[key]}, but the hash of {of} is {expected}"
+                    raise ContractError(f"the hash chain is broken: {what}", location=location)
+        return Chain(hashlib.sha256(line).hexdigest(), self.begun or bool(found))
 
 
 def append(path: Path | str, value: Any, *, salvage: Path | None = None, chained: bool = False) -> None:
@@ -53,7 +58,7 @@ def append(path: Path | str, value: Any, *, salvage: Path | None = None, chained
         path: The file; it is created if it does not exist.
         value: A JSON object.
         salvage: Directory for an incomplete line; by default `salvage/` beside the file.
-        chained: Add the hash of the previous line (see `Chain`).
+        chained: Add the hashes of the previous line and of this one (see `Chain`).
 
     Raises:
         StorageError: The file cannot be written.
@@ -171,10 +176,12 @@ def _repair(fd: int, path: Path, salvage: Path) -> int:
 
 
 def _chained(lines: list[bytes], previous: str) -> list[bytes]:
-    """Return the JSON objects with the hash of the previous line as their last key."""
+    """Return the JSON objects with two more keys at the end: hashes of the previous line and of the line so far."""
     chained = []
     for line in lines:
-        chained.append(line[:-1] + f',"{CHAIN_KEY}":"{previous}"}}'.encode())
+        content = line[:-1] + f',"{CHAIN_KEY}":"{previous}"'.encode()
+        suffix = _LINE_SUFFIX.replace(_GENESIS, hashlib.sha256(content).hexdigest())
+        chained.append(content + suffix.encode())
         previous = hashlib.sha256(chained[-1]).hexdigest()
     return chained
 

@@ -235,7 +235,8 @@ def test_lost_secret_is_named_as_lost(layout: RunLayout, left: str) -> None:
 def unchained(path: Path) -> list[dict[str, object]]:
     """The lines of a file as version 1 wrote them, without hashes."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return [{key: value for key, value in line.items() if key != jsonl.CHAIN_KEY} for line in lines]
+    keys = (jsonl.CHAIN_KEY, jsonl.LINE_KEY)
+    return [{key: value for key, value in line.items() if key not in keys} for line in lines]
 
 
 @pytest.mark.parametrize("keep", [lambda line: False, lambda line: line["kind"] != "charged"], ids=["all", "tests"])

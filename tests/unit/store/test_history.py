@@ -164,7 +164,22 @@ def test_each_line_holds_the_hash_of_the_line_before(history: History) -> None:
     hashes = [json.loads(line)["prev_sha256"] for line in lines]
     assert hashes == ["0" * 64, *(hashlib.sha256(line[:-1]).hexdigest() for line in lines[:-1])]
     fresh = History(history.layout).rows()
-    assert fresh == [row(1), row(2), row(3)] and "prev_sha256" not in fresh[0].dump()
+    assert fresh == [row(1), row(2), row(3)] and not {"prev_sha256", "line_sha256"} & set(fresh[0].dump())
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_any_changed_bit_of_the_last_line_is_noticed(history: History, rows: int) -> None:
+    history.append_rows([row(number) for number in range(1, rows + 1)])
+    path = history.layout.history
+    *others, last = stored(path)
+    for position in range(len(last) - 1):  # without the newline the line is torn, and does not count
+        changed = bytearray(last)
+        changed[position] ^= 1 << position % 7
+        if {b"\n"[0], 0} & set(changed[:-1]):
+            continue  # NUL bytes are what a power cut leaves: the line is torn
+        path.write_bytes(b"".join(others) + changed)
+        with pytest.raises(ManualInterventionRequired):
+            History(history.layout).rows()
 
 
 @pytest.mark.parametrize("damage", ["edit", "remove", "swap", "unchain"])
@@ -183,7 +198,7 @@ def test_broken_chain_names_file_and_line(history: History, damage: str) -> None
         del value["prev_sha256"]
         lines[2] = json.dumps(value).encode() + b"\n"
     path.write_bytes(b"".join(lines))
-    place = {"edit": 3, "remove": 2, "swap": 2, "unchain": 3}[damage]
+    place = {"edit": 2, "remove": 2, "swap": 2, "unchain": 3}[damage]
     with pytest.raises(ManualInterventionRequired, match="hash chain is broken") as found:
         History(history.layout).rows()
     assert found.value.location == f"{path}:{place}" and found.value.exit_code == 3
