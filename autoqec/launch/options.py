@@ -30,7 +30,7 @@ class RunOptions:
     """A run to start, or to resume.
 
     Attributes:
-        root: top of the repository.
+        root: directory of the repository that the command was started in; its top, or another one.
         env: env file of a new run; None when a run is resumed.
         layout: layout of the run to resume; None for a new run.
         info: run.json of the run to resume.
@@ -139,7 +139,7 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         _check_gpus(pins)
     profile = info.profile if info else chosen["profile"]
     return RunOptions(
-        root=root,
+        root=Path.cwd(),  # not the top: a start in a linked worktree is noted
         env=None if info else locate.env_file(str(env_name)),
         layout=layout,
         info=info,

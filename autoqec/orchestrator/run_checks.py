@@ -64,10 +64,10 @@ def check_start(
     workspace = Repo.discover(repo)
     baseline = workspace.head_sha()
     baseline_config = baseline_config_at(workspace, baseline)
+    check_workspace(workspace)  # first, since a missing filter program also breaks `git status`
     _require_clean(workspace)
     runs_root = runs_dir(workspace.root)
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
-    check_workspace(workspace)
     secret = new_secret(secret_file)
     inputs = readable_inputs(env)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"

@@ -247,7 +247,13 @@ def test_lost_attempt_lines_pause(layout: RunLayout, keep: Callable[[dict[str, o
         resume(layout, 2)
 
 
-EDITS = ({"delta_vs_baseline_holdout": 0.44}, {"verify_verdict": "FAILED"}, {"round_attempt_id": "damaged"})
+EDITS = (
+    {"delta_vs_baseline_holdout": 0.44},
+    {"verify_verdict": "FAILED"},
+    {"round_attempt_id": "damaged"},
+    {"verify_verdict": None, "branch": "main"},
+    {"verify_verdict": None, "round": 7},
+)
 
 
 @pytest.mark.parametrize("change", EDITS, ids=str)

@@ -1,7 +1,7 @@
 """Contradictions in a run's files that only the user can resolve, each as a `pause`; pure functions of an inspection.
 
-A row of history.jsonl that carries a verdict is compared with the files that back it: the registered test in
-attempts.jsonl, the report in the round directory, and the pointer on the pinned commit.
+A row of history.jsonl is compared with its attempt in attempts.jsonl, and one that carries a verdict also with the
+registered test there, the report in the round directory, and the pointer on the pinned commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def find_contradictions(state: RunInspection, recorded: list[RoundState]) -> Ite
     yield from _shared_identity(state, recorded, lines)
     yield from _lost_attempts(state, recorded, lines)
     for round_state in recorded:
-        problem = _verdict_problem(state, round_state)
+        problem = _row_problem(state, round_state)
         if problem is not None:
             yield _pause(state, round_state.row, lines[round_state.attempt_id], problem)
 
@@ -87,16 +87,17 @@ def _lost_attempts(
             yield _pause(state, row, lines[round_state.attempt_id], problem)
 
 
-def _verdict_problem(state: RunInspection, round_state: RoundState) -> str | None:
-    """Return how the row's verdict contradicts its files; None if it agrees or the row has no verdict."""
+def _row_problem(state: RunInspection, round_state: RoundState) -> str | None:
+    """Return how the row contradicts its files; None if it agrees. Without a verdict, only its attempt is compared."""
     row, attempt_id = round_state.row, round_state.attempt_id
     attempt = state.attempts.get(attempt_id)
+    if attempt is not None and (problem := _attempt_problem(row, attempt)) is not None:
+        return problem
     if row.verify_verdict is None:
         return None
     if attempt is None or attempt.registered_test is None:
         return f"it is {row.verify_verdict}, but {state.layout.attempts} has no registered test of attempt {attempt_id}"
-    problem = _attempt_problem(row, attempt) or _pointer_problem(row, state.committed_pointers.get(attempt_id))
-    if problem is not None:
+    if (problem := _pointer_problem(row, state.committed_pointers.get(attempt_id))) is not None:
         return problem
     report, path = state.reports.get(attempt_id), state.layout.round(row.round).report_json
     if report is None:

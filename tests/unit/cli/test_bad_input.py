@@ -207,6 +207,22 @@ def test_detached_head_is_allowed_with_a_note(workspace: Workspace) -> None:
     assert shown.code == 0 and "detached" in shown.err + shown.out
 
 
+def test_start_in_a_linked_worktree_names_its_baseline(workspace: Workspace, tmp_path: Path) -> None:
+    linked = tmp_path / "linked"
+    workspace.git("worktree", "add", "-q", str(linked))
+    shown = Workspace(linked, workspace.env).autoqec("run", "env.yaml", *FRUGAL, "--dry-run")
+    assert shown.code == 0 and f"{linked} is a linked worktree" in shown.out, shown.out
+
+
+def test_filter_without_its_program_is_found_before_git_fails(workspace: Workspace) -> None:
+    """`git status` also runs the filter, on files that changed."""
+    workspace.git("config", "filter.lfs.process", "git-lfs-that-is-missing filter-process")
+    workspace.git("config", "filter.lfs.required", "true")
+    (workspace.root / ".gitattributes").write_text("*.py filter=lfs\n")
+    (workspace.root / "autoqec/decoders/modules/mlp.py").touch()
+    refused(workspace.autoqec("run", "env.yaml", *FRUGAL, "--dry-run"), "filter `lfs`", "install git-lfs")
+
+
 def test_dry_run_shows_profile_and_writes_nothing(workspace: Workspace) -> None:
     before = workspace.files()
     shown = workspace.autoqec("run", "smoke", *FRUGAL, "--dry-run", "--json")
