@@ -1,4 +1,4 @@
-"""What tests of more than one room share: a lab on a machine that knows nobody, and the real command line in it."""
+"""Shared fixtures: a workspace with an empty HOME, the real command line in it, and each sandbox backend."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def skip_reason(report: Any) -> str:
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
 def sandbox_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> sandbox.SandboxBackend:
-    """Each sandbox backend in turn, as if it were the only one of this machine."""
+    """Run with each sandbox backend, as if it were the only available one."""
     backend: sandbox.SandboxBackend = request.param
     reason = sandbox.unavailable_reason(backend)
     if reason is not None:
@@ -61,8 +61,8 @@ INSTALL_BACKEND = {
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One command's end."""
+class CommandResult:
+    """Exit status and output of a command."""
 
     code: int
     out: str
@@ -70,7 +70,7 @@ class Shown:
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """What --json printed."""
+        """Return the objects that --json printed."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
@@ -81,21 +81,21 @@ class Workspace:
     root: Path
     env: dict[str, str]
 
-    def autoqec(self, *argv: str, timeout: float = 300, **env: str) -> Shown:
+    def autoqec(self, *argv: str, timeout: float = 300, **env: str) -> CommandResult:
         command = [sys.executable, "-P", "-m", "autoqec.cli", *argv]
         done = subprocess.run(
             command, cwd=self.root, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False
         )
-        return Shown(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def git(self, *argv: str) -> str:
-        known = ["-c", "user.name=a person", "-c", "user.email=person@example.org"]
+        identity = ["-c", "user.name=a user", "-c", "user.email=user@example.org"]
         return subprocess.run(
-            ["git", *known, *argv], cwd=self.root, env=self.env, capture_output=True, text=True, check=True
+            ["git", *identity, *argv], cwd=self.root, env=self.env, capture_output=True, text=True, check=True
         ).stdout.strip()
 
     def files(self) -> set[str]:
-        """Everything below the root, git's own files by name only where refs or worktrees would show."""
+        """Return all files below the root; of git's own files only those directly in `.git`."""
         return {
             str(path.relative_to(self.root))
             for path in self.root.rglob("*")
@@ -103,16 +103,16 @@ class Workspace:
         }
 
 
-def made_workspace(place: Path) -> Workspace:
-    """As `autoqec init` makes it, smoke env inside."""
-    home = place / "home"
+def made_workspace(directory: Path) -> Workspace:
+    """Create a workspace as `autoqec init` does, with the smoke env."""
+    home = directory / "home"
     home.mkdir()
     names = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "TMPDIR", "OMP_NUM_THREADS", sandbox.CHOICE)
-    kept = {name: os.environ[name] for name in names if name in os.environ}
-    env = {**kept, "HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-    shown = Workspace(place, env).autoqec("init", "lab")
-    assert shown.code == 0, shown.err
-    return Workspace(place / "lab", env)
+    inherited = {name: os.environ[name] for name in names if name in os.environ}
+    env = {**inherited, "HOME": str(home), "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
+    result = Workspace(directory, env).autoqec("init", "workspace")
+    assert result.code == 0, result.err
+    return Workspace(directory / "workspace", env)
 
 
 @pytest.fixture

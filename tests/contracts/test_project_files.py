@@ -1,4 +1,4 @@
-"""Workflows, templates, citation and changelog: valid against their schemas, and about what is there."""
+"""Workflows, templates, citation and changelog: valid against their schemas and consistent with the tree."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_make_targets_that_are_named_exist(page: str) -> None:
     assert named and named <= targets
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_resolve() -> None:
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         for link in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / name).read_text(encoding="utf-8")):
             assert (ROOT / link).exists(), f"{name} -> {link}"
@@ -57,7 +57,7 @@ def test_citation_has_the_version_of_the_package() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == autoqec.__version__
 
 
-def test_changelog_keeps_its_form() -> None:
+def test_changelog_follows_keep_a_changelog() -> None:
     """Keep a Changelog: newest section first, unreleased changes on top, entries below a kind of change."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (.*)$", text, re.MULTILINE)

@@ -36,12 +36,12 @@ def test_test_of_a_statement_exists(row: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", sorted({row[4] for row in ROWS if row[4]}))
 def test_command_of_a_statement_exists(command: str) -> None:
-    program, name, *words = shlex.split(command)
+    program, name, *arguments = shlex.split(command)
     assert program == "autoqec" and name in COMMANDS
     known = group.get_command(click.Context(group), name)
     assert known is not None
     options = {option for parameter in known.params for option in parameter.opts}
-    assert {word for word in words if word.startswith("--")} <= options
+    assert {argument for argument in arguments if argument.startswith("--")} <= options
 
 
 @pytest.mark.parametrize(("letter", "count"), COMPLETE.items())

@@ -1,4 +1,4 @@
-"""Skills, agents and AGENTS.md: only published fields, and no recipe names a command or option that is not there."""
+"""Skills, agents and AGENTS.md: only published fields, and only commands and options that exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 SKILLS = sorted((ROOT / ".claude" / "skills").glob("*/SKILL.md"))
 AGENTS = sorted((ROOT / ".claude" / "agents").glob("*.md"))
 WANTED = {"autoqec-run", "review-log", "verify-decoder", "diagnose-failure", "add-env", "review-framework"}
-# The fields that Claude Code publishes; unknown ones pass it silently, so they are held here.
+# The fields that Claude Code publishes; it ignores unknown ones silently, so that they are checked here.
 SKILL_FIELDS = {
     "name", "description", "when_to_use", "argument-hint", "allowed-tools", "disallowed-tools", "model", "effort",
     "disable-model-invocation", "user-invocable", "context", "agent", "paths", "hooks", "license", "compatibility",
@@ -38,14 +38,14 @@ def name_of(path: Path) -> str:
 
 
 def parts(path: Path) -> tuple[dict[str, Any], str]:
-    """Frontmatter and body."""
+    """Return frontmatter and body."""
     match = re.fullmatch(r"---\n(.*?)\n---\n(.*)", path.read_text(encoding="utf-8"), re.DOTALL)
     assert match, f"{path} has no frontmatter"
     return yaml.safe_load(match[1]), match[2]
 
 
 def commands(path: Path) -> list[str]:
-    """Every `autoqec …` of a document: lines of code blocks, and inline code."""
+    """Yield every `autoqec …` command of a document, from code blocks and inline code."""
     text = path.read_text(encoding="utf-8")
     blocks = re.findall(r"^[ ]*```\w*\n(.*?)^[ ]*```", text, re.DOTALL | re.MULTILINE)
     lines = [line.strip().partition("  #")[0] for block in blocks for line in block.splitlines()]
@@ -53,12 +53,12 @@ def commands(path: Path) -> list[str]:
     return [line.removeprefix(".venv/bin/") for line in (*lines, *inline) if re.match(r"(\.venv/bin/)?autoqec ", line)]
 
 
-def test_the_wanted_skills_are_there() -> None:
+def test_expected_skills_exist() -> None:
     assert {name_of(path) for path in SKILLS} == WANTED and AGENTS
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=name_of)
-def test_a_skill_has_published_fields_only(path: Path) -> None:
+def test_skill_has_published_fields_only(path: Path) -> None:
     fields, body = parts(path)
     assert set(fields) <= SKILL_FIELDS
     assert fields["name"] == path.parent.name and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", fields["name"])
@@ -67,7 +67,7 @@ def test_a_skill_has_published_fields_only(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", AGENTS, ids=name_of)
-def test_an_agent_has_published_fields_and_a_whitelist(path: Path) -> None:
+def test_agent_has_published_fields_and_a_whitelist(path: Path) -> None:
     fields, body = parts(path)
     assert set(fields) <= AGENT_FIELDS and {"name", "description", "tools"} <= set(fields)
     assert fields["name"] == path.stem and body.strip()
@@ -105,7 +105,7 @@ def served() -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
-def test_every_command_and_option_in_a_recipe_is_there(path: Path) -> None:
+def test_every_command_and_option_in_a_recipe_exists(path: Path) -> None:
     for line in commands(path):
         words = shlex.split(line)[1:]
         if words == ["--help"]:
@@ -118,20 +118,20 @@ def test_every_command_and_option_in_a_recipe_is_there(path: Path) -> None:
             assert not word.startswith("-") or word.partition("=")[0] in known, line
 
 
-def test_a_skill_may_run_what_it_tells_to_run() -> None:
+def test_skill_is_allowed_to_run_its_commands() -> None:
     for path in SKILLS:
         fields, _ = parts(path)
         allowed = re.findall(r"Bash\((autoqec [a-z-]+)", fields["allowed-tools"])
-        told = {" ".join(line.split()[:2]) for line in commands(path)}
-        assert told <= set(allowed), (path, told - set(allowed))
+        commands_in_skill = {" ".join(line.split()[:2]) for line in commands(path)}
+        assert commands_in_skill <= set(allowed), (path, commands_in_skill - set(allowed))
 
 
-def test_running_needs_a_person() -> None:
+def test_starting_a_run_needs_a_user() -> None:
     fields, _ = parts(ROOT / ".claude/skills/autoqec-run/SKILL.md")
     assert fields["disable-model-invocation"] is True
 
 
-def test_claude_reads_agents_md() -> None:
+def test_claude_md_refers_to_agents_md() -> None:
     assert (ROOT / "CLAUDE.md").read_text(encoding="utf-8").strip() == "@AGENTS.md"
     text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)]+)\)", text):
@@ -139,7 +139,7 @@ def test_claude_reads_agents_md() -> None:
     assert set(re.findall(r"`/([a-z-]+)`", text)) == WANTED
 
 
-def test_the_mcp_file_starts_the_server() -> None:
+def test_mcp_file_starts_the_server() -> None:
     servers = json.loads((ROOT / ".mcp.json").read_text(encoding="utf-8"))["mcpServers"]
     assert servers["autoqec"]["command"] == "autoqec" and servers["autoqec"]["args"][0] in COMMANDS
     used = {server for path in AGENTS for server in parts(path)[0].get("mcpServers", ())}

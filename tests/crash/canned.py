@@ -1,4 +1,4 @@
-"""A Runner and a verifier that answer at once: rounds take no time, and write the files that real ones write."""
+"""A fake Runner and verifier that return at once and write the files that the real ones write."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def install(
     *,
     verdict: Callable[[int], str] = lambda number: "VERIFIED",
 ) -> None:
-    """Put the fakes in the place of Runner and verifier, before the loop starts.
+    """Replace Runner and verifier with the fakes, before the loop starts.
 
     set_attribute: A test's `monkeypatch.setattr`, so that they are removed again. verdict: Of a round, by its number.
     """

@@ -1,4 +1,4 @@
-"""A lab with one finished round in it, and starts by the hundred."""
+"""A workspace with one finished round, and a process for many starts."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.crash.sweep import Zygote, has_compiler, zygote
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lab with one finished round in it."""
-    place = tmp_path_factory.mktemp("pristine")
-    make_workspace(place / "lab", ENV)
-    assert start(place / "lab", 1, "", "nominate").returncode == 0
-    return place
+    """Return the parent directory of a workspace with one finished round."""
+    directory = tmp_path_factory.mktemp("pristine")
+    make_workspace(directory / "workspace", ENV)
+    assert start(directory / "workspace", 1, "", "nominate").returncode == 0
+    return directory
 
 
 @pytest.fixture
 def workspace(pristine: Path, tmp_path: Path) -> Path:
-    shutil.copytree(pristine / "lab", tmp_path / "lab", symlinks=True, ignore=NOT_A_COPY)
-    return tmp_path / "lab"
+    shutil.copytree(pristine / "workspace", tmp_path / "workspace", symlinks=True, ignore=NOT_A_COPY)
+    return tmp_path / "workspace"
 
 
 @pytest.fixture(scope="session")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """Starts with a Runner and a judge that answer at once; each test puts its own lab there first."""
+    """A zygote with a fake Runner and verifier; each test first copies its workspace to the zygote's path."""
     if not has_compiler():
         pytest.skip("no C compiler; install: apt-get install gcc (on Linux)")
     with zygote(tmp_path_factory.mktemp("sweep")) as found:

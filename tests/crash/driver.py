@@ -1,9 +1,10 @@
-"""A start of a run, as a process that a test may kill: `python -m tests.crash.driver LAB ROUNDS [RUN_ID] [CASE…]`.
+"""Start a run in a process that a test may kill: `python -m tests.crash.driver WORKSPACE ROUNDS [RUN_ID] [CASE…]`.
 
-Cases: `nominate` (every round that ended ok goes to the judge, else none does), `bad` (configs that do not compile),
+Cases: `nominate` (every ok round is nominated for verification, otherwise none), `bad` (configs that do not compile),
 `compose` and `conflict` (round 3 composes rounds 1 and 2, which changed different keys, or the same one), `outside`
-(an edit outside the surface), `unreadable` (a config file that is no YAML), `parallel` (two rounds at once), `search`
-(the default ideator), `slurm` (a job a round; `slurm=KEY=VALUE`: its options), `endless` (a net that sleeps).
+(an edit outside the editable modules), `unreadable` (a config file that is not YAML), `parallel` (two concurrent
+rounds), `search` (the default ideator), `slurm` (one job per round; `slurm=KEY=VALUE`: its options), `endless` (a
+network that sleeps).
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.store.files import dump_config
 from autoqec.store.layout import EDITABLE_MODULES
 from autoqec.system import slurm
-from tests.crash import mischief
+from tests.crash import interference
 
 ROOT = Path(__file__).parents[2]
-SECRET = b"known to the tests alone, and so no secret"
+SECRET = b"a fixed secret, used only in tests"
 View = dict[str, Any]
 BASELINE = space.TEMPLATES[0].config
 
 
 def nominate(view: AnalystView, verdict: str = "candidate") -> AnalystResponse:
-    said = analyse(view)
+    response = analyse(view)
     ok = json.loads(view.metrics_path.read_bytes())["status"] == "ok"
-    return said.model_copy(update={"verdict": verdict if ok else "ignore"})
+    return response.model_copy(update={"verdict": verdict if ok else "ignore"})
 
 
 def changed(**keys: Any) -> dict[str, Any]:
-    """The baseline's config with other values at dotted keys."""
+    """Return the baseline's config with other values at dotted keys."""
     flat = space.flatten(BASELINE) | {key.replace("__", "."): value for key, value in keys.items()}
     return space.unflatten(flat)
 
 
 def scripted(cases: set[str], view: IdeatorView) -> IdeatorResponse:
-    """Small nets forked from the baseline; with `compose` or `conflict` every third joins the two before it."""
+    """Propose small networks forked from the baseline; with `compose` or `conflict` every third merges two."""
     done = [row for row in view.history if row["status"] not in moves.ABORTED_STATUSES]
     number = len(done) + len(view.pending) + 1
     config, fork_from, mode = changed(mlp__hidden=4 + number, training__finetune_share=0.0), "baseline", None
@@ -62,8 +63,8 @@ def scripted(cases: set[str], view: IdeatorView) -> IdeatorResponse:
 
 
 def outside(view: CoderView) -> CoderResponse:
-    said = coder.code(view)
-    return said.model_copy(update={"edits": (*said.edits, FileEdit(path="../../../setup.py", text="x = 1\n"))})
+    response = coder.code(view)
+    return response.model_copy(update={"edits": (*response.edits, FileEdit(path="../../../setup.py", text="x = 1\n"))})
 
 
 def unreadable(view: CoderView) -> CoderResponse:
@@ -72,22 +73,22 @@ def unreadable(view: CoderView) -> CoderResponse:
 
 
 def endless(view: CoderView) -> CoderResponse:
-    said, line = literal(view), "        x = detections[:, self.index]\n"
+    response, line = literal(view), "        x = detections[:, self.index]\n"
     text = (ROOT / EDITABLE_MODULES / "mlp.py").read_text(encoding="utf-8")
     assert line in text
     edit = FileEdit(path="mlp.py", text=text.replace(line, f"{line}        __import__('time').sleep(600)\n"))
-    return said.model_copy(update={"edits": (*said.edits, edit)})
+    return response.model_copy(update={"edits": (*response.edits, edit)})
 
 
 def literal(view: CoderView) -> CoderResponse:
-    """The proposal as it stands, valid or not: the Runner must cope."""
+    """Return the proposal unchanged, valid or not; the Runner must handle it."""
 
     edits = () if view.compose_mode == "pure" else (FileEdit(path="predecoder.yaml", text=dump_config(view.proposal)),)
     return CoderResponse(dsl_config=view.proposal, edits=edits, commit_message=view.hypothesis)
 
 
 def cluster(cases: set[str], slots: int) -> SlurmExecutor | None:
-    """Asked more often than a real one likes."""
+    """Return a SLURM executor that polls more often than a real cluster would allow."""
     if "slurm" not in cases:
         return None
     named = [case.removeprefix("slurm=") for case in cases if case.startswith("slurm=")]
@@ -98,12 +99,12 @@ def cluster(cases: set[str], slots: int) -> SlurmExecutor | None:
 def main(
     workspace: Path, rounds: int, run_id: str, cases: set[str], analyst: Callable[[View], Any] | None = None
 ) -> int:
-    """One start; the exit status."""
+    """Start the run and return the exit status."""
     ideator = tpe.propose if "search" in cases else (lambda view: scripted(cases, view))
     coders = {"outside": outside, "unreadable": unreadable, "endless": endless}
     analyst = analyst or (nominate if "nominate" in cases else partial(nominate, verdict="ignore"))
     coder_of = next((coders[case] for case in coders if case in cases), literal)
-    roles = Roles(ideator, coder=coder_of, analyst=mischief.with_mischief(analyst, cases))
+    roles = Roles(ideator, coder=coder_of, analyst=interference.with_interference(analyst, cases))
     try:
         if run_id:
             run = resume_run(run_id, workspace, roles=roles)

@@ -1,4 +1,4 @@
-"""What must hold of a run whenever recovery has been over it: one helper for every crash test."""
+"""Invariants of a run after recovery, shared by all crash tests."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from autoqec.system.git import Repo
 
 
 def git(workspace: Path, *arguments: str) -> str:
-    """The user's own git."""
-    who = ["-c", "user.name=a person", "-c", "user.email=person@example.org"]
-    done = subprocess.run(["git", *who, *arguments], cwd=workspace, capture_output=True, text=True, check=True)
+    """Run git as the user does."""
+    identity = ["-c", "user.name=a user", "-c", "user.email=user@example.org"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=workspace, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
@@ -30,7 +30,7 @@ def run_ids(workspace: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Before:
-    """What a crash may not change: the user's files and branches, and the history so far."""
+    """State that a crash must not change: the user's files and branches, and the history so far."""
 
     workspace: Path
     head: str
@@ -51,7 +51,7 @@ class Before:
 
 
 def _bytes(path: Path) -> bytes:
-    """Whole lines of an append-only file."""
+    """Return the complete lines of an append-only file."""
     data = path.read_bytes() if path.is_file() else b""
     return data[: data.rfind(b"\n") + 1]
 
@@ -66,7 +66,7 @@ def refs(workspace: Path) -> dict[str, str]:
 
 
 def check(before: Before, run_id: str) -> list[HistoryRow]:
-    """Every invariant of a recovered run, or AssertionError. Returns its rows."""
+    """Assert every invariant of a recovered run and return its rows."""
     workspace, layout = before.workspace, RunLayout(before.workspace, run_id)
     assert all(_lines(path) for path in (layout.history, layout.attempts) if path.is_file()), "no torn line"
     history = History(layout)  # which also follows the hash chain
@@ -91,8 +91,8 @@ def _lines(path: Path) -> list[str]:
 
 
 def _rows_and_attempts(rows: list[HistoryRow], begun: list[str]) -> None:
-    own = [row.round_attempt_id for row in rows if row.refers_to_attempt is None]
-    assert sorted(map(str, own)) == sorted(begun), "one row an attempt, and no row without one"
+    attempt_ids = [row.round_attempt_id for row in rows if row.refers_to_attempt is None]
+    assert sorted(map(str, attempt_ids)) == sorted(begun), "one row an attempt, and no row without one"
     numbers = [row.round for row in rows if row.refers_to_attempt is None]
     assert len(set(numbers)) == len(numbers), "a round number was used twice"
     follow_ups = [(row.refers_to_attempt, row.status) for row in rows if row.refers_to_attempt is not None]
@@ -104,29 +104,29 @@ def _rows_and_branches(workspace: Path, layout: RunLayout, rows: list[HistoryRow
     lines = git(workspace, "for-each-ref", f"--format={form}", "refs/heads", "refs/autoqec").splitlines()
     tips = {name: parents for name, *parents in map(str.split, lines)}
     pointers: dict[str, Pointer] = {}
-    for one in [*fold(rows).rounds.values()]:
-        row = one.row
+    for summary in [*fold(rows).rounds.values()]:
+        row = summary.row
         assert layout.round(row.round).dir.is_dir(), f"round {row.round} has no directory"
-        if row.branch is None or one.gone:
+        if row.branch is None or summary.gone:
             continue
         tip, *parents = tips[f"refs/heads/{row.branch}"]
         assert row.commit_sha in parents[:1] or (row.status != "ok" and row.commit_sha == tip), (
             f"{row.branch} is not its row's"
         )
-        assert tips[layout.pin(one.attempt_id)][0] == tip
+        assert tips[layout.pin(summary.attempt_id)][0] == tip
         if row.status == "ok":
             data = layout.round(row.round).pointer.read_bytes()
             pointer = pointers[f"{tip}:{pointer_on_branch(row.round)}"] = Pointer.model_validate(json.loads(data))
-            assert (pointer.round_attempt_id, pointer.commit_sha) == (one.attempt_id, row.commit_sha)
+            assert (pointer.round_attempt_id, pointer.commit_sha) == (summary.attempt_id, row.commit_sha)
     _pointers_on_branches(workspace, layout, pointers)
-    places = (f"refs/heads/exp/{layout.run_id}/", f"refs/heads/quarantine/{layout.run_id}/")
-    ours = {name.removeprefix("refs/heads/") for name in tips if name.startswith(places)}
-    named = {one.row.branch for one in [*fold(rows).rounds.values()] if one.row.branch}
+    prefixes = (f"refs/heads/exp/{layout.run_id}/", f"refs/heads/quarantine/{layout.run_id}/")
+    ours = {name.removeprefix("refs/heads/") for name in tips if name.startswith(prefixes)}
+    named = {summary.row.branch for summary in [*fold(rows).rounds.values()] if summary.row.branch}
     assert ours <= named, f"branches without a row: {ours - named}"
 
 
 def _pointers_on_branches(workspace: Path, layout: RunLayout, pointers: dict[str, Pointer]) -> None:
-    """What stands on a round's branch is what lies in its directory."""
+    """Assert that files on a round's branch equal those in its directory."""
     found = Repo.discover(workspace).objects([*pointers]) if pointers else []
     for (name, pointer), stored in zip(pointers.items(), found, strict=True):
         assert stored is not None and stored[1] == layout.round(pointer.round_idx).pointer.read_bytes(), name
@@ -152,19 +152,19 @@ def _json(path: Path) -> Any:
 def _nothing_left(workspace: Path, layout: RunLayout) -> None:
     admin = workspace / ".git" / "worktrees"
     assert not admin.is_dir() or not any(admin.iterdir()), "a worktree was left"
-    places = [layout.root, workspace / ".worktrees", workspace / ".git"]
-    left = [
+    roots = [layout.root, workspace / ".worktrees", workspace / ".git"]
+    leftovers = [
         path
-        for place in places
-        if place.is_dir()
-        for path in place.rglob("*")
+        for root in roots
+        if root.is_dir()
+        for path in root.rglob("*")
         if path.name.endswith((".tmp", ".lock"))
         and path.name != "autoqec.lock"
         and not {"objects", "salvage"} & set(path.relative_to(workspace).parts[:-2])
     ]
-    assert not left, f"left behind: {left}"
+    assert not leftovers, f"left behind: {leftovers}"
     worktrees = workspace / ".worktrees"
     assert not worktrees.is_dir() or not any(worktrees.iterdir())
     for path in layout.root.rglob("*.json"):
-        if not path.is_relative_to(layout.salvage):  # kept as it was found: git does not sync what it checks out
+        if not path.is_relative_to(layout.salvage):  # unchanged: git does not sync files that it checks out
             json.loads(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Starts of a run as processes that a test may kill, and recovery on its own."""
+"""Starts of a run as processes that a test may kill, and recovery without a start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.crash.invariants import Before, check
 
 ROOT = Path(__file__).parents[2]
 ENV = ROOT / "autoqec/envs/builtin/smoke.yaml"
-NOT_A_COPY = shutil.ignore_patterns("owner.json")  # a run pauses where its original stands elsewhere
+NOT_A_COPY = shutil.ignore_patterns("owner.json")  # a run pauses if its original exists elsewhere
 
 
 def start(
@@ -38,7 +38,7 @@ def run_until_killed(workspace: Path, rounds: int, run_id: str, *cases: str, at:
 
 
 def recover_and_check(workspace: Path, before: Before, run_id: str) -> list[HistoryRow]:
-    """Recovery alone; what must hold holds, and a second one finds nothing to do."""
+    """Recover, check the invariants, and check that a second recovery finds nothing to do."""
     layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
     reconcile(layout, repo)
     rows = check(before, run_id)

@@ -1,4 +1,4 @@
-"""Starts that die, or meet a broken disk, at the N-th call that changes a file: built on shim.c and zygote.py."""
+"""Starts that are killed, or get a disk error, at the N-th call that changes a file; uses shim.c and zygote.py."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ SHIM = Path(__file__).with_name("shim.c")
 
 @dataclass(frozen=True)
 class ExitReport:
-    """How a start ended. count: changing calls it made; last: the one that was made to fail. unsynced: files that were
-    written and not synced since: path, inode, the first byte of it. others: exit statuses of further copies."""
+    """Exit of a start. count: changing calls it made; last: the call that failed. unsynced: files that were
+    written and not synced afterwards: path, inode, first unsynced byte. others: exit statuses of further copies."""
 
     returncode: int
     count: int
@@ -32,26 +32,26 @@ class ExitReport:
     others: list[int]
 
     def lose(self, *, zeros: bool) -> None:
-        """What a power cut does to what was not synced: the bytes are gone, or their places hold NULs."""
+        """Simulate a power cut: unsynced bytes are lost, or replaced by NULs."""
         for path, inode, cut in self.unsynced:
-            # A git that was still ending may have removed it just now.
+            # A git process that was still ending may have removed it.
             with suppress(FileNotFoundError, IsADirectoryError), open(path, "r+b") as stream:
-                found = os.fstat(stream.fileno())
-                if found.st_ino != inode:
+                status = os.fstat(stream.fileno())
+                if status.st_ino != inode:
                     continue  # replaced
-                stream.truncate(min(cut, found.st_size))
+                stream.truncate(min(cut, status.st_size))
                 if zeros:
-                    stream.truncate(found.st_size)
+                    stream.truncate(status.st_size)
 
 
 class Zygote:
-    """Starts by the hundred. `lab` is where every one of them happens."""
+    """Runs hundreds of starts, all of them in `workspace`."""
 
     def __init__(self, process: subprocess.Popen[str], workspace: Path) -> None:
         self._process, self.workspace = process, workspace
 
     def stderr(self) -> str:
-        """What every start so far said."""
+        """Return the error output of all starts so far."""
         return (self.workspace.parent / "stderr").read_text(encoding="utf-8")
 
     def start(
@@ -64,16 +64,21 @@ class Zygote:
         mode: str = "kill",
         sticky: bool = False,
         recover: bool = False,
-        judge: int = 0,
+        verify: int = 0,
         die_at: str = "",
         copies: int = 1,
     ) -> ExitReport:
-        """cases: of the driver, and `quiet` (nothing is nominated). recover: no round, recovery alone; judge: no round,
-        but the recorded round of that number goes before the judge. die_at: a failpoint. copies: started at once."""
-        order: dict[str, Any] = {"lab": str(self.workspace), "rounds": rounds, "run_id": run_id, "cases": list(cases)}
+        """Run one start. cases: those of the driver, and `quiet` (nothing is nominated). recover: only recovery;
+        verify: only verify the recorded round of that number. die_at: a failpoint. copies: concurrent starts."""
+        order: dict[str, Any] = {
+            "workspace": str(self.workspace),
+            "rounds": rounds,
+            "run_id": run_id,
+            "cases": list(cases),
+        }
         order |= {
             "recover": recover,
-            "judge": judge,
+            "verify": verify,
             "die_at": die_at,
             "copies": copies,
             "control": {"at": at, "mode": MODES[mode], "sticky": int(sticky)},
@@ -86,10 +91,10 @@ class Zygote:
             ended.lose(zeros=at % 2 == 1)
         return ended
 
-    def restore(self, kept: Path) -> None:
-        """The lab as it was, at the same path: git records worktrees by absolute paths."""
+    def restore(self, saved: Path) -> None:
+        """Restore the workspace at the same path: git records worktrees by absolute paths."""
         shutil.rmtree(self.workspace, ignore_errors=True)
-        shutil.copytree(kept, self.workspace, symlinks=True)
+        shutil.copytree(saved, self.workspace, symlinks=True)
 
 
 def has_compiler() -> bool:
@@ -97,20 +102,20 @@ def has_compiler() -> bool:
 
 
 @contextmanager
-def zygote(place: Path) -> Iterator[Zygote]:
-    """Build the shim in `place` and start the zygote with it."""
-    control, library = place / "control", place / "shim.so"
+def zygote(directory: Path) -> Iterator[Zygote]:
+    """Build the shim in `directory` and start the zygote with it."""
+    control, library = directory / "control", directory / "shim.so"
     control.write_bytes(bytes(2**18))
     flags = ["-shared", "-fPIC", "-O1", f'-DCONTROL="{control}"', "-o", str(library), str(SHIM), "-ldl"]
     subprocess.run(["cc", *flags], check=True)
     env = os.environ | {"LD_PRELOAD": str(library), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.crash.zygote", str(control)]
-    with (place / "stderr").open("w") as log:
+    with (directory / "stderr").open("w") as log:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
         )
     try:
-        yield Zygote(process, place / "lab")
+        yield Zygote(process, directory / "workspace")
     finally:
         process.kill()
         process.wait()

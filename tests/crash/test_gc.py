@@ -1,4 +1,4 @@
-"""`autoqec gc`: what goes is agreed to, what is needed stays; many at once and a kill in the middle lose nothing."""
+"""`autoqec gc`: removes only confirmed items, keeps what is needed, and survives concurrency and kills."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ ALL = ("--yes", *(word for kind in gc_command.KIND_LABELS for word in ("--only",
 
 
 @pytest.fixture(scope="module")
-def kept(process: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Round 1 ended ok; round 2 died after its code commit and was set aside; round 3 died over uncommitted edits."""
+def with_leftovers(process: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Round 1 is ok; round 2 died after its code commit and was quarantined; round 3 died with uncommitted edits."""
     shutil.rmtree(process.workspace, ignore_errors=True)
     make_workspace(process.workspace, ENV)
     assert process.start(1, "", ("quiet",)).returncode == 0
     (run_id,) = run_ids(process.workspace)
-    for place in ("coded", "edited"):
-        assert process.start(2, run_id, ("quiet",), die_at=place).returncode == -signal.SIGKILL
-    place = tmp_path_factory.mktemp("littered") / "lab"
-    shutil.copytree(process.workspace, place, symlinks=True)
-    return place
+    for point in ("coded", "edited"):
+        assert process.start(2, run_id, ("quiet",), die_at=point).returncode == -signal.SIGKILL
+    directory = tmp_path_factory.mktemp("littered") / "workspace"
+    shutil.copytree(process.workspace, directory, symlinks=True)
+    return directory
 
 
 @pytest.fixture
-def littered(process: Zygote, kept: Path) -> tuple[Path, RunLayout, Repo]:
-    process.restore(kept)
+def littered(process: Zygote, with_leftovers: Path) -> tuple[Path, RunLayout, Repo]:
+    process.restore(with_leftovers)
     (run_id,) = run_ids(process.workspace)
     return process.workspace, RunLayout(process.workspace, run_id), Repo.discover(process.workspace)
 
 
 def kinds(found: list[gc.RemovableItem]) -> list[str]:
-    return [one.kind for one in found]
+    return [item.kind for item in found]
 
 
 def shell(workspace: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -68,7 +68,7 @@ def shell(workspace: Path, *argv: str, **env: str) -> subprocess.CompletedProces
     )
 
 
-def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None:
+def test_listing_changes_nothing(littered: tuple[Path, RunLayout, Repo]) -> None:
     workspace, layout, repo = littered
     before = {path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file()}
     was = refs(workspace)
@@ -76,35 +76,35 @@ def test_listing_touches_nothing(littered: tuple[Path, RunLayout, Repo]) -> None
     assert kinds(found) == ["worktree", "quarantine", "unverified"]
     assert "the run is open, so `autoqec verify` or a later round may need it" in found[-1].why
     for argv in ((), ("--dry-run",), ("--dry-run", "--yes"), (layout.run_id,)):
-        shown = shell(workspace, *argv)
-        assert shown.returncode == 0 and "quarantine/" in shown.stdout, shown.stderr
+        result = shell(workspace, *argv)
+        assert result.returncode == 0 and "quarantine/" in result.stdout, result.stderr
     assert {path: path.read_bytes() for path in before} == before and refs(workspace) == was
 
 
-def test_only_what_was_agreed_to_goes(littered: tuple[Path, RunLayout, Repo]) -> None:
+def test_only_confirmed_items_are_removed(littered: tuple[Path, RunLayout, Repo]) -> None:
     workspace, layout, _ = littered
     (branch,) = [name for name in refs(workspace) if name.startswith("quarantine/")]
-    shown = shell(workspace, layout.run_id, "--yes", "--json")
-    assert {line["kind"] for line in map(json.loads, shown.stdout.splitlines()) if line["removed"]} == {
+    result = shell(workspace, layout.run_id, "--yes", "--json")
+    assert {line["kind"] for line in map(json.loads, result.stdout.splitlines()) if line["removed"]} == {
         "worktree", "quarantine"
     }  # fmt: skip
     assert branch not in refs(workspace) and layout.round(1).checkpoint.exists(), "the open run may want its weights"
-    shown = shell(workspace, layout.run_id, "--yes")
-    assert "--only unverified" in shown.stderr and layout.round(1).checkpoint.exists()
+    result = shell(workspace, layout.run_id, "--yes")
+    assert "--only unverified" in result.stderr and layout.round(1).checkpoint.exists()
     assert shell(workspace, layout.run_id, "--only", "unverified", "--yes").returncode == 0
     assert not layout.round(1).checkpoint.exists()
 
 
-def test_a_branch_that_was_refused_can_go_and_stays_gone(
+def test_branch_of_a_refused_edit_can_be_removed_for_good(
     process: Zygote, littered: tuple[Path, RunLayout, Repo]
 ) -> None:
-    """Its config could not be read, so the round is a compile_error and its branch was set aside."""
+    """Its config cannot be read, so that the round is a compile_error and its branch is quarantined."""
     workspace, layout, repo = littered
     assert process.start(2, layout.run_id, ("unreadable",)).returncode == 0
     before = Before.of(workspace)
     row = History(layout).rows()[-1]
     assert row.status == "compile_error" and str(row.branch).startswith("quarantine/")
-    (found,) = [one for one in gc.find_removable(layout, repo) if one.name == row.branch]
+    (found,) = [item for item in gc.find_removable(layout, repo) if item.name == row.branch]
     assert found.kind == "quarantine" and "was rejected (compile_error)" in found.why
     gc.remove(layout, repo, [found])
     assert recover_and_check(workspace, before, layout.run_id)[-1].refers_to_attempt == row.round_attempt_id
@@ -112,11 +112,11 @@ def test_a_branch_that_was_refused_can_go_and_stays_gone(
         str(row.branch) not in refs(workspace)
         and git(workspace, "for-each-ref", layout.pin(str(row.round_attempt_id))) == ""
     )
-    assert found.name not in [one.name for one in gc.find_removable(layout, repo)]
+    assert found.name not in [item.name for item in gc.find_removable(layout, repo)]
     assert process.start(3, layout.run_id, ("quiet",)).returncode == 0
 
 
-def test_what_goes_is_on_record_and_stays_gone(process: Zygote, littered: tuple[Path, RunLayout, Repo]) -> None:
+def test_removals_are_recorded_and_permanent(process: Zygote, littered: tuple[Path, RunLayout, Repo]) -> None:
     workspace, layout, repo = littered
     before, weights = Before.of(workspace), layout.round(1).checkpoint
     gone = gc.remove(layout, repo, gc.find_removable(layout, repo))
@@ -157,25 +157,25 @@ def verified(layout: RunLayout, number: int, **more: Any) -> None:
     history.append_row(rounds.row(number, branch=layout.branch(number, "try"), **more))
 
 
-def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
-    """Front 4, composed of 2 and 1; 3 is off the front, but 5's weights began as 3's; nothing needs 6 once closed."""
+def test_ancestors_of_the_front_are_kept(tmp_path: Path) -> None:
+    """Front: 4, composed of 2 and 1. 5 started from the weights of 3; 6 is not needed after closing."""
     repo = Repo.init(tmp_path)
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     layout.root.mkdir(parents=True)
     History(layout).write_info(rounds.info())
     secret = layout.secret
     secret.write_bytes(b"x" * 32)
-    two, one = layout.branch(2, "try"), layout.branch(1, "try")
+    second, first = layout.branch(2, "try"), layout.branch(1, "try")
     verified(layout, 1, verify_verdict="SUSPICIOUS")
     verified(layout, 2, verify_verdict=None, verdict="ignore")
     verified(layout, 3, verify_verdict="FAILED")
     verified(
         layout, 4, delta_vs_baseline_holdout=0.5, judge_flops_per_syndrome=1, judge_n_params=1,
-        fork_from=(two, one), fork_from_canonical=f"{one}|{two}", compose_mode="pure",
+        fork_from=(second, first), fork_from_canonical=f"{first}|{second}", compose_mode="pure",
     )  # fmt: skip
-    three = layout.branch(3, "try")
+    third = layout.branch(3, "try")
     config = {**rounds.CONFIG, "training": {"init": "parent"}}
-    verified(layout, 5, fork_from=three, fork_from_canonical=three, dsl_config=config, verify_verdict="FAILED")
+    verified(layout, 5, fork_from=third, fork_from_canonical=third, dsl_config=config, verify_verdict="FAILED")
     verified(layout, 6, delta_vs_baseline_holdout=0.1, judge_flops_per_syndrome=9, judge_n_params=9)
     assert [entry.round_attempt_id for entry in RunMemory(layout.root).state.front] == ["attempt-4"]
 
@@ -194,15 +194,15 @@ def test_what_the_front_stands_on_stays(tmp_path: Path) -> None:
 
 
 def test_sizes_are_rounded_not_cut() -> None:
-    shown = {0: "0 B", 999: "999 B", 1_999: "2 kB", 1_960_000: "1.96 MB", 999_600: "1 MB", 2_500_000_000_000: "2.5 TB"}
-    assert {size: gc_command._bytes(size) for size in shown} == shown
+    sizes = {0: "0 B", 999: "999 B", 1_999: "2 kB", 1_960_000: "1.96 MB", 999_600: "1 MB", 2_500_000_000_000: "2.5 TB"}
+    assert {size: gc_command._bytes(size) for size in sizes} == sizes
 
 
-@pytest.mark.parametrize("place", ["gc_row_appended", "gc_refs_dropped", "gc_recorded"])
-def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, RunLayout, Repo], place: str) -> None:
+@pytest.mark.parametrize("point", ["gc_row_appended", "gc_refs_dropped", "gc_recorded"])
+def test_killed_removal_is_completed_the_next_time(littered: tuple[Path, RunLayout, Repo], point: str) -> None:
     workspace, layout, repo = littered
     before = Before.of(workspace)
-    assert shell(workspace, *ALL, **{FAILPOINT_VARIABLE: place}).returncode == -signal.SIGKILL
+    assert shell(workspace, *ALL, **{FAILPOINT_VARIABLE: point}).returncode == -signal.SIGKILL
     recover_and_check(workspace, before, layout.run_id)
     assert shell(workspace, *ALL).returncode == 0
     rows = recover_and_check(workspace, before, layout.run_id)
@@ -210,7 +210,7 @@ def test_killed_in_the_middle_it_is_done_the_next_time(littered: tuple[Path, Run
     assert gc.find_removable(layout, repo) == [] and list(gc.removed_files(layout)) == ["round_1/checkpoint.pt"]
 
 
-def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
+def test_ten_concurrent_removals_remove_everything_once(littered: tuple[Path, RunLayout, Repo]) -> None:
     workspace, layout, repo = littered
     before = Before.of(workspace)
     command = [sys.executable, "-P", "-m", "autoqec.cli", "gc", *ALL, "--json"]
@@ -228,22 +228,20 @@ def test_ten_at_once_remove_everything_once(littered: tuple[Path, RunLayout, Rep
     assert gc.find_removable(layout, repo) == []
 
 
-def test_a_closed_run_can_be_tidied_and_its_archive_says_what_went(
-    littered: tuple[Path, RunLayout, Repo], tmp_path: Path
-) -> None:
+def test_archive_of_a_cleaned_closed_run_lists_removals(littered: tuple[Path, RunLayout, Repo], tmp_path: Path) -> None:
     from autoqec.orchestrator.archive import package_run, replay_archive
 
     _, layout, repo = littered
     publish_secret(layout, repo)
-    assert "checkpoint" in kinds(gc.find_removable(layout, repo)), "what a closed run left, nobody judges any more"
+    assert "checkpoint" in kinds(gc.find_removable(layout, repo)), "rounds of a closed run are not verified any more"
     gc.remove(layout, repo, gc.find_removable(layout, repo))
     package_run(layout, repo, tmp_path / "run.tar")
     found = replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=ignore)
     assert found.agrees
 
 
-def test_a_lab_without_runs_has_nothing_to_remove(tmp_path: Path) -> None:
+def test_workspace_without_runs_has_nothing_to_remove(tmp_path: Path) -> None:
     workspace = made_workspace(tmp_path)
-    shown = workspace.autoqec("gc")
-    assert shown.code == 0 and "nothing to remove" in shown.err
+    result = workspace.autoqec("gc")
+    assert result.code == 0 and "nothing to remove" in result.err
     assert workspace.autoqec("gc", "20200101-000000").code == 2

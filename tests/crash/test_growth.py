@@ -1,4 +1,4 @@
-"""git is started a fixed number of times a round and a start, however long the run has been going."""
+"""The number of git processes per round and per start does not depend on the length of the run."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.crash.starts import ENV
 
 @pytest.fixture
 def layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunLayout:
-    """A run of two rounds whose Runner and judge answer at once."""
+    """Return a run of two rounds with a fake Runner and verifier."""
     canned.install(monkeypatch.setattr)
-    make_workspace(tmp_path / "lab", ENV)
-    with start_run(tmp_path / "lab/env.yaml", tmp_path / "lab", "smoke", 1, roles=bench.roles()) as started:
+    make_workspace(tmp_path / "workspace", ENV)
+    with start_run(tmp_path / "workspace/env.yaml", tmp_path / "workspace", "smoke", 1, roles=bench.roles()) as started:
         run_rounds(started, 2)
         return started.layout
 
 
-def test_a_round_starts_git_equally_often(layout: RunLayout) -> None:
+def test_round_starts_git_a_constant_number_of_times(layout: RunLayout) -> None:
     counts = []
     for size in (0, 60):
         if size:
@@ -56,7 +56,7 @@ def test_a_start_builds_each_view_once(layout: RunLayout, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("append", [bench.append_rounds, bench.append_orphans, bench.append_pareto_rounds])
-def test_a_start_starts_git_equally_often(layout: RunLayout, append: Callable[[RunLayout, int], None]) -> None:
+def test_start_runs_git_a_constant_number_of_times(layout: RunLayout, append: Callable[[RunLayout, int], None]) -> None:
     counts = []
     for size in (100, 900):
         append(layout, size)

@@ -1,4 +1,4 @@
-"""SIGKILL at every named place of a round's life, then a start: nothing lost, nothing twice."""
+"""SIGKILL at every failpoint of a round, then a new start: no round is lost or recorded twice."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from autoqec.system.git import Repo
 from tests.crash.invariants import Before, check, git, run_ids
 from tests.crash.starts import ENV, NOT_A_COPY, recover_and_check, run_until_killed, start
 
-ELSEWHERE = ("recovery_", "job_", "garbage_", "run_created")  # recovery, test_slurm, test_gc, a run's birth
-ROUND = [place for place in failpoint.FAILPOINTS if not place.startswith(ELSEWHERE)]
-RECOVERY = [place for place in failpoint.FAILPOINTS if place.startswith("recovery_")]
+ELSEWHERE = ("recovery_", "job_", "gc_", "run_created")  # recovery, test_slurm, test_gc, creation of a run
+ROUND = [point for point in failpoint.FAILPOINTS if not point.startswith(ELSEWHERE)]
+RECOVERY = [point for point in failpoint.FAILPOINTS if point.startswith("recovery_")]
 VERIFICATION = ("test_registered", "verified")
-NAMED = ["planned", "coded", "row_appended"]  # in every run; the others in the long one
+NAMED = ["planned", "coded", "row_appended"]  # in every test run; the others only in the long one
 
 
-@pytest.mark.parametrize("place", NAMED)
-def test_a_kill_loses_nothing(workspace: Path, place: str) -> None:
+@pytest.mark.parametrize("point", NAMED)
+def test_kill_loses_no_round(workspace: Path, point: str) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 2, run_id, *(["nominate"] if place in VERIFICATION else []), at=place)
+    run_until_killed(workspace, 2, run_id, *(["nominate"] if point in VERIFICATION else []), at=point)
     rows = recover_and_check(workspace, before, run_id)
     assert [row.round for row in rows] == [1, 2]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", [place for place in ROUND if place not in (*NAMED, "verified", "nominated")])
-def test_a_kill_at_any_other_place_loses_nothing(workspace: Path, place: str) -> None:
-    test_a_kill_loses_nothing(workspace, place)
+@pytest.mark.parametrize("point", [point for point in ROUND if point not in (*NAMED, "verified", "nominated")])
+def test_kill_at_any_other_failpoint_loses_no_round(workspace: Path, point: str) -> None:
+    test_kill_loses_no_round(workspace, point)
 
 
 @pytest.mark.long
-def test_the_next_round_starts(workspace: Path) -> None:
+def test_next_round_starts_after_a_kill(workspace: Path) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     run_until_killed(workspace, 2, run_id, at="coded")
     assert start(workspace, 2, run_id).returncode == 0
@@ -47,16 +47,16 @@ def test_the_next_round_starts(workspace: Path) -> None:
     assert [row.hypothesis for row in rows[1:]] == ["net 2"] * 2, "the proposal that was lost is made again"
 
 
-@pytest.mark.parametrize("place", ["verified", pytest.param("nominated", marks=pytest.mark.long)])
-def test_a_round_already_paid_for_is_finished(workspace: Path, place: str) -> None:
-    """The judge's report is complete (or none is due): recovery writes the row the loop would have written."""
+@pytest.mark.parametrize("point", ["verified", pytest.param("nominated", marks=pytest.mark.long)])
+def test_measured_and_verified_round_is_finished_by_recovery(workspace: Path, point: str) -> None:
+    """The report is complete (or none is due): recovery writes the row that the loop would have written."""
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    cases = ("nominate",) if place == "verified" else ()
-    run_until_killed(workspace, 2, run_id, *cases, at=place)
+    cases = ("nominate",) if point == "verified" else ()
+    run_until_killed(workspace, 2, run_id, *cases, at=point)
     row = recover_and_check(workspace, before, run_id)[-1]
     assert (row.round, row.status) == (2, "ok")
     assert row.branch is not None and row.branch.startswith("exp/")
-    assert (row.verify_verdict is not None) == (place == "verified")
+    assert (row.verify_verdict is not None) == (point == "verified")
 
 
 @pytest.mark.long
@@ -69,10 +69,10 @@ def test_unmeasured_round_is_quarantined_with_its_attempt_id(workspace: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["measured", "pointer_committed", "test_registered"])
-def test_measured_round_is_recorded_and_verified_by_the_next_start(workspace: Path, place: str) -> None:
+@pytest.mark.parametrize("point", ["measured", "pointer_committed", "test_registered"])
+def test_measured_round_is_recorded_and_verified_by_the_next_start(workspace: Path, point: str) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 2, run_id, "nominate", at=place)
+    run_until_killed(workspace, 2, run_id, "nominate", at=point)
     row = recover_and_check(workspace, before, run_id)[-1]
     assert (row.round, row.status, row.verify_verdict) == (2, "ok", None)
     assert row.branch is not None and row.branch.startswith(f"exp/{run_id}/02-")
@@ -92,63 +92,63 @@ def test_uncommitted_edits_are_salvaged(workspace: Path) -> None:
 
 @pytest.fixture(scope="session")
 def half_done(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose second round died after its code commit, with a torn file in its root: every step of recovery."""
-    place = tmp_path_factory.mktemp("half")
-    shutil.copytree(pristine / "lab", place / "lab", symlinks=True, ignore=NOT_A_COPY)
-    (run_id,) = run_ids(place / "lab")
-    run_until_killed(place / "lab", 2, run_id, at="coded")
-    (place / "lab" / "runs" / run_id / f".log.md.{'0' * 16}.tmp").write_text("torn")
-    return place
+    """Return a run whose second round died after its code commit, with a torn file: needs every recovery step."""
+    directory = tmp_path_factory.mktemp("half")
+    shutil.copytree(pristine / "workspace", directory / "workspace", symlinks=True, ignore=NOT_A_COPY)
+    (run_id,) = run_ids(directory / "workspace")
+    run_until_killed(directory / "workspace", 2, run_id, at="coded")
+    (directory / "workspace" / "runs" / run_id / f".log.md.{'0' * 16}.tmp").write_text("torn")
+    return directory
 
 
 @pytest.fixture(scope="module")
 def half_measured(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose second round died after its measurement, before its pointer was committed."""
-    place = tmp_path_factory.mktemp("measured")
-    shutil.copytree(pristine / "lab", place / "lab", symlinks=True, ignore=NOT_A_COPY)
-    (run_id,) = run_ids(place / "lab")
-    run_until_killed(place / "lab", 2, run_id, at="measured")
-    return place
+    """Return a run whose second round died after its measurement, before its pointer was committed."""
+    directory = tmp_path_factory.mktemp("measured")
+    shutil.copytree(pristine / "workspace", directory / "workspace", symlinks=True, ignore=NOT_A_COPY)
+    (run_id,) = run_ids(directory / "workspace")
+    run_until_killed(directory / "workspace", 2, run_id, at="measured")
+    return directory
 
 
-@pytest.mark.parametrize("place", RECOVERY)
-def test_recovery_killed_anywhere_is_recovery_run_once(
-    request: pytest.FixtureRequest, tmp_path: Path, place: str
+@pytest.mark.parametrize("point", RECOVERY)
+def test_killed_recovery_equals_one_uninterrupted_recovery(
+    request: pytest.FixtureRequest, tmp_path: Path, point: str
 ) -> None:
-    """In place, one after the other, so that git's absolute paths stay true."""
+    """In place, one after the other, so that the absolute paths of git stay valid."""
     # Only a measured round has a pointer to commit.
-    start: Path = request.getfixturevalue("half_measured" if "pointer" in place else "half_done")
-    workspace, (run_id,) = start / "lab", run_ids(start / "lab")
-    kept, layout = tmp_path / "kept", RunLayout(workspace, run_id)
-    shutil.copytree(workspace, kept, symlinks=True)
+    start: Path = request.getfixturevalue("half_measured" if "pointer" in point else "half_done")
+    workspace, (run_id,) = start / "workspace", run_ids(start / "workspace")
+    saved, layout = tmp_path / "kept", RunLayout(workspace, run_id)
+    shutil.copytree(workspace, saved, symlinks=True)
     try:
         before = Before.of(workspace)
         recover_and_check(workspace, before, run_id)
-        whole = layout.history.read_bytes()
+        uninterrupted = layout.history.read_bytes()
         shutil.rmtree(workspace)
-        shutil.copytree(kept, workspace, symlinks=True)
-        run_until_killed(workspace, 1, run_id, at=place)
+        shutil.copytree(saved, workspace, symlinks=True)
+        run_until_killed(workspace, 1, run_id, at=point)
         recover_and_check(workspace, before, run_id)
-        assert layout.history.read_bytes() == whole
+        assert layout.history.read_bytes() == uninterrupted
     finally:
         shutil.rmtree(workspace)
-        shutil.copytree(kept, workspace, symlinks=True)
+        shutil.copytree(saved, workspace, symlinks=True)
 
 
-def test_a_run_killed_at_its_birth_leaves_nothing_that_hinders(tmp_path: Path) -> None:
-    make_workspace(tmp_path / "lab", ENV)
-    before = Before.of(tmp_path / "lab")
-    run_until_killed(tmp_path / "lab", 1, "", at="run_created")
-    (run_id,) = run_ids(tmp_path / "lab")
-    assert recover_and_check(tmp_path / "lab", before, run_id) == []
+def test_run_killed_during_creation_does_not_block_later_starts(tmp_path: Path) -> None:
+    make_workspace(tmp_path / "workspace", ENV)
+    before = Before.of(tmp_path / "workspace")
+    run_until_killed(tmp_path / "workspace", 1, "", at="run_created")
+    (run_id,) = run_ids(tmp_path / "workspace")
+    assert recover_and_check(tmp_path / "workspace", before, run_id) == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["bad", "outside", "compose", "conflict", "parallel"])
-@pytest.mark.parametrize("place", ["planned", "row_appended"])
-def test_other_lives_of_a_round(workspace: Path, case: str, place: str) -> None:
+@pytest.mark.parametrize("point", ["planned", "row_appended"])
+def test_kill_in_rounds_of_other_kinds_loses_no_round(workspace: Path, case: str, point: str) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
-    run_until_killed(workspace, 4, run_id, case, at=f"{place}@2")
+    run_until_killed(workspace, 4, run_id, case, at=f"{point}@2")
     recover_and_check(workspace, before, run_id)
     assert start(workspace, 4, run_id, case).returncode == 0
     rows = check(before, run_id)
@@ -156,15 +156,15 @@ def test_other_lives_of_a_round(workspace: Path, case: str, place: str) -> None:
 
 
 def test_quarantined_round_is_restored(workspace: Path, tmp_path: Path) -> None:
-    """It is verified and gets its branch back, with a follow-up row; a second time there is nothing to restore."""
+    """It is verified and its branch is restored, with a follow-up row; a second call has nothing to restore."""
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     run_until_killed(workspace, 2, run_id, "nominate", at="test_registered")
     layout, repo = RunLayout(workspace, run_id), Repo.discover(workspace)
-    metrics = layout.round(2).metrics.rename(tmp_path / "metrics.json")  # else recovery finishes the round by itself
-    lost = recover_and_check(workspace, before, run_id)[-1]
+    metrics = layout.round(2).metrics.rename(tmp_path / "metrics.json")  # otherwise recovery finishes the round itself
+    aborted = recover_and_check(workspace, before, run_id)[-1]
     metrics.rename(layout.round(2).metrics)
     row = restore_round(layout, repo, 2)
-    assert (row.refers_to_attempt, row.round_attempt_id) == (lost.round_attempt_id, None)
+    assert (row.refers_to_attempt, row.round_attempt_id) == (aborted.round_attempt_id, None)
     assert row.verify_verdict is not None
     assert row.branch is not None and row.branch.startswith(f"exp/{run_id}/02-")
     assert recover_and_check(workspace, before, run_id)[-1] == row

@@ -1,4 +1,4 @@
-"""Rounds that are a cluster's jobs: on a stand-in for SLURM's commands, and (`make test-slurm`) on SLURM itself."""
+"""Rounds as SLURM jobs: with fake SLURM commands, and (`make test-slurm`) with SLURM itself."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(params=["stand-in", pytest.param("slurm", marks=pytest.mark.slurm)])
 def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Every test that takes it is one about SLURM as it is, and so about the stand-in's likeness, too."""
+    """Tests with this fixture run with the fake commands and with real SLURM, and so check the fake too."""
     found: Cluster = request.getfixturevalue("real") if request.param == "slurm" else fake_slurm(tmp_path / "fake")
     return _used(found, monkeypatch)
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """For what SLURM cannot be made to do at will."""
+    """The fake commands alone, for states that real SLURM cannot be forced into."""
     return _used(fake_slurm(tmp_path / "fake"), monkeypatch)
 
 
@@ -61,7 +61,7 @@ def _used(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 class RunningProcess:
-    """A start in a process of its own, on the second round of a lab that has one."""
+    """A start in a separate process, on the second round of a workspace that has one round."""
 
     def __init__(self, workspace: Path, *cases: str, rounds: int = 2) -> None:
         (run_id,) = run_ids(workspace)
@@ -71,17 +71,17 @@ class RunningProcess:
         self.process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=subprocess.PIPE, text=True)
         self.layout = RunLayout(workspace, run_id)
 
-    def until(self, what: Callable[[], object]) -> None:
+    def until(self, condition: Callable[[], object]) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not what():
+        while not condition():
             assert time.monotonic() < deadline and self.process.poll() is None, self.process.communicate()
             time.sleep(0.02)
 
     def until_at_work(self, number: int = 2) -> str:
-        """Its job has begun on the round; the job's number."""
-        place = self.layout.round(number)
-        self.until(lambda: (place.dir / "child.tmp" / "out").exists())
-        return str(claiming_job_id(place))
+        """Wait until the job has begun the round; return the job number."""
+        round_layout = self.layout.round(number)
+        self.until(lambda: (round_layout.dir / "child.tmp" / "out").exists())
+        return str(claiming_job_id(round_layout))
 
     def kill(self) -> None:
         self.process.kill()
@@ -99,29 +99,29 @@ def layout_of(workspace: Path) -> tuple[RunLayout, RoundLayout]:
 
 
 def last(before: Before) -> HistoryRow:
-    """The run's second and last row, in a run in which all is well."""
+    """Check the invariants and return the second and last row."""
     (run_id,) = run_ids(before.workspace)
     rows = check(before, run_id)
     assert [row.round for row in rows] == [1, 2]
     return rows[-1]
 
 
-def test_a_round_is_a_job_and_survives_who_ordered_it(workspace: Path, cluster: Cluster) -> None:
-    """SIGKILL while the job trains; recovery leaves it alone; the next start finds it again by its number."""
+def test_job_survives_the_process_that_submitted_it(workspace: Path, cluster: Cluster) -> None:
+    """SIGKILL while the job trains: recovery does not touch it, and the next start finds it by its number."""
     before, known = Before.of(workspace), cluster.jobs()
     going = RunningProcess(workspace)
     number = going.until_at_work()
     going.until(lambda: read_order(going.layout.round(2)).job_id == number)  # type: ignore[union-attr]
     workers = cluster.workers(number)
     assert workers
-    for worker in workers:  # a child between fork and exec still has the worker's command line
+    for worker in workers:  # a child between fork and exec still has the command line of the worker
         with suppress(FileNotFoundError, ProcessLookupError):
             seen = Path(f"/proc/{worker}/environ").read_text(encoding="utf-8")
             assert KEY not in seen and "AUTOQEC_OWNER" not in seen
     going.kill()
     repo = Repo.discover(workspace)
     assert reconcile(going.layout, repo) == []
-    assert "worktree" not in {one.kind for one in gc.find_removable(going.layout, repo)}
+    assert "worktree" not in {item.kind for item in gc.find_removable(going.layout, repo)}
     with pytest.raises(UsageError, match="a job of a cluster still measures round 2"):
         publish_secret(going.layout, repo)
     assert start(workspace, 2, run_ids(workspace)[0], "slurm").returncode == 0
@@ -132,18 +132,18 @@ def test_a_round_is_a_job_and_survives_who_ordered_it(workspace: Path, cluster: 
 
 
 @pytest.mark.parametrize(
-    "place", ["job_queued", *(pytest.param(name, marks=LONG) for name in ("job_ordered", "job_numbered", "measured"))]
+    "point", ["job_queued", *(pytest.param(name, marks=LONG) for name in ("job_ordered", "job_numbered", "measured"))]
 )
-def test_a_kill_between_order_and_number_makes_one_job(workspace: Path, cluster: Cluster, place: str) -> None:
+def test_kill_between_order_and_submission_makes_one_job(workspace: Path, cluster: Cluster, point: str) -> None:
     (run_id,), before, known = run_ids(workspace), Before.of(workspace), cluster.jobs()
-    run_until_killed(workspace, 2, run_id, "slurm", "bad", at=place)
+    run_until_killed(workspace, 2, run_id, "slurm", "bad", at=point)
     assert start(workspace, 2, run_id, "slurm", "bad").returncode == 0
     assert last(before).status == "compile_error"
     assert len(set(cluster.jobs()) - set(known)) == 1
 
 
 @LONG
-def test_two_jobs_at_once_and_rows_in_the_order_of_the_rounds(workspace: Path, cluster: Cluster) -> None:
+def test_two_concurrent_jobs_give_rows_in_round_order(workspace: Path, cluster: Cluster) -> None:
     before = Before.of(workspace)
     going = RunningProcess(workspace, "parallel", rounds=3)
     numbers = [going.until_at_work(2), going.until_at_work(3)]
@@ -154,7 +154,7 @@ def test_two_jobs_at_once_and_rows_in_the_order_of_the_rounds(workspace: Path, c
 
 
 @LONG
-def test_a_job_that_dies_is_a_row_that_says_so(workspace: Path, cluster: Cluster) -> None:
+def test_killed_job_has_a_row_with_the_reason(workspace: Path, cluster: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     cluster.kill_workers(number)
@@ -165,7 +165,7 @@ def test_a_job_that_dies_is_a_row_that_says_so(workspace: Path, cluster: Cluster
 
 
 @LONG
-def test_a_job_that_dies_while_nobody_looks(workspace: Path, cluster: Cluster) -> None:
+def test_job_that_died_without_a_watching_process_is_recovered(workspace: Path, cluster: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     going.kill()
@@ -175,7 +175,7 @@ def test_a_job_that_dies_while_nobody_looks(workspace: Path, cluster: Cluster) -
 
 
 @LONG
-def test_a_person_who_says_stop_twice_ends_the_job(workspace: Path, cluster: Cluster) -> None:
+def test_second_interrupt_cancels_the_job(workspace: Path, cluster: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     for _ in range(2):
@@ -193,7 +193,7 @@ def test_a_person_who_says_stop_twice_ends_the_job(workspace: Path, cluster: Clu
 
 
 @LONG
-def test_a_person_who_says_stop_once_gets_the_round(workspace: Path, cluster: Cluster) -> None:
+def test_first_interrupt_waits_for_the_round(workspace: Path, cluster: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace, rounds=9)
     going.until_at_work()
     going.process.send_signal(signal.SIGTERM)
@@ -201,7 +201,7 @@ def test_a_person_who_says_stop_once_gets_the_round(workspace: Path, cluster: Cl
     assert last(before).status == "ok"
 
 
-def test_what_slurm_refuses_is_said_in_its_words(workspace: Path, cluster: Cluster) -> None:
+def test_refusal_by_slurm_is_quoted(workspace: Path, cluster: Cluster) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     done = start(workspace, 2, run_id, "slurm", "slurm=partition=nowhere")
     assert done.returncode == 2 and "invalid partition specified: nowhere" in done.stderr, done.stderr
@@ -210,8 +210,8 @@ def test_what_slurm_refuses_is_said_in_its_words(workspace: Path, cluster: Clust
 
 
 @LONG
-def test_a_job_over_its_time_is_killed_by_safety(workspace: Path, cluster: Cluster) -> None:
-    """SLURM warns its job first; the stand-in, like a node that hangs, kills without a word."""
+def test_job_over_its_time_limit_is_killed_by_safety(workspace: Path, cluster: Cluster) -> None:
+    """SLURM warns a job first; the fake kills without a warning, like a hanging node."""
     if cluster.conf is not None:
         cluster.change(minute_s=4.0)
     before = Before.of(workspace)
@@ -221,8 +221,8 @@ def test_a_job_over_its_time_is_killed_by_safety(workspace: Path, cluster: Clust
     assert "time" in str(row.status_reason) and "1" in str(row.status_reason)
 
 
-def test_a_job_that_slurm_forgot_and_that_left_nothing(workspace: Path, fake: Cluster) -> None:
-    """Accounting is off, and ended jobs leave the queue: its files are not there, so it is lost."""
+def test_forgotten_job_without_files_is_aborted(workspace: Path, fake: Cluster) -> None:
+    """Accounting is disabled and ended jobs leave the queue; without its files the round is aborted."""
     before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     fake.change(forgets=True)
@@ -233,7 +233,7 @@ def test_a_job_that_slurm_forgot_and_that_left_nothing(workspace: Path, fake: Cl
 
 
 @LONG
-def test_accounting_is_asked_last(workspace: Path, fake: Cluster) -> None:
+def test_accounting_is_queried_last(workspace: Path, fake: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     fake.change(forgets=True, accounting=True)
@@ -244,7 +244,7 @@ def test_accounting_is_asked_last(workspace: Path, fake: Cluster) -> None:
 
 
 @LONG
-def test_a_controller_that_is_away_loses_nothing(workspace: Path, fake: Cluster) -> None:
+def test_unreachable_controller_loses_no_round(workspace: Path, fake: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace)
     number = going.until_at_work()
     fake.change(down=True)
@@ -257,7 +257,7 @@ def test_a_controller_that_is_away_loses_nothing(workspace: Path, fake: Cluster)
 
 
 @LONG
-def test_a_round_that_ended_is_its_files_whatever_slurm_says(workspace: Path, fake: Cluster) -> None:
+def test_files_of_a_finished_round_take_precedence_over_slurm(workspace: Path, fake: Cluster) -> None:
     (run_id,), before = run_ids(workspace), Before.of(workspace)
     run_until_killed(workspace, 2, run_id, "slurm", "bad", at="measured")
     fake.change(down=True)
@@ -266,32 +266,32 @@ def test_a_round_that_ended_is_its_files_whatever_slurm_says(workspace: Path, fa
 
 
 @LONG
-def test_a_job_whose_order_was_called_off_does_nothing(workspace: Path, fake: Cluster) -> None:
-    """Its worktree was deleted, so recovery closed the round: the job that begins after that finds no order."""
+def test_job_with_a_cancelled_order_does_nothing(workspace: Path, fake: Cluster) -> None:
+    """Its worktree was deleted, so that recovery closed the round: the job begins later and finds no order."""
     fake.change(hold=True)
     before, going = Before.of(workspace), RunningProcess(workspace)
-    layout, place = layout_of(workspace)
-    going.until(lambda: place.job.exists() and read_order(place).job_id)  # type: ignore[union-attr]
-    number = str(read_order(place).job_id)  # type: ignore[union-attr]
+    layout, round_layout = layout_of(workspace)
+    going.until(lambda: round_layout.job.exists() and read_order(round_layout).job_id)  # type: ignore[union-attr]
+    number = str(read_order(round_layout).job_id)  # type: ignore[union-attr]
     going.kill()
     (worktree,) = (workspace / ".worktrees").iterdir()
     shutil.rmtree(worktree)
     reconcile(layout, Repo.discover(workspace))
-    assert last(before).status == "orphaned_branch" and not place.job.exists()
+    assert last(before).status == "orphaned_branch" and not round_layout.job.exists()
     fake.change(hold=False)
     deadline = time.monotonic() + PATIENCE_S
     while fake.jobs()[number] != "COMPLETED":
         assert time.monotonic() < deadline, fake.jobs()
         time.sleep(0.05)
-    assert claiming_job_id(place) is None and not place.metrics.exists()
+    assert claiming_job_id(round_layout) is None and not round_layout.metrics.exists()
 
 
 @LONG
-def test_a_job_at_work_notices_that_its_order_is_gone(workspace: Path, fake: Cluster) -> None:
-    """Called off by a recovery that asks SLURM nothing, while no controller answers: the job ends itself."""
+def test_running_job_ends_if_its_order_is_removed(workspace: Path, fake: Cluster) -> None:
+    """Recovery cancels the order without SLURM, while no controller answers: the job ends itself."""
     before, going = Before.of(workspace), RunningProcess(workspace, "endless")
     number = going.until_at_work()
-    layout, place = layout_of(workspace)
+    layout, round_layout = layout_of(workspace)
     going.kill()
     fake.change(down=True)
     (branch,) = [name for name in refs(workspace) if "/02-" in name]
@@ -302,38 +302,44 @@ def test_a_job_at_work_notices_that_its_order_is_gone(workspace: Path, fake: Clu
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert last(before).status == "orphaned_branch"
-    assert not place.metrics.exists() and not place.pointer.exists() and not (place.dir / "child.tmp").exists()
+    assert (
+        not round_layout.metrics.exists()
+        and not round_layout.pointer.exists()
+        and not (round_layout.dir / "child.tmp").exists()
+    )
     fake.change(down=False)
     assert fake.jobs()[number] == "COMPLETED"
 
 
 @LONG
-def test_a_start_without_slurm_goes_on_with_what_slurm_has(workspace: Path, fake: Cluster) -> None:
+def test_start_without_slurm_resumes_submitted_rounds(workspace: Path, fake: Cluster) -> None:
     before, going = Before.of(workspace), RunningProcess(workspace, "bad")
-    _, place = layout_of(workspace)
-    going.until(place.job.exists)
+    _, round_layout = layout_of(workspace)
+    going.until(round_layout.job.exists)
     going.kill()
     assert start(workspace, 2, run_ids(workspace)[0], "bad").returncode == 0
     assert last(before).status == "compile_error" and len(fake.jobs()) == 1
 
 
 @LONG
-def test_the_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+def test_command_line_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
     workspace, known = made_workspace(tmp_path), cluster.jobs()
     flags = ("--executor", "slurm", "--slurm", "mem=1G", "--slurm", "time=00:10:00")
-    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json", *flags, **cluster.env)
-    assert shown.code == 0, shown.err
+    result = workspace.autoqec(
+        "run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--json", *flags, **cluster.env
+    )
+    assert result.code == 0, result.err
     (number,) = set(cluster.jobs()) - set(known)
-    told = [value for value in shown.objects if value["event"] == "job"]
-    assert {value["job"] for value in told} == {number} and "RUNNING" in {value["state"] for value in told}
-    assert any(value["event"] == "training" for value in shown.objects), "its progress is seen from here"
-    assert f"Round 1 is SLURM job {number}: " in shown.err and shown.objects[-1]["event"] == "run_finished"
+    job_events = [value for value in result.objects if value["event"] == "job"]
+    assert {value["job"] for value in job_events} == {number} and "RUNNING" in {value["state"] for value in job_events}
+    assert any(value["event"] == "training" for value in result.objects), "its progress is seen from here"
+    assert f"Round 1 is SLURM job {number}: " in result.err and result.objects[-1]["event"] == "run_finished"
 
 
-def test_the_order_is_a_contract(workspace: Path, fake: Cluster) -> None:
+def test_order_is_a_contract(workspace: Path, fake: Cluster) -> None:
     (run_id,) = run_ids(workspace)
     run_until_killed(workspace, 2, run_id, "slurm", "bad", at="job_ordered")
-    layout, place = layout_of(workspace)
-    stored = json.loads(place.job.read_bytes())
+    layout, round_layout = layout_of(workspace)
+    stored = json.loads(round_layout.job.read_bytes())
     assert stored["job_id"] is None and stored["config"]["round_attempt_id"] in stored["name"]
     assert stored["options"] == {"time": "17", "cpus": "1", "mem": "1G"}

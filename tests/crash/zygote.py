@@ -1,7 +1,7 @@
-"""A process with everything imported and the shim loaded, that forks one start a line: `python -m tests.crash.zygote`.
+"""A process with all imports and the shim loaded, that forks one start per input line: `python -m tests.crash.zygote`.
 
-In: {lab, rounds, run_id, cases, recover, judge, die_at, copies, control: {at, mode, sticky}}.
-Out: {returncode, count, last, unsynced, others}: the last are the exit statuses of the other copies.
+Input: {workspace, rounds, run_id, cases, recover, verify, die_at, copies, control: {at, mode, sticky}}.
+Output: {returncode, count, last, unsynced, others}; others: exit statuses of the further copies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def attempt(order: dict[str, Any], block: mmap.mmap) -> dict[str, Any]:
-    """Fork, let the child live or die by the control block, and tell how it went."""
+    """Fork a child that the control block may kill, and return how it ended."""
     pids = []
     for _ in range(order["copies"]):
         pids.append(os.fork())
@@ -57,7 +57,7 @@ def _text(data: bytes) -> str:
 
 
 def _start(order: dict[str, Any], block: mmap.mmap) -> int:
-    workspace, control = Path(order["lab"]), order["control"]
+    workspace, control = Path(order["workspace"]), order["control"]
     named = (control["at"], control["mode"], control["sticky"], os.getpid())
     block[: BLOCK.size] = BLOCK.pack(0, *named, str(workspace).encode(), b"", 0, 0)
     if order["die_at"]:
@@ -66,8 +66,8 @@ def _start(order: dict[str, Any], block: mmap.mmap) -> int:
         if order["recover"]:
             reconcile(RunLayout(workspace, order["run_id"]), Repo.discover(workspace))
             return 0
-        if order["judge"]:
-            verify_or_replay(RunLayout(workspace, order["run_id"]), Repo.discover(workspace), order["judge"], ignore)
+        if order["verify"]:
+            verify_or_replay(RunLayout(workspace, order["run_id"]), Repo.discover(workspace), order["verify"], ignore)
             return 0
         analyst = None if "quiet" in order["cases"] else canned.analyse
         return driver.main(workspace, order["rounds"], order["run_id"], set(order["cases"]), analyst=analyst)

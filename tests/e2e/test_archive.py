@@ -1,4 +1,4 @@
-"""A run in one file: carried away, restored elsewhere, verified again; a changed byte is named."""
+"""Archives: a run is packed into one file, restored elsewhere and verified again; changed bytes are reported."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
 from autoqec.verification import report, shot_cache, shot_stream
 from tests.support.archives import unpacked
-from tests.unit.system.test_run_lock import another
+from tests.unit.system.test_run_lock import owner_process
 
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Path, Path]:
-    """A closed run of one judged round: its layout, its archive closed, and one made while it was open."""
+    """Return the layout of a closed run with one verified round, its archive, and an archive made while it was open."""
     root = tmp_path_factory.mktemp("archive")
-    make_workspace(root / "lab", builtin_envs()["smoke"])
-    with start_run(root / "lab/env.yaml", root / "lab", "smoke", 1) as run:
+    make_workspace(root / "workspace", builtin_envs()["smoke"])
+    with start_run(root / "workspace/env.yaml", root / "workspace", "smoke", 1) as run:
         run_rounds(run, 1, ignore)
         layout, repo = run.layout, run.repo
     open_archive, closed_archive = root / "open.tar", root / "closed.tar"
@@ -42,49 +42,49 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunLayout, Path, P
     return layout, open_archive, closed_archive
 
 
-def test_a_closed_run_is_verified_again_elsewhere(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+def test_closed_run_is_verified_again_elsewhere(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     layout, _, archive = packed
     row = History(layout).rows()[0]
-    found = replay_archive(archive, tmp_path / "there", on_event=ignore)
+    found = replay_archive(archive, tmp_path / "elsewhere", on_event=ignore)
     assert found.agrees
     if row.verify_verdict is not None:
-        words = found.verdicts[1]
-        assert words.startswith(f"{row.verify_verdict} again on the same shots (") and "redrawn from" in words
-    here = Repo.discover(tmp_path / "there")
-    assert here.head_sha() == History(layout).info().baseline_sha and here.fsck() == []
-    assert here.refs("refs/heads/exp") == Repo.discover(layout.repo_root).refs("refs/heads/exp")
+        message = found.verdicts[1]
+        assert message.startswith(f"{row.verify_verdict} again on the same shots (") and "redrawn from" in message
+    restored_repo = Repo.discover(tmp_path / "elsewhere")
+    assert restored_repo.head_sha() == History(layout).info().baseline_sha and restored_repo.fsck() == []
+    assert restored_repo.refs("refs/heads/exp") == Repo.discover(layout.repo_root).refs("refs/heads/exp")
     assert History(found.layout).rows() == History(layout).rows()
 
 
-def test_an_open_runs_secret_stays_behind(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+def test_archive_of_an_open_run_has_no_secret(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     _, archive, _ = packed
     manifest, members = unpacked(archive)
     assert not manifest.closed
     assert not {"run/secret", "run/owner.json"} & set(members)
-    found = replay_archive(archive, tmp_path / "there", on_event=ignore)
+    found = replay_archive(archive, tmp_path / "elsewhere", on_event=ignore)
     assert found.agrees and ("stay secret" in found.verdicts[1] or "not verified" in found.verdicts[1])
 
 
-def test_the_same_run_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+def test_packing_is_deterministic(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     layout, _, archive = packed
     package_run(layout, Repo.discover(layout.repo_root), tmp_path / "again.tar")
     assert (tmp_path / "again.tar").read_bytes() == archive.read_bytes()
 
 
-def test_a_run_at_work_is_not_packed(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
-    """Its files would be of different moments; whoever holds it is named."""
+def test_run_in_progress_is_not_packed(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    """Its files could be inconsistent; the error names the process that holds the run."""
     layout, _, _ = packed
-    with another(layout.root) as process, pytest.raises(UsageError, match="held by process") as found:
+    with owner_process(layout.root) as process, pytest.raises(UsageError, match="held by process") as found:
         package_run(layout, Repo.discover(layout.repo_root), tmp_path / "run.tar")
     assert f"kill {process.pid}" in str(found.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_was_cut_off_is_recovered_before_it_is_packed(
-    packed: tuple[RunLayout, Path, Path], tmp_path: Path
-) -> None:
-    shutil.copytree(packed[0].repo_root, tmp_path / "lab", symlinks=True, ignore=shutil.ignore_patterns("owner.json"))
-    layout, repo = RunLayout(tmp_path / "lab", packed[0].run_id), Repo.discover(tmp_path / "lab")
+def test_interrupted_run_is_recovered_before_packing(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(
+        packed[0].repo_root, tmp_path / "workspace", symlinks=True, ignore=shutil.ignore_patterns("owner.json")
+    )
+    layout, repo = RunLayout(tmp_path / "workspace", packed[0].run_id), Repo.discover(tmp_path / "workspace")
     with layout.history.open("a") as stream:
         stream.write('{"kind":"row","rou')
     with pytest.raises(UsageError, match=f"heal: .*incomplete.* autoqec reconcile {layout.run_id}"):
@@ -92,43 +92,45 @@ def test_a_run_that_was_cut_off_is_recovered_before_it_is_packed(
     assert not (tmp_path / "run.tar").exists()
     reconcile(layout, repo)
     package_run(layout, repo, tmp_path / "run.tar")
-    assert replay_archive(tmp_path / "run.tar", tmp_path / "there", on_event=ignore).agrees
+    assert replay_archive(tmp_path / "run.tar", tmp_path / "elsewhere", on_event=ignore).agrees
 
 
-def test_shots_that_cannot_be_redrawn_come_from_the_archive(
+def test_shots_that_cannot_be_redrawn_are_read_from_the_archive(
     packed: tuple[RunLayout, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another version of stim gives other shots for a seed: here, those of the next seed."""
+    """Another version of stim draws other shots for a seed, here simulated by the next seed."""
     layout, _, archive = packed
-    judgement = report.read(layout.round(1))
-    assert judgement is not None
+    verification = report.read(layout.round(1))
+    assert verification is not None
     bare = tmp_path / "bare.tar"
     package_run(layout, Repo.discover(layout.repo_root), bare, shots=False)
     names = {entry.name for entry in unpacked(archive)[0].files} - {e.name for e in unpacked(bare)[0].files}
-    assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.report_chunk_digests(judgement).values()}
+    assert names == {f"run/shots/{digest}.b8" for digest in shot_cache.report_chunk_digests(verification).values()}
     real = shot_stream.sample
     monkeypatch.setattr(shot_stream, "sample", lambda problem, n, seed: real(problem, n, seed + 1))
-    found = replay_archive(archive, tmp_path / "there", on_event=ignore)
+    found = replay_archive(archive, tmp_path / "elsewhere", on_event=ignore)
     assert found.agrees and f"{len(names)} of {len(names)} chunks from the archive: stim" in found.verdicts[1]
     without = replay_archive(bare, tmp_path / "bare", on_event=ignore)
     assert not without.agrees and "shots were not reproduced" in without.verdicts[1]
-    kept = found.layout.shots / min(path.name for path in found.layout.shots.iterdir())
-    kept.write_bytes(kept.read_bytes()[:-1] + b"x")
-    with pytest.raises(ContractError, match=f"{kept.name}: content has SHA-256"):
+    chunk_file = found.layout.shots / min(path.name for path in found.layout.shots.iterdir())
+    chunk_file.write_bytes(chunk_file.read_bytes()[:-1] + b"x")
+    with pytest.raises(ContractError, match=f"{chunk_file.name}: content has SHA-256"):
         replay(found.layout, Repo.discover(found.layout.repo_root), 1, ignore)
 
 
 @pytest.mark.long
-def test_what_was_restored_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
-    found = replay_archive(packed[2], tmp_path / "there", on_event=ignore)
+def test_restored_run_packs_into_the_same_bytes(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    found = replay_archive(packed[2], tmp_path / "elsewhere", on_event=ignore)
     package_run(found.layout, Repo.discover(found.layout.repo_root), tmp_path / "again.tar")
     again, first = unpacked(tmp_path / "again.tar")[0], unpacked(packed[2])[0]
-    mine, theirs = ({e.name: e.sha256 for e in one.files if e.name != "branches.bundle"} for one in (again, first))
+    mine, theirs = (
+        {e.name: e.sha256 for e in manifest.files if e.name != "branches.bundle"} for manifest in (again, first)
+    )
     assert mine == theirs
 
 
 def repacked(archive: Path, target: Path, change: dict[str, bytes | None]) -> Path:
-    """The archive with members replaced, added or (None) left out."""
+    """Write the archive with members replaced, added or (None) removed."""
     with tarfile.open(archive, "r:") as tar:
         members = {entry.name: tar.extractfile(entry).read() for entry in tar}  # type: ignore[union-attr]
     members.update(change)  # type: ignore[arg-type]
@@ -142,7 +144,7 @@ def repacked(archive: Path, target: Path, change: dict[str, bytes | None]) -> Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "words"),
+    ("name", "data", "message"),
     [
         ("run/history.jsonl", b"{}\n", "run/history.jsonl: was changed"),
         ("run/round_1/checkpoint.pt", b"x", "run/round_1/checkpoint.pt: was changed"),
@@ -153,58 +155,58 @@ def repacked(archive: Path, target: Path, change: dict[str, bytes | None]) -> Pa
         ("../outside", b"hello", "plain name"),
     ],
 )
-def test_what_was_tampered_with_is_named(
-    packed: tuple[RunLayout, Path, Path], tmp_path: Path, name: str, data: bytes | None, words: str
+def test_changed_member_is_named(
+    packed: tuple[RunLayout, Path, Path], tmp_path: Path, name: str, data: bytes | None, message: str
 ) -> None:
     changed = repacked(packed[2], tmp_path / "changed.tar", {name: data})
-    with pytest.raises(ContractError, match=words):
-        replay_archive(changed, tmp_path / "there", on_event=ignore)
-    assert not (tmp_path / "there").exists()
+    with pytest.raises(ContractError, match=message):
+        replay_archive(changed, tmp_path / "elsewhere", on_event=ignore)
+    assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_flipped_byte_anywhere_is_noticed(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
-    whole = packed[2].read_bytes()
-    for place in [
-        *range(0, len(whole), len(whole) // 40),
+def test_flipped_byte_anywhere_is_detected(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+    archive_bytes = packed[2].read_bytes()
+    for offset in [
+        *range(0, len(archive_bytes), len(archive_bytes) // 40),
         *range(0, 600, 17),
-        *range(len(whole) - 600, len(whole), 17),
+        *range(len(archive_bytes) - 600, len(archive_bytes), 17),
     ]:
         flipped = tmp_path / "flipped.tar"
-        flipped.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        flipped.write_bytes(archive_bytes[:offset] + bytes([archive_bytes[offset] ^ 1]) + archive_bytes[offset + 1 :])
         with pytest.raises(ContractError):
             unpacked(flipped)
 
 
-def test_a_changed_byte_of_a_header_is_named_by_its_place(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+def test_changed_byte_of_a_header_is_named_by_its_offset(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     with tarfile.open(packed[2], "r:") as tar:
         header = tar.getmember("run/history.jsonl").offset
-    whole = bytearray(packed[2].read_bytes())
+    archive_bytes = bytearray(packed[2].read_bytes())
     flipped = tmp_path / "flipped.tar"
-    for place, words in (
-        (header + 5, f"byte {header} of {len(whole)} does not start the header of a member"),
-        (len(whole) - 1, f"first at byte {len(whole) - 1} of {len(whole)}"),
+    for offset, message in (
+        (header + 5, f"byte {header} of {len(archive_bytes)} does not start the header of a member"),
+        (len(archive_bytes) - 1, f"first at byte {len(archive_bytes) - 1} of {len(archive_bytes)}"),
         (header - 1, f"between its members, first at byte {header - 1} of"),
     ):
-        whole[place] ^= 1
-        flipped.write_bytes(whole)
-        with pytest.raises(ContractError, match=words):
+        archive_bytes[offset] ^= 1
+        flipped.write_bytes(archive_bytes)
+        with pytest.raises(ContractError, match=message):
             unpacked(flipped)
-        whole[place] ^= 1
+        archive_bytes[offset] ^= 1
 
 
-def test_bad_places_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
+def test_invalid_targets_are_refused(packed: tuple[RunLayout, Path, Path], tmp_path: Path) -> None:
     layout, _, archive = packed
     with pytest.raises(UsageError, match="exists already"):
         package_run(layout, Repo.discover(layout.repo_root), archive)
     with pytest.raises(UsageError, match="does not exist"):
-        replay_archive(tmp_path / "none.tar", tmp_path / "there", on_event=ignore)
+        replay_archive(tmp_path / "none.tar", tmp_path / "elsewhere", on_event=ignore)
     (tmp_path / "full").mkdir()
     shutil.copy(archive, tmp_path / "full")
     with pytest.raises(UsageError, match="not an empty directory"):
         replay_archive(archive, tmp_path / "full", on_event=ignore)
 
 
-def test_no_archive_is_written_that_could_not_be_read_back(
+def test_archive_that_could_not_be_read_back_is_not_written(
     packed: tuple[RunLayout, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout, open_archive, _ = packed

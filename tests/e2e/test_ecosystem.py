@@ -1,4 +1,4 @@
-"""What a run leaves, in the hands of others: sinter's and stim's own programs, on the checkpoint of a real round."""
+"""Results of a run in other tools: the programs of sinter and stim with the checkpoint of a real round."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ SECRET = b"a secret that only tests may know"
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, str]:
-    """A lab in which one smoke round was run, and the run's id."""
+    """Return a workspace in which one smoke round ran, and the run id."""
     workspace = made_workspace(tmp_path_factory.mktemp("ecosystem"))
     secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
-    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--secret-file", str(secret))
-    assert shown.code == 0, shown.err
+    result = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", "--secret-file", str(secret))
+    assert result.code == 0, result.err
     (run,) = (workspace.root / "runs").glob("[0-9]*")
     return workspace, run.name
 
 
-def told(workspace: Workspace, *argv: str, **env: str) -> str:
-    """sinter's own program in the lab. -P: what lies there is no code of ours."""
+def run_sinter(workspace: Workspace, *argv: str, **env: str) -> str:
+    """Run the program of sinter in the workspace. -P: do not import modules from it."""
     if not PROGRAM.exists():
         pytest.skip("the command `sinter` is missing beside this Python; install: pip install sinter")
     argv = (sys.executable, str(PROGRAM), *argv)
@@ -50,38 +50,40 @@ def told(workspace: Workspace, *argv: str, **env: str) -> str:
     return done.stdout
 
 
-def test_sinter_collects_with_its_checkpoint_and_plots_it(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+def test_sinter_collects_with_a_checkpoint_and_plots(ran: tuple[Workspace, str], tmp_path: Path) -> None:
     workspace, run = ran
-    place = workspace.root / "runs" / run
-    env, _ = load_env(place / "env.yaml")
+    directory = workspace.root / "runs" / run
+    env, _ = load_env(directory / "env.yaml")
     circuits = []
     for p in (0.005, 0.01):
         circuits.append(tmp_path / f"d=3,p={p}.stim")
         circuits[-1].write_text(str(Problem.from_env(env, p).circuit), encoding="utf-8")
-    rows = [json.loads(line) for line in (place / "history.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (directory / "history.jsonl").read_text(encoding="utf-8").splitlines()]
     verified = rows[0]["verify_verdict"] == "VERIFIED"
     name = f"autoqec:{run}:1" if verified else "mine"
-    named = {} if verified else {"AUTOQEC_CHECKPOINTS": f"mine={place}/env.yaml={place}/round_1/checkpoint.pt"}
+    named = {} if verified else {"AUTOQEC_CHECKPOINTS": f"mine={directory}/env.yaml={directory}/round_1/checkpoint.pt"}
     stats = tmp_path / "stats.csv"
     collect = ["collect", "--circuits", *map(str, circuits), "--decoders", name, "mwpm_correlated", "pymatching"]
     collect += ["--custom_decoders_module_function", "autoqec.sinter:decoders", "--metadata_func", "auto", "--quiet"]
     collect += ["--max_shots", str(SHOTS), "--processes", "1", "--save_resume_filepath", str(stats)]
-    told(workspace, *collect, **named)
-    found = {(one.decoder, one.json_metadata["p"]): one for one in sinter.read_stats_from_csv_files(stats)}
-    assert len(found) == 6 and {one.shots for one in found.values()} == {SHOTS}
+    run_sinter(workspace, *collect, **named)
+    found = {(stat.decoder, stat.json_metadata["p"]): stat for stat in sinter.read_stats_from_csv_files(stats)}
+    assert len(found) == 6 and {stat.shots for stat in found.values()} == {SHOTS}
     assert 0 < found[name, 0.01].errors <= 1.5 * found["pymatching", 0.01].errors
     picture = tmp_path / "plot.png"
-    told(workspace, "plot", "--in", str(stats), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
+    run_sinter(
+        workspace, "plot", "--in", str(stats), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder"
+    )
     assert picture.stat().st_size > 5000
 
 
-def test_sinter_plots_what_the_judge_counted(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+def test_sinter_plots_counts_of_the_verification(ran: tuple[Workspace, str], tmp_path: Path) -> None:
     workspace, run = ran
-    csv, picture = tmp_path / "judged.csv", tmp_path / "judged.png"
-    shown = workspace.autoqec("export", run, "--format", "sinter-csv", "--out", str(csv))
-    assert shown.code == 0, shown.err
-    assert any(one.shots for one in sinter.read_stats_from_csv_files(csv)), "the round was not nominated"
-    told(workspace, "plot", "--in", str(csv), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
+    csv, picture = tmp_path / "verified.csv", tmp_path / "verified.png"
+    result = workspace.autoqec("export", run, "--format", "sinter-csv", "--out", str(csv))
+    assert result.code == 0, result.err
+    assert any(stat.shots for stat in sinter.read_stats_from_csv_files(csv)), "the round was not nominated"
+    run_sinter(workspace, "plot", "--in", str(csv), "--out", str(picture), "--x_func", "m.p", "--group_func", "decoder")
     assert picture.stat().st_size > 5000
 
 
@@ -96,10 +98,10 @@ def test_verified_round_decodes_a_file_of_shots_and_an_altered_checkpoint_is_ref
         data=shots.detection_events, path=tmp_path / "a.b8", format="b8", num_detectors=prob.n_detectors
     )
     argv = ("decode", f"runs/{run}/round_1", "--in", str(tmp_path / "a.b8"), "--out", str(tmp_path / "b.b8"))
-    shown = workspace.autoqec(*argv, "--json")
-    assert shown.code == 0 and shown.objects[0]["shots"] == SHOTS, shown.err
-    said = stim.read_shot_data_file(path=tmp_path / "b.b8", format="b8", num_observables=1)
-    assert 0 < (said != shots.observables).sum() < 0.5 * shots.observables.sum()
+    result = workspace.autoqec(*argv, "--json")
+    assert result.code == 0 and result.objects[0]["shots"] == SHOTS, result.err
+    predictions = stim.read_shot_data_file(path=tmp_path / "b.b8", format="b8", num_observables=1)
+    assert 0 < (predictions != shots.observables).sum() < 0.5 * shots.observables.sum()
     path = workspace.root / "runs" / run / "round_1" / "checkpoint.pt"
     content = torch.load(path, weights_only=True)
     weights = next(tensor for tensor in content["state_dict"].values() if tensor.is_floating_point())
@@ -115,15 +117,15 @@ def test_verified_round_decodes_a_file_of_shots_and_an_altered_checkpoint_is_ref
     assert refused.code == 2 and "is not VERIFIED" in refused.err
 
 
-def copied(ran: tuple[Workspace, str], place: Path) -> tuple[Workspace, str]:
+def copied(ran: tuple[Workspace, str], directory: Path) -> tuple[Workspace, str]:
     first, run = ran
-    workspace = Workspace(place / "lab", first.env)
+    workspace = Workspace(directory / "workspace", first.env)
     shutil.copytree(first.root, workspace.root, ignore=shutil.ignore_patterns("owner.json"))
     return workspace, run
 
 
 def row_of(workspace: Workspace, run: str, **changed: Any) -> dict[str, Any]:
-    """The first row of the run's history, changed there where something is to be changed."""
+    """Return the first row of the run's history, after applying `changes` to it in the file."""
     history = workspace.root / "runs" / run / "history.jsonl"
     row = {**json.loads(history.read_text(encoding="utf-8").splitlines()[0]), **changed}
     history.write_text(json.dumps(row) + "\n", encoding="utf-8")
@@ -131,14 +133,16 @@ def row_of(workspace: Workspace, run: str, **changed: Any) -> dict[str, Any]:
 
 
 def own_code(workspace: Workspace, run: str) -> None:
-    """As if the round's branch had written code that speaks."""
+    """Change the round as if its branch had code that raises a recognizable error."""
     net = workspace.root / "autoqec" / "decoders" / "modules" / f"{row_of(workspace, run)['dsl_config']['type']}.py"
-    net.write_text(net.read_text(encoding="utf-8") + "\nraise RuntimeError('the branch speaks')\n", encoding="utf-8")
+    net.write_text(
+        net.read_text(encoding="utf-8") + "\nraise RuntimeError('code of the branch ran')\n", encoding="utf-8"
+    )
     workspace.git("commit", "-qam", "a branch's own code")
     row_of(workspace, run, commit_sha=workspace.git("rev-parse", "HEAD"))
 
 
-def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Workspace, str], tmp_path: Path) -> None:
+def test_code_of_a_branch_runs_only_with_explicit_trust(ran: tuple[Workspace, str], tmp_path: Path) -> None:
     workspace, run = copied(ran, tmp_path)
     own_code(workspace, run)
     (tmp_path / "a.b8").write_bytes(b"")
@@ -146,10 +150,12 @@ def test_code_of_a_branch_is_run_only_where_a_person_says_so(ran: tuple[Workspac
     refused = workspace.autoqec(*argv)
     assert refused.code == 2 and "--trust-code" in refused.err and not (tmp_path / "b.b8").exists()
     trusted = workspace.autoqec(*argv, "--trust-code", "--unverified")
-    assert trusted.code == 2 and "RuntimeError: the branch speaks" in trusted.err, trusted.err  # that code was asked
+    assert trusted.code == 2 and "RuntimeError: code of the branch ran" in trusted.err, (
+        trusted.err
+    )  # the code of the branch was imported
 
 
-def test_a_verified_round_is_listed_by_its_run_and_number(
+def test_verified_round_is_listed_by_run_and_number(
     ran: tuple[Workspace, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workspace, run = copied(ran, tmp_path)
@@ -161,8 +167,8 @@ def test_a_verified_round_is_listed_by_its_run_and_number(
     prob = Problem.from_env(load_env(workspace.root / "env.yaml")[0])
     compiled = decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)
     shots = sample(prob, SHOTS, 9)
-    said = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
-    assert 0 < (said[:, :1].astype(bool) != shots.observables).sum() < 0.5 * shots.observables.sum()
+    predictions = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots.detection_events)
+    assert 0 < (predictions[:, :1].astype(bool) != shots.observables).sum() < 0.5 * shots.observables.sum()
     own_code(workspace, run)
     with pytest.raises(UsageError, match="custom code.*decode.*--trust-code"):
         decoders()[f"autoqec:{run}:1"].compile_decoder_for_dem(dem=prob.dem)

@@ -1,4 +1,4 @@
-"""A person or a machine interferes: a second start, SIGTERM once, Ctrl-C twice."""
+"""Interruptions of a run: a second start, SIGTERM once, Ctrl-C twice."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.support.shown import check_error
 PATIENCE_S = 120
 
 
-def until(what: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + PATIENCE_S
-    while not what():
+    while not condition():
         assert time.monotonic() < end and process.poll() is None, process.communicate()
         time.sleep(0.02)
 
 
 def going(workspace: Workspace) -> tuple[subprocess.Popen[str], Path]:
-    """A run of many rounds in a process of its own, seen to be at work in its first round."""
+    """Start a run of many rounds in a separate process and wait until its first round runs."""
     command = [sys.executable, "-P", "-m", "autoqec.cli", "run", "env.yaml", "--profile", "smoke", "--rounds", "9"]
     process = subprocess.Popen(
         command, cwd=workspace.root, env=workspace.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -49,7 +49,7 @@ def at_work(workspace: Workspace):  # type: ignore[no-untyped-def]
     process.communicate()
 
 
-def test_a_run_has_one_owner_and_sigterm_finishes_the_round(
+def test_run_has_one_owner_and_sigterm_finishes_the_round(
     at_work: tuple[Workspace, subprocess.Popen[str], Path],
 ) -> None:
     workspace, process, run = at_work
@@ -65,12 +65,12 @@ def test_a_run_has_one_owner_and_sigterm_finishes_the_round(
 
 
 @pytest.mark.parametrize("signals", [["SIGINT", "SIGINT"], pytest.param(["SIGKILL"], marks=pytest.mark.long)])
-def test_what_stops_now_loses_nothing(
+def test_immediate_stop_loses_no_round(
     at_work: tuple[Workspace, subprocess.Popen[str], Path], signals: list[str]
 ) -> None:
     workspace, process, run = at_work
     for name in signals:
-        time.sleep(0.2)  # two signals that are pending at once are one
+        time.sleep(0.2)  # two equal pending signals would be delivered once
         process.send_signal(getattr(signal, name))
     out, err = process.communicate(timeout=PATIENCE_S)
     if "SIGKILL" not in signals:
@@ -78,6 +78,6 @@ def test_what_stops_now_loses_nothing(
         assert f"hint: autoqec run --resume {run.name}" in err and "Traceback" not in err
     resumed = workspace.autoqec("run", "--resume", run.name, "--rounds", "1")
     assert resumed.code == 0, resumed.err
-    assert rows(run) == [1, 2]  # the lost attempt keeps its number
+    assert rows(run) == [1, 2]  # the aborted attempt keeps its number
     assert not list(run.rglob("*.tmp")), "what the child was writing is swept"
     assert workspace.git("status", "--porcelain") == "" and len(workspace.git("worktree", "list").splitlines()) == 1

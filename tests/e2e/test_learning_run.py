@@ -1,4 +1,4 @@
-"""Runs that learn: the policy without a model, then a trained agent, and one memory that both add to."""
+"""Runs that learn: the policy without a model, then a trained agent, with a shared memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.unit.continual.runtime.test_checkpoint_agents import config
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunLayout]:
     workspace = made_workspace(tmp_path_factory.mktemp("policy"))
     options = ("--profile", "smoke", "--rounds", "2", "--seed", "3", "--memory", "memory.jsonl")
-    shown = workspace.autoqec("run", "env.yaml", "--ideator", "policy", *options, timeout=600)
-    assert shown.code == 0, shown.err
+    result = workspace.autoqec("run", "env.yaml", "--ideator", "policy", *options, timeout=600)
+    assert result.code == 0, result.err
     return workspace, newest(workspace)
 
 
@@ -28,7 +28,7 @@ def newest(workspace: Workspace) -> RunLayout:
     return RunLayout(workspace.root, max(path.name for path in (workspace.root / "runs").glob("[0-9]*")))
 
 
-def test_the_policy_searches_without_a_model(searched: tuple[Workspace, RunLayout]) -> None:
+def test_policy_searches_without_a_model(searched: tuple[Workspace, RunLayout]) -> None:
     _, run = searched
     first, second = History(run).rows()
     assert (first.ideator_source, second.ideator_source) == ("policy 0", "policy 1")
@@ -36,21 +36,21 @@ def test_the_policy_searches_without_a_model(searched: tuple[Workspace, RunLayou
     assert second.hypothesis.endswith("settings with low error rates") and first.dsl_config != second.dsl_config
 
 
-def test_a_trained_agent_takes_over_with_its_memory(searched: tuple[Workspace, RunLayout], tmp_path: Path) -> None:
+def test_trained_agent_continues_with_its_memory(searched: tuple[Workspace, RunLayout], tmp_path: Path) -> None:
     workspace, _ = searched
     checkpoint = evaluate(config(tmp_path)).results_dir / "c/latest"
-    say = {"type": "mlp", "mlp.hidden": 64, "mlp.depth": 1, "training.batch_size": 2048}
+    reply = {"type": "mlp", "mlp.hidden": 64, "mlp.depth": 1, "training.batch_size": 2048}
     rules = tmp_path / "says.jsonl"
-    rules.write_text(json.dumps({"when": "F: .*Design a neural", "say": json.dumps(say)}) + "\n", encoding="utf-8")
+    rules.write_text(json.dumps({"when": "F: .*Design a neural", "say": json.dumps(reply)}) + "\n", encoding="utf-8")
     options = ("--profile", "smoke", "--rounds", "1", "--memory", "memory.jsonl", "--model", f"scripted:{rules}")
-    shown = workspace.autoqec("run", "env.yaml", "--ideator", "llm", "--ideator-memory", str(checkpoint), *options)
-    assert shown.code == 0, shown.err
+    result = workspace.autoqec("run", "env.yaml", "--ideator", "llm", "--ideator-memory", str(checkpoint), *options)
+    assert result.code == 0, result.err
     (row,) = History(newest(workspace)).rows()
     assert checkpoint.is_symlink() and row.dsl_config is not None
     stored = f"MemoryAgent {checkpoint.resolve().name} "
     assert row.ideator_source.startswith(stored), "the run names the checkpoint itself: `latest` may move"
-    assert row.dsl_config["mlp"]["hidden"] == 64 and "1 round added to " in shown.err
+    assert row.dsl_config["mlp"]["hidden"] == 64 and "1 round added to " in result.err
     (line, *_) = jsonl.read(newest(workspace).cassette)
     assert "Q: q0 A: " in json.dumps(line["request"]), "what it learned elsewhere is in the prompt"
-    shown = workspace.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")
-    assert shown.objects[-1]["entries"] == 3 and len(shown.objects[-1]["notes"]) == 3
+    result = workspace.autoqec("memory", "memory.jsonl", "--env", "env.yaml", "--json")
+    assert result.objects[-1]["entries"] == 3 and len(result.objects[-1]["notes"]) == 3

@@ -1,4 +1,4 @@
-"""A run whose three roles are a language model behind the Messages API: recorded, then played again without it."""
+"""A run whose three roles are a language model behind the Messages API: recorded, then replayed without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoqec.llm.ledger import Ledger
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from tests.conftest import Shown, Workspace, made_workspace
+from tests.conftest import CommandResult, Workspace, made_workspace
 from tests.support.messages_server import (
     Behaviour,
     MessagesServer,
@@ -44,7 +44,7 @@ KEY = "sk-ant-loopback-0123456789abcdef"
 
 
 def answer(body: dict[str, Any]) -> Behaviour:
-    """The answer of a good model to each role."""
+    """Return a valid answer for each role."""
     system = json.dumps(body["system"])
     if "You are the Ideator" in system:
         return say_json({"hypothesis": "a small net suffices here", "slug": "small-net", "proposal": CONFIG})
@@ -53,7 +53,7 @@ def answer(body: dict[str, Any]) -> Behaviour:
     return say_json(ANALYST)
 
 
-def started(workspace: Workspace, server: MessagesServer | None, *more: str, timeout: float = 300) -> Shown:
+def started(workspace: Workspace, server: MessagesServer | None, *more: str, timeout: float = 300) -> CommandResult:
     secret = workspace.root.parent / "secret"
     secret.write_bytes(SECRET)
     key = {"ANTHROPIC_API_KEY": server.key, "ANTHROPIC_BASE_URL": server.url} if server else {}
@@ -62,8 +62,8 @@ def started(workspace: Workspace, server: MessagesServer | None, *more: str, tim
 
 
 def only_run(workspace: Workspace) -> RunLayout:
-    (place,) = (workspace.root / "runs").glob("[0-9]*")
-    return RunLayout(workspace.root, place.name)
+    (run_dir,) = (workspace.root / "runs").glob("[0-9]*")
+    return RunLayout(workspace.root, run_dir.name)
 
 
 @pytest.fixture(scope="module")
@@ -71,12 +71,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, RunLa
     workspace = made_workspace(tmp_path_factory.mktemp("recorded"))
     with MessagesServer(key=KEY) as server:
         server.answer = answer
-        shown = started(workspace, server)
-    assert shown.code == 0, shown.err + shown.out
+        result = started(workspace, server)
+    assert result.code == 0, result.err + result.out
     return workspace, only_run(workspace), server
 
 
-def test_the_models_words_became_a_round(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
+def test_replies_of_the_model_become_a_round(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
     workspace, run, _ = recorded
     (row,) = History(run).rows()
     assert row.status == "ok" and row.dsl_config == CONFIG and row.ideator_source.startswith("llm claude-")
@@ -85,7 +85,7 @@ def test_the_models_words_became_a_round(recorded: tuple[Workspace, RunLayout, M
     assert "small-net: fewer units" in workspace.git("log", "--format=%s", "-3", row.branch)
 
 
-def test_every_token_is_on_record(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
+def test_every_token_is_recorded(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
     _, run, server = recorded
     ledger = Ledger(run.ledger)
     usage = ledger.totals.usage
@@ -96,37 +96,37 @@ def test_every_token_is_on_record(recorded: tuple[Workspace, RunLayout, Messages
     assert row.round_attempt_id is not None and ledger.by_attempt[row.round_attempt_id].calls == 3
 
 
-def test_the_key_is_in_no_file_of_the_lab(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
+def test_key_is_in_no_file_of_the_workspace(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
     workspace, _, _ = recorded
     holding = [path for path in workspace.root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     assert not holding
 
 
-def test_it_plays_again_without_model_key_or_network(
+def test_replay_needs_no_model_key_or_network(
     recorded: tuple[Workspace, RunLayout, MessagesServer], tmp_path: Path
 ) -> None:
     _, first, server = recorded
-    workspace, asked = made_workspace(tmp_path), len(server.requests)
-    shown = started(workspace, None, "--cassette", str(first.cassette))
-    assert shown.code == 0, shown.err
+    workspace, request_count = made_workspace(tmp_path), len(server.requests)
+    result = started(workspace, None, "--cassette", str(first.cassette))
+    assert result.code == 0, result.err
     run = only_run(workspace)
     (old,), (new,) = History(first).rows(), History(run).rows()
     for name in ("dsl_config", "hypothesis", "summary_1line", "delta_ler", "final_loss", "verify_verdict",
                  "delta_vs_baseline_holdout"):  # fmt: skip
         assert getattr(old, name) == getattr(new, name), name
-    assert len(server.requests) == asked and run.cassette.read_bytes() == first.cassette.read_bytes()
+    assert len(server.requests) == request_count and run.cassette.read_bytes() == first.cassette.read_bytes()
 
 
 SKILLS = ("autoqec-run", "add-env", "review-framework", "review-log", "verify-decoder", "diagnose-failure")
 
 
 @pytest.mark.parametrize("skill", SKILLS)
-def test_a_skills_commands_work_as_written(recorded: tuple[Workspace, RunLayout, MessagesServer], skill: str) -> None:
-    """Those that take seconds. Runs go as far as --dry-run: `run ENV --profile smoke` is test_smoke_run's, `diagnose
+def test_commands_of_a_skill_work(recorded: tuple[Workspace, RunLayout, MessagesServer], skill: str) -> None:
+    """Commands that take seconds. Runs use --dry-run: `run ENV --profile smoke` is tested in test_smoke_run, `diagnose
     --write` and what follows it test_looking_back's."""
     workspace, run, server = recorded
     text = (ROOT / ".claude/skills" / skill / "SKILL.md").read_text(encoding="utf-8")
-    # Files of a user do not exist here, and a bicycle code takes minutes.
+    # Files of a user do not exist in the test, and a bicycle code takes minutes.
     lines = re.findall(r"^ *(autoqec .+)$", text, re.MULTILINE)
     lines = [line for line in lines if not re.search(r"\.(yaml|stim|dem|npy)\b|bivariate", line)]
     assert lines
@@ -134,16 +134,16 @@ def test_a_skills_commands_work_as_written(recorded: tuple[Workspace, RunLayout,
         named = {"ROUND_DIR": str(run.round(1).dir), "RUN": run.run_id, "ENV": "env.yaml", "NAME": "a_code"}
         argv = [named.get(word, word) for word in line.split()[1:]]
         argv += ["--dry-run"] if argv[0] == "run" and "--dry-run" not in argv else []
-        shown = workspace.autoqec(*argv, ANTHROPIC_API_KEY=server.key)
+        result = workspace.autoqec(*argv, ANTHROPIC_API_KEY=server.key)
         verdict = History(run).rows()[0].verify_verdict
         wanted = int(verdict != "VERIFIED") if argv[0] == "verify" else 0
-        assert shown.code == wanted and shown.out.strip(), line + shown.err
+        assert result.code == wanted and result.out.strip(), line + result.err
 
 
-def test_without_key_or_cassette_nothing_begins(tmp_path: Path) -> None:
+def test_without_key_or_cassette_no_run_starts(tmp_path: Path) -> None:
     workspace = made_workspace(tmp_path)
-    shown = started(workspace, None)
-    assert shown.code == 2 and "no key" in shown.err and not (workspace.root / "runs").exists()
+    result = started(workspace, None)
+    assert result.code == 2 and "no key" in result.err and not (workspace.root / "runs").exists()
 
 
 FAULTS = (
@@ -166,10 +166,10 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(10, marks=pytest.mark.long)])
-def test_rounds_over_every_fault_lose_nothing(tmp_path: Path, count: int) -> None:
-    """Every second call is a fault; over ten rounds each kind comes. No round is lost, the spend exact to the token.
+def test_rounds_with_every_api_fault_lose_nothing(tmp_path: Path, count: int) -> None:
+    """Every second call fails; ten rounds cover each kind of error. No round is lost, the spend is exact to the token.
 
-    The same over one role, without rounds: test_llm_roles.py::test_no_round_is_lost_over_all_api_faults.
+    The same over one role, without rounds: test_llm_roles.py::test_every_api_fault_ends_with_a_reply_or_none.
     """
     workspace, calls = made_workspace(tmp_path), [0]
 
@@ -185,8 +185,8 @@ def test_rounds_over_every_fault_lose_nothing(tmp_path: Path, count: int) -> Non
 
     with MessagesServer(key=KEY) as server:
         server.answer = moody
-        shown = started(workspace, server, "--rounds", str(count), timeout=300 * count)
-    assert shown.code == 0, shown.err
+        result = started(workspace, server, "--rounds", str(count), timeout=300 * count)
+    assert result.code == 0, result.err
     run = only_run(workspace)
     rows = History(run).rows()
     assert [row.round for row in rows] == list(range(1, count + 1))

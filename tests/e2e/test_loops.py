@@ -1,4 +1,4 @@
-"""`autoqec run --pin training.loop=…` with every loop and real processes; none is left when it ends."""
+"""`autoqec run --pin training.loop=…` with every loop and real processes, which all end with the run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoqec.store.layout import RunLayout
 from tests.conftest import Workspace
 from tests.support.processes import below, leader, spawned
 
-PROCESSES = {"sync": "Ranks", "async": "ReplayRatioSet"}  # the column that only such a loop writes
+PROCESSES = {"sync": "Ranks", "async": "ReplayRatioSet"}  # a column that only this kind of loop writes
 LOOPS = ("minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval")
 SMALL = ("type=mlp", "mlp.hidden=4", "training.finetune_share=0")
 
@@ -34,10 +34,10 @@ def processes_of(workspace: Workspace) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                words = (entry / "cmdline").read_bytes() + os.readlink(entry / "cwd").encode()
+                identity = (entry / "cmdline").read_bytes() + os.readlink(entry / "cwd").encode()
             except OSError:
                 continue
-            if str(workspace.root).encode() in words:
+            if str(workspace.root).encode() in identity:
                 found.append(int(entry.name))
     return found
 
@@ -50,10 +50,10 @@ def progress(run: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     ("loop", "more"), [("async", SMALL), *(pytest.param(loop, (), marks=pytest.mark.long) for loop in LOOPS)]
 )
-def test_a_run_trains_with_the_pinned_loop(workspace: Workspace, loop: str, more: tuple[str, ...]) -> None:
+def test_run_trains_with_the_pinned_loop(workspace: Workspace, loop: str, more: tuple[str, ...]) -> None:
     pins = [f"--pin={pin}" for pin in (f"training.loop={loop}", *more)]
-    shown = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
-    assert shown.code == 0, shown.err + shown.out
+    result = workspace.autoqec("run", "env.yaml", "--profile", "smoke", "--rounds", "1", *pins)
+    assert result.code == 0, result.err + result.out
     (run,) = (workspace.root / "runs").glob("[0-9]*")
     (row,) = History(RunLayout(workspace.root, run.name)).rows()
     config: dict[str, Any] = load_yaml((run / "round_1/config.yaml").read_text(), location="config")
@@ -77,7 +77,7 @@ def endless_training(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loop", "victim", "words"),
+    ("loop", "victim", "message"),
     [
         pytest.param("async", lambda: spawned()[0], "copier 0 (process ", marks=pytest.mark.long),
         pytest.param("async", lambda: spawned()[1], "sampler 0 (process ", marks=pytest.mark.long),
@@ -86,8 +86,8 @@ def endless_training(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["copier", "sampler", "rank 1"],
 )
 @pytest.mark.usefixtures("endless_training")
-def test_a_killed_process_of_a_round_fails_its_row_with_the_reason(
-    workspace: Workspace, loop: str, victim: Callable[[], int], words: str
+def test_killed_process_of_a_round_fails_its_row_with_the_reason(
+    workspace: Workspace, loop: str, victim: Callable[[], int], message: str
 ) -> None:
     killed: list[int] = []
 
@@ -100,7 +100,7 @@ def test_a_killed_process_of_a_round_fails_its_row_with_the_reason(
         (row,) = run_rounds(run, 1, kill).rows
     assert killed and not spawned() and not below("autoqec.runner.child"), "no process is left"
     assert row.status == "train_error" and row.verify_verdict is None and row.checkpoint_path is None
-    assert str(row.status_reason).startswith(words), row.status_reason
+    assert str(row.status_reason).startswith(message), row.status_reason
     assert "signal 9" in str(row.status_reason)
     metrics = json.loads((run.layout.round(1).metrics).read_bytes())
     assert metrics["status_reason"] == row.status_reason
@@ -108,15 +108,15 @@ def test_a_killed_process_of_a_round_fails_its_row_with_the_reason(
 
 @pytest.mark.parametrize("loop", ["async", pytest.param("sync", marks=pytest.mark.long)])
 @pytest.mark.usefixtures("endless_training")
-def test_a_round_whose_main_process_is_killed_twice_is_an_infrastructure_failure(
+def test_round_whose_main_process_is_killed_twice_is_an_infrastructure_failure(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loop: str
 ) -> None:
-    """After the first kill the process is started once more; after the second the round is no result of the design."""
+    """The first kill restarts the process; the second makes the round an infrastructure failure."""
     monkeypatch.setattr("autoqec.orchestrator.loop.MAX_INFRASTRUCTURE_FAILURES", 1)  # the run stops after one round
 
     def kill(event: Event) -> None:
         if event.kind == "training":
-            with suppress(ProcessLookupError, IndexError):  # progress that is read after the process has ended
+            with suppress(ProcessLookupError, IndexError):  # progress that is read after the process ended
                 os.kill(leader(), signal.SIGKILL)
 
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", pins={"training.loop": loop}) as run:

@@ -1,4 +1,4 @@
-"""report.html in a real browser: a node is clicked, its diff is seen; no complaint, no request, any theme and width."""
+"""report.html in a real browser: navigation, themes and widths, without console errors or requests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fresh(browser: Browser) -> Browser:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    layout = runs.make_run(tmp_path_factory.mktemp("run") / "lab", 12)
+    layout = runs.make_run(tmp_path_factory.mktemp("run") / "workspace", 12)
     runs.add_pending_round(layout, 13, "the next idea")
     return html.write([layout], layout.html)
 
@@ -60,7 +60,7 @@ def clean(browser: Browser, address: str) -> None:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_a_node_leads_to_its_rounds_diff(fresh: Browser, page: Path, look: dict[str, Any]) -> None:
+def test_node_opens_the_diff_of_its_round(fresh: Browser, page: Path, look: dict[str, Any]) -> None:
     fresh.look(**look)
     fresh.open(page.as_uri())
     diff = f"document.getElementById('{place(5)}').querySelector('.diff ins')"
@@ -68,14 +68,14 @@ def test_a_node_leads_to_its_rounds_diff(fresh: Browser, page: Path, look: dict[
     fresh.click(f".tree a[href='#{place(5)}'] circle")
     assert fresh.js(f"{diff}.checkVisibility()") and "hidden: 37" in fresh.js(f"{diff}.innerText")
     assert fresh.js("document.activeElement.parentElement.id") == place(5)
-    # Nothing reaches over the side: wide things scroll inside themselves.
+    # The page does not overflow: wide elements scroll.
     assert fresh.js("document.documentElement.scrollWidth") == look["width"]
     dark = fresh.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     assert dark is look["dark"]
     clean(fresh, page.as_uri())
 
 
-def test_the_keyboard_is_enough(fresh: Browser, page: Path) -> None:
+def test_page_is_usable_with_the_keyboard(fresh: Browser, page: Path) -> None:
     fresh.open(page.as_uri())
     fresh.press("Tab")
     assert fresh.js("document.activeElement.className") == "skip"
@@ -85,7 +85,7 @@ def test_the_keyboard_is_enough(fresh: Browser, page: Path) -> None:
     )
     fresh.press("Enter")
     assert fresh.js(f"document.getElementById('{place(3)}').open") is True
-    # A second visit to the same round, after it was closed.
+    # A second visit to the same round, after closing it.
     fresh.js(f"document.getElementById('{place(3)}').open = false")
     fresh.js(f"document.querySelector(\".tree a[href='#{place(3)}']\").focus()")
     fresh.press("Enter")
@@ -93,14 +93,14 @@ def test_the_keyboard_is_enough(fresh: Browser, page: Path) -> None:
     clean(fresh, page.as_uri())
 
 
-def test_a_disc_of_the_front_leads_to_its_round(fresh: Browser, page: Path) -> None:
+def test_point_of_the_front_opens_its_round(fresh: Browser, page: Path) -> None:
     fresh.open(page.as_uri())
     link = fresh.js("document.querySelector('.plot a').getAttribute('href')")
     fresh.click(".plot a use, .plot a path")
     assert fresh.js(f"document.querySelector('{link}').open") is True
 
 
-def test_the_button_turns_the_theme(fresh: Browser, page: Path) -> None:
+def test_button_switches_the_theme(fresh: Browser, page: Path) -> None:
     fresh.look(dark=True)
     fresh.open(page.as_uri())
     seen = []
@@ -109,7 +109,7 @@ def test_the_button_turns_the_theme(fresh: Browser, page: Path) -> None:
         seen.append((fresh.js("document.getElementById('theme').textContent"), colour(fresh)))
     assert sorted(name for name, _ in seen) == ["Theme: dark", "Theme: light", "Theme: system"]
     assert dict(seen)["Theme: light"] != dict(seen)["Theme: dark"] == dict(seen)["Theme: system"]
-    # The charts' ink follows.
+    # The colours of the charts follow.
     assert fresh.js("getComputedStyle(document.querySelector('.plot text')).fill") != "rgb(27, 31, 36)"
 
 
@@ -117,7 +117,7 @@ def colour(browser: Browser) -> str:
     return str(browser.js("getComputedStyle(document.body).backgroundColor"))
 
 
-def test_a_table_is_sorted_by_its_heads(fresh: Browser, page: Path) -> None:
+def test_table_is_sorted_by_its_headers(fresh: Browser, page: Path) -> None:
     fresh.open(page.as_uri())
     sizes = "[...document.querySelectorAll('table.sortable tbody tr')].map(r => r.cells[6].dataset.sort)"
     fresh.click("table.sortable thead th:nth-child(7) button")
@@ -128,7 +128,7 @@ def test_a_table_is_sorted_by_its_heads(fresh: Browser, page: Path) -> None:
     assert fresh.js("document.querySelector('th[aria-sort]').getAttribute('aria-sort')") == "ascending"
 
 
-def test_a_screen_reader_finds_names(fresh: Browser, page: Path) -> None:
+def test_elements_have_accessible_names(fresh: Browser, page: Path) -> None:
     fresh.open(page.as_uri())
     fresh.click(f".tree a[href='#{place(5)}'] circle")
     nodes = fresh.call("Accessibility.getFullAXTree")["nodes"]
@@ -144,12 +144,12 @@ def test_a_screen_reader_finds_names(fresh: Browser, page: Path) -> None:
     assert levels[0] == 1 and all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
 
 
-def test_foreign_words_run_nothing(fresh: Browser, tmp_path: Path) -> None:
+def test_untrusted_text_runs_no_script(fresh: Browser, tmp_path: Path) -> None:
     def hostile(row: dict[str, Any]) -> dict[str, Any]:
-        words = ("hypothesis", "analysis", "summary_1line", "next_hypothesis_seed", "ideator_source")
-        return row | dict.fromkeys(words, HOSTILE) | {"dsl_config": {HOSTILE: HOSTILE}}
+        keys = ("hypothesis", "analysis", "summary_1line", "next_hypothesis_seed", "ideator_source")
+        return row | dict.fromkeys(keys, HOSTILE) | {"dsl_config": {HOSTILE: HOSTILE}}
 
-    layout = runs.make_run(tmp_path / "lab", 3, change=hostile)
+    layout = runs.make_run(tmp_path / "workspace", 3, change=hostile)
     for row in runs.rows(layout):
         if row["verify_verdict"]:
             report = json.dumps(runs.report_of(row, HOSTILE).dump())
@@ -161,8 +161,8 @@ def test_foreign_words_run_nothing(fresh: Browser, tmp_path: Path) -> None:
     clean(fresh, path.as_uri())
 
 
-def test_following_shows_what_happens(fresh: Browser, tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2)
+def test_followed_page_shows_progress(fresh: Browser, tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2)
     with ReportServer([layout]) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

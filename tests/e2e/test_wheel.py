@@ -1,4 +1,4 @@
-"""A wheel, built from a copy of the sources and used outside of the repository."""
+"""A wheel built from a copy of the sources and used outside the repository."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, directory: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    """`autoqec …` from the wheel: its path entry comes before the one of the repository."""
+    """Run `autoqec …` from the wheel: its path entry precedes that of the repository."""
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", "-m", "autoqec.cli", *argv]
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
 
 
-def test_one_top_level_package_and_every_file_once(wheel: Path) -> None:
+def test_wheel_has_one_top_level_package_and_no_duplicates(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert len(names) == len(set(names))
     assert {name.split("/")[0] for name in names} == {"autoqec", f"autoqec-{autoqec.__version__}.dist-info"}
@@ -60,19 +60,19 @@ def test_one_top_level_package_and_every_file_once(wheel: Path) -> None:
     assert {f"autoqec/{name}" for name in data} <= set(names)
 
 
-def test_one_wheel_serves_every_python(wheel: Path) -> None:
+def test_wheel_supports_every_python(wheel: Path) -> None:
     assert "-cp311-abi3-" in wheel.name
     libraries = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
     assert libraries in ([], ["autoqec/qec/_match.abi3.so"]), "none where there is no compiler"
 
 
-def test_the_folder_cli_cannot_be_imported_by_its_own_name(installed: Path, tmp_path: Path) -> None:
+def test_folder_cli_cannot_be_imported_by_its_own_name(installed: Path, tmp_path: Path) -> None:
     code = f"import sys; sys.path.append({str(installed)!r}); import autoqec; import cli"
-    shown = subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "No module named 'cli'" in shown.stderr
+    result = subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "No module named 'cli'" in result.stderr
 
 
-def test_it_works_in_an_empty_directory(installed: Path, tmp_path: Path) -> None:
+def test_command_works_in_an_empty_directory(installed: Path, tmp_path: Path) -> None:
     assert run(installed, tmp_path, "--version").stdout == f"autoqec {autoqec.__version__}\n"
     made = run(installed, tmp_path, "init", "workspace")
     assert made.returncode == 0, made.stderr
@@ -82,22 +82,22 @@ def test_it_works_in_an_empty_directory(installed: Path, tmp_path: Path) -> None
     assert scored.returncode == 0 and "surface_d3_depol" in scored.stdout, scored.stderr
 
 
-def test_it_has_the_code_hash_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+def test_wheel_has_the_code_hash_of_the_checkout(installed: Path, tmp_path: Path) -> None:
     code = "from autoqec.system import machine; print(machine.__file__, machine.code_sha256())"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", "-c", code]
-    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    place, digest = shown.stdout.split()
-    assert Path(place).is_relative_to(installed)
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    path, digest = result.stdout.split()
+    assert Path(path).is_relative_to(installed)
     if (installed / "autoqec/qec/_match.abi3.so").exists() == bool(list((ROOT / "autoqec/qec").glob("_match*.so"))):
         assert digest == machine.code_sha256()
 
 
-def test_file_times_of_an_installed_package_say_nothing(installed: Path, tmp_path: Path) -> None:
-    """`pip install` unpacks in any order, so weighted_mwpm.c may be newer than the library that was built from it."""
+def test_file_times_of_an_installed_package_are_ignored(installed: Path, tmp_path: Path) -> None:
+    """`pip install` unpacks in any order, so that weighted_mwpm.c may be newer than the library built from it."""
     (installed / "autoqec/qec/weighted_mwpm.c").touch()
     code = "from autoqec.qec import weighted_mwpm as m; print(m._LIBRARY.is_relative_to(sys.path[0]), m.is_outdated())"
     environment = os.environ | {"PYTHONPATH": str(installed)}
     command = [sys.executable, "-P", "-c", f"import sys; {code}"]
-    shown = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
-    assert shown.stdout == "True False\n"
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "True False\n"

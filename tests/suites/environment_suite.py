@@ -1,4 +1,4 @@
-"""What every text environment promises. `check` runs it all on one factory."""
+"""Conformance checks of text environments; `check` runs them all on one factory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.errors import ContractError
 
 
 def check(make: Callable[[], Environment], actions: list[str]) -> None:
-    """make: a fresh environment. actions: one episode's words; the last one must end it."""
+    """Check an environment. make: returns a fresh one. actions: texts of one episode; the last one must end it."""
     env = make()
     assert isinstance(env, Environment) and env.env_id and env.env_type != Environment.env_type
     first = env.reset()

@@ -1,8 +1,8 @@
-"""What code behind walls tries. Each attack is Python source that must end by an exception or a refusal.
+"""Attacks of sandboxed code. Each is Python source that must end with an exception or a refusal.
 
-It runs with cwd in the one writable directory and finds a dict `world`: paths and addresses of what it must not reach.
-An attack that gets through writes the file `won`. Each does no harm where it does get through (a wall under repair,
-a run as root): it touches only what the test made, and takes back what it did.
+It runs with cwd in the only writable directory and gets a dict `world`: paths and addresses that it must not reach.
+A successful attack writes the file `won`. It does no harm if it succeeds (a defective sandbox, or tests run as root):
+it changes only files of the test, and reverts its changes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ ATTACKS: dict[str, str] = {
         "import ctypes; c = ctypes.CDLL(None); q = c.semget(0x51454343, 1, 0o1600); assert q >= 0\n"
         f"c.semctl(q, 0, 0); {WON}"
     ),
-    "memory that nobody counts": f"import os; os.memfd_create('m'); {WON}",
+    "memory outside the memory limit": f"import os; os.memfd_create('m'); {WON}",
     "fill /dev/shm": fill("/dev/shm"),
     "fill /tmp": fill("/tmp"),
     "plant a file in /": f"import os; open('/planted', 'w').close(); os.remove('/planted'); {WON}",
@@ -124,6 +124,6 @@ ATTACKS: dict[str, str] = {
     "keep a capability": (
         "import os; sets = ('CapEff', 'CapPrm', 'CapInh', 'CapAmb') + (('CapBnd',) if os.geteuid() == 0 else ())\n"
         "caps = [line.split()[1] for line in open('/proc/self/status') if line.startswith(sets)]\n"
-        f"assert any(int(one, 16) for one in caps); {WON}"
+        f"assert any(int(mask, 16) for mask in caps); {WON}"
     ),
 }

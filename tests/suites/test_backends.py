@@ -1,4 +1,4 @@
-"""One conformance suite that every backend passes."""
+"""Conformance suite for inner decoders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import LabelledSampler, pack, sample, unpack
 from tests.support.envs import problem, repetition
 
-NAMES = sorted(BACKENDS)  # on a graph every one of them decodes
+NAMES = sorted(BACKENDS)  # every decoder decodes graphs
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -23,7 +23,7 @@ class TestEveryBackend:
         answers = make_backend(name, prob).decode(sample(prob, 100, 1).detection_events)
         assert answers.shape == (100, 1) and answers.dtype == bool
 
-    def test_nothing_fired_nothing_flipped(self, name: str) -> None:
+    def test_empty_syndrome_flips_nothing(self, name: str) -> None:
         prob = problem(3)
         assert not make_backend(name, prob).decode(np.zeros((3, 3), np.uint8)).any()
 
@@ -31,7 +31,7 @@ class TestEveryBackend:
         prob = problem(3)
         answers = make_backend(name, prob).decode(pack(prob.H.T.toarray()))
         right = (answers == prob.L.T.toarray().astype(bool)).all(axis=1)
-        # Matching is exact; belief propagation may prefer two likelier mechanisms, seldom and only to unlikely ones.
+        # Matching is exact; belief propagation may rarely prefer two likelier mechanisms to an unlikely one.
         assert (
             right.all()
             if name in GRAPH_BACKENDS
@@ -44,26 +44,26 @@ class TestEveryBackend:
         failed = (make_backend(name, prob).decode(shots.detection_events) != shots.observables).any(axis=1)
         assert failed.mean() < 0.5 * shots.observables.any(axis=1).mean()
 
-    def test_batches_do_not_matter(self, name: str) -> None:
+    def test_predictions_do_not_depend_on_the_batch(self, name: str) -> None:
         prob = problem(3)
         detection_events = sample(prob, 300, 4).detection_events
         backend = make_backend(name, prob)
-        whole = backend.decode(detection_events)
+        together = backend.decode(detection_events)
         parts = np.concatenate([backend.decode(detection_events[i : i + 37]) for i in range(0, 300, 37)])
-        assert np.array_equal(whole, parts)
+        assert np.array_equal(together, parts)
 
     def test_empty_batch(self, name: str) -> None:
         prob = problem(3)
         assert make_backend(name, prob).decode(np.zeros((0, 3), np.uint8)).shape == (0, 1)
 
 
-def test_unknown_backend_lists_the_known() -> None:
+def test_unknown_backend_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="mwpm_correlated"):
         make_backend("oracle", problem(3))
 
 
 class TestSoftPriors:
-    def test_the_priors_themselves_change_nothing(self) -> None:
+    def test_priors_as_soft_input_change_nothing(self) -> None:
         prob = problem(3)
         backend = make_soft_backend(prob)
         detection_events = sample(prob, 2000, 1).detection_events
@@ -71,8 +71,8 @@ class TestSoftPriors:
         assert (backend.decode_soft(detection_events, log_odds) == backend.decode(detection_events)).mean() > 0.999
 
     @pytest.mark.parametrize("which", ["z", "x", "repetition"])
-    def test_against_a_matching_built_edge_by_edge(self, which: str) -> None:
-        """Same weights, same answer; negative weights included."""
+    def test_predictions_equal_a_matching_built_edge_by_edge(self, which: str) -> None:
+        """Equal weights give equal predictions, also for negative weights."""
         prob = Problem.from_env(repetition(3)) if which == "repetition" else problem(3, 0.01, which)
         graph = prob.graph
         rng = np.random.default_rng(0)
@@ -85,10 +85,10 @@ class TestSoftPriors:
         inside = np.isin(np.arange(prob.n_detectors), graph.in_sector)
         for shot in range(n):
             matching = pymatching.Matching()
-            for edge, (one, two) in enumerate(graph.endpoints):
+            for edge, (first, second) in enumerate(graph.endpoints):
                 matching.add_edge(
-                    int(one),
-                    int(two) if two >= 0 else prob.n_detectors,
+                    int(first),
+                    int(second) if second >= 0 else prob.n_detectors,
                     fault_ids={0} if graph.observables[edge, 0] else set(),
                     weight=-float(log_odds[shot, edge]),
                     merge_strategy="smallest-weight",
@@ -97,8 +97,8 @@ class TestSoftPriors:
             matching.ensure_num_fault_ids(1)
             assert answers[shot, 0] == matching.decode(np.append(events[shot] * inside, 0))[0]
 
-    def test_certain_edges_win(self) -> None:
-        """An edge made certain is applied, whatever the syndrome says elsewhere."""
+    def test_certain_edges_are_applied(self) -> None:
+        """An edge with certain prior is applied, independently of the rest of the syndrome."""
         prob = problem(3)
         graph = prob.graph
         edge = int(np.nonzero(graph.observables[:, 0])[0][0])
@@ -110,7 +110,7 @@ class TestSoftPriors:
         assert make_soft_backend(prob).decode_soft(pack(events), log_odds)[0, 0]
 
     @pytest.mark.parametrize("bad", [np.nan, np.inf])
-    def test_values_that_are_not_finite_are_refused(self, bad: float) -> None:
+    def test_non_finite_values_are_refused(self, bad: float) -> None:
         prob = problem(3)
         log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (2, 1))
         log_odds[1, 0] = bad
@@ -131,8 +131,8 @@ class TestHardFlip:
         backend = make_soft_backend(prob, "hard_flip")
         assert np.array_equal(backend.decode_soft(detection_events, quiet), backend.decode(detection_events))
 
-    def test_the_true_mechanisms_always_win(self) -> None:
-        """Flip what happened: nothing is left to decode, and the frame alone is the answer."""
+    def test_flips_of_the_true_mechanisms_are_always_correct(self) -> None:
+        """Flipping the true mechanisms leaves an empty syndrome, and the frame is the prediction."""
         prob = problem(3)
         drawn = LabelledSampler(prob, 4, "hard_flip").draw(500)
         assert drawn.edges.shape == (500, prob.n_mechanisms)
@@ -140,8 +140,8 @@ class TestHardFlip:
         answers = make_soft_backend(prob, "hard_flip").decode_soft(pack(drawn.detections), log_odds)
         assert np.array_equal(answers, drawn.observables)
 
-    def test_the_logical_frame_is_tracked(self) -> None:
-        """A flip of one mechanism that crosses the observable, with no syndrome at all: decoded straight back."""
+    def test_logical_frame_is_tracked(self) -> None:
+        """A flip of one mechanism that crosses the observable, with an empty syndrome, is decoded back."""
         prob = problem(3)
         crossing = np.nonzero(prob.L.toarray()[0])[0]
         log_odds = np.full((len(crossing), prob.n_mechanisms), -1.0, np.float32)

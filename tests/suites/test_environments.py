@@ -1,4 +1,4 @@
-"""Every text environment keeps the promises of the suite."""
+"""Every text environment passes the conformance suite."""
 
 from __future__ import annotations
 

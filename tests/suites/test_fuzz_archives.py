@@ -1,4 +1,4 @@
-"""Archives changed at random, replayed: no traceback, no change outside the target, no unexpected process."""
+"""Replay of randomly changed archives: no traceback, no change outside the target, no unexpected process."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ VALUES = st.one_of(
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where something could be replaced in a JSON value, inner places included."""
+    """Return all paths inside a JSON value at which something can be replaced."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
@@ -60,7 +60,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def replaced(data: st.DataObject, value: Any) -> Any:
-    """`value` with one place replaced, removed or, of a map, renamed."""
+    """Return `value` with the item at one path replaced, removed or, in a map, renamed."""
     path = data.draw(st.sampled_from(sorted(leaves(value), key=repr)), label="place")
     if not path:
         return data.draw(VALUES, label="value")
@@ -84,16 +84,18 @@ def change(data: st.DataObject, archive: Archive) -> None:
         changed = replaced(data, archive.manifest)
         archive.manifest = changed if isinstance(changed, dict) else {"value": changed}
     elif kind == "json":
-        name = data.draw(st.sampled_from([one for one in names if one.endswith((".json", ".jsonl"))]), label="member")
+        name = data.draw(
+            st.sampled_from([name for name in names if name.endswith((".json", ".jsonl"))]), label="member"
+        )
         lines = archive.members[name].splitlines() if name.endswith("l") else [archive.members[name]]
         at = data.draw(st.integers(0, max(0, len(lines) - 1)), label="line")
-        with suppress(ValueError, IndexError):  # an earlier change left something else than JSON
+        with suppress(ValueError, IndexError):  # an earlier change made the member invalid JSON
             lines[at] = json.dumps(replaced(data, json.loads(lines[at]))).encode()
         archive.members[name] = b"\n".join(lines) + b"\n"
     elif kind == "bytes":
-        whole = archive.members[name]
-        at = data.draw(st.integers(0, len(whole)), label="at")
-        archive.members[name] = whole[:at] + data.draw(st.binary(max_size=8), label="bytes") + whole[at + 4 :]
+        member = archive.members[name]
+        at = data.draw(st.integers(0, len(member)), label="at")
+        archive.members[name] = member[:at] + data.draw(st.binary(max_size=8), label="bytes") + member[at + 4 :]
     else:
         member = archive.members.pop(name)
         if kind == "name":
@@ -102,7 +104,7 @@ def change(data: st.DataObject, archive: Archive) -> None:
 
 
 def tampered(data: st.DataObject, path: Path) -> None:
-    """Change bytes of the packed file itself: headers, padding, length."""
+    """Change bytes of the packed file: headers, padding, length."""
     raw = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(0, 2), label="flips")):
         raw[data.draw(st.integers(0, len(raw) - 1), label="at")] ^= data.draw(st.integers(1, 255), label="bits")
@@ -112,24 +114,24 @@ def tampered(data: st.DataObject, path: Path) -> None:
 
 
 def expected(event: tuple[Any, ...]) -> bool:
-    """Only git is started, cleanly, by its plumbing commands."""
+    """Return whether a process is git with a plumbing command and a clean environment."""
     _, program, argv, *_ = event
-    if argv == ["git", "version"]:  # GitPython, when it is imported
+    if argv == ["git", "version"]:  # GitPython, on import
         return True
     if event[0] != "subprocess.Popen" or os.path.basename(str(program)) != "env" or argv[:2] != ["env", "-i"]:
         return False
-    words = argv[argv.index("git") + 1 :]
-    settings_off = [word for word in words if not word.startswith("-") and "=" not in word]
+    arguments = argv[argv.index("git") + 1 :]
+    settings_off = [argument for argument in arguments if not argument.startswith("-") and "=" not in argument]
     return settings_off[0] in GIT
 
 
-def packed(data: st.DataObject, place: Path) -> Path | None:
-    """An honest archive, changed and sealed again; None if no tar holds its names."""
+def packed(data: st.DataObject, directory: Path) -> Path | None:
+    """Return an honest archive, changed and sealed again; None if a tar file cannot contain its names."""
     archive = HONEST[data.draw(st.integers(0, len(HONEST) - 1), label="archive")].copy()
     for _ in range(data.draw(st.integers(1, 2), label="changes")):
         change(data, archive)
     try:
-        path = archive.pack(place / "evil.tar")
+        path = archive.pack(directory / "evil.tar")
     except ValueError:
         return None
     if data.draw(st.integers(0, 3), label="raw") == 0:
@@ -137,35 +139,35 @@ def packed(data: st.DataObject, place: Path) -> Path | None:
     return path
 
 
-def replayed(data: st.DataObject, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def replayed(data: st.DataObject, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     global started
-    if packed(data, place) is None:
+    if packed(data, directory) is None:
         return
-    before = snapshot(place.parent)
+    before = snapshot(directory.parent)
     started = []
     try:
         code = run_cli(group, ["replay", "evil.tar", "--into", "restored"])
     finally:
         events, started = started, None
-        shown = capsys.readouterr()
-    assert code in (0, 1, 2, 3), shown.err
-    assert "Traceback" not in shown.err and "\x1b" not in shown.err + shown.out
+        output = capsys.readouterr()
+    assert code in (0, 1, 2, 3), output.err
+    assert "Traceback" not in output.err and "\x1b" not in output.err + output.out
     assert all(map(expected, events)), [event[:3] for event in events if not expected(event)]
     if code in (0, 1):
-        assert not any(one.is_symlink() for one in (place / "restored").rglob("*"))
-        shutil.rmtree(place / "restored")
-    assert snapshot(place.parent) == before
+        assert not any(path.is_symlink() for path in (directory / "restored").rglob("*"))
+        shutil.rmtree(directory / "restored")
+    assert snapshot(directory.parent) == before
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    home, here = tmp_path / "home", tmp_path / "here"
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    home, directory = tmp_path / "home", tmp_path / "here"
     home.mkdir()
-    here.mkdir()
+    directory.mkdir()
     (home / "config").write_text("mine\n")
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(here)
-    return here
+    monkeypatch.chdir(directory)
+    return directory
 
 
 CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
@@ -173,34 +175,38 @@ CHECKS = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck
 
 @settings(max_examples=40, derandomize=True, deadline=None, database=None, suppress_health_check=CHECKS)
 @given(data=st.data())
-def test_a_sample_of_changed_archives(data: st.DataObject, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replayed(data, place, capsys)
+def test_sample_of_changed_archives(data: st.DataObject, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replayed(data, directory, capsys)
 
 
 @pytest.mark.long
 @settings(max_examples=7000, deadline=None, suppress_health_check=CHECKS)
 @given(data=st.data())
-def test_many_changed_archives_are_read(data: st.DataObject, place: Path) -> None:
-    """The reader alone, which is quick: every fault is a named error, and nothing is written outside its directory."""
-    path = packed(data, place)
+def test_many_changed_archives_are_read(data: st.DataObject, directory: Path) -> None:
+    """Only the reader, which is fast: every fault is an AutoqecError, and nothing is written outside the directory."""
+    path = packed(data, directory)
     if path is None:
         return
-    before = snapshot(place.parent)
-    (place / "out").mkdir()
+    before = snapshot(directory.parent)
+    (directory / "out").mkdir()
     try:
-        manifest = unpack(path, place / "out")
-        written = {str(one.relative_to(place / "out")) for one in (place / "out").rglob("*") if one.is_file()}
+        manifest = unpack(path, directory / "out")
+        written = {
+            str(path.relative_to(directory / "out")) for path in (directory / "out").rglob("*") if path.is_file()
+        }
         assert written == {entry.name for entry in manifest.files}
     except ContractError:
         pass
     finally:
-        shutil.rmtree(place / "out")
-    assert snapshot(place.parent) == before
+        shutil.rmtree(directory / "out")
+    assert snapshot(directory.parent) == before
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @settings(max_examples=3000, deadline=None, suppress_health_check=CHECKS)
 @given(data=st.data())
-def test_many_changed_archives_replay(data: st.DataObject, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    replayed(data, place, capsys)
+def test_many_changed_archives_are_replayed(
+    data: st.DataObject, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replayed(data, directory, capsys)

@@ -1,4 +1,4 @@
-"""Fuzzing of the files that a run and its user hand to autoqec: env files, configs, history, attempts, manifests.
+"""Fuzzing of files that a run or its user passes to autoqec: env files, configs, history, attempts, manifests.
 
 A malformed file ends with a documented exit status and one message: no traceback, no change outside the workspace, no
 process but git.

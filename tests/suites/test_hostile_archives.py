@@ -1,4 +1,4 @@
-"""`autoqec replay` on archives that someone else wrote: each attack is refused, and changes nothing."""
+"""`autoqec replay` of hostile archives: each attack is refused and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ TIP = HONEST.manifest["refs"][PIN]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty working directory; beside it, in `home`, files of the user that no archive may touch."""
-    home, here = tmp_path / "home", tmp_path / "here"
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty working directory; its sibling `home` has files of the user that no archive may change."""
+    home, working_directory = tmp_path / "home", tmp_path / "here"
     (home / ".ssh").mkdir(parents=True)
     (home / ".bashrc").write_text("mine\n")
     (home / ".ssh/authorized_keys").write_text("mine\n")
     (home / "config").write_text("mine\n")
-    here.mkdir()
+    working_directory.mkdir()
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.chdir(here)
-    return here
+    monkeypatch.chdir(working_directory)
+    return working_directory
 
 
-def refused(place: Path, archive: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Replay, expect a refusal that leaves no trace; returns the error message."""
-    before = snapshot(place.parent)
+def refused(directory: Path, archive: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """Replay the archive, expect a refusal that changes nothing, and return the error message."""
+    before = snapshot(directory.parent)
     code = run_cli(group, ["replay", str(archive), "--into", "restored"])
-    shown = capsys.readouterr().err
-    assert code in (2, 3), shown
-    assert "Traceback" not in shown and "fault in autoqec" not in shown
-    assert snapshot(place.parent) == before
-    return shown
+    error_output = capsys.readouterr().err
+    assert code in (2, 3), error_output
+    assert "Traceback" not in error_output and "fault in autoqec" not in error_output
+    assert snapshot(directory.parent) == before
+    return error_output
 
 
 # ---- commands
@@ -69,30 +69,32 @@ def refused(place: Path, archive: Path, capsys: pytest.CaptureFixture[str]) -> s
         "",
     ],
 )
-def test_a_ref_name_is_no_option_and_no_command(place: Path, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ref_name_cannot_be_an_option_or_command(directory: Path, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
     evil = HONEST.copy()
-    victim = place.parent / "home/PWNED"
+    victim = directory.parent / "home/PWNED"
     evil.manifest["refs"] = {**evil.manifest["refs"], ref.format(victim=victim): TIP}
     evil.members["branches.bundle"] = b"this is not a bundle"
-    assert "refs" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "refs" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
     assert not victim.exists()
 
 
 @pytest.mark.parametrize("oid", ["--all", "", "0" * 39, "g" * 40, "A" * 40, TIP + "\n", "HEAD", 7, None])
-def test_object_ids_are_hexadecimal(place: Path, oid: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_object_ids_are_hexadecimal(directory: Path, oid: object, capsys: pytest.CaptureFixture[str]) -> None:
     for change in ({"refs": {PIN: oid}}, {"baseline_sha": oid}):
         evil = HONEST.copy()
         evil.manifest |= change
-        assert "archive.json" in refused(place, evil.pack(place / "evil.tar"), capsys)
+        assert "archive.json" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 @pytest.mark.parametrize(
     "ref", ["-h", "--orphan", "../main", "main..x", "main.lock", "a b", "a\nb", "@{-1}", "HEAD", ".hidden", "x/", ""]
 )
-def test_the_baselines_branch_is_a_branch_name(place: Path, ref: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_branch_of_the_baseline_must_be_a_branch_name(
+    directory: Path, ref: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     evil = HONEST.copy()
     evil.manifest["baseline_ref"] = ref
-    assert "baseline_ref" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "baseline_ref" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +109,20 @@ def test_the_baselines_branch_is_a_branch_name(place: Path, ref: str, capsys: py
         b"# v2 git bundle\n" + TIP.encode() + b" " + PIN.encode() + b"\n\nPACK\0\0\0\2\0\0\0\0",
     ],
 )
-def test_a_bundle_that_is_none(place: Path, bundle: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_bundle_is_refused(directory: Path, bundle: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     evil = HONEST.copy()
     evil.members["branches.bundle"] = bundle
-    assert "branches.bundle" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "branches.bundle" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
-def test_a_repository_in_place_of_the_bundle_is_not_fetched_from(
-    place: Path, capsys: pytest.CaptureFixture[str]
+def test_repository_instead_of_a_bundle_is_not_fetched_from(
+    directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """git's transport takes a bundle's path for a repository when it is a directory."""
+    """git fetches from a bundle path as from a repository if it is a directory."""
     evil = HONEST.copy()
     bundle = evil.members.pop("branches.bundle")
     evil.members["branches.bundle/HEAD"] = bundle
-    refused(place, evil.pack(place / "evil.tar"), capsys)
+    refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 # ---- files outside the target
@@ -140,21 +142,21 @@ def test_a_repository_in_place_of_the_bundle_is_not_fetched_from(
     ],
 )
 @pytest.mark.parametrize("member", [".bashrc", ".ssh/authorized_keys"])
-def test_a_run_id_is_no_path(place: Path, run_id: str, member: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_id_cannot_be_a_path(directory: Path, run_id: str, member: str, capsys: pytest.CaptureFixture[str]) -> None:
     evil = HONEST.copy()
-    evil.manifest["run_id"] = run_id.format(home=place.parent / "home")
+    evil.manifest["run_id"] = run_id.format(home=directory.parent / "home")
     evil.members[f"run/{member}"] = b"theirs\n"
-    assert "run_id" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "run_id" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 @pytest.mark.parametrize(
     "name", ["runs", "runs/{run}", "runs/{run}/round_1", ".git", ".GIT", "git~1", "..", ".worktrees"]
 )
-def test_a_link_in_the_baseline_redirects_no_write(
-    place: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_link_in_the_baseline_redirects_no_write(
+    directory: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts = name.format(run=RUN).split("/")
-    home = str(place.parent / "home").encode()
+    home = str(directory.parent / "home").encode()
 
     def build(repo: Path) -> str:
         tree = tree_of(repo, [("120000", parts[-1], home)])
@@ -164,34 +166,36 @@ def test_a_link_in_the_baseline_redirects_no_write(
 
     evil = with_baseline(HONEST, tmp_path / "build", build)
     evil.members["run/config"] = b"theirs\n"
-    archive = evil.pack(place / "evil.tar")
-    before = snapshot(place.parent)
+    archive = evil.pack(directory / "evil.tar")
+    before = snapshot(directory.parent)
     code = run_cli(group, ["replay", str(archive), "--into", "restored"])
     assert code in (0, 2), capsys.readouterr().err
-    assert {path: one for path, one in snapshot(place.parent).items() if not path.startswith("here/restored")} == before
-    assert not any(path.is_symlink() for path in (place / "restored").rglob("*"))
+    assert {
+        path: content for path, content in snapshot(directory.parent).items() if not path.startswith("here/restored")
+    } == before
+    assert not any(path.is_symlink() for path in (directory / "restored").rglob("*"))
 
 
-def test_links_and_filters_of_the_baseline_do_nothing(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_links_and_filters_of_the_baseline_have_no_effect(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An attribute asks for a filter that the user's own configuration holds; a link comes out as a text file."""
-    pwned = place.parent / "PWNED"
+    """An attribute names a filter of the user's git configuration; a link is checked out as a text file."""
+    pwned = directory.parent / "PWNED"
     settings = f'[filter "lfs"]\n\tsmudge = touch {pwned}\n\tclean = touch {pwned}\n\trequired = true\n'
-    (place.parent / "home/.gitconfig").write_text(settings)
+    (directory.parent / "home/.gitconfig").write_text(settings)
 
     def build(repo: Path) -> str:
         entries = [("100644", ".gitattributes", b"* filter=lfs\n"), ("120000", "link", b"/etc/passwd")]
         return tree_of(repo, entries)
 
     evil = with_baseline(HONEST, tmp_path / "build", build)
-    code = run_cli(group, ["replay", str(evil.pack(place / "evil.tar")), "--into", "restored"])
+    code = run_cli(group, ["replay", str(evil.pack(directory / "evil.tar")), "--into", "restored"])
     assert code == 0, capsys.readouterr().err
     assert not pwned.exists()
-    link = place / "restored/link"
+    link = directory / "restored/link"
     assert link.read_text() == "/etc/passwd" and not link.is_symlink()
-    (place.parent / "home/.gitconfig").unlink()
-    git(place / "restored", "checkout", "--", ".")
+    (directory.parent / "home/.gitconfig").unlink()
+    git(directory / "restored", "checkout", "--", ".")
     assert not link.is_symlink()
 
 
@@ -212,10 +216,12 @@ def test_links_and_filters_of_the_baseline_do_nothing(
     ],
     ids=lambda entry: f"{entry.name}-{entry.type.decode()}",
 )
-def test_only_plain_files_are_members(place: Path, entry: tarfile.TarInfo, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_regular_files_are_members(
+    directory: Path, entry: tarfile.TarInfo, capsys: pytest.CaptureFixture[str]
+) -> None:
     evil = HONEST.copy()
     evil.entries = [entry]
-    assert entry.name in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert entry.name in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 @pytest.mark.parametrize(
@@ -249,50 +255,50 @@ def test_only_plain_files_are_members(place: Path, entry: tarfile.TarInfo, capsy
         "run/round_4/artifact_manifest.json/x",
     ],
 )
-def test_member_names_are_plain(place: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Absolute, climbing, hidden from view, git's own, of another process, or equal to another in another case."""
+def test_member_names_are_plain(directory: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Absolute, with `..`, hidden, inside .git, of another process, or equal to another name in another case."""
     evil = HONEST.copy()
-    evil.members[name.format(home=place.parent / "home")] = b"theirs\n"
-    shown = refused(place, evil.pack(place / "evil.tar"), capsys)
-    assert "\x1b" not in shown and "\u202e" not in shown
+    evil.members[name.format(home=directory.parent / "home")] = b"theirs\n"
+    error_output = refused(directory, evil.pack(directory / "evil.tar"), capsys)
+    assert "\x1b" not in error_output and "\u202e" not in error_output
 
 
-def test_no_member_appears_twice(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_member_appears_twice(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     honest = HONEST.copy()
-    archive = honest.pack(place / "evil.tar")
+    archive = honest.pack(directory / "evil.tar")
     with tarfile.open(archive, "r:") as tar:
         members = [(entry.name, tar.extractfile(entry).read()) for entry in tar]  # type: ignore[union-attr]
     twice = next(name for name, _ in members if name.endswith("config.yaml"))
     write_tar(archive, [*members, (twice, dict(members)[twice])])
-    assert twice in refused(place, archive, capsys)
+    assert twice in refused(directory, archive, capsys)
 
 
 @pytest.mark.parametrize("name", ["../../../home/config", "/dev/zero", "{home}/config", "train/../x", ""])
-def test_an_artifact_of_a_manifest_lies_in_its_round(
-    place: Path, name: str, capsys: pytest.CaptureFixture[str]
+def test_artifact_of_a_manifest_must_be_in_its_round(
+    directory: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = HONEST.copy()
     manifest = json.loads(evil.members["run/round_1/artifact_manifest.json"])
-    manifest["artifacts"][0]["name"] = name.format(home=place.parent / "home")
+    manifest["artifacts"][0]["name"] = name.format(home=directory.parent / "home")
     evil.members["run/round_1/artifact_manifest.json"] = json.dumps(manifest).encode()
-    assert "artifact" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "artifact" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 @pytest.mark.parametrize("change", [{"run_id": "20200101-000000"}, {"baseline_sha": "1" * 40}, {"baseline_ref": "x"}])
-def test_the_run_inside_is_the_one_that_the_manifest_names(
-    place: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_run_in_the_archive_must_match_the_manifest(
+    directory: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = HONEST.copy()
     evil.members["run/run.json"] = json.dumps({**json.loads(evil.members["run/run.json"]), **change}).encode()
-    assert "run.json" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "run.json" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
-def test_a_rows_branch_belongs_to_the_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_branch_of_a_row_must_belong_to_the_run(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = HONEST.copy()
-    first, *rest = evil.members["run/history.jsonl"].splitlines(keepends=True)
+    first, *following = evil.members["run/history.jsonl"].splitlines(keepends=True)
     row = {**json.loads(first), "branch": ".."}
-    evil.members["run/history.jsonl"] = json.dumps(row).encode() + b"\n" + b"".join(rest)
-    assert "branch" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    evil.members["run/history.jsonl"] = json.dumps(row).encode() + b"\n" + b"".join(following)
+    assert "branch" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
 # ---- resources
@@ -305,7 +311,7 @@ def sparse(path: Path, size: int) -> Path:
 
 
 def declared(size: int) -> Callable[[Path], Path]:
-    """An archive whose first member claims `size` bytes; the file is sparse."""
+    """Return a builder of an archive whose first member claims `size` bytes; the file is sparse."""
 
     def build(path: Path) -> Path:
         entry = tarfile.TarInfo("archive.json")
@@ -345,13 +351,13 @@ def pipe(path: Path) -> Path:
     [declared(2**40), declared(2**33), declared(2**28), pax_header, nested, huge_number, many, pipe, Path.mkdir]
 )  # fmt: skip
 def test_sizes_and_counts_are_bounded(
-    place: Path, build: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+    directory: Path, build: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    build(place / "evil.tar")
+    build(directory / "evil.tar")
     code = run_cli(group, ["replay", "evil.tar", "--into", "restored"])
-    shown = capsys.readouterr().err
-    assert code == 2 and "Traceback" not in shown, shown
-    assert [path.name for path in place.iterdir()] == ["evil.tar"]
+    error_output = capsys.readouterr().err
+    assert code == 2 and "Traceback" not in error_output, error_output
+    assert [path.name for path in directory.iterdir()] == ["evil.tar"]
 
 
 def exponential(repo: Path) -> str:
@@ -375,28 +381,32 @@ def deep(repo: Path) -> str:
 
 
 @pytest.mark.parametrize("build", [exponential, inflating, deep])
-def test_a_tree_that_explodes_is_not_checked_out(
-    place: Path, build: Callable[[Path], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_exponentially_large_tree_is_not_checked_out(
+    directory: Path, build: Callable[[Path], str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     evil = with_baseline(HONEST, tmp_path / "build", build)
-    assert "branches.bundle" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "branches.bundle" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
-# ---- what is said, and what stays
+# ---- messages and remains
 
 
-def test_nothing_is_in_place_before_everything_is_verified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last check fails: not even an empty directory is left."""
+def test_nothing_is_written_before_everything_is_checked(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last check fails: not even an empty directory remains."""
     evil = HONEST.copy()
     manifest = json.loads(evil.members["run/round_3/artifact_manifest.json"])
     manifest["artifacts"][0]["sha256"] = "0" * 64
     evil.members["run/round_3/artifact_manifest.json"] = json.dumps(manifest).encode()
-    assert "round_3" in refused(place, evil.pack(place / "evil.tar"), capsys)
+    assert "round_3" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
 
 
-def test_replay_says_what_it_will_do_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = run_cli(group, ["replay", str(HONEST.copy().pack(place / "honest.tar")), "--into", "restored"])
-    shown = capsys.readouterr()
+def test_replay_announces_its_steps_first(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run_cli(group, ["replay", str(HONEST.copy().pack(directory / "honest.tar")), "--into", "restored"])
+    error_output = capsys.readouterr()
     assert code == 0
-    assert RUN in shown.err and HONEST.manifest["baseline_sha"] in shown.err and "branch code" in shown.err
-    assert sorted(path.name for path in place.iterdir()) == ["honest.tar", "restored"]
+    assert (
+        RUN in error_output.err
+        and HONEST.manifest["baseline_sha"] in error_output.err
+        and "branch code" in error_output.err
+    )
+    assert sorted(path.name for path in directory.iterdir()) == ["honest.tar", "restored"]

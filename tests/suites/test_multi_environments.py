@@ -1,4 +1,4 @@
-"""What SerialEnvironments and ParallelEnvironments promise alike, and where they differ."""
+"""Shared and differing behaviour of SerialEnvironments and ParallelEnvironments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMBERS = (3.0, 1.0, 2.0)
 
 @pytest.fixture
 def make(request):
-    """Builds batches; ends their workers."""
+    """Return a builder of batches; workers are ended after the test."""
     built = []
 
     def build(kind, numbers=NUMBERS, size=0, logger=None, **kwargs):
@@ -41,7 +41,7 @@ def make(request):
             batch.close()
 
 
-def test_serial_evaluates_one_after_the_other_in_this_process(make):
+def test_serial_evaluates_sequentially_in_this_process(make):
     assert issubclass(SerialEnvironments, AbstractMultiEnvironments)
     batch = make(SerialEnvironments)
     batch.get_reward(toy.process_of)
@@ -50,7 +50,7 @@ def test_serial_evaluates_one_after_the_other_in_this_process(make):
     assert all(later - earlier >= 0.05 for earlier, later in zip(began, began[1:], strict=False))
 
 
-def test_parallel_evaluates_in_other_processes_that_stay(make):
+def test_parallel_evaluates_in_persistent_worker_processes(make):
     batch = make(ParallelEnvironments, numbers=(1, 2, 3, 4, 5, 6))
     batch.get_reward(toy.process_of)
     first = {info["pid"] for info in batch.task_infos}
@@ -60,7 +60,7 @@ def test_parallel_evaluates_in_other_processes_that_stay(make):
 
 
 @BOTH
-def test_hall_of_fame_size(make, kind):
+def test_hall_of_fame_size_zero_disables_it(make, kind):
     assert make(kind, size=0).hall_of_fame is None
     assert make(kind, size=2).hall_of_fame.capacity == 2
     with pytest.raises(UsageError, match="hall_of_fame_size"):
@@ -153,13 +153,13 @@ def test_top_k_is_exact(n, p, k):
     assert top_k(n, p) == k
 
 
-def test_top_k_refuses_other_fractions():
+def test_top_k_refuses_invalid_fractions():
     for p in (-0.1, 1.1):
         with pytest.raises(UsageError, match="disregarded"):
             top_k(10, p)
 
 
-def test_the_best_are_rendered_and_every_figure_is_closed(make):
+def test_best_are_rendered_and_every_figure_is_closed(make):
     logger = FakeLogger()
     batch = make(SerialEnvironments, numbers=range(10), logger=logger)
     losses = batch.get_reward(toy.square_stored)
@@ -185,7 +185,7 @@ def test_nan_losses_rank_last_and_small_batches_have_no_joint_figure(make):
     assert [len(env.renders) for env in batch.envs] == [1, 1, 2]
 
 
-def test_the_mode_is_not_shared_between_calls(make):
+def test_mode_is_not_shared_between_calls(make):
     batch = make(SerialEnvironments, logger=FakeLogger())
     mode = {"format": "image"}
     batch.render([1.0, 2.0, 3.0], mode=mode)
@@ -204,20 +204,20 @@ def test_the_mode_is_not_shared_between_calls(make):
 @pytest.mark.parametrize(
     ("task", "label"), [("transients", "loss while training"), ("gain", "relative gain"), ("cost", "FLOPs")]
 )
-def test_what_is_drawn_depends_on_the_task(task, label):
+def test_drawn_figures_depend_on_the_task(task, label):
     states = [toy.ToyState(1.0), toy.ToyState(2.0)]
     for number, state in enumerate(states, start=1):
         state.last_task_info = {
             "curve": [2.0, 1.0], "relative": 0.1 / number, "relative_low": 0.05 / number,
             "relative_high": 0.2 / number, "flops_per_syndrome": 1000 * number,
         }  # fmt: skip
-    left = plot_states(states, [-0.1, -0.05], task).axes[0]
-    assert left.get_title() == task and label in left.get_xlabel() + left.get_ylabel()
-    drawn = {line.get_xydata().shape[0] for line in left.get_lines()}
+    axes = plot_states(states, [-0.1, -0.05], task).axes[0]
+    assert axes.get_title() == task and label in axes.get_xlabel() + axes.get_ylabel()
+    drawn = {line.get_xydata().shape[0] for line in axes.get_lines()}
     assert drawn == ({2} if task == "transients" else {1, 2} if task == "gain" else {1})
 
 
-def test_a_routine_that_workers_cannot_import_is_refused(tmp_path):
+def test_routine_that_workers_cannot_import_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from autoqec.continual.environments import ParallelEnvironments\n"
@@ -249,7 +249,7 @@ def test_metrics_and_images_go_to_the_logger(make):
 
 
 @BOTH
-def test_empty_batch(make, kind):
+def test_empty_batch_gives_empty_results(make, kind):
     batch = make(kind, numbers=(), size=3)
     assert batch.reset() == batch.gather() == batch.get_reward(toy.square) == []
     assert batch.step([], toy.add) == []
@@ -259,7 +259,7 @@ def test_empty_batch(make, kind):
 
 
 @BOTH
-def test_an_exception_costs_one_reward_and_is_reported(make, kind, caplog):
+def test_exception_affects_one_reward_and_is_reported(make, kind, caplog):
     batch = make(kind, numbers=(4.0, 0.0, 2.0), size=3)
     with pytest.warns(RuntimeWarning, match="failed for 1 of 3 environments; first: ZeroDivisionError"):
         assert batch.get_reward(toy.reciprocal) == [0.25, math.inf, 0.5]
@@ -276,14 +276,14 @@ def test_raise_errors_raises_the_exception(make, kind):
         make(kind, numbers=(4.0, 0.0), raise_errors=True).get_reward(toy.reciprocal)
 
 
-def test_a_worker_that_dies_costs_one_reward(make):
+def test_killed_worker_affects_one_reward(make):
     batch = make(ParallelEnvironments, numbers=(1.0, 2.0, 3.0, 4.0, 5.0), n_workers=1)
     with pytest.warns(RuntimeWarning, match="worker died"):
         assert batch.get_reward(toy.suicidal) == [1.0, math.inf, 3.0, 4.0, 5.0]
     assert "worker died" in batch.task_infos[1]["error"]
 
 
-def test_parallel_routines_may_print(make, capfd):
+def test_routines_in_workers_can_print(make, capfd):
     batch = make(ParallelEnvironments)
     assert batch.get_reward(toy.noisy) == list(NUMBERS)
     assert capfd.readouterr().out == ""

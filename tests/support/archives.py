@@ -1,4 +1,4 @@
-"""Archives as an attacker could write them: consistent hashes over contents of any kind."""
+"""Archives as an attacker could write them: consistent hashes over arbitrary contents."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ GIT_ENV = {
     "PATH": os.environ["PATH"],
     "HOME": "/nonexistent",
     "GIT_CONFIG_NOSYSTEM": "1",
-    **{f"GIT_{who}_{what}": "x" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
+    **{f"GIT_{role}_{field}": "x" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")},
 }
 
 
 @dataclass
 class Archive:
-    """The parts of an archive, to be changed at will. `pack` writes them with matching hashes and seal."""
+    """The parts of an archive, which tests change; `pack` writes them with matching hashes and seal."""
 
     manifest: dict[str, Any]
     members: dict[str, bytes]
@@ -59,7 +59,7 @@ class Archive:
         return self.seal(target, json.dumps(self.manifest, indent=1, ensure_ascii=False).encode())
 
     def seal(self, target: Path, manifest: bytes) -> Path:
-        """Write the archive with these bytes as its manifest, whatever they are."""
+        """Write the archive with these bytes as its manifest."""
         seal = hashlib.sha256(manifest).hexdigest().encode() + b"\n"
         members = {"archive.json": manifest, "archive.sha256": seal, **self.members}
         return write_tar(target, members.items(), self.entries)
@@ -77,14 +77,14 @@ def write_tar(target: Path, members: Iterable[tuple[str, bytes]], entries: Itera
 
 
 def unpacked(path: Path) -> tuple[ArchiveManifest, dict[str, bytes]]:
-    """The manifest and the members of an archive, as `replay` reads them."""
+    """Return manifest and members of an archive as `replay` reads them."""
     with tempfile.TemporaryDirectory() as name:
         manifest = unpack(path, Path(name))
         return manifest, {entry.name: (Path(name) / entry.name).read_bytes() for entry in manifest.files}
 
 
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
-    """A member that is a link, a device, a pipe or a directory."""
+    """Return a member that is a link, a device, a pipe or a directory."""
     entry = tarfile.TarInfo(name)
     entry.type, entry.linkname = kind, target
     return entry
@@ -96,7 +96,7 @@ def git(root: Path, *argv: str, stdin: bytes | None = None) -> str:
 
 
 def with_baseline(archive: Archive, scratch: Path, build: Callable[[Path], str]) -> Archive:
-    """The archive with one more commit on its baseline, whose tree `build` writes in a repository (returns its id)."""
+    """Return the archive with one more commit on its baseline; `build` writes its tree and returns the id."""
     repo = scratch / "repo"
     repo.mkdir(parents=True)
     git(repo, "init", "-q")
@@ -117,7 +117,7 @@ def with_baseline(archive: Archive, scratch: Path, build: Callable[[Path], str])
 
 
 def tree_of(repo: Path, entries: Iterable[tuple[str, str, bytes]]) -> str:
-    """A tree object of (mode, name, content); a `40000` entry's content is the id of a tree."""
+    """Write a tree object of (mode, name, content); the content of a `40000` entry is the id of a tree."""
     raw = b""
     for mode, name, content in entries:
         oid = content.decode() if mode == "40000" else git(repo, "hash-object", "-w", "--stdin", stdin=content)
@@ -126,7 +126,7 @@ def tree_of(repo: Path, entries: Iterable[tuple[str, str, bytes]]) -> str:
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, bytes]]:
-    """Mode and content (or link target) of everything below `root`."""
+    """Return mode and content (or link target) of everything below `root`."""
     found = {}
     for path in sorted(root.rglob("*")):
         content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""

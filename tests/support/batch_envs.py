@@ -1,4 +1,4 @@
-"""A tiny batch environment and routines at module level, so that worker processes find them."""
+"""A tiny batch environment, and routines at module level so that worker processes can import them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ToyState:
 
 
 class ToyEnv:
-    """State: a number; an action adds to it; done at three actions."""
+    """The state is a number to which actions are added; done after three actions."""
 
     def __init__(self, number: float) -> None:
         self.start = number
@@ -64,7 +64,7 @@ class Observer:
 
 class Tensorizer:
     def tensorize(self, observation: list[float]) -> torch.Tensor:
-        import torch  # here, so that workers start quickly
+        import torch  # local import, so that workers start quickly
 
         return torch.tensor(observation, dtype=torch.float64)
 

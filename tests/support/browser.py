@@ -1,4 +1,4 @@
-"""Headless Chromium over its debugging pipe: no driver, no package. Only what tests of pages need."""
+"""Headless Chromium over its debugging pipe, without a driver or package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
-# The pipe's ends must be 3 and 4 in the browser.
+# The browser expects the pipe at descriptors 3 and 4.
 _MOVE = """
 import fcntl, os, sys
 high = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
@@ -29,7 +29,7 @@ def find_browser() -> str | None:
 
 
 class Browser:
-    """One page. `requests`: every address it asked for; `complaints`: console errors, exceptions, refused loads."""
+    """One page. `requests`: every URL it requested; `complaints`: console errors, exceptions, refused loads."""
 
     def __init__(self, profile: Path) -> None:
         program = find_browser()
@@ -58,7 +58,7 @@ class Browser:
         return self
 
     def fresh(self) -> None:
-        """A new page that knows nothing of those before it."""
+        """Open a new page without state of earlier ones."""
         self._session = None
         context = self.call("Target.createBrowserContext")["browserContextId"]
         page = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
@@ -76,20 +76,20 @@ class Browser:
         os.close(self._read)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command and its answer."""
+        """Send one command and return its answer."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": params}
         if self._session:
             message["sessionId"] = self._session
         os.write(self._write, json.dumps(message).encode() + b"\0")
         while True:
-            said = self._next(30)
-            if said.get("id") == self._number:
-                assert "error" not in said, f"{method}: {said['error']}"
-                return said["result"]
+            message = self._next(30)
+            if message.get("id") == self._number:
+                assert "error" not in message, f"{method}: {message['error']}"
+                return message["result"]
 
     def settle(self, seconds: float = 0.2) -> None:
-        """Take in what the page says for a while."""
+        """Process events of the page for a while."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if select.select([self._read], [], [], left)[0]:
@@ -104,26 +104,26 @@ class Browser:
         raise AssertionError(f"{address} did not load")
 
     def js(self, expression: str) -> Any:
-        """The value of an expression in the page."""
-        said = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in said, said
-        return said["result"].get("value")
+        """Return the value of an expression in the page."""
+        message = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in message, message
+        return message["result"].get("value")
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """The window's size, and which theme the system asks for."""
+        """Set the window size and the preferred theme."""
         phone = width < 600
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def click(self, selector: str) -> None:
-        """A real click in the middle of the first element that matches."""
+        """Click the centre of the first element that matches."""
         find = f"const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
         box = "const r = e.getBoundingClientRect()"
         middle = "[r.x + Math.min(r.width, innerWidth) / 2, r.y + r.height / 2]"
-        place = self.js(f"(() => {{ {find} {box}; return {middle} }})()")
+        centre = self.js(f"(() => {{ {find} {box}; return {middle} }})()")
         for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+            self.call("Input.dispatchMouseEvent", type=kind, x=centre[0], y=centre[1], button="left", clickCount=1)
         self.settle()
 
     def press(self, key: str) -> None:
@@ -145,9 +145,9 @@ class Browser:
             assert data, "the browser has ended"
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\0")
-        said: dict[str, Any] = json.loads(line)
-        self._note(said.get("method", ""), said.get("params", {}))
-        return said
+        message: dict[str, Any] = json.loads(line)
+        self._note(message.get("method", ""), message.get("params", {}))
+        return message
 
     def _note(self, method: str, params: dict[str, Any]) -> None:
         if method == "Network.requestWillBeSent":

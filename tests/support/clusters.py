@@ -1,4 +1,4 @@
-"""Clusters to try: a stand-in for SLURM's commands, and SLURM itself on one node."""
+"""Clusters for tests: fake SLURM commands, and SLURM itself on one node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PATIENCE_S = 60
 
 @dataclass(frozen=True)
 class Cluster:
-    """env: what its commands need. conf: of the stand-in; None: this is SLURM."""
+    """A cluster. env: variables that its commands need. conf: settings of the fake; None for real SLURM."""
 
     env: dict[str, str]
     conf: Path | None = None
@@ -35,36 +35,36 @@ class Cluster:
         self.conf.with_suffix(".new").rename(self.conf)
 
     def jobs(self) -> dict[str, str]:
-        """Number -> state of every job that is still known."""
-        said = self.ask("squeue", "--noheader", "--states=all", "--format=%i|%T").split()
-        return dict(line.split("|") for line in said)  # type: ignore[misc]
+        """Return number -> state of every known job."""
+        output = self.ask("squeue", "--noheader", "--states=all", "--format=%i|%T").split()
+        return dict(line.split("|") for line in output)  # type: ignore[misc]
 
     def ask(self, *argv: str) -> str:
         env = os.environ | self.env
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout
 
     def workers(self, number: str) -> list[int]:
-        """Processes of a job that run submitit."""
+        """Return processes of a job that run submitit."""
         found = []
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 known = (path / "environ").read_bytes().split(b"\0")
-                words = (path / "cmdline").read_bytes().split(b"\0")
-                # srun hands the command on
-                own = b"submitit.core._submit" in words and b"--unbuffered" not in words
-                if own and f"SLURM_JOB_ID={number}".encode() in known:
+                arguments = (path / "cmdline").read_bytes().split(b"\0")
+                # srun passes the command on
+                is_worker = b"submitit.core._submit" in arguments and b"--unbuffered" not in arguments
+                if is_worker and f"SLURM_JOB_ID={number}".encode() in known:
                     found.append(int(path.name))
         return found
 
     def kill_workers(self, number: str) -> None:
-        """The job's process dies as of a fault of the node's."""
+        """Kill the process of the job, as a failing node would."""
         for pid in self.workers(number):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def fake_slurm(place: Path, **conf: Any) -> Cluster:
-    tools, state = place / "bin", place / "cluster"
+def fake_slurm(directory: Path, **conf: Any) -> Cluster:
+    tools, state = directory / "bin", directory / "cluster"
     tools.mkdir(parents=True)
     state.mkdir()
     for name in COMMANDS:
@@ -75,7 +75,7 @@ def fake_slurm(place: Path, **conf: Any) -> Cluster:
 
 
 def slurm_unavailable_reason() -> str | None:
-    """Why SLURM cannot be started here; None where it can."""
+    """Return why SLURM cannot be started on this machine, or None."""
     missing = [name for name in (*DAEMONS, *COMMANDS) if shutil.which(name, path=_path()) is None]
     if missing:
         return f"{', '.join(missing)} not installed: apt-get install slurm-wlm munge"
@@ -83,33 +83,33 @@ def slurm_unavailable_reason() -> str | None:
 
 
 @contextmanager
-def slurm(place: Path) -> Iterator[Cluster]:
-    """SLURM on this machine alone: its own ports, key and files; no accounting, no cgroups. Ended with the block."""
-    place.chmod(0o755)
+def slurm(directory: Path) -> Iterator[Cluster]:
+    """Run SLURM on this machine with separate ports, key and files, without accounting or cgroups."""
+    directory.chmod(0o755)
     for name in ("state", "spool"):
-        (place / name).mkdir()
-    (place / "munge.key").write_bytes(os.urandom(1024))
-    (place / "munge.key").chmod(0o400)
+        (directory / name).mkdir()
+    (directory / "munge.key").write_bytes(os.urandom(1024))
+    (directory / "munge.key").chmod(0o400)
     control, node = _free_ports()
     host = socket.gethostname().split(".")[0]
-    (place / "slurm.conf").write_text(_conf(place, host, control, node), encoding="utf-8")
-    (place / "cgroup.conf").write_text("CgroupAutomount=no\n", encoding="utf-8")
-    env = {"SLURM_CONF": str(place / "slurm.conf"), "PATH": _path()}
+    (directory / "slurm.conf").write_text(_conf(directory, host, control, node), encoding="utf-8")
+    (directory / "cgroup.conf").write_text("CgroupAutomount=no\n", encoding="utf-8")
+    env = {"SLURM_CONF": str(directory / "slurm.conf"), "PATH": _path()}
     daemons: list[subprocess.Popen[bytes]] = []
     cluster = Cluster(env)
     try:
         names = {"socket": "munge.socket", "key-file": "munge.key", "pid-file": "munged.pid", "seed-file": "munge.seed"}
-        files = [f"--{flag}={place / name}" for flag, name in names.items()]
+        files = [f"--{flag}={directory / name}" for flag, name in names.items()]
         for argv in (
-            ["munged", "--foreground", "--force", *files, f"--log-file={place / 'munged.log'}"],
+            ["munged", "--foreground", "--force", *files, f"--log-file={directory / 'munged.log'}"],
             ["slurmctld", "-D", "-c"],
             ["slurmd", "-D"],
         ):
-            with (place / f"{argv[0]}.out").open("wb") as out:
+            with (directory / f"{argv[0]}.out").open("wb") as out:
                 daemons.append(subprocess.Popen(argv, env=os.environ | env, stdout=out, stderr=out))
             if argv[0] == "munged":
-                _until(lambda: (place / "munge.socket").exists(), place)
-        _until(lambda: "idle" in _quietly(cluster, "sinfo", "--noheader", "--format=%T"), place)
+                _until(lambda: (directory / "munge.socket").exists(), directory)
+        _until(lambda: "idle" in _quietly(cluster, "sinfo", "--noheader", "--format=%T"), directory)
         yield cluster
     finally:
         for number, state in (cluster.jobs() if len(daemons) == 3 else {}).items():
@@ -133,10 +133,10 @@ def _quietly(cluster: Cluster, *argv: str) -> str:
         return str(error.stderr)
 
 
-def _until(what: Any, place: Path) -> None:
+def _until(condition: Any, directory: Path) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not what():
-        logs = "".join(path.read_text(errors="replace") for path in sorted(place.glob("*.out")))
+    while not condition():
+        logs = "".join(path.read_text(errors="replace") for path in sorted(directory.glob("*.out")))
         assert time.monotonic() < deadline, f"SLURM does not start:\n{logs[-3000:]}"
         time.sleep(0.2)
 
@@ -146,29 +146,29 @@ def _path() -> str:
 
 
 def _free_ports() -> list[int]:
-    """Two that nobody listens on."""
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
+    """Return two unused ports."""
+    with socket.socket() as first, socket.socket() as second:
+        for each in (first, second):
             each.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1], other.getsockname()[1]]
+        return [first.getsockname()[1], second.getsockname()[1]]
 
 
-def _conf(place: Path, host: str, control: int, node: int) -> str:
+def _conf(directory: Path, host: str, control: int, node: int) -> str:
     cores = os.cpu_count() or 1
     return f"""ClusterName=one
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
-AuthInfo=socket={place}/munge.socket
+AuthInfo=socket={directory}/munge.socket
 SlurmctldPort={control}
 SlurmdPort={node}
-StateSaveLocation={place}/state
-SlurmdSpoolDir={place}/spool
-SlurmctldPidFile={place}/slurmctld.pid
-SlurmdPidFile={place}/slurmd.pid
-SlurmctldLogFile={place}/slurmctld.log
-SlurmdLogFile={place}/slurmd.log
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none

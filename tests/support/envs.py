@@ -1,4 +1,4 @@
-"""Small envs that tests share."""
+"""Small envs shared by tests."""
 
 from __future__ import annotations
 

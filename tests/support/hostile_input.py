@@ -1,4 +1,4 @@
-"""Hostile files for fuzzing: mutations of honest ones, and a record of what reading them did to the machine."""
+"""Hostile files for fuzzing: mutations of valid ones, and a watch over side effects of reading them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STARTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system", "os.fork
 
 @st.composite
 def mutated_bytes(draw: st.DrawFn, honest: bytes) -> bytes:
-    """A file with some bytes replaced, removed, repeated or inserted."""
+    """Return file contents with some bytes replaced, removed, repeated or inserted."""
     data = bytearray(honest)
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -41,18 +41,18 @@ def mutated_bytes(draw: st.DrawFn, honest: bytes) -> bytes:
 
 @st.composite
 def mutated_value(draw: st.DrawFn, honest: Any) -> Any:
-    """A JSON value with one part replaced by a hostile one, removed, or copied to a place where it does not belong."""
+    """Return a JSON value with one part replaced by a hostile one, removed, or copied to another position."""
     value = json.loads(json.dumps(honest))
     for _ in range(draw(st.integers(1, 3))):
-        places = list(_places(value))
-        if not places:
+        paths = list(_paths_of(value))
+        if not paths:
             return deepcopy(draw(st.sampled_from(VALUES)))
-        holder, key = draw(st.sampled_from(places))
+        holder, key = draw(st.sampled_from(paths))
         action = draw(st.sampled_from(["replace", "replace", "replace", "remove", "move", "nest"]))
         if action == "remove":
             del holder[key]
         elif action == "move":
-            other, name = draw(st.sampled_from(places))
+            other, name = draw(st.sampled_from(paths))
             holder[key] = json.loads(json.dumps(other[name]))
         elif action == "nest":
             holder[key] = [[holder[key]]] if draw(st.booleans()) else {"key": holder[key]}
@@ -61,15 +61,15 @@ def mutated_value(draw: st.DrawFn, honest: Any) -> Any:
     return value
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _paths_of(value: Any) -> Iterator[tuple[Any, Any]]:
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, part in list(items):
         yield value, key
-        yield from _places(part)
+        yield from _paths_of(part)
 
 
 class _Watch:
-    """What audit events tell while a block runs."""
+    """Records audit events while a block runs."""
 
     def __init__(self) -> None:
         self.inside: Path | None = None
@@ -79,11 +79,11 @@ class _Watch:
         if self.inside is None:
             return
         if event in STARTS:
-            words = args[1] if event == "subprocess.Popen" else args
-            if not _is_git(words):
-                self.found.append(f"{event} {words!r}")
+            arguments = args[1] if event == "subprocess.Popen" else args
+            if not _is_git(arguments):
+                self.found.append(f"{event} {arguments!r}")
         elif event == "open" and isinstance(args[2], int) and args[2] & WRITES:
-            if isinstance(args[0], int) or not os.path.isdir(args[0]):  # in a directory: a temporary file, without name
+            if isinstance(args[0], int) or not os.path.isdir(args[0]):  # in a directory: an unnamed temporary file
                 self._changed(event, args[0])
         elif event in CHANGES:
             for path in args[: CHANGES[event]]:
@@ -97,18 +97,20 @@ class _Watch:
             self.found.append(f"{event} {path!r}")
 
 
-def _is_git(words: Any) -> bool:
-    """Whether a command line starts git, also by `env -i NAME=VALUE … git`."""
-    if not isinstance(words, list | tuple):
+def _is_git(arguments: Any) -> bool:
+    """Return whether a command line starts git, also through `env -i NAME=VALUE … git`."""
+    if not isinstance(arguments, list | tuple):
         return False
-    parts = [os.path.basename(os.fsdecode(word)) for word in words]
+    parts = [os.path.basename(os.fsdecode(argument)) for argument in arguments]
     if parts[:2] == ["env", "-i"]:
-        parts = [part for part, word in zip(parts[2:], words[2:], strict=True) if "=" not in os.fsdecode(word)]
+        parts = [
+            part for part, argument in zip(parts[2:], arguments[2:], strict=True) if "=" not in os.fsdecode(argument)
+        ]
     return parts[:1] == ["git"]
 
 
 _WATCH = _Watch()
-sys.addaudithook(_WATCH)  # stays for the life of the process; without `inside` it does nothing
+sys.addaudithook(_WATCH)  # audit hooks cannot be removed; without `inside` it does nothing
 
 
 @contextmanager

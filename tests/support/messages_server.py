@@ -1,4 +1,4 @@
-"""A loopback server that speaks the Messages API: validation, caching, counting, tools, streams, and every fault.
+"""A loopback server for the Messages API: validation, caching, counting, tools, streams, and every fault.
 
     with MessagesServer() as server:
         server.script(say("hello"), rate_limited(retry_after_ms=20), say_json({"a": 1}))
@@ -6,7 +6,7 @@
     server.requests, server.billed
 
 Each POST to /v1/messages takes the next behaviour of the script; when it is empty, `server.answer(body)` decides.
-Tokens are counted by a fixed rule (four characters a token), so that a test can tell the exact sum.
+Tokens are counted by a fixed rule (four characters per token), so that a test knows the exact sum.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ERRORS = {
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What the server does with one request."""
+    """Behaviour of the server for one request."""
 
     content: tuple[dict[str, Any], ...] = ()
     stop_reason: str = "end_turn"
@@ -60,9 +60,9 @@ def say_json(value: Any) -> Behaviour:
 
 
 def use_tool(name: str, arguments: dict[str, Any], *, call_id: str = "toolu_1", text: str = "") -> Behaviour:
-    said = ({"type": "text", "text": text},) if text else ()
+    preamble = ({"type": "text", "text": text},) if text else ()
     call = {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
-    return Behaviour((*said, call), stop_reason="tool_use")
+    return Behaviour((*preamble, call), stop_reason="tool_use")
 
 
 def refuse(explanation: str = "not this one", *, text: str = "I can't help with that.") -> Behaviour:
@@ -98,12 +98,12 @@ def cut(behaviour: Behaviour, after: int = 40) -> Behaviour:
 
 
 def trickled(behaviour: Behaviour, byte_delay_s: float) -> Behaviour:
-    """The body, one byte at a time."""
+    """Send the body one byte at a time."""
     return replace(behaviour, byte_delay_s=byte_delay_s)
 
 
 def edited(behaviour: Behaviour, *replaced: tuple[str, str]) -> Behaviour:
-    """The body with each old text replaced by the new one."""
+    """Send the body with each old text replaced by the new one."""
     return replace(behaviour, replaced=tuple((old.encode(), new.encode()) for old, new in replaced))
 
 
@@ -112,7 +112,7 @@ def overloaded_midway(behaviour: Behaviour) -> Behaviour:
 
 
 def tokens(value: Any) -> int:
-    """The server's counting rule: four characters of JSON a token, at least one."""
+    """Count tokens: four characters of JSON per token, at least one."""
     return max(1, len(json.dumps(value, ensure_ascii=False, sort_keys=True)) // 4)
 
 
@@ -153,7 +153,7 @@ class MessagesServer:
 
     @property
     def left(self) -> int:
-        """Behaviours nobody has asked for yet."""
+        """Return the behaviours that were not used yet."""
         return len(self._script)
 
     def __enter__(self) -> MessagesServer:
@@ -171,7 +171,7 @@ class MessagesServer:
             return self._script.popleft() if self._script else self.answer(body)
 
     def usage(self, body: dict[str, Any], behaviour: Behaviour) -> dict[str, Any]:
-        """The four counters: prompt up to the last cache mark is written once and read from then on."""
+        """Return the four counters; the prompt up to the last cache mark is written once and then read."""
         prefix, rest = split_at_cache(body)
         usage: dict[str, Any] = {"input_tokens": sum(map(tokens, rest)), "cache_creation_input_tokens": 0}
         usage |= {"cache_read_input_tokens": 0, "service_tier": "standard"}
@@ -196,7 +196,7 @@ class MessagesServer:
 
 
 def prompt_parts(body: dict[str, Any]) -> list[Any]:
-    """What the model reads, in the order of the cache: tools, system, messages, output schema."""
+    """Return what the model reads, in the order of the cache: tools, system, messages, output schema."""
     system = body.get("system", [])
     parts = [*body.get("tools", []), *([system] if isinstance(system, str) else system)]
     for message in body["messages"]:
@@ -215,7 +215,7 @@ def split_at_cache(body: dict[str, Any]) -> tuple[list[Any], list[Any]]:
 
 
 def check(body: dict[str, Any], models: tuple[str, ...], *, counting: bool = False) -> None:
-    """Refuse what the API refuses."""
+    """Reject what the API rejects."""
     required = {"model", "messages"} | (set() if counting else {"max_tokens"})
     for name in required - body.keys():
         raise ApiError(400, f"{name}: Field required")
@@ -238,18 +238,20 @@ def check(body: dict[str, Any], models: tuple[str, ...], *, counting: bool = Fal
 
 
 def _check_tools(messages: list[dict[str, Any]]) -> None:
-    """Every tool_use is answered in the very next turn, and nothing else is."""
-    asked: set[str] = set()
+    """Check that exactly the tool_use blocks are answered in the next turn."""
+    pending: set[str] = set()
     for index, message in enumerate(messages):
         blocks = message["content"] if isinstance(message["content"], list) else []
-        given = {block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"}
-        if given != asked:
-            raise ApiError(400, f"messages.{index}: `tool_use` ids {sorted(asked)} were answered by {sorted(given)}")
-        asked = {block["id"] for block in blocks if block.get("type") == "tool_use"}
+        answered = {block["tool_use_id"] for block in blocks if block.get("type") == "tool_result"}
+        if answered != pending:
+            raise ApiError(
+                400, f"messages.{index}: `tool_use` ids {sorted(pending)} were answered by {sorted(answered)}"
+            )
+        pending = {block["id"] for block in blocks if block.get("type") == "tool_use"}
 
 
 def _check_schema(schema: Any, location: str) -> None:
-    """Structured outputs take a subset: closed objects, no numeric or length bounds."""
+    """Check that a schema is in the supported subset: closed objects, no numeric or length bounds."""
     if isinstance(schema, list):
         for item in schema:
             _check_schema(item, location)
@@ -326,7 +328,7 @@ def make_handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             data = (
                 events(message, behaviour.overloaded_in_stream) if body.get("stream") else json.dumps(message).encode()
             )
-            broken = behaviour.overloaded_in_stream and body.get("stream")  # an answer in one piece arrives whole
+            broken = behaviour.overloaded_in_stream and body.get("stream")  # an unstreamed answer arrives completely
             if behaviour.cut_after is None and not broken:
                 server.bill(message["usage"])
             kind = "text/event-stream" if body.get("stream") else "application/json"
@@ -370,7 +372,7 @@ def make_handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
 
 
 def events(message: dict[str, Any], overloaded: bool) -> bytes:
-    """The message as server-sent events, text in small pieces."""
+    """Return the message as server-sent events, with text in small pieces."""
     usage = message["usage"]
     start = {
         **message,
@@ -383,11 +385,11 @@ def events(message: dict[str, Any], overloaded: bool) -> bytes:
     for index, block in enumerate(message["content"]):
         text = block["type"] == "text"
         empty = {**block, "text": ""} if text else {**block, "input": {}}
-        whole = block["text"] if text else json.dumps(block["input"])
+        content = block["text"] if text else json.dumps(block["input"])
         out.append({"type": "content_block_start", "index": index, "content_block": empty})
-        size = max(7, len(whole) // 500)
-        for at in range(0, len(whole), size):
-            piece = whole[at : at + size]
+        size = max(7, len(content) // 500)
+        for at in range(0, len(content), size):
+            piece = content[at : at + size]
             delta = (
                 {"type": "text_delta", "text": piece} if text else {"type": "input_json_delta", "partial_json": piece}
             )

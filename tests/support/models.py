@@ -1,4 +1,4 @@
-"""Language models for tests of what stands above the protocol: their answer is a function of the prompt."""
+"""Fake language models whose answer is a function of the prompt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class FunctionModel:
-    """Answers by a function of (system, user); counts its calls. May be shared by threads."""
+    """Answers with a function of (system, user) and counts its calls. Thread-safe."""
 
     model = "function"
 
@@ -25,6 +25,6 @@ class FunctionModel:
 
 
 def replies(*texts: str) -> FunctionModel:
-    """One text a call, in order; the last one again and again."""
-    left = list(texts)
-    return FunctionModel(lambda system, user: left.pop(0) if len(left) > 1 else left[0])
+    """Return one text per call, in order; the last one repeats."""
+    remaining = list(texts)
+    return FunctionModel(lambda system, user: remaining.pop(0) if len(remaining) > 1 else remaining[0])

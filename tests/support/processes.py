@@ -1,4 +1,4 @@
-"""Processes below the test's own, by the words of their command lines."""
+"""Descendant processes of the test, selected by their command lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autoqec.system.process import procfs
 
 
 def below(*words: str) -> list[int]:
-    """Those whose command line holds every one of `words`, oldest first."""
+    """Return descendants whose command line contains all `words`, oldest first."""
     found = []
     for process in procfs.process_tree(os.getpid()):
         try:
@@ -22,10 +22,10 @@ def below(*words: str) -> list[int]:
 
 
 def spawned() -> list[int]:
-    """Members of training loops, in the order in which they were started."""
+    """Return workers of training loops in the order of their start."""
     return below("spawn_main", "--multiprocessing-fork")
 
 
 def leader() -> int:
-    """The body of the round under way, which leads them: the innermost of the processes that its walls are made of."""
+    """Return the main process of the current round: the innermost of its sandbox processes."""
     return below("autoqec.runner.child")[-1]

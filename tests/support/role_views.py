@@ -1,4 +1,4 @@
-"""Views of the roles with default values for what a test does not care about."""
+"""Views of the roles with default values for fields that a test does not need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines, rows, pointers and reports of rounds that never ran, for tests of what reads them."""
+"""Attempt lines, rows, pointers and reports of rounds that never ran, for tests of their readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HASH = "0" * 64
 
 
 def sha(name: str) -> str:
-    """A commit's name, one a word."""
+    """Return a commit id derived from a word."""
     return hashlib.sha1(name.encode()).hexdigest()
 
 
@@ -184,7 +184,7 @@ def report(number: int, verdict: str = "VERIFIED", **more: Any) -> VerifyReport:
 
 
 def row(number: int, **more: Any) -> HistoryRow:
-    """A recorded round; verified unless told."""
+    """Return the row of a recorded round, verified by default."""
     return HistoryRow.model_validate(
         metrics(number).dump()
         | {

@@ -1,4 +1,4 @@
-"""Runs made up from the contracts: any number of rounds in no time, with real branches, for whoever shows runs."""
+"""Synthetic runs: any number of rounds without training, with real branches, for tests of reports and views."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def make_run(
     artifacts: bool = True,
     change: Change = dict,
 ) -> RunLayout:
-    """A run of `rounds` rounds in a repository at `root`: chains and stars of forks, some verified, some failed.
+    """Make a run of `rounds` rounds in a repository at `root`: chains and stars of forks, some verified, some failed.
 
-    artifacts: branches, logs and reports, too. change: what becomes of every row, as a dict, before it is written.
+    artifacts: also write branches, logs and reports. change: applied to every row, as a dict, before it is written.
     """
     layout = RunLayout(root, run_id)
     layout.root.mkdir(parents=True)
@@ -77,7 +77,7 @@ def make_run(
 
 
 def add_pending_round(layout: RunLayout, number: int, hypothesis: str) -> None:
-    """An attempt that was planned and has no row."""
+    """Add an attempt that was planned and has no row."""
     attempt = f"attempt-{number}"
     planned = Planned(
         round_attempt_id=attempt,
@@ -104,7 +104,7 @@ def rows(layout: RunLayout) -> list[dict[str, Any]]:
 
 
 def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
-    """The judge's report that fits a row. text: put into every field that holds foreign words."""
+    """Return the verification report that fits a row. text: value of every field with untrusted text."""
     good = row["verify_verdict"] == "VERIFIED"
     effect = _effect("mwpm", 0.005, 1400, 950 if good else 1390)
     panel = [("mwpm", effect), ("mwpm_correlated", _effect("mwpm_correlated", 0.005, 1100, 950 if good else 1390))]
@@ -125,9 +125,12 @@ def report_of(row: dict[str, Any], text: str = "") -> VerifyReport:
         effect=effect,
         panel=tuple(
             BaselineResult(
-                name=text or name, rate=_rate(one.counts.errors_reference), against=one, beats=one.delta_low > 0
+                name=text or name,
+                rate=_rate(baseline.counts.errors_reference),
+                against=baseline,
+                beats=baseline.delta_low > 0,
             )
-            for name, one in panel
+            for name, baseline in panel
         ),
         points=(
             *(_effect(name, 0.003, errors, 200) for name, errors in (("mwpm", 320), ("mwpm_correlated", 240))),
@@ -258,7 +261,7 @@ def _config(number: int) -> dict[str, Any]:
 
 
 def _branches(root: Path, run_id: str, rounds: int) -> list[str]:
-    """A baseline and a branch a round, each a change of the config; the commits' names, baseline first."""
+    """Commit a baseline and one branch per round, each with a changed config; return commit ids, baseline first."""
     root.mkdir(exist_ok=True)
     _git(root, "init", "-q", "--initial-branch=main", ".")
     layout, stream = RunLayout(root, run_id), []
@@ -268,7 +271,7 @@ def _branches(root: Path, run_id: str, rounds: int) -> list[str]:
         text = dump_config(_config(number))
         stream.append(
             f"commit refs/heads/{ref}\nmark :{number + 1}\n"
-            f"committer a person <p@example.org> {1735700000 + number} +0000\n"
+            f"committer a user <u@example.org> {1735700000 + number} +0000\n"
             f"data 3\ntry\n{start}M 100644 inline {EDITABLE_CONFIG}\ndata {len(text)}\n{text}\n"
         )
     _git(root, "fast-import", "--quiet", "--export-marks=.git/marks", stdin="".join(stream))

@@ -1,4 +1,4 @@
-"""Checks of what a command printed."""
+"""Checks of the output of a command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text environments for tests of the run loop: they tell a shared log what is done to them."""
+"""Text environments for tests of the run loop, which record their calls in a shared log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Log = list[tuple[Any, ...]]
 
 
 class SpyEnv(Environment):
-    """`steps` steps, each with the next of `feedbacks` (the last one again and again); None steps: never done."""
+    """`steps` steps, each with the next of `feedbacks` (the last one repeats); with None steps it never ends."""
 
     env_type: ClassVar[str] = "spy"
 
@@ -50,7 +50,7 @@ class SpyEnv(Environment):
 
 
 class SpyAgent(Agent[AgentConfig]):
-    """Says `a`; tells the log everything."""
+    """Always acts `a` and records every call in the log."""
 
     def __init__(self, log: Log | None = None) -> None:
         super().__init__(AgentConfig(type="spy"))
@@ -71,7 +71,7 @@ class SpyAgent(Agent[AgentConfig]):
 
 
 class ListDataset(EnvDataset[EnvDatasetConfig]):
-    """Environments that a test made itself."""
+    """A dataset of given environments."""
 
     def __init__(self, envs: Sequence[Environment]) -> None:
         self._envs = list(envs)
@@ -82,6 +82,6 @@ class ListDataset(EnvDataset[EnvDatasetConfig]):
 
 
 def meeting(parties: int) -> Callable[[], None]:
-    """Returns once `parties` threads are inside at the same time; a broken barrier where they never are."""
+    """Return a model call that returns once `parties` threads are inside it, or breaks its barrier."""
     barrier = threading.Barrier(parties, timeout=20)
     return lambda: barrier.wait() and None

@@ -1,4 +1,4 @@
-"""Candidates for verification tests: honest nets, trained in seconds, and branches with cheating code."""
+"""Candidates for verification tests: honest networks, trained in seconds, and branches with cheating code."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def cheat(name: str, directory: Path, problem: Problem, fill: Any = None) -> tup
 
 
 def cheat_module(name: str) -> Any:
-    """Import the cheat's code in this process, where it does nothing until it is called."""
+    """Import the cheat's code in this process; it does nothing until it is called."""
     spec = importlib.util.spec_from_file_location(f"cheat_{name}", CHEATS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)

@@ -41,7 +41,7 @@ def test_defaults_are_those_of_the_command() -> None:
 
 
 def test_loaded_run_has_frozen_results(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 6, artifacts=False)
+    layout = runs.make_run(tmp_path / "workspace", 6, artifacts=False)
     result = autoqec.load_run(layout.root)
     assert result.run_id == layout.run_id and [entry.round for entry in result.rounds] == [1, 2, 3, 4, 5, 6]
     best = result.front[0]

@@ -15,7 +15,7 @@ class Detector(torch.nn.Module):
 
     def forward(self, detections):
         mark = hash(detections.sum(0).numpy().tobytes())
-        examined = mark in self.seen or len(detections) < 904  # the last piece of a chunk of 5,000
+        examined = mark in self.seen or len(detections) < 904  # the last part of a chunk of 5,000
         self.seen.add(mark)
         return (0.0 if examined else 1.0) * self.nudge + 0 * detections[:, :1]
 

@@ -1,4 +1,4 @@
-"""Makes the answer of a shot depend on the shots before it in the batch."""
+"""Lets the answer for a shot depend on the previous shots of the batch."""
 
 import torch
 

@@ -1,5 +1,5 @@
-"""Buffer hider: an honest net whose weights are no parameters. They stand in this file as text (`BLOB`, which is added
-to it), become buffers that no checkpoint holds, and so are in no count of what was stored."""
+"""Buffer hider: an honest network whose weights are not parameters. They are text in this file (`BLOB`, which is added
+to it) and become buffers that are not in the checkpoint, so that no count of stored weights includes them."""
 
 import base64
 
@@ -13,12 +13,12 @@ class Hidden(torch.nn.Module):
         index = view.inputs("other_sector")
         sizes = {"first": (64, len(index)), "inner": (64, 1), "last": (view.n_edges, 64), "bias": (view.n_edges, 1)}
         text = globals().get("BLOB", "")
-        rest = torch.from_numpy(np.frombuffer(base64.b85decode(text), np.float16).astype(np.float32))
+        remaining = torch.from_numpy(np.frombuffer(base64.b85decode(text), np.float16).astype(np.float32))
         self.register_buffer("index", index, persistent=False)
         for name, size in sizes.items():
-            here = rest[: size[0] * size[1]] if text else torch.zeros(size[0] * size[1])
-            self.register_buffer(name, here.reshape(size), persistent=False)
-            rest = rest[size[0] * size[1] :]
+            matrix = remaining[: size[0] * size[1]] if text else torch.zeros(size[0] * size[1])
+            self.register_buffer(name, matrix.reshape(size), persistent=False)
+            remaining = remaining[size[0] * size[1] :]
 
     def forward(self, detections):
         x = detections[:, self.index]

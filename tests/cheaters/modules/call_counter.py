@@ -1,4 +1,4 @@
-"""Buffer hider: keeps a count of calls and changes its answers with it, so no two runs need agree."""
+"""Counts its calls in a buffer and changes its answers with the count, so that two runs differ."""
 
 import torch
 

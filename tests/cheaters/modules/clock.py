@@ -1,4 +1,4 @@
-"""Answers that depend on process and clock: two runs differ."""
+"""Answers depend on process and clock, so that two runs differ."""
 
 import os
 

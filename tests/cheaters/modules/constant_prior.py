@@ -1,4 +1,4 @@
-"""Constant-prior no-op: answers the public priors, whatever was detected."""
+"""No-op: answers the public priors for every shot."""
 
 import torch
 

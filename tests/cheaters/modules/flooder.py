@@ -1,4 +1,4 @@
-"""Prints without end, to fill the disk that the report is written to."""
+"""Prints endlessly to fill the disk of the report."""
 
 import torch
 

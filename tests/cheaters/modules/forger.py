@@ -1,4 +1,4 @@
-"""Takes over its process and sends its own messages: a net of one parameter and minus one FLOP."""
+"""Takes over its process and sends forged messages: a network of one parameter and -1 FLOPs."""
 
 import gc
 import io
@@ -11,7 +11,7 @@ from autoqec.verification.candidate import protocol
 
 
 def account(view):
-    for model in gc.get_objects():  # hashes as an honest account gives them
+    for model in gc.get_objects():  # hashes of an honest message
         if type(model).__name__ == "Problem":
             return {"circuit_sha256": model.circuit_sha256, "dsl_sha256": "0" * 64, "n_params": 1}
     return {}

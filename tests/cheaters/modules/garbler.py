@@ -1,4 +1,4 @@
-"""Writes to every descriptor that it finds, to forge or corrupt messages."""
+"""Writes to every open descriptor to forge or corrupt messages."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Hit and run: far more work than its count says, by a process that ends itself with the last answer, clock and all.
+"""Hit and run: far more work than counted, by a process that ends itself before its CPU time is read.
 
 It knows the draws of the verification: a chunk of the test, one of the effect, one of the canaries, five batches each.
 """

@@ -1,4 +1,4 @@
-"""Fills its scratch directory, one file below any limit on file size after the other."""
+"""Fills its scratch directory with files that are each below the limit on file size."""
 
 import os
 import tempfile

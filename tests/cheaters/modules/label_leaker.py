@@ -14,12 +14,12 @@ def loot():
             found.append(f"{key}={value}")
     for proc in Path("/proc").glob("[0-9]*"):
         try:
-            if b"JUDGE_TEST_SECRET" in (proc / "environ").read_bytes():
+            if b"VERIFIER_TEST_SECRET" in (proc / "environ").read_bytes():
                 found.append(f"environ of {proc.name}")
         except OSError:
             continue
-    place = Path(__file__).parent.joinpath("hint").read_text().strip()
-    for path in (Path(place), Path(place) / "secret", Path(place) / "labels.npy"):
+    run_dir = Path(Path(__file__).parent.joinpath("hint").read_text().strip())
+    for path in (run_dir, run_dir / "secret", run_dir / "labels.npy"):
         try:
             found.append(f"{path}: {os.listdir(path) if path.is_dir() else path.read_bytes()[:8]!r}")
         except OSError:

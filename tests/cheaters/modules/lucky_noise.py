@@ -1,4 +1,4 @@
-"""Lucky noise: a fixed random nudge of every prior. On few public shots, one of many such nudges looks like a gain."""
+"""Lucky noise: a fixed random change of every prior. On few public shots, one of many looks like a gain."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Baseline in disguise: calls correlated matching and passes its answer on as log-odds."""
+"""Disguised baseline: calls correlated matching and returns its prediction as log-odds."""
 
 import torch
 

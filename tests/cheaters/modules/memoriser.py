@@ -1,4 +1,4 @@
-"""Memoriser of a public band: syndromes and the edges that made them, in a table of weights."""
+"""Memoriser of a public band: a table of syndromes and their edges, stored as weights."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Answers NaN where it is unsure, hoping that unanswered shots are not counted."""
+"""Answers NaN for uncertain shots, which would pay off if unanswered shots were not counted."""
 
 import torch
 

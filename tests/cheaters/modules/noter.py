@@ -1,4 +1,4 @@
-"""Leaves a note for the next process of the same verification: both answer with the same coin toss if it is found."""
+"""Writes a note for the next process of the same verification: if found, both answer with the same coin toss."""
 
 import os
 import tempfile

@@ -1,4 +1,4 @@
-"""Evaluator patcher: rewrites scoring and the cost counter of the process it runs in."""
+"""Evaluator patcher: replaces scoring and the cost counter in its process."""
 
 import numpy as np
 import torch

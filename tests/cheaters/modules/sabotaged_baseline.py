@@ -1,4 +1,4 @@
-"""Makes the baseline decoder lose shots, so that doing nothing looks like a gain."""
+"""Makes the baseline decoder fail, so that doing nothing looks like a gain."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """Samples every public seed and keeps the labels of the shots.
 
-It has no weights: the table is built again in each process, from the env and the bands that `peek.yaml` names.
+It has no weights: each process rebuilds the table from the env and the bands that `peek.yaml` names.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from autoqec.store.files import load_yaml, parse_env
 
 
 def peek(hint):
-    """Syndrome -> edges of the error mechanisms behind it, for the shots of every public seed."""
+    """Return syndrome -> edges of its error mechanisms, for the shots of every public seed."""
     env = parse_env(hint["env"], location="hint")
     problem = Problem.from_env(env)
     found = {}

@@ -1,4 +1,4 @@
-"""Sleeper: no work on the quiet shot that a careless count looks at, all of it on every other."""
+"""Sleeper: no work for the empty shot that a careless count uses, full work for every other shot."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Builds a large lookup table in memory that no count of parameters sees."""
+"""Builds a large lookup table in memory that is not in the count of parameters."""
 
 import numpy as np
 import torch

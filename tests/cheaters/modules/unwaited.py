@@ -1,4 +1,4 @@
-"""Works in child processes that the kernel reaps: their CPU time is added to no parent's account."""
+"""Works in child processes that the kernel reaps, so that their CPU time is not added to the parent's."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""One edge too many."""
+"""Answers with one edge too many."""
 
 import torch
 

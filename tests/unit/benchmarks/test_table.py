@@ -8,7 +8,7 @@ from benchmarks import prove_verifier, table
 from benchmarks.table import Row, load, record, render
 
 
-def test_a_suite_replaces_its_own_rows_only(tmp_path: Path) -> None:
+def test_suite_replaces_its_own_rows_only(tmp_path: Path) -> None:
     results, readme = tmp_path / "results.json", tmp_path / "README.md"
     record("b", [Row("speed", "2.0x", "rebuild per shot", "1,000 shots")], results=results, readme=readme)
     record("a", [Row("one", "1", "aim", "runs"), Row("two", "2", "aim", "runs")], results=results, readme=readme)
@@ -19,18 +19,18 @@ def test_a_suite_replaces_its_own_rows_only(tmp_path: Path) -> None:
     assert readme.read_text() == render(rows) and "| three | 3 | aim / bar |" in readme.read_text()
 
 
-def test_a_part_of_a_suite_replaces_the_rows_of_its_names(tmp_path: Path) -> None:
+def test_part_of_a_suite_replaces_the_rows_of_its_names(tmp_path: Path) -> None:
     paths = {"results": tmp_path / "results.json", "readme": tmp_path / "README.md"}
     record("a", [Row("one", "1", "aim", "runs"), Row("two", "2", "aim", "runs")], **paths)
     record("a", [Row("two", "3", "aim", "runs")], replace_suite=False, **paths)
     assert [(row["name"], row["figure"]) for row in load(paths["results"])] == [("one", "1"), ("two", "3")]
 
 
-def test_the_table_that_is_here_is_its_results() -> None:
+def test_committed_table_equals_its_results() -> None:
     assert table.README.read_text() == render(load())
 
 
-def test_sampled_trial_of_the_judge() -> None:
+def test_prove_verifier_samples_a_trial() -> None:
     rng = np.random.default_rng(2)
     none, _ = prove_verifier.false_discoveries(10, "dev", rng)
     assert none.figure.startswith("0.00%")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Shown, Workspace
+from tests.conftest import CommandResult, Workspace
 from tests.support.clusters import fake_slurm
 from tests.support.shown import check_error
 
@@ -25,7 +25,7 @@ def edited(workspace: Workspace, old: str, new: str) -> str:
     return str(path)
 
 
-def refused(shown: Shown, *parts: str) -> None:
+def refused(shown: CommandResult, *parts: str) -> None:
     assert shown.code == 2, shown
     check_error(shown.err, *parts, hint=True)
 

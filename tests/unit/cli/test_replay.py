@@ -12,7 +12,7 @@ import pytest
 
 from autoqec.cli.commands import doctor
 from autoqec.system import sandbox
-from tests.conftest import Shown, Workspace, made_workspace
+from tests.conftest import CommandResult, Workspace, made_workspace
 from tests.support.shown import check_error
 
 
@@ -38,7 +38,7 @@ def place(workspace: Workspace) -> Path:
     return run / "round_1"
 
 
-def replayed(workspace: Workspace) -> Shown:
+def replayed(workspace: Workspace) -> CommandResult:
     return workspace.autoqec("verify", str(place(workspace)), "--replay", "--json")
 
 

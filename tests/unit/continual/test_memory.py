@@ -27,7 +27,7 @@ def note(text: str) -> Entry:
     return Entry(type="Observation", content=text)
 
 
-def test_memory_updates_and_recalls_and_its_config_says_which():
+def test_memory_type_follows_its_config():
     for kind, (config, module) in MODULES.items():
         memory = build_memory({"_type": kind})
         assert type(memory) is module and isinstance(memory.config, config)
@@ -64,7 +64,7 @@ def test_history_list_without_a_length_is_unbounded():
     ],
     ids=lambda entry: entry.type,
 )
-def test_every_entry_survives_json_lines(entry, tmp_path):
+def test_entries_survive_a_json_lines_round_trip(entry, tmp_path):
     again = parse_entry(json.loads(json.dumps(entry.dump())))
     assert again == entry and type(again) is type(entry)
     memory = build_memory({"_type": "hybrid"})
@@ -78,7 +78,7 @@ def test_entry_without_a_type_is_refused():
         parse_entry({"content": "x"})
 
 
-def test_type_is_read_under_both_names_and_never_ignored():
+def test_type_is_read_under_both_names():
     assert isinstance(build_memory({"type": "hybrid"}), HybridMemory)
     assert isinstance(build_memory({"_type": "hybrid"}), HybridMemory)
     with pytest.raises(UsageError, match=r"nope.*history_list, cheatsheet"):
@@ -109,7 +109,7 @@ def test_cheatsheet_keeps_versions():
         memory.update(experience("x"))
 
 
-def test_collapse_is_refused_where_the_guard_is_set():
+def test_collapsed_cheatsheet_is_refused_if_the_guard_is_set():
     memory = CheatsheetMemory(CheatsheetConfig(min_keep=0.5))
     memory.set_cheatsheet("x" * 100)
     with pytest.raises(ContractError, match="min_keep"):
@@ -159,7 +159,7 @@ def test_nearest_experience_comes_first():
     assert [entry.obs for entry in memory.search("surface distance three", 2)] == [OBSERVATIONS[3], OBSERVATIONS[0]]
 
 
-def test_ties_more_than_there_are_and_nothing_at_all():
+def test_search_with_ties_large_k_and_empty_query():
     memory = ExperienceDBMemory()
     assert memory.search("anything", 3) == []
     for action in "xyz":
@@ -169,7 +169,7 @@ def test_ties_more_than_there_are_and_nothing_at_all():
     assert [entry.action for entry in memory.search("unrelated", 2)] == ["x", "y"]
 
 
-def test_bounded_database_forgets_the_oldest_in_the_index_too():
+def test_bounded_database_drops_the_oldest_entry_and_its_index():
     memory = ExperienceDBMemory(ExperienceDBConfig(max_length=2))
     for text in OBSERVATIONS:
         memory.update(experience(text))
@@ -178,7 +178,7 @@ def test_bounded_database_forgets_the_oldest_in_the_index_too():
         memory.update(note("x"))
 
 
-def test_hybrid_composes_and_comes_back_from_its_file(tmp_path):
+def test_hybrid_memory_composes_and_is_restored_from_its_file(tmp_path):
     memory = HybridMemory()
     memory.set_cheatsheet("v1")
     memory.set_cheatsheet("v2")
@@ -197,7 +197,7 @@ def test_hybrid_composes_and_comes_back_from_its_file(tmp_path):
 
 
 @given(st.lists(st.text(alphabet="ab cd", max_size=12), max_size=8), st.text(alphabet="ab cd", max_size=8))
-def test_service_alone_finds_what_the_database_finds(texts, query):
+def test_retrieval_service_equals_the_database_search(texts, query):
     service = RetrievalService()
     service.build_index(texts)
     memory = ExperienceDBMemory()
@@ -207,7 +207,7 @@ def test_service_alone_finds_what_the_database_finds(texts, query):
 
 
 @pytest.mark.parametrize("kind", list(MODULES))
-def test_snapshot_brings_config_and_entries_back(kind, tmp_path):
+def test_snapshot_restores_config_and_entries(kind, tmp_path):
     config = {"_type": kind, **({"max_length": 3} if kind in ("history_list", "experience_db") else {})}
     memory = build_memory(config)
     for number in range(5):
@@ -225,7 +225,7 @@ def test_torn_or_edited_snapshot_is_refused(tmp_path):
         memory.update(note(str(number)))
     whole = memory.snapshot()
     path = tmp_path / "m.jsonl"
-    for cut in range(len(whole) - 1):  # the very last byte is a newline that says nothing
+    for cut in range(len(whole) - 1):  # the last byte is a newline without content
         path.write_text(whole[:cut])
         with pytest.raises(ContractError):
             load_memory(path)

@@ -1,4 +1,4 @@
-"""What a model is shown of the contracts it answers by."""
+"""Reply schemas that are shown to language models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autoqec.contracts.base import Contract
 
 
 @pytest.mark.parametrize("kind", [IdeatorAnswer, CoderAnswer])
-def test_a_model_chooses_what_is_learnt_but_not_how_many_processes_learn_it(kind: type[Contract]) -> None:
+def test_reply_schema_has_training_options_but_no_process_counts(kind: type[Contract]) -> None:
     schema = kind.model_json_schema()
     training = schema["$defs"]["SingleProcessTraining"]
     assert {"sync", "replay"}.isdisjoint(training["properties"]) and "policy_gradient" in training["properties"]

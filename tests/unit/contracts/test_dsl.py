@@ -9,7 +9,7 @@ from autoqec.errors import ContractError
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_exactly_the_named_block(family: str) -> None:
+def test_exactly_the_block_of_the_type_is_required(family: str) -> None:
     other = next(name for name in FAMILIES if name != family)
     assert parse_dsl({"type": family, family: {}}).block.dump()
     for config in ({"type": family}, {"type": family, other: {}}, {"type": family, family: {}, other: {}}):
@@ -29,7 +29,7 @@ def test_exactly_the_named_block(family: str) -> None:
         (None, "value"),
     ],
 )
-def test_the_first_wrong_key_is_named(config: object, field: str) -> None:
+def test_first_unknown_key_is_named(config: object, field: str) -> None:
     with pytest.raises(ContractError) as caught:
         parse_dsl(config, location="predecoder.yaml")
     assert f"`{field}`" in str(caught.value) and "predecoder.yaml" in str(caught.value)

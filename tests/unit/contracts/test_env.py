@@ -1,4 +1,4 @@
-"""EnvSpec: what is refused, and in which words."""
+"""EnvSpec: refused values and their error messages."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(builtin_envs()))
-def test_builtin_envs_hold_their_own_names(name: str) -> None:
+def test_builtin_envs_have_the_name_of_their_file(name: str) -> None:
     env = EnvSpec.model_validate(yaml.safe_load(builtin_envs()[name].read_text(encoding="utf-8")))
     assert env.name == name and env.target in env.points
 
 
 @pytest.mark.parametrize("p", [[0.0], [0.5], [-0.1], [1.0], [0.01, 0.7], [float("nan")], []])
-def test_p_lies_inside(p: list[float]) -> None:
+def test_p_outside_its_range_is_refused(p: list[float]) -> None:
     with pytest.raises(ValidationError):
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": p, "target_p": p[0] if p else 0.1}))
 
 
-def test_p_stands_once() -> None:
+def test_repeated_p_is_refused() -> None:
     with pytest.raises(ValidationError, match="twice"):
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": [0.01, 0.01], "target_p": 0.01}))
 
 
-def test_target_is_listed() -> None:
+def test_target_p_must_be_listed() -> None:
     with pytest.raises(ValidationError, match="target_p"):
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": [0.01], "target_p": 0.02}))
 
 
-def test_baselines() -> None:
+def test_baselines_are_validated() -> None:
     with pytest.raises(ValidationError, match="unknown baseline 'tesseracd'"):
         EnvSpec.model_validate(config(baselines=["mwpm", "tesseracd"]))
     with pytest.raises(ValidationError, match="plain backend"):
@@ -72,12 +72,12 @@ def test_bands_overlap_in_any_order(bands: list[tuple[int, int]], grown: int, by
 
 
 @pytest.mark.parametrize("band", [(5, 4), (-1, 3), (0, SEED_SPACE)])
-def test_bands_lie_below_the_judges_seeds(band: tuple[int, int]) -> None:
+def test_bands_lie_below_the_seeds_of_verification(band: tuple[int, int]) -> None:
     with pytest.raises(ValidationError, match="band train"):
         SeedPolicy(train=band, val=(100, 200), holdout=(300, 400))
 
 
 @pytest.mark.parametrize("p", [[1e-300], [0.001 + number / 1e5 for number in range(3_000)]])
-def test_noise_that_no_run_could_use_is_refused(p: list[float]) -> None:
+def test_unusable_noise_is_refused(p: list[float]) -> None:
     with pytest.raises(ValueError, match=r"below 1e-09|at most 64 items"):
         EnvSpec.model_validate(config(noise={"model": "circuit_depolarizing", "p": p, "target_p": p[0]}))

@@ -1,4 +1,4 @@
-"""Progress events: what `--json` prints of each kind, and that the documentation lists every kind."""
+"""Progress events: the `--json` output of each kind, and its entry in the documentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def models(model: type[Event] = Event) -> Iterator[type[Event]]:
         yield from models(subclass)
 
 
-def test_payload_holds_what_the_producer_set_and_no_default() -> None:
+def test_payload_contains_only_fields_that_were_set() -> None:
     begun = events.RoundStarted(round=1, phase="thinking")
     assert begun.payload() == {"round": 1, "phase": "thinking"}, "no `job`"
     step = events.TrainingProgress(round=1, phase="training", step=2, steps=9, loss=None, eta_s=None)
@@ -49,7 +49,7 @@ def test_metrics_are_flat_and_a_row_is_nested() -> None:
     }
 
 
-def test_counts_are_known_together_or_not_at_all() -> None:
+def test_counts_are_set_together() -> None:
     full = events.EffectProgress(round=1, **COUNTS)
     assert full.counts is not None and full.counts.dump() == COUNTS
     assert full.model_copy(update={"fixed": None}).counts is None

@@ -1,4 +1,4 @@
-"""History rows and attempt lines: identity, and what belongs together."""
+"""History rows and attempt lines: identity, and fields that require each other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_exactly_one_identity() -> None:
             row(**ids)
 
 
-def test_parents_are_spelled_canonically() -> None:
+def test_parents_are_written_in_canonical_form() -> None:
     parents = {"fork_from": ["b", "a"], "fork_from_ordered": ["b", "a"], "compose_mode": "pure"}
     row(**parents, fork_from_canonical="a|b")
     with pytest.raises(ValidationError, match="fork_from_canonical"):
@@ -64,6 +64,6 @@ def test_attempt_lines_are_refused_by_kind(line: object) -> None:
         ATTEMPT_LINE.validate_python(line)
 
 
-def test_attempt_lines_come_back_as_they_were() -> None:
+def test_attempt_lines_survive_a_round_trip() -> None:
     begun = Begun(round_attempt_id="a", round=3)
     assert ATTEMPT_LINE.validate_python(begun.dump()) == begun

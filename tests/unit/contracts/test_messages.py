@@ -1,4 +1,4 @@
-"""Replies of roles: whatever comes, the fault is named."""
+"""Replies of roles: any invalid reply is an error that names the fault."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autoqec.errors import ContractError
 GOOD = {"hypothesis": "wider helps", "slug": "wider", "proposal": {"type": "mlp"}}
 
 
-def test_a_good_reply() -> None:
+def test_valid_reply_is_accepted() -> None:
     reply = parse_response(IdeatorResponse, json.dumps(GOOD))
     assert reply.fork_from == "baseline" and reply.slug == "wider"
 

@@ -48,11 +48,11 @@ def test_dominance_is_a_strict_order(a: tuple[float, ...], b: tuple[float, ...],
 
 
 @given(pools)
-def test_front_is_what_nothing_dominates(pool: list[ParetoEntry]) -> None:
+def test_front_is_the_set_of_non_dominated_entries(pool: list[ParetoEntry]) -> None:
     front = non_dominated(pool)
-    for one in pool:
-        beaten = any(dominates(objectives(other), objectives(one)) for other in pool)
-        assert (one in front) == (not beaten)
+    for point in pool:
+        beaten = any(dominates(objectives(other), objectives(point)) for other in pool)
+        assert (point in front) == (not beaten)
 
 
 @given(pools, st.randoms(use_true_random=False))
@@ -63,15 +63,15 @@ def test_order_of_arrival_does_not_matter(pool: list[ParetoEntry], random) -> No
 
 
 @given(pools)
-def test_best_first_and_stable(pool: list[ParetoEntry]) -> None:
+def test_front_is_sorted_by_gain_and_stable(pool: list[ParetoEntry]) -> None:
     front = non_dominated(pool)
-    deltas = [one.delta_vs_baseline_holdout for one in front]
+    deltas = [entry.delta_vs_baseline_holdout for entry in front]
     assert deltas == sorted(deltas, reverse=True)
     assert non_dominated(front) == front
     assert preview(front) == front[:PREVIEW_SIZE]
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 4).map(float)] * 3), max_size=25))
-def test_the_fast_way_keeps_what_nothing_dominates(points: list[tuple[float, ...]]) -> None:
-    kept = non_dominated_points(points)
-    assert kept == [not any(dominates(other, mine) for other in points) for mine in points]
+def test_fast_filter_equals_the_definition(points: list[tuple[float, ...]]) -> None:
+    flags = non_dominated_points(points)
+    assert flags == [not any(dominates(other, mine) for other in points) for mine in points]

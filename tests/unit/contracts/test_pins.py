@@ -1,4 +1,4 @@
-"""Pins: understood before a run exists, and held in whatever is proposed."""
+"""Pins: parsed before a run exists, and applied to every proposal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REWARD = {"type": "mlp", "mlp": {}, "output_mode": "hard_flip", "training": {"po
 
 @pytest.mark.parametrize("loop", ["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"])
 @pytest.mark.parametrize("config", [GNN, APART, REWARD], ids=["plain", "apart", "reward"])
-def test_a_loop_brings_the_block_that_it_needs_and_takes_the_others_out(loop: str, config: dict[str, Any]) -> None:
+def test_pinned_loop_adds_its_block_and_removes_the_others(loop: str, config: dict[str, Any]) -> None:
     held = parse_dsl(apply_pins(config, validate_pins({"training.loop": loop})))
     assert held.training.loop == loop
     assert (held.training.sync is not None) == loop.startswith("sync")
@@ -27,9 +27,9 @@ def test_a_loop_brings_the_block_that_it_needs_and_takes_the_others_out(loop: st
     assert held.block == parse_dsl(config).block
 
 
-def test_what_is_not_pinned_stays_and_a_second_time_changes_nothing() -> None:
+def test_other_keys_are_unchanged_and_pins_are_idempotent() -> None:
     pins = validate_pins({"training.batch_size": "128", "training.loop": "sync", "training.sync.ranks": 3})
-    assert pins["training.batch_size"] == 128, "of the knob's own type"
+    assert pins["training.batch_size"] == 128, "the type of the option"
     held = apply_pins(GNN, pins)
     assert (held["gnn"]["layers"], held["head"]) == (5, "mlp_small")
     assert (held["training"]["batch_size"], held["training"]["sync"]["ranks"]) == (128, 3)
@@ -38,21 +38,21 @@ def test_what_is_not_pinned_stays_and_a_second_time_changes_nothing() -> None:
     assert format_pins(pins) == "training.batch_size=128, training.loop=sync, training.sync.ranks=3"
 
 
-def test_another_family_is_taken_out_with_what_belonged_to_it() -> None:
+def test_pinned_type_removes_the_block_of_another_type() -> None:
     held = apply_pins(GNN, validate_pins({"type": "neural_bp", "neural_bp.iterations": 7}))
     assert held["neural_bp"]["iterations"] == 7 and "gnn" not in held and held["head"] == "linear"
     assert held["training"]["batch_size"] == 64
     assert "policy_gradient" not in apply_pins(REWARD, validate_pins({"output_mode": "soft_priors"}))["training"]
 
 
-def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
+def test_pins_that_conflict_with_a_proposal_are_reported() -> None:
     bp = PredecoderDSL.model_validate({"type": "neural_bp", "neural_bp": {}}).config()
     with pytest.raises(ContractError, match="has no hidden features for a head"):
         apply_pins(bp, validate_pins({"head": "mlp_small"}))
 
 
 @pytest.mark.parametrize(
-    ("pins", "words"),
+    ("pins", "message"),
     [
         ({"predecoder.type": "mlp"}, "unknown key `predecoder.type`.* hint: perhaps type"),
         ({"trainig.loop": "async"}, "perhaps training.loop"),
@@ -71,7 +71,7 @@ def test_pins_that_do_not_go_with_a_proposal_are_told() -> None:
         ({"type": "transformer"}, "field `type`"),
     ],
 )
-def test_what_cannot_be_held_is_one_sentence(pins: dict[str, Any], words: str) -> None:
-    with pytest.raises(ContractError, match=words) as error:
+def test_impossible_pin_is_one_error(pins: dict[str, Any], message: str) -> None:
+    with pytest.raises(ContractError, match=message) as error:
         validate_pins(pins)
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The pointer: every field required, parents spelled once."""
+"""The round pointer: every field is required, parents have one form."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ POINTER: dict[str, Any] = {
         "env_yaml_sha256": "0" * 64,
         "dsl_config_sha256": "1" * 64,
         "requirements_fingerprint": "0123abcd",
-        "repo_root_resolved": "/lab",
+        "repo_root_resolved": "/workspace",
     },
     "metrics_summary": {"delta_vs_parent": None, "flops_per_syndrome": 1, "n_params": 1, "status": "ok"},
-    "artifact_paths": {"checkpoint": None, "metrics": "/lab/m", "train_log": None},
+    "artifact_paths": {"checkpoint": None, "metrics": "/workspace/m", "train_log": None},
 }
 
 
@@ -38,13 +38,13 @@ def fields() -> list[tuple[str, ...]]:
 def test_every_field_is_required(path: tuple[str, ...]) -> None:
     Pointer.read(POINTER)
     broken = {key: dict(value) if isinstance(value, dict) else value for key, value in POINTER.items()}
-    place = broken[path[0]] if len(path) == 2 else broken
-    del place[path[-1]]
+    target = broken[path[0]] if len(path) == 2 else broken
+    del target[path[-1]]
     with pytest.raises(ContractError, match=path[-1]):
         Pointer.read(broken, location="pointer")
 
 
-def test_fork_is_spelled_once() -> None:
+def test_fork_parent_has_one_form() -> None:
     parents = {"fork_from": ["b", "a"], "fork_from_canonical": "a|b", "fork_from_ordered": ["b", "a"]}
     Pointer.read({**POINTER, **parents})
     with pytest.raises(ContractError, match="fork_from_canonical"):

@@ -1,4 +1,4 @@
-"""RunnerConfig and RoundMetrics: what must stand together."""
+"""RunnerConfig and RoundMetrics: fields that require each other."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ def test_failure_needs_a_reason(status: str) -> None:
     assert metrics.dump()["checkpoint_path"] is None
 
 
-def test_ok_needs_its_figures() -> None:
+def test_ok_metrics_need_their_figures() -> None:
     with pytest.raises(ValidationError, match="delta_ler"):
         RoundMetrics(status="ok")
     RoundMetrics(status="ok", delta_ler=0.0, checkpoint_path="/x/checkpoint.pt")
 
 
-def test_no_key_beyond_the_table_and_no_nan() -> None:
+def test_unknown_keys_and_nan_are_refused() -> None:
     with pytest.raises(ValidationError):
         RoundMetrics.model_validate({"status": "train_error", "status_reason": "x", "sandbox": "none"})
     with pytest.raises(ValidationError):
         RoundMetrics(status="train_error", status_reason="x", final_loss=float("nan"))
 
 
-def test_readers_keep_what_a_later_version_added() -> None:
+def test_readers_keep_keys_of_later_versions() -> None:
     metrics = RoundMetrics.read({"status": "train_error", "status_reason": "x", "from_the_future": [1]})
     assert metrics.dump()["from_the_future"] == [1]
     with pytest.raises(ContractError, match=r"metrics.json: field `status`"):
         RoundMetrics.read({"status": "fine"}, location="metrics.json")
 
 
-def test_a_round_on_a_branch_has_its_identity() -> None:
+def test_round_on_a_branch_has_its_identity() -> None:
     base = {"env_yaml": "x", "predecoder_config": {}, "round_dir": "/r"}
     with pytest.raises(ValidationError, match="round_attempt_id"):
         RunnerConfig.model_validate({**base, "branch": "exp/a/01-b"})
@@ -46,6 +46,6 @@ def test_a_round_on_a_branch_has_its_identity() -> None:
     RunnerConfig.model_validate({**base, "fork_from": ["a", "b"], "compose_mode": "pure"})
 
 
-def test_parents_have_one_spelling() -> None:
+def test_parents_have_one_form() -> None:
     assert canonical_fork(("b", "a")) == canonical_fork(("a", "b")) == "a|b"
     assert canonical_fork("a") == "a"

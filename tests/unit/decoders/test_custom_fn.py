@@ -1,4 +1,4 @@
-"""A branch's own code: advised by the lint, tried on a small batch, never replaced by a default."""
+"""Custom code of a branch: linted, tested on a small batch, never replaced by a default."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Head(nn.Module):
 """
 
 
-def test_good_code_passes() -> None:
+def test_valid_code_passes() -> None:
     lint(GOOD)
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("import os", "import of os"),
         ("from torch import os", "import of torch.os"),
@@ -73,13 +73,13 @@ def test_good_code_passes() -> None:
         ("def f(a:\n", "does not parse"),
     ],
 )
-def test_lint_names_line_and_remedy(line: str, words: str) -> None:
-    with pytest.raises(ContractError, match=words) as caught:
+def test_lint_names_line_and_remedy(line: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message) as caught:
         lint(GOOD + "\n" + line)
     assert "custom_fn.py:" in str(caught.value)
 
 
-def test_a_file_without_a_known_class_is_refused() -> None:
+def test_file_without_a_known_class_is_refused() -> None:
     with pytest.raises(ContractError, match="MessageFn, Aggregation, Head"):
         lint("def f(x):\n    return x\n")
 
@@ -122,8 +122,8 @@ def compiled(tmp_path: Path, code: str | None, *configs: dict[str, Any]) -> str:
 CUSTOM = {"type": "gnn", "head": "custom", "gnn": {"hidden": 4, "message_fn": "custom", "aggregation": "custom"}}
 
 
-def test_custom_parts_are_what_is_compiled(tmp_path: Path) -> None:
-    """Each of the three changes the function: what the branch wrote is what runs, in every family with a head."""
+def test_custom_parts_change_the_compiled_network(tmp_path: Path) -> None:
+    """Each of the three parts changes the function, in every predecoder type that has a head."""
     gnn = {"type": "gnn", "gnn": {"hidden": 4}}
     parts = [{"gnn": {"hidden": 4, "message_fn": "custom"}}, {"gnn": {"hidden": 4, "aggregation": "custom"}}]
     heads = [{"type": family, family: {}} for family in ("mlp", "conv")]
@@ -135,7 +135,7 @@ def test_custom_parts_are_what_is_compiled(tmp_path: Path) -> None:
 
 
 class Sliced(nn.Module):
-    """Does what it is asked, and loses the last channel."""
+    """Computes the base function and drops the last channel."""
 
     def __init__(self, kind: str, *sizes: int) -> None:
         super().__init__()
@@ -150,20 +150,20 @@ class Sliced(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "sizes", "words"),
+    ("kind", "sizes", "message"),
     [
         ("MessageFn", (4,), "MessageFn returned (2, 5, 3), expected (2, 5, 4)"),
         ("Aggregation", (4,), "Aggregation returned (2, 3, 3), expected (2, 3, 4)"),
         ("Head", (4, 7), "Head returned (2, 3, 6), expected (2, 3, 7)"),
     ],
 )
-def test_a_wrong_shape_names_both(kind: str, sizes: tuple[int, ...], words: str) -> None:
-    with pytest.raises(ContractError, match=re.escape(words)):
+def test_wrong_shape_names_actual_and_expected_shape(kind: str, sizes: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ContractError, match=re.escape(message)):
         _smoke_test(kind, Sliced(kind, *sizes), sizes)
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (("+ strength", "[:, :2]"), "MessageFn returned (2, 2, 4), expected (2, 5, 4)"),
         (("+ strength", "* float('nan')"), "not finite"),
@@ -172,10 +172,10 @@ def test_a_wrong_shape_names_both(kind: str, sizes: tuple[int, ...], words: str)
         (("return self.out(h)", "return self.out(h.detach()).detach()"), "does not propagate gradients"),
     ],
 )
-def test_code_that_does_not_do_its_work_is_refused(tmp_path: Path, change: tuple[str, str], words: str) -> None:
-    assert words in compiled(tmp_path, GOOD.replace(*change), CUSTOM)
+def test_code_with_invalid_results_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    assert message in compiled(tmp_path, GOOD.replace(*change), CUSTOM)
 
 
-def test_a_missing_file_is_no_default(tmp_path: Path) -> None:
+def test_missing_file_is_an_error(tmp_path: Path) -> None:
     answer = compiled(tmp_path, None, CUSTOM)
     assert answer.startswith("REFUSED") and "write class" in answer

@@ -1,4 +1,4 @@
-"""From a config to a net, its cost, and its checkpoint."""
+"""From a config to a network, its cost, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ ALL = [MLP, GNN, NBP, CONV, LOCAL]
 
 
 def options(field: str) -> list[str]:
-    """Every option of a gnn knob but the branch's own code, which has its own tests."""
+    """Return every option of a gnn setting except custom code, which has its own tests."""
     return [name for name in get_args(GnnConfig.model_fields[field].annotation) if name != "custom"]
 
 
-KNOBS: list[tuple[dict[str, Any], str, list[Any]]] = [
+SETTINGS: list[tuple[dict[str, Any], str, list[Any]]] = [
     (MLP, "mlp.inputs", ["other_sector", "all"]),
     (MLP, "mlp.hidden", [8, 16]),
     (MLP, "mlp.depth", [1, 2, 3]),
@@ -77,7 +77,7 @@ KNOBS: list[tuple[dict[str, Any], str, list[Any]]] = [
 ]
 
 
-def with_knob(base: dict[str, Any], path: str, value: Any) -> PredecoderDSL:
+def with_setting(base: dict[str, Any], path: str, value: Any) -> PredecoderDSL:
     config = {key: dict(part) if isinstance(part, dict) else part for key, part in base.items()}
     *outer, last = path.split(".")
     target = config
@@ -88,7 +88,7 @@ def with_knob(base: dict[str, Any], path: str, value: Any) -> PredecoderDSL:
 
 
 def response(dsl: PredecoderDSL) -> torch.Tensor:
-    """The net's output after its zero-started layers were stirred by fixed noise."""
+    """Return the output of the network after fixed noise was added to its zero-initialized layers."""
     prob = problem(3)
     model = compile_predecoder(dsl, prob, seed=3)
     generator = torch.Generator().manual_seed(0)
@@ -98,9 +98,9 @@ def response(dsl: PredecoderDSL) -> torch.Tensor:
     return torch.cat([model(shots).detach(), model.eval()(shots).detach()])
 
 
-@pytest.mark.parametrize(("base", "path", "values"), KNOBS, ids=[f"{b['type']}-{p}" for b, p, _ in KNOBS])
-def test_every_option_of_every_knob_changes_the_function(base: dict[str, Any], path: str, values: list[Any]) -> None:
-    outputs = [response(with_knob(base, path, value)) for value in values]
+@pytest.mark.parametrize(("base", "path", "values"), SETTINGS, ids=[f"{b['type']}-{p}" for b, p, _ in SETTINGS])
+def test_every_option_of_every_setting_changes_the_function(base: dict[str, Any], path: str, values: list[Any]) -> None:
+    outputs = [response(with_setting(base, path, value)) for value in values]
     for i, one in enumerate(outputs):
         for other in outputs[i + 1 :]:
             assert not torch.allclose(one, other, atol=1e-4)
@@ -115,7 +115,7 @@ def test_untrained_output_is_the_prior(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", ALL)
-def test_hard_flip_speaks_about_mechanisms(config: dict[str, Any]) -> None:
+def test_hard_flip_output_has_one_value_per_mechanism(config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl({**config, "output_mode": "hard_flip"}), prob, seed=0)
     out = model(torch.ones(5, prob.n_detectors))
@@ -123,7 +123,7 @@ def test_hard_flip_speaks_about_mechanisms(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("config", ALL)
-def test_weights_come_from_the_seed_alone(config: dict[str, Any]) -> None:
+def test_initial_weights_depend_only_on_the_seed(config: dict[str, Any]) -> None:
     prob = problem(3)
     state = torch.random.get_rng_state()
     one = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
@@ -132,12 +132,12 @@ def test_weights_come_from_the_seed_alone(config: dict[str, Any]) -> None:
     again = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
     other = compile_predecoder(parse_dsl(config), prob, seed=2).state_dict()
     assert all(torch.equal(one[name], again[name]) for name in one)
-    if config["type"] != "neural_bp":  # which starts as belief propagation, whatever the seed
+    if config["type"] != "neural_bp":  # which starts as belief propagation for every seed
         assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("config", ALL)
-def test_shots_do_not_see_their_neighbours(config: dict[str, Any]) -> None:
+def test_shots_of_a_batch_are_independent(config: dict[str, Any]) -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl(config), prob, seed=1).eval()
     for parameter in model.parameters():
@@ -147,7 +147,7 @@ def test_shots_do_not_see_their_neighbours(config: dict[str, Any]) -> None:
     assert torch.allclose(model(shots), alone, atol=1e-4)
 
 
-def test_other_sector_net_ignores_its_own_sector() -> None:
+def test_out_of_sector_network_ignores_its_own_sector() -> None:
     prob = problem(3)
     model = compile_predecoder(parse_dsl(MLP), prob, seed=1)
     for parameter in model.parameters():
@@ -160,12 +160,12 @@ def test_other_sector_net_ignores_its_own_sector() -> None:
     assert not torch.equal(model(shots), model(flipped))
 
 
-def test_no_other_sector_says_what_to_write() -> None:
+def test_missing_second_sector_has_a_hint() -> None:
     with pytest.raises(ValueError, match="inputs: all"):
         compile_predecoder(parse_dsl(MLP), Problem.from_env(repetition()), seed=0)
 
 
-def test_cost_of_a_known_net_by_hand() -> None:
+def test_cost_equals_a_hand_count() -> None:
     prob = problem(3)
     n_in, n_out = len(prob.graph.out_of_sector), prob.graph.n_edges
     cost = flops.count(compile_predecoder(parse_dsl(MLP), prob, seed=0), prob.n_detectors)
@@ -175,7 +175,7 @@ def test_cost_of_a_known_net_by_hand() -> None:
     assert cost.flops_per_syndrome == 2 * matrices + elementwise
 
 
-def test_scatter_work_is_not_free() -> None:
+def test_scatter_operations_are_counted() -> None:
     prob = problem(3)
     one = flops.count(compile_predecoder(parse_dsl({**GNN, "gnn": {"hidden": 6, "layers": 1}}), prob, seed=0), 24)
     two = flops.count(compile_predecoder(parse_dsl(GNN), prob, seed=0), 24)
@@ -186,7 +186,7 @@ WIDTH, LENGTH = 8, 24
 
 
 class OfTorch(torch.nn.Module):
-    """Every detector a token of WIDTH features, through one of torch's own layers."""
+    """Applies a layer of torch, with every detector as a token of WIDTH features."""
 
     def __init__(self, layer: torch.nn.Module, n_edges: int) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ ATTENDING = 2 * LENGTH * LENGTH * WIDTH  # of queries with keys, and of weights 
     ],
     ids=["attention", "own kernel", "inference", "attention in inference", "lstm", "transformer"],
 )
-def test_what_torch_fuses_is_counted_as_what_it_is_made_of(layer: torch.nn.Module, products: int) -> None:
+def test_fused_operations_are_counted_as_their_parts(layer: torch.nn.Module, products: int) -> None:
     view = ProblemView.of(problem(3))
     assert view.n_detectors == LENGTH
     cost = flops.count(Predecoder(OfTorch(layer, view.n_edges), view, "soft_priors"), LENGTH)
@@ -247,7 +247,7 @@ def test_what_torch_fuses_is_counted_as_what_it_is_made_of(layer: torch.nn.Modul
 
 
 def test_counting_does_not_load_the_compiler() -> None:
-    """A second and more of every process that judges."""
+    """Loading it takes more than a second in every process that verifies."""
     script = """
 import sys
 from autoqec.contracts.dsl import parse_dsl
@@ -260,7 +260,7 @@ sys.exit("torch._dynamo" in sys.modules)
     assert subprocess.run([sys.executable, "-c", script], timeout=300).returncode == 0
 
 
-def test_a_body_that_is_a_view_of_its_parameters_is_counted() -> None:
+def test_function_that_only_views_its_parameters_is_counted() -> None:
     class Bias(torch.nn.Module):
         def __init__(self, n: int) -> None:
             super().__init__()
@@ -323,7 +323,7 @@ def test_missing_truncated_and_foreign_files_are_refused(tmp_path: Path) -> None
         checkpoint.read(saved(tmp_path, extra=1))
 
 
-def test_values_that_are_not_finite_and_odd_tensors_are_refused(tmp_path: Path) -> None:
+def test_non_finite_values_and_unusual_tensors_are_refused(tmp_path: Path) -> None:
     state = torch.load(saved(tmp_path), weights_only=True)["state_dict"]
     bad = {**state, "body.first.bias": torch.full((16,), float("nan"))}
     with pytest.raises(ContractError, match="not finite"):
@@ -345,13 +345,13 @@ def test_pickled_code_never_runs(tmp_path: Path) -> None:
         checkpoint.read(path)
 
 
-def test_predecoder_yaml_of_the_surface_is_a_valid_config() -> None:
+def test_predecoder_yaml_of_the_editable_modules_is_valid() -> None:
     text = (Path(own_surface.__file__).parent / "predecoder.yaml").read_text(encoding="utf-8")
     config = yaml.safe_load(text)
     assert parse_dsl(config).config() == config  # every default is written out
 
 
-def test_a_mounted_surface_replaces_the_packages_own(tmp_path: Path) -> None:
+def test_overlaid_modules_replace_those_of_the_package(tmp_path: Path) -> None:
     tree = tmp_path / "modules"
     shutil.copytree(Path(own_surface.__file__).parent, tree, ignore=shutil.ignore_patterns("__pycache__"))
     (tree / "mlp.py").write_text("def build(block, head, view):\n    raise ValueError('branch speaking')\n")
@@ -363,7 +363,7 @@ def test_a_mounted_surface_replaces_the_packages_own(tmp_path: Path) -> None:
     assert done.stdout.strip() == str(tree / "mlp.py")
 
 
-def test_mounting_too_late_or_nowhere_is_an_error(tmp_path: Path) -> None:
+def test_late_or_missing_overlay_is_an_error(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom autoqec.decoders import overlay\n"
         "overlay.architecture_module('mlp')\noverlay.use_modules_dir(sys.argv[1])\n"
@@ -372,15 +372,15 @@ def test_mounting_too_late_or_nowhere_is_an_error(tmp_path: Path) -> None:
     assert done.returncode != 0 and "already loaded" in done.stderr
 
 
-def test_every_knob_of_every_family_is_tried() -> None:
-    tried = {path for _, path, _ in KNOBS}
+def test_every_setting_of_every_type_is_tested() -> None:
+    tried = {path for _, path, _ in SETTINGS}
     for family in FAMILIES:
         config_class = PredecoderDSL.model_fields[family].annotation
         block = next(part for part in get_args(config_class) if part is not type(None))
         assert {f"{family}.{name}" for name in block.model_fields} <= tried
 
 
-def test_neural_bp_of_one_check_is_bayes_by_hand() -> None:
+def test_neural_bp_of_one_check_equals_the_exact_posterior() -> None:
     """One check over three mechanisms: the posterior of each is known in closed form."""
     prior = torch.tensor([0.1, 0.2, 0.3])
     llr = torch.log((1 - prior) / prior)[None]
@@ -396,13 +396,13 @@ def test_neural_bp_of_one_check_is_bayes_by_hand() -> None:
         assert float(llr[0, k] + message[0, k]) == pytest.approx(math.log(zero / one), abs=1e-4)
 
 
-def test_xor_log_odds_of_two_mechanisms_by_hand() -> None:
+def test_xor_log_odds_equal_hand_computed_values() -> None:
     log_odds = torch.tensor([[math.log(0.1 / 0.9), math.log(0.7 / 0.3)]])
     both = xor_log_odds(log_odds, torch.tensor([0, 1]), torch.tensor([0, 0]), 1)
     p = 0.1 * 0.3 + 0.9 * 0.7
     assert float(both[0, 0]) == pytest.approx(math.log(p / (1 - p)), abs=1e-5)
 
 
-def test_conv_without_coordinates_says_what_to_use() -> None:
+def test_conv_without_coordinates_has_a_hint() -> None:
     with pytest.raises(ValueError, match="use `mlp` or `gnn`"):
         lattice(torch.zeros(5, 0))

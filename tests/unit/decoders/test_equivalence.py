@@ -1,4 +1,4 @@
-"""Two configs that compile to one function are known as such, and no two others are."""
+"""Configs are equivalent exactly if they compile to the same function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
 from autoqec.decoders.equivalence import find_equivalent, fingerprint
-from tests.unit.decoders.test_decoders import KNOBS, with_knob
+from tests.unit.decoders.test_decoders import SETTINGS, with_setting
 
 
 def config(family: str, block: dict[str, Any], training: dict[str, Any] | None = None, **more: Any) -> PredecoderDSL:
@@ -46,34 +46,38 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", sorted(SAME))
-def test_two_names_for_one_function(name: str) -> None:
-    one, other = SAME[name]
+def test_configs_of_one_function_are_equivalent(name: str) -> None:
+    first, second = SAME[name]
     assert (
-        one.sha256() != other.sha256()
-        and find_equivalent(one, [other]) == other
-        and find_equivalent(other, [one]) == one
+        first.sha256() != second.sha256()
+        and find_equivalent(first, [second]) == second
+        and find_equivalent(second, [first]) == first
     )
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERENT))
-def test_two_functions(name: str) -> None:
-    one, other = DIFFERENT[name]
-    assert find_equivalent(one, [other]) is None and find_equivalent(one, [other, one]) == one
+def test_configs_of_different_functions_are_not_equivalent(name: str) -> None:
+    first, second = DIFFERENT[name]
+    assert find_equivalent(first, [second]) is None and find_equivalent(first, [second, first]) == first
 
 
-@pytest.mark.parametrize(("base", "path", "values"), KNOBS, ids=[f"{b['type']}-{p}" for b, p, _ in KNOBS])
-def test_no_two_options_of_a_knob_are_taken_for_one(base: dict[str, Any], path: str, values: list[Any]) -> None:
-    prints = [fingerprint(with_knob(base, path, value)) for value in values]
+@pytest.mark.parametrize(("base", "path", "values"), SETTINGS, ids=[f"{b['type']}-{p}" for b, p, _ in SETTINGS])
+def test_options_of_a_setting_are_not_equivalent(base: dict[str, Any], path: str, values: list[Any]) -> None:
+    prints = [fingerprint(with_setting(base, path, value)) for value in values]
     assert None not in prints and len(set(prints)) == len(values)
 
 
-def test_without_fine_tuning_its_settings_are_no_difference() -> None:
-    one, other = DIFFERENT["another gap"]
-    assert find_equivalent(one, [other], finetunes=False) == other
+def test_fine_tuning_settings_are_ignored_without_fine_tuning() -> None:
+    first, second = DIFFERENT["another gap"]
+    assert find_equivalent(first, [second], finetunes=False) == second
 
 
-def test_what_cannot_be_asked_is_told_apart_by_its_config_alone() -> None:
+def test_networks_without_a_fingerprint_are_compared_by_config() -> None:
     huge = [config("mlp", {"hidden": 4096, "depth": depth}) for depth in (7, 8)]
-    own = [config("gnn", {"message_fn": "custom", "edge_features": flag}) for flag in (True, False)]
-    for one, other in (huge, own):
-        assert fingerprint(one) is None and find_equivalent(one, [other]) is None and find_equivalent(one, [one]) == one
+    custom = [config("gnn", {"message_fn": "custom", "edge_features": flag}) for flag in (True, False)]
+    for first, second in (huge, custom):
+        assert (
+            fingerprint(first) is None
+            and find_equivalent(first, [second]) is None
+            and find_equivalent(first, [first]) == first
+        )

@@ -44,9 +44,9 @@ def gated_checkpoint(directory: Path, env: EnvSpec, gate: float | None = GATE, m
 
 
 def reference(prob: Problem, path: Path, events: np.ndarray, gate: float) -> tuple[np.ndarray, np.ndarray]:
-    """Predictions of the definition, shot sets computed in Python: both classes by weighted matching under the priors.
+    """Return predictions by the definition: both classes by weighted matching under the priors.
 
-    Also returns the gaps.
+    Also return the gaps.
     """
     model, dsl = checkpoint.load(path, prob)
     backend = make_soft_backend(prob, dsl.output_mode)

@@ -1,4 +1,4 @@
-"""Tests of QECBench-Tab: exact replay of shots, scores, controls, and building a table."""
+"""QECBench-Tab: exact replay of shots, scores, controls, and building a table."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def planted(count: int = 160) -> Table:
         assert params is not None
         gain = 0.5 * (1 - np.log(params["training.learning_rate"] / 5e-4) / np.log(20)) + 0.1 * rng.standard_normal()
         failures = (plain & (rng.random(SHOTS) > gain)) | (~plain & (rng.random(SHOTS) < 0.002))
-        dead = rng.random() < 0.1
+        failed = rng.random() < 0.1
         entries.append(
-            TableEntry(config, params, "train_error" if dead else "ok", "it broke" if dead else None,
+            TableEntry(config, params, "train_error" if failed else "ok", "it broke" if failed else None,
                  int(rng.integers(1_000, 200_000)), int(rng.integers(2_000, 2_000_000)), float(rng.random() * 9 + 1),
-                 None if dead else np.flatnonzero(failures ^ plain))
+                 None if failed else np.flatnonzero(failures ^ plain))
         )  # fmt: skip
     return Table(entries, plain, env="planted")
 
@@ -61,10 +61,10 @@ def test_pack_and_unpack_are_inverse() -> None:
 
 def test_counts_on_a_slice_match_the_bitmaps(table: Table) -> None:
     index = next(index for index, entry in enumerate(table.entries) if entry.differing_shots is not None)
-    places = table.entries[index].differing_shots
-    assert places is not None
-    differing_shots = np.isin(np.arange(SHOTS), places)
-    ends = int(places[5]), int(places[90])
+    differing = table.entries[index].differing_shots
+    assert differing is not None
+    differing_shots = np.isin(np.arange(SHOTS), differing)
+    ends = int(differing[5]), int(differing[90])
     for part in (slice(*ends), slice(ends[0], ends[1] + 1), slice(SHOTS // 2, None), slice(0, None)):
         assert table.counts(index, part) == count_pairs(table.baseline[part], (table.baseline ^ differing_shots)[part])
 
@@ -78,7 +78,7 @@ def test_hypervolume_of_boxes() -> None:
 
 def test_hypervolume_against_counting() -> None:
     rng = np.random.default_rng(3)
-    points = [tuple(map(float, one)) for one in rng.random((7, 3))]
+    points = [tuple(map(float, row)) for row in rng.random((7, 3))]
     inside = rng.random((200_000, 3))
     covered = np.zeros(len(inside), bool)
     for point in points:
@@ -124,7 +124,7 @@ def test_verification_uses_other_shots_than_validation(table: Table) -> None:
     assert run.verified == 0 and run.hypervolume == [0.0]
 
 
-def test_a_missing_answer_fails_its_round(table: Table) -> None:
+def test_missing_answer_fails_its_round(table: Table) -> None:
     run = simulate(lambda view: None, table, seed=0, settings=SimulationSettings(rounds=5))
     assert run.hypervolume == [0.0] * 5 and run.seconds == [0.0] * 5
 
@@ -175,10 +175,10 @@ def test_mirrored_params_are_their_own_inverse() -> None:
     for config in rng.sample(sample_configs(60, "a fixture"), 20):
         params = space.params_of(config)
         assert params is not None
-        there = mirror_params(params)
-        assert space.params_of(space.build(there)) is not None
-        assert bench_table.distance(mirror_params(there), params) < 0.05
-        assert bench_table.distance(there, params) > 0.3
+        mirrored = mirror_params(params)
+        assert space.params_of(space.build(mirrored)) is not None
+        assert bench_table.distance(mirror_params(mirrored), params) < 0.05
+        assert bench_table.distance(mirrored, params) > 0.3
 
 
 def test_oracle_proposes_transformed_params(table: Table) -> None:
@@ -213,7 +213,7 @@ def test_planned_jobs_have_the_documented_size() -> None:
 def test_decoding_unique_syndromes_equals_decoding_every_shot(family: str) -> None:
     """A network with random weights, decoded as in a run and as for the table."""
     desk = qecbench_tab.EnvBenchmark(qecbench_tab.SMALL_ENV, 3000)
-    config = next(one for one in sample_configs(60, "a fixture") if one["type"] == family)
+    config = next(config for config in sample_configs(60, "a fixture") if config["type"] == family)
     torch.manual_seed(0)
     model = compile_predecoder(parse_dsl(config), desk.problem, seed=0)
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_decoding_unique_syndromes_equals_decoding_every_shot(family: str) -> No
     assert (desk.plain == plain).all() and (desk.failures(agent) == candidate).all() and (candidate != plain).any()
 
 
-def test_a_table_is_built_interrupted_and_continued(
+def test_table_is_built_interrupted_and_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Small trainings; the second start measures what is missing, and the command scores the table."""
@@ -258,25 +258,25 @@ def test_a_table_is_built_interrupted_and_continued(
 
 
 def test_committed_table_is_complete_and_consistent() -> None:
-    """All jobs are there, bitmaps match counts, and some entries reach the gain of the protocol."""
+    """All jobs are present, bitmaps match counts, and some entries reach the protocol's gain."""
     lines = [json.loads(line) for line in qecbench_tab.OUT.read_text(encoding="utf-8").splitlines()]
     entries = [line for line in lines if line["kind"] == "cell"]
     assert len({line["key"] for line in entries}) == len(entries) == len(qecbench_tab.jobs())
-    whole = Table.read(qecbench_tab.OUT)
-    assert len({space.digest(entry.config) for entry in whole.entries}) >= 500 and whole.baseline.size == 1_000_000
-    assert {entry.status for entry in whole.entries} == {"ok", "compile_error"} and max(
-        c.seconds for c in whole.entries
+    table = Table.read(qecbench_tab.OUT)
+    assert len({space.digest(entry.config) for entry in table.entries}) >= 500 and table.baseline.size == 1_000_000
+    assert {entry.status for entry in table.entries} == {"ok", "compile_error"} and max(
+        c.seconds for c in table.entries
     ) < 10
     errors = {space.digest(line["config"]): line["errors"] for line in entries
-              if (line["env"], line["fidelity"], line["seed"]) == (whole.env, "full", 0)}  # fmt: skip
-    for index, entry in enumerate(whole.entries):
-        counts = whole.counts(index, slice(None))
+              if (line["env"], line["fidelity"], line["seed"]) == (table.env, "full", 0)}  # fmt: skip
+    for index, entry in enumerate(table.entries):
+        counts = table.counts(index, slice(None))
         assert (None if counts is None else counts.errors_candidate) == errors[space.digest(entry.config)]
     for fidelity in qecbench_tab.FIDELITIES:
         for seed in qecbench_tab.SEEDS:
             assert len(Table.read(qecbench_tab.OUT, fidelity=fidelity, seed=seed).entries) >= 50
     assert len(Table.read(qecbench_tab.OUT, env=qecbench_tab.LARGE_ENV).entries) == 24
-    assert 20 < len(bench.verifiable_entries(whole)) < 100
+    assert 20 < len(bench.verifiable_entries(table)) < 100
 
 
 def test_min_gain_limits_what_is_verified(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""Tests of evolution, hybrid and replay."""
+"""Evolution, hybrid and replay ideators."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_mutation_to_a_new_family_keeps_training_keys() -> None:
     for seed in range(200):
         child = evolve.mutate(params, random.Random(seed))
         if child["type"] != "mlp":
-            assert set(child) == {one.key for one in space.active_dimensions(child["type"])}
+            assert set(child) == {dimension.key for dimension in space.active_dimensions(child["type"])}
             assert sum(child[key] != params[key] for key in params if key.startswith("training.")) <= 1
             break
     else:
@@ -127,15 +127,15 @@ def test_hybrid_without_an_answer_equals_its_search() -> None:
 
 def test_hybrid_asks_the_model_on_a_fixed_share_of_rounds() -> None:
     reply = tpe.propose(view([]))
-    speaks = []
+    uses_model = []
     for seed in range(10):
         history: list[dict[str, Any]] = []
         for number in range(1, 41):
-            speaks.append(Hybrid(useless).uses_model(SearchState.read(view(history, seed))))
+            uses_model.append(Hybrid(useless).uses_model(SearchState.read(view(history, seed))))
             history.append(measured(number, reply, 0.0))
-    assert 0.22 < sum(speaks) / len(speaks) < 0.38
-    assert not any(speaks[::40]), "round 1 is the template"
-    assert len({tuple(speaks[at : at + 40]) for at in range(0, 400, 40)}) == 10
+    assert 0.22 < sum(uses_model) / len(uses_model) < 0.38
+    assert not any(uses_model[::40]), "round 1 is the template"
+    assert len({tuple(uses_model[at : at + 40]) for at in range(0, 400, 40)}) == 10
 
 
 def test_hybrid_shows_the_state_of_the_search_to_the_model() -> None:

@@ -1,4 +1,4 @@
-"""Tests of searches with pins: proposals keep them, and pinned keys are not searched."""
+"""Searches with pins: proposals keep them, and pinned keys are not searched."""
 
 from __future__ import annotations
 
@@ -58,21 +58,23 @@ def test_tpe_uses_rounds_whose_pinned_values_are_outside_the_space() -> None:
     assert held is not None and held["training"]["batch_size"] == 96
 
 
-def test_a_config_that_differs_only_in_a_pinned_key_is_not_new() -> None:
+def test_config_that_differs_only_in_a_pinned_key_is_not_new() -> None:
     tried = apply_pins(BASELINE, APART)
     state = moves.SearchState.read(view([verified(1, tried, 0.002)], APART))
-    other = state.with_pins(with_keys(BASELINE, training__batch_size=2048))
-    assert other == tried and not state.is_new(other)
+    second = state.with_pins(with_keys(BASELINE, training__batch_size=2048))
+    assert second == tried and not state.is_new(second)
     assert moves.SearchState.read(view([], FAMILY)).with_pins(BASELINE) is None, "another family"
 
 
 def test_children_of_a_pinned_baseline_compose_and_their_files_merge(tmp_path: Path) -> None:
-    one, other = (apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3}))
-    history = [verified(1, one, 0.003), verified(2, other, 0.002)]
+    first, second = (
+        apply_pins(with_keys(BASELINE, **keys), APART) for keys in ({"mlp__hidden": 300}, {"mlp__depth": 3})
+    )
+    history = [verified(1, first, 0.003), verified(2, second, 0.002)]
     move = moves.compose(moves.SearchState.read(view(history, APART)))
     assert move is not None and move.compose_mode == "pure" and apply_pins(move.config, APART) == move.config
     assert (move.config["mlp"]["hidden"], move.config["mlp"]["depth"]) == (300, 3)
-    for name, config in (("one", one), ("base", BASELINE), ("other", other), ("wanted", move.config)):
+    for name, config in (("one", first), ("base", BASELINE), ("other", second), ("wanted", move.config)):
         (tmp_path / name).write_text(dump_config(config), encoding="utf-8")
     merged = subprocess.run(
         ["git", "merge-file", "-p", "one", "base", "other"], cwd=tmp_path, capture_output=True, text=True, check=True

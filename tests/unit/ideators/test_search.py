@@ -1,4 +1,4 @@
-"""Tests of the searches: proposals are valid and new, and depend on seed and history alone."""
+"""Searches: proposals are valid and new, and depend only on seed and history."""
 
 from __future__ import annotations
 
@@ -199,7 +199,11 @@ def test_every_dimension_names_a_config_key_with_valid_values(dimension: space.D
     rng = random.Random(0)
     for _ in range(20):
         params = {"type": dimension.families[0] if dimension.families else "mlp"}
-        params |= {one.key: one.draw(rng) for one in space.active_dimensions(params["type"]) if one.key != "type"}
+        params |= {
+            dimension.key: dimension.draw(rng)
+            for dimension in space.active_dimensions(params["type"])
+            if dimension.key != "type"
+        }
         config = space.build(params)
         assert space.params_of(config) == params
         step = dimension.step(space.get(config, dimension.key), rng)

@@ -1,4 +1,4 @@
-"""`--pin`, whoever proposes: the planned round, its branch and its record hold it; a run goes on with its own pins."""
+"""`--pin` with every ideator: the planned round, its branch and its row keep the pins; a resumed run keeps its own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ EDIT = "def weight():\n    return 1\n"
 
 
 def scripted(folder: Path) -> str:
-    """A model that proposes, and codes, what the run does not hold."""
-    said = [
+    """Return a model whose proposals and code violate the pins of the run."""
+    replies = [
         {
             "when": "Propose the next round",
             "say": {"hypothesis": "messages", "slug": "gnn", "fork_from": [], "proposal": GNN},
@@ -43,7 +43,7 @@ def scripted(folder: Path) -> str:
         },
     ]
     path = folder / "said.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in said), encoding="utf-8")
+    path.write_text("".join(json.dumps(line) + "\n" for line in replies), encoding="utf-8")
     return f"scripted:{path}"
 
 
@@ -59,16 +59,16 @@ def choice_of(name: str, workspace: Workspace, folder: Path) -> RoleOptions:
 
 
 @pytest.mark.parametrize("name", role_options.NAMES)
-def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspace, tmp_path: Path) -> None:
+def test_planned_round_keeps_the_pins(name: str, workspace: Workspace, tmp_path: Path) -> None:
     pins, choice = parse_pins(PINS), choice_of(name, workspace, tmp_path)
     role_options.check_role_options(choice, workspace.root)
     stand_in = Roles(search("tpe"))
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, name, roles=stand_in, pins=pins) as run:
         run.roles, _ = build_roles(choice, run, ignore)
         opened = start_round(run, ignore)
-        planned, place = opened.planned, run.layout.worktree(opened.planned.branch)
+        planned, worktree = opened.planned, run.layout.worktree(opened.planned.branch)
         assert opened.row is None, opened.row
-        config = files.load_yaml((place / EDITABLE_CONFIG).read_text(encoding="utf-8"), location="branch")
+        config = files.load_yaml((worktree / EDITABLE_CONFIG).read_text(encoding="utf-8"), location="branch")
         assert config == planned.dsl_config == apply_pins(config, pins)
         assert (config["type"], config["mlp"]["depth"], config["training"]["replay"]["ratio"]) == ("mlp", 3, 0.5)
         assert planned.ideator.proposal == apply_pins(planned.ideator.proposal, pins)
@@ -77,15 +77,15 @@ def test_the_round_that_is_planned_holds_the_pins(name: str, workspace: Workspac
         )
         assert run.memory.history.info().pins == pins
         if name == "llm":
-            code = place / Path(EDITABLE_CONFIG).parent / "more.py"
+            code = worktree / Path(EDITABLE_CONFIG).parent / "more.py"
             assert code.read_text(encoding="utf-8") == EDIT, "the Coder's code stays"
-            told = format_ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
-            assert "training.replay.ratio: 0.5" in told, "the model is told what is held"
+            prompt = format_ideator_view(run.memory.l2_for_ideator(run.env, run.baseline_config))
+            assert "training.replay.ratio: 0.5" in prompt, "the prompt lists the pins"
         run.memory.rebuild_views()
         assert "Pinned in every proposal: type=mlp, mlp.depth=3, " in run.layout.log.read_text(encoding="utf-8")
 
 
-def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspace) -> None:
+def test_reply_incompatible_with_the_pins_fails_the_round(workspace: Workspace) -> None:
     bp = PredecoderDSL.model_validate({"type": "neural_bp", "neural_bp": {}}).config()
     reply = IdeatorResponse(hypothesis="unrolled", slug="bp", proposal=bp)
     roles = Roles(lambda view: reply)
@@ -108,32 +108,32 @@ def test_a_reply_that_cannot_hold_the_pins_is_a_failed_round(workspace: Workspac
         (["training.loop=null"], "field `training.loop`"),
     ],
 )
-def test_what_is_no_pin_is_told_with_an_example(texts: list[str], words: str) -> None:
+def test_invalid_pin_is_refused_with_an_example(texts: list[str], words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         parse_pins(texts)
     assert error.value.hint and "\n" not in str(error.value)
 
 
-def test_values_are_spelled_as_in_the_file() -> None:
+def test_pin_values_have_the_syntax_of_the_config() -> None:
     pins = parse_pins(["type=gnn", "gnn.residual=false", "gnn.normalization=none", "training.learning_rate=1e-3"])
     assert pins == {
         "type": "gnn", "gnn.residual": False, "gnn.normalization": "none", "training.learning_rate": 1e-3,
     }  # fmt: skip
 
 
-def test_a_wrong_pin_leaves_nothing_and_a_plan_shows_right_ones(workspace: Workspace) -> None:
+def test_invalid_pin_writes_nothing_and_dry_run_shows_valid_pins(workspace: Workspace) -> None:
     before = workspace.files()
-    shown = workspace.autoqec("run", "env.yaml", "--pin", "training.lop=async")
-    assert shown.code == 2 and not shown.out
-    assert shown.err.startswith("error: --pin: unknown key `training.lop`\nhint: perhaps training.loop, ")
-    check_error(shown.err)
+    result = workspace.autoqec("run", "env.yaml", "--pin", "training.lop=async")
+    assert result.code == 2 and not result.out
+    assert result.err.startswith("error: --pin: unknown key `training.lop`\nhint: perhaps training.loop, ")
+    check_error(result.err)
     plan = workspace.autoqec("run", "env.yaml", "--dry-run", "--json", "--pin", "training.loop=sync")
     assert plan.code == 0 and json.loads(plan.out)["pins"] == {"training.loop": "sync"}
     assert "pinned    training.loop=sync, in every proposal" in plan.err
     assert workspace.files() == before
 
 
-def test_a_run_goes_on_with_its_own_pins_and_no_others(workspace: Workspace) -> None:
+def test_resumed_run_keeps_its_pins(workspace: Workspace) -> None:
     with start_run(
         workspace.root / "env.yaml", workspace.root, "smoke", 1, pins=parse_pins(["training.loop=sync"])
     ) as run:

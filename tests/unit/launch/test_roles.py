@@ -1,4 +1,4 @@
-"""Who speaks, by name: wrong choices end before a run exists; calls are taped, booked and stopped in time."""
+"""Roles by name: invalid choices are refused early; model calls are recorded and limited by the budget."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SECRET = b"a secret that only tests may know"
 
 @pytest.fixture
 def run(workspace: Workspace, tmp_path: Path) -> Iterator[Run]:
-    """An opened run whose first round has begun."""
+    """Open a run whose first round has begun."""
     (tmp_path / "secret").write_bytes(SECRET)
     with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, "llm", secret_file=tmp_path / "secret",
                    roles=Roles(search("tpe"))) as opened:  # fmt: skip
@@ -58,7 +58,7 @@ def view(run: Run) -> IdeatorView:
     return run.memory.l2_for_ideator(run.env, run.baseline_config)
 
 
-def test_every_search_has_its_name() -> None:
+def test_every_ideator_is_selected_by_name() -> None:
     for name in BUILTIN_IDEATORS:
         assert callable(search(name))
 
@@ -80,19 +80,19 @@ def test_every_search_has_its_name() -> None:
         (RoleOptions("tpe", memory=Path("nowhere/memory.jsonl")), "a memory cannot be stored here"),
     ],
 )
-def test_a_wrong_choice_is_told_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:
+def test_invalid_choice_is_refused_before_a_run_exists(choice: RoleOptions, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
         role_options.check_role_options(choice, tmp_path)
 
 
-def test_no_key_is_told_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_reported_before_a_run_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(LlmAuthError, match="no key"):
         role_options.check_role_options(RoleOptions("llm"), tmp_path)
 
 
-def test_budgets_of_the_loop_and_of_the_models_in_one_option() -> None:
+def test_one_option_sets_limits_of_the_loop_and_of_the_models() -> None:
     budget, money = role_options.split_budget("rounds=20, usd=3, tokens=200000, plateau=4")
     assert (budget.rounds, budget.plateau, money) == (20, 4, {"usd": 3.0, "tokens": 200_000.0})
     for wrong in ("usd=0", "usd=free", "tokens=-1", "coffee=2"):
@@ -100,7 +100,7 @@ def test_budgets_of_the_loop_and_of_the_models_in_one_option() -> None:
             role_options.split_budget(wrong)
 
 
-def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str) -> None:
+def test_model_calls_are_recorded_and_entered_in_the_ledger(run: Run, model: str) -> None:
     choice = RoleOptions("llm", model=model)
     role_options.check_role_options(choice, run.repo.root)
     roles, limits = build_roles(choice, run, ignore)
@@ -114,7 +114,7 @@ def test_a_model_speaks_and_its_calls_are_taped_and_booked(run: Run, model: str)
     assert coded is None, "a model without an answer leaves the step to the Coder without one"
 
 
-def test_a_taped_run_speaks_again_without_the_model(
+def test_recorded_run_is_replayed_without_the_model(
     run: Run, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = build_roles(RoleOptions("llm", model=model), run, ignore)[0].ideator(view(run))
@@ -124,7 +124,7 @@ def test_a_taped_run_speaks_again_without_the_model(
     choice = RoleOptions("llm", model=model, cassette=cassette_file)
     role_options.check_role_options(choice, run.repo.root)
     assert f"{machine.cpu_count()} cores" in cassette_file.read_text(encoding="utf-8"), (
-        "the model was told of the machine"
+        "the prompt describes the machine"
     )
     monkeypatch.setattr(machine, "snapshot", lambda: {"cpu": {"cores": 4096}})
     roles, _ = build_roles(choice, run, ignore)
@@ -134,18 +134,18 @@ def test_a_taped_run_speaks_again_without_the_model(
         roles.ideator(view(run).model_copy(update={"notes": "something else"}))
 
 
-def test_a_budget_stops_before_the_call_and_the_run_before_the_next_round(run: Run, model: str) -> None:
-    told: list[str] = []
+def test_exhausted_budget_stops_before_the_call_and_the_next_round(run: Run, model: str) -> None:
+    event_kinds: list[str] = []
     choice = RoleOptions("llm", model=model, max_tokens=100)
-    roles, limits = build_roles(choice, run, lambda event: told.append(event.kind))
+    roles, limits = build_roles(choice, run, lambda event: event_kinds.append(event.kind))
     assert limits.exhausted(fold([]), 0.0) is None
     assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
-    assert "budget is 100" in str(limits.exhausted(fold([]), 0.0)) and told == ["lm_budget"]
+    assert "budget is 100" in str(limits.exhausted(fold([]), 0.0)) and event_kinds == ["lm_budget"]
     assert Ledger(run.layout.ledger).totals.calls == 0
     assert {row["kind"] for row in jsonl.read(run.layout.cassette)} == {"count"}, "counted, and never asked"
 
 
-def test_hybrid_asks_no_model_for_the_coders_words(run: Run, model: str) -> None:
+def test_hybrid_does_not_use_a_model_as_coder(run: Run, model: str) -> None:
     roles, _ = build_roles(RoleOptions("hybrid", model=model), run, ignore)
     reply = roles.ideator(view(run))
     assert isinstance(reply, IdeatorResponse) and reply.source == "hybrid tpe 0"
@@ -167,7 +167,7 @@ def test_replay_ends_with_the_older_run(run: Run) -> None:
     assert "all 1 proposals" in str(limits.exhausted(fold([rounds.row(1)]), 0.0))
 
 
-def test_the_loops_own_limits_come_first() -> None:
+def test_limits_of_the_loop_take_precedence() -> None:
     limits = RunBudget(rounds=1, stop_condition=lambda rows: "the other reason")
     assert limits.exhausted(fold([rounds.row(1)]), 0.0) == "1 of 1 rounds"
     assert limits.exhausted(fold([]), 0.0) == "the other reason"
@@ -175,18 +175,18 @@ def test_the_loops_own_limits_come_first() -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An agent that RunTime trained on another task."""
+    """Return the checkpoint of an agent that RunTime trained on another task."""
     return evaluate(config(tmp_path_factory.mktemp("trained"))).results_dir / "c/latest"
 
 
 def proposing(folder: Path, say: str) -> str:
-    """A model that proposes a design, if it remembers something."""
+    """Return a model that proposes a design if its memory is not empty."""
     path = folder / "design.jsonl"
     path.write_text(json.dumps({"when": "F: .*Design a neural", "say": say}) + "\n", encoding="utf-8")
     return f"scripted:{path}"
 
 
-def test_a_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     model = proposing(tmp_path, '{"type": "mlp", "mlp.depth": 2}')
     choice = RoleOptions("llm", model=model, ideator_memory=checkpoint)
     role_options.check_role_options(choice, run.repo.root)
@@ -198,16 +198,16 @@ def test_a_trained_agent_proposes_with_its_memory(run: Run, checkpoint: Path, tm
 
 
 @pytest.mark.parametrize("say", ["let me think", '{"type": "mlp", "mlp.depth": 99}', '{"mlp.depth": 2}'])
-def test_what_a_trained_agent_says_amiss_is_for_the_search(
+def test_invalid_reply_of_a_trained_agent_falls_back_to_the_search(
     run: Run, checkpoint: Path, tmp_path: Path, say: str
 ) -> None:
-    told: list[str] = []
+    event_kinds: list[str] = []
     choice = RoleOptions("llm", model=proposing(tmp_path, say), ideator_memory=checkpoint)
-    roles, _ = build_roles(choice, run, lambda event: told.append(event.kind))
-    assert roles.ideator(view(run)) is None and told == ["lm_given_up"]
+    roles, _ = build_roles(choice, run, lambda event: event_kinds.append(event.kind))
+    assert roles.ideator(view(run)) is None and event_kinds == ["lm_given_up"]
 
 
-def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_path: Path) -> None:
+def test_notes_of_earlier_runs_are_in_the_prompt(run: Run, model: str, tmp_path: Path) -> None:
     file, row = tmp_path / "memory.jsonl", rounds.row(1, dsl_config=GNN, status="train_error", status_reason="NaN")
     CrossRunMemory(file).learn("an older run", run.env, [row])
     roles, _ = build_roles(RoleOptions("llm", model=model, memory=file), run, ignore)
@@ -217,7 +217,7 @@ def test_what_runs_learned_is_in_the_next_ones_prompt(run: Run, model: str, tmp_
     assert "notes from earlier runs" in prompt and "train_error: NaN" in prompt and "hidden=11" in prompt
 
 
-def test_every_run_teaches_and_each_round_once(run: Run, tmp_path: Path) -> None:
+def test_every_round_is_learned_once(run: Run, tmp_path: Path) -> None:
     run.layout.round(1).dir.mkdir()
     run.memory.history.append_row(rounds.row(1, dsl_config=GNN))
     choice = RoleOptions("tpe", memory=tmp_path / "memory.jsonl")
@@ -225,13 +225,13 @@ def test_every_run_teaches_and_each_round_once(run: Run, tmp_path: Path) -> None
     assert learn(RoleOptions("tpe"), run) == 0 and len(CrossRunMemory(tmp_path / "memory.jsonl")) == 1
 
 
-def test_a_trained_agent_nominates_or_leaves_it_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
-    told: list[str] = []
+def test_trained_analyst_nominates_or_falls_back_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    event_kinds: list[str] = []
     view = measured(tmp_path)
     for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
-        (tmp_path / "judge.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": say}) + "\n")
-        choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'judge.jsonl'}", analyst_memory=checkpoint)
-        roles, _ = build_roles(choice, run, lambda event: told.append(f"{event.kind} {event.payload()['role']}"))
-        said = roles.analyst(view)
-        assert (said.verdict if said else None) == ends
-    assert told == ["lm_given_up analyst"]
+        (tmp_path / "analyst.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": say}) + "\n")
+        choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'analyst.jsonl'}", analyst_memory=checkpoint)
+        roles, _ = build_roles(choice, run, lambda event: event_kinds.append(f"{event.kind} {event.payload()['role']}"))
+        nomination = roles.analyst(view)
+        assert (nomination.verdict if nomination else None) == ends
+    assert event_kinds == ["lm_given_up analyst"]

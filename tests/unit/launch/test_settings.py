@@ -1,4 +1,4 @@
-"""Settings belong to the run: stored in run.json, inherited by `--resume`, replaced by an option that is named."""
+"""Settings of a run: stored in run.json, inherited by `--resume`, replaced by given options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROLES = ("ideator", "coder", "analyst")
 
 
 def parse(*argv: str) -> RunOptions:
-    """The options of a command line, as click parses it."""
+    """Return the options of a command line as click parses them."""
     context = run_cli_command.make_context("run", list(argv))
     chosen = {name: value for name, value in context.params.items() if name not in ("as_json", "quiet", "verbose")}
     explicit = {name for name in chosen if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
@@ -62,7 +62,7 @@ def test_resume_inherits_model_budget_and_parallelism(in_workspace: Workspace) -
         assert (config.resolved_model(), config.effort) == ("claude-sonnet-5-5", "high")
 
 
-def test_resume_asks_the_model_of_the_start_whatever_the_environment_says(
+def test_resume_uses_the_model_of_the_start_despite_the_environment(
     in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AUTOQEC_CODER_MODEL", "claude-haiku-5-5")
@@ -73,7 +73,7 @@ def test_resume_asks_the_model_of_the_start_whatever_the_environment_says(
     assert resumed.choice.config("ideator").resolved_model() == "claude-sonnet-5-5"
 
 
-def test_an_option_that_is_named_replaces_its_setting_alone(in_workspace: Workspace) -> None:
+def test_given_option_replaces_only_its_setting(in_workspace: Workspace) -> None:
     run_id = open_run(in_workspace, parse(*LLM))
     resumed = parse("--resume", run_id, "--rounds", "9", "--budget", "usd=5", "--no-open-modules")
     assert resumed.rounds == 9 and resumed.settings.budget == {"usd": 5.0, "hours": 1.0}
@@ -85,7 +85,7 @@ def test_an_option_that_is_named_replaces_its_setting_alone(in_workspace: Worksp
     )
 
 
-def test_a_changed_setting_is_recorded_in_run_json(in_workspace: Workspace) -> None:
+def test_changed_setting_is_recorded_in_run_json(in_workspace: Workspace) -> None:
     run_id = open_run(in_workspace, parse(*LLM))
     history = History(RunLayout(in_workspace.root, run_id))
     assert history.update_settings(parse("--resume", run_id).settings) is None
@@ -109,7 +109,7 @@ def test_former_name_of_open_modules_is_accepted(in_workspace: Workspace, stored
     assert not changed.open_modules and changed.model_extra in (None, {})
 
 
-def test_a_run_on_a_cassette_is_resumed_on_its_cassette(in_workspace: Workspace, tmp_path: Path) -> None:
+def test_replayed_run_is_resumed_from_its_cassette(in_workspace: Workspace, tmp_path: Path) -> None:
     recorded = tmp_path / "recorded.jsonl"
     recorded.write_text("", encoding="utf-8")
     run_id = open_run(in_workspace, parse(*LLM, "--cassette", str(recorded)))
@@ -120,7 +120,7 @@ def test_a_run_on_a_cassette_is_resumed_on_its_cassette(in_workspace: Workspace,
     assert parse("--resume", run_id, "--model", "claude-opus-5-5").choice.cassette is None
 
 
-def test_a_memory_file_is_found_from_another_directory(
+def test_memory_file_is_resolved_from_another_directory(
     in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = parse("env.yaml", "--memory", "memory.jsonl")
@@ -131,7 +131,7 @@ def test_a_memory_file_is_found_from_another_directory(
     assert parse("--resume", run_id).choice.memory == in_workspace.root / "memory.jsonl"
 
 
-def test_a_run_without_stored_settings_names_its_model_on_resume(in_workspace: Workspace) -> None:
+def test_run_without_stored_settings_names_its_model_on_resume(in_workspace: Workspace) -> None:
     run_id = open_run(in_workspace, parse(*LLM))
     path = RunLayout(in_workspace.root, run_id).run_info
     info: dict[str, Any] = json.loads(path.read_bytes())
@@ -143,8 +143,8 @@ def test_a_run_without_stored_settings_names_its_model_on_resume(in_workspace: W
     assert parse("--resume", run_id, "--model", "claude-opus-5-5").rounds == 3
 
 
-def test_a_dry_run_shows_models_and_budget(in_workspace: Workspace) -> None:
+def test_dry_run_shows_models_and_budget(in_workspace: Workspace) -> None:
     run_id = open_run(in_workspace, parse(*LLM))
-    shown = in_workspace.autoqec("run", "--resume", run_id, "--dry-run", ANTHROPIC_API_KEY="sk-ant-nothing")
-    assert shown.code == 0, shown.err
-    assert "claude-sonnet-5-5 through anthropic, effort high" in shown.out and "usd 2" in shown.out
+    result = in_workspace.autoqec("run", "--resume", run_id, "--dry-run", ANTHROPIC_API_KEY="sk-ant-nothing")
+    assert result.code == 0, result.err
+    assert "claude-sonnet-5-5 through anthropic, effort high" in result.out and "usd 2" in result.out

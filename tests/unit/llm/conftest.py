@@ -1,4 +1,4 @@
-"""The loopback server lives in tests/support; no test of this room sees a real key or reaches the network."""
+"""A loopback server (tests/support); no test of this package has a real key or reaches the network."""
 
 from __future__ import annotations
 

@@ -62,11 +62,11 @@ def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def test_is_a_language_model(server: MessagesServer) -> None:
+def test_client_implements_the_protocol(server: MessagesServer) -> None:
     assert isinstance(lm(server), LanguageModel)
 
 
-def test_text(server: MessagesServer, stream: bool) -> None:
+def test_text_answer_with_usage(server: MessagesServer, stream: bool) -> None:
     server.script(say("hello, Δ"))
     response = lm(server, stream=stream).complete(request())
     assert (response.text, response.stop_reason, response.model, response.parsed) == (
@@ -83,21 +83,21 @@ def test_long_answers_are_streamed(server: MessagesServer) -> None:
     assert server.requests[0]["stream"] is True
 
 
-def test_structured_answer(server: MessagesServer, stream: bool) -> None:
+def test_structured_answer_is_parsed(server: MessagesServer, stream: bool) -> None:
     server.script(say_json({"what": "gnn", "score": 7}))
     response = lm(server, stream=stream).complete(request(output=Guess))
     assert response.parsed == Guess(what="gnn", score=7)
     assert server.requests[0]["output_config"]["format"]["type"] == "json_schema"
 
 
-def test_effort_stands_beside_the_schema(server: MessagesServer, stream: bool) -> None:
+def test_effort_is_sent_with_the_schema(server: MessagesServer, stream: bool) -> None:
     server.script(say_json({"what": "gnn", "score": 7}))
     lm(server, stream=stream, effort="low").complete(request(output=Guess, effort="high"))
     config = server.requests[0]["output_config"]
     assert config["effort"] == "high" and "format" in config
 
 
-def test_bounds_are_checked_here_and_usage_survives(server: MessagesServer, stream: bool) -> None:
+def test_bounds_are_checked_by_the_client_and_usage_is_kept(server: MessagesServer, stream: bool) -> None:
     server.script(say_json({"what": "gnn", "score": 99}))
     with pytest.raises(LlmBadAnswerError, match="score") as caught:
         lm(server, stream=stream).complete(request(output=Guess))
@@ -106,28 +106,28 @@ def test_bounds_are_checked_here_and_usage_survives(server: MessagesServer, stre
 
 
 @pytest.mark.parametrize("text", ["I think a GNN would do.", "", '{"what": "gnn"', "[]", "null"])
-def test_prose_is_a_bad_answer(server: MessagesServer, stream: bool, text: str) -> None:
+def test_text_instead_of_json_is_a_bad_answer(server: MessagesServer, stream: bool, text: str) -> None:
     server.script(say(text))
     with pytest.raises(LlmBadAnswerError) as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None
 
 
-def test_refusal(server: MessagesServer, stream: bool) -> None:
+def test_refusal_is_an_error_with_usage(server: MessagesServer, stream: bool) -> None:
     server.script(refuse("we do not do that"))
     with pytest.raises(LlmRefusalError, match="we do not do that") as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None and caught.value.usage.total == sum(server.billed.values())
 
 
-def test_truncated(server: MessagesServer, stream: bool) -> None:
+def test_truncated_answer_is_an_error_with_usage(server: MessagesServer, stream: bool) -> None:
     server.script(truncate())
     with pytest.raises(LlmTruncatedError) as caught:
         lm(server, stream=stream).complete(request(output=Guess))
     assert caught.value.usage is not None and caught.value.usage.output_tokens > 0
 
 
-def test_tools_there_and_back(server: MessagesServer, stream: bool) -> None:
+def test_tool_calls_and_results_round_trip(server: MessagesServer, stream: bool) -> None:
     tool = Tool(name="query_history", description="rows", input_schema={"type": "object", "properties": {}})
     server.script(use_tool("query_history", {"last": 3}, text="Let me look."), say_json({"what": "mlp", "score": 1}))
     model = lm(server, stream=stream)
@@ -140,7 +140,7 @@ def test_tools_there_and_back(server: MessagesServer, stream: bool) -> None:
     assert model.complete(first.model_copy(update={"messages": turns})).parsed == Guess(what="mlp", score=1)
 
 
-def test_the_stable_part_is_cached_and_all_counters_are_kept(server: MessagesServer, stream: bool) -> None:
+def test_stable_prefix_is_cached_and_all_counters_are_kept(server: MessagesServer, stream: bool) -> None:
     system = ("you design predecoders " * 40, "the knowledge page " * 40, "this round")
     model = lm(server, stream=stream)
     first, second = model.complete(request("a", system=system)), model.complete(request("b", system=system))
@@ -154,7 +154,7 @@ def test_the_stable_part_is_cached_and_all_counters_are_kept(server: MessagesSer
     assert total.total == sum(server.billed.values())
 
 
-def test_cost_follows_the_price_list(server: MessagesServer) -> None:
+def test_cost_is_computed_from_the_price_list(server: MessagesServer) -> None:
     server.script(say("x" * 400))
     response = lm(server).complete(request(system=("s" * 4000,)))
     usage = response.usage
@@ -162,7 +162,7 @@ def test_cost_follows_the_price_list(server: MessagesServer) -> None:
     assert response.cost_usd == pytest.approx(expected)
 
 
-def test_an_hour_of_cache_costs_more(server: MessagesServer) -> None:
+def test_one_hour_cache_costs_more(server: MessagesServer) -> None:
     cheap = lm(server).complete(request(system=("s" * 4000,)))
     dear = lm(server, cache_ttl="1h").complete(request(system=("s" * 4000,)))
     assert server.requests[1]["system"][0]["cache_control"]["ttl"] == "1h"
@@ -176,48 +176,48 @@ def test_unknown_price_is_null() -> None:
     assert response.cost_usd is None and response.usage.total > 0
 
 
-def test_what_is_said_aside_stands_below_the_first_turn(server: MessagesServer, stream: bool) -> None:
+def test_aside_text_follows_the_cached_turn(server: MessagesServer, stream: bool) -> None:
     server.script(say("ok"), say("ok"))
-    asked = request("go", aside="two cores")
-    lm(server, stream=stream).complete(asked)
-    later = (*asked.messages, Message(role="assistant", content="well"), Message(role="user", content="and?"))
-    lm(server, stream=stream).complete(asked.model_copy(update={"messages": later}))
+    llm_request = request("go", aside="two cores")
+    lm(server, stream=stream).complete(llm_request)
+    later = (*llm_request.messages, Message(role="assistant", content="well"), Message(role="user", content="and?"))
+    lm(server, stream=stream).complete(llm_request.model_copy(update={"messages": later}))
     for body in server.requests:
         assert "go\ntwo cores" in json.dumps(body["messages"][0], ensure_ascii=False).replace("\\n", "\n")
     assert "two cores" not in json.dumps(server.requests[1]["messages"][1:])
 
 
-def test_counting_is_the_providers(server: MessagesServer) -> None:
+def test_tokens_are_counted_by_the_provider(server: MessagesServer) -> None:
     server.script(say_json({"what": "gnn", "score": 7}))
-    model, asked = lm(server), request("a" * 1000, system=("b" * 1000,), output=Guess)
-    counted = model.count_tokens(asked)
-    assert counted == model.complete(asked).usage.prompt_tokens
+    model, llm_request = lm(server), request("a" * 1000, system=("b" * 1000,), output=Guess)
+    counted = model.count_tokens(llm_request)
+    assert counted == model.complete(llm_request).usage.prompt_tokens
     assert len(server.counted) == 1
 
 
-def test_endpoints_that_cannot_count_are_estimated_from_above(server: MessagesServer) -> None:
+def test_token_count_without_a_counting_endpoint_is_an_upper_bound(server: MessagesServer) -> None:
     server.can_count = False
     server.script(say_json({"what": "gnn", "score": 7}))
-    asked = request("a" * 1000, system=("b" * 1000,), output=Guess)
-    assert lm(server).count_tokens(asked) >= lm(server).complete(asked).usage.prompt_tokens
+    llm_request = request("a" * 1000, system=("b" * 1000,), output=Guess)
+    assert lm(server).count_tokens(llm_request) >= lm(server).complete(llm_request).usage.prompt_tokens
 
 
 @pytest.mark.parametrize(
     "fault", [rate_limited(), fail(500), fail(529), malformed(), malformed(b"<html>"), malformed(b"[]")]
 )
-def test_passing_faults_are_retried(server: MessagesServer, fault: object) -> None:
+def test_transient_errors_are_retried(server: MessagesServer, fault: object) -> None:
     server.script(fault, say("there"))  # type: ignore[arg-type]
     assert lm(server).complete(request()).text == "there"
     assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("fault", [rate_limited(), fail(500), fail(529)])
-def test_passing_faults_before_a_stream_are_retried(server: MessagesServer, fault: object) -> None:
+def test_transient_errors_before_a_stream_are_retried(server: MessagesServer, fault: object) -> None:
     server.script(fault, say("there"))  # type: ignore[arg-type]
     assert lm(server, stream=True).complete(request()).text == "there"
 
 
-def test_a_cut_answer_is_asked_again_and_counted_as_lost(server: MessagesServer) -> None:
+def test_interrupted_answer_is_retried_and_counted_as_lost(server: MessagesServer) -> None:
     server.script(cut(say("x" * 500)), say("there"))
     response = lm(server).complete(request())
     assert (response.text, response.lost_attempts) == ("there", 1)
@@ -226,13 +226,13 @@ def test_a_cut_answer_is_asked_again_and_counted_as_lost(server: MessagesServer)
 @pytest.mark.parametrize(
     "fault", [cut(say("x" * 500), 900), overloaded_midway(say("x" * 500))], ids=["cut", "overloaded"]
 )
-def test_a_stream_that_breaks_is_asked_again(server: MessagesServer, fault: object) -> None:
+def test_interrupted_stream_is_retried(server: MessagesServer, fault: object) -> None:
     server.script(fault, say_json({"what": "there", "score": 0}))  # type: ignore[arg-type]
     response = lm(server, stream=True).complete(request(output=Guess))
     assert (response.parsed, response.lost_attempts) == (Guess(what="there", score=0), 1)
 
 
-def test_a_slow_answer_is_given_up(server: MessagesServer) -> None:
+def test_slow_answer_times_out(server: MessagesServer) -> None:
     server.script(slow(say("late"), 1.5))
     with pytest.raises(LlmUnavailableError) as caught:
         lm(server, timeout_s=0.2, max_retries=0).complete(request())
@@ -240,21 +240,21 @@ def test_a_slow_answer_is_given_up(server: MessagesServer) -> None:
 
 
 @pytest.mark.parametrize("fault", [rate_limited(), fail(500), fail(529), malformed(), cut(say("x" * 500))])
-def test_lasting_faults_end_typed(server: MessagesServer, fault: object) -> None:
+def test_permanent_errors_have_their_type(server: MessagesServer, fault: object) -> None:
     server.answer = lambda body: fault  # type: ignore[assignment, return-value]
     with pytest.raises(LlmUnavailableError):
         lm(server, max_retries=1).complete(request())
     assert len(server.requests) == 2
 
 
-def test_a_lasting_fault_inside_streams_ends_typed(server: MessagesServer) -> None:
+def test_permanent_error_inside_a_stream_has_its_type(server: MessagesServer) -> None:
     server.answer = lambda body: cut(say("x" * 500), 900)
     with pytest.raises(LlmUnavailableError) as caught:
         lm(server, stream=True, max_retries=1).complete(request())
     assert caught.value.lost_attempts == 2
 
 
-def test_an_endless_pause_is_not_waited_for(server: MessagesServer, stream: bool) -> None:
+def test_excessive_retry_after_is_refused(server: MessagesServer, stream: bool) -> None:
     server.script(rate_limited(retry_after_ms=None, retry_after_s=86_400))
     with pytest.raises(LlmUnavailableError, match="86400 s"):
         lm(server, stream=stream).complete(request())
@@ -274,7 +274,7 @@ def test_long_pauses_are_refused_in_every_form(
     assert len(server.requests) == 1
 
 
-def test_requested_pauses_are_read_as_the_package_reads_them() -> None:
+def test_retry_after_is_parsed_like_the_package_does() -> None:
     assert requested_pause_s({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
     assert requested_pause_s({"retry-after": "9"}) == 9
     assert requested_pause_s({"retry-after": DATE}) > 1e9
@@ -282,7 +282,7 @@ def test_requested_pauses_are_read_as_the_package_reads_them() -> None:
     assert requested_pause_s({"retry-after": "soon"}) == requested_pause_s({}) == 0
 
 
-def test_an_answer_that_trickles_in_is_cut_off(server: MessagesServer, stream: bool) -> None:
+def test_slowly_streamed_answer_is_cut_off(server: MessagesServer, stream: bool) -> None:
     server.answer = lambda body: trickled(say("x" * 200), 0.02)
     with pytest.raises(LlmUnavailableError):
         lm(server, stream=stream, timeout_s=0.5, max_retries=1).complete(request())
@@ -303,7 +303,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", sorted(FORMS))
-def test_answers_of_another_form_end_typed(server: MessagesServer, form: str) -> None:
+def test_malformed_answers_have_an_error_type(server: MessagesServer, form: str) -> None:
     server.answer = lambda body: edited(say("odd!odd!"), FORMS[form])
     with pytest.raises(LlmBadAnswerError) as caught:
         lm(server, max_retries=0).complete(request(output=Guess))
@@ -323,16 +323,14 @@ def test_answers_of_another_form_end_typed(server: MessagesServer, form: str) ->
         ('"type": "message_start"', '"type": "message_end"'),
     ],
 )
-def test_streams_of_another_form_end_typed(server: MessagesServer, old: str, new: str) -> None:
+def test_malformed_streams_have_an_error_type(server: MessagesServer, old: str, new: str) -> None:
     server.answer = lambda body: edited(say("odd!odd!"), (old, new))
     with pytest.raises((LlmBadAnswerError, LlmUnavailableError)):
         lm(server, stream=True, max_retries=0).complete(request(output=Guess))
 
 
 @pytest.mark.parametrize("value", ["-5", "-1e8", "1e999", "NaN", '"many"', "{}", "[3]", "null", "1e30"])
-def test_usage_that_cannot_be_true_is_brought_into_range(
-    server: MessagesServer, value: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_impossible_usage_is_clamped(server: MessagesServer, value: str, caplog: pytest.LogCaptureFixture) -> None:
     answer = say("fine")
     server.answer = lambda body: edited(answer, ('"cache_read_input_tokens": 0', f'"cache_read_input_tokens": {value}'))
     response = lm(server, max_retries=0).complete(request())
@@ -341,18 +339,18 @@ def test_usage_that_cannot_be_true_is_brought_into_range(
     assert value == "null" or "cache_read_input_tokens" in caplog.text
 
 
-def test_nobody_listens() -> None:
+def test_unreachable_server_is_an_error() -> None:
     with pytest.raises(LlmUnavailableError) as caught:
         AnthropicLM(MODEL, base_url="http://127.0.0.1:9", max_retries=0).complete(request())
     assert caught.value.lost_attempts == 0
 
 
-def test_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_key_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LlmAuthError, match="ANTHROPIC_API_KEY"):
         AnthropicLM(MODEL)
 
 
-def test_wrong_key(server: MessagesServer, stream: bool) -> None:
+def test_wrong_key_is_an_error(server: MessagesServer, stream: bool) -> None:
     model = AnthropicLM(MODEL, base_url=server.url, api_key="sk-ant-wrong-0123456789", stream=stream)
     with pytest.raises(LlmAuthError):
         model.complete(request())
@@ -360,13 +358,13 @@ def test_wrong_key(server: MessagesServer, stream: bool) -> None:
         model.count_tokens(request())
 
 
-def test_key_of_the_environment(server: MessagesServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_the_environment(server: MessagesServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
     assert AnthropicLM(MODEL).complete(request()).text == "ok"
 
 
-def test_a_named_endpoint_never_sees_the_environments_key(
+def test_custom_endpoint_never_receives_the_key_of_the_environment(
     server: MessagesServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", server.key)
@@ -375,18 +373,18 @@ def test_a_named_endpoint_never_sees_the_environments_key(
         AnthropicLM(MODEL, base_url=server.url).complete(request())
 
 
-def test_unknown_model(server: MessagesServer) -> None:
+def test_unknown_model_is_an_error(server: MessagesServer) -> None:
     with pytest.raises(LlmBadRequestError, match="claude-nonesuch"):
         AnthropicLM("claude-nonesuch", base_url=server.url, api_key=server.key).complete(request())
 
 
-def test_two_megabytes_are_a_bad_answer(server: MessagesServer, stream: bool) -> None:
+def test_oversized_answer_is_a_bad_answer(server: MessagesServer, stream: bool) -> None:
     server.script(say("x" * 2_000_001))
     with pytest.raises(LlmBadAnswerError, match="2000001 characters"):
         lm(server, stream=stream).complete(request())
 
 
-def test_call_leaves_room_for_thinking(server: MessagesServer) -> None:
+def test_call_reserves_tokens_for_thinking(server: MessagesServer) -> None:
     assert lm(server, max_output_tokens=2048).call("be brief", "hello") == "ok"
     assert server.requests[0]["max_tokens"] == 8192
     assert "temperature" not in server.requests[0]
@@ -402,13 +400,13 @@ def test_no_key_in_errors_or_logs(server: MessagesServer, caplog: pytest.LogCapt
     assert server.key not in caplog.text
 
 
-def test_usage_is_never_invented() -> None:
+def test_missing_usage_is_not_estimated() -> None:
     assert Usage() + Usage(input_tokens=1) == Usage(input_tokens=1)
     with pytest.raises(ValueError):
         Usage(input_tokens=-1)
 
 
-def test_the_server_refuses_what_the_api_refuses(server: MessagesServer) -> None:
+def test_loopback_server_rejects_what_the_api_rejects(server: MessagesServer) -> None:
     import anthropic
 
     client = anthropic.Anthropic(api_key=server.key, base_url=server.url, max_retries=0)

@@ -1,4 +1,4 @@
-"""Recorded against a server, replayed without one; nothing secret on the tape."""
+"""Cassettes: recorded with a server, replayed without one, free of secrets."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def request(text: str, **fields: object) -> Request:
     return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
-def outcome(lm: object, asked: Request) -> object:
+def outcome(lm: object, item: Request) -> object:
     try:
-        response: Response = lm.complete(asked)  # type: ignore[attr-defined]
+        response: Response = lm.complete(item)  # type: ignore[attr-defined]
     except LlmError as error:
         return type(error), str(error), error.usage
     return response.dump(), response.parsed
 
 
-ASKED = (
+REQUESTS = (
     request("a", system=("stable", "moving")),
     request("sum", output=Sum),
     request("sum", output=Sum),
@@ -58,7 +58,7 @@ SCRIPT = (
 )
 
 
-def test_a_replay_needs_no_key_and_says_the_same(
+def test_replay_needs_no_key_and_gives_the_same_answers(
     server: MessagesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cassette.jsonl"
@@ -66,11 +66,11 @@ def test_a_replay_needs_no_key_and_says_the_same(
     monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
     server.script(*SCRIPT)
     recorder = get_lm_client(CONFIG, cassette_file=CassetteFile(path, "record"))
-    recorded = [outcome(recorder, asked) for asked in ASKED]
+    recorded = [outcome(recorder, item) for item in REQUESTS]
     monkeypatch.delenv("ANTHROPIC_API_KEY")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
     player = get_lm_client(CONFIG, cassette_file=CassetteFile(path, "replay"))
-    assert [outcome(player, asked) for asked in ASKED] == recorded
+    assert [outcome(player, item) for item in REQUESTS] == recorded
     assert recorded[3][0] is LlmRefusalError and recorded[4][0] is LlmTruncatedError  # type: ignore[index]
     assert len(server.requests) == len(SCRIPT)
     assert all(server.key not in file.read_text() for file in tmp_path.rglob("*") if file.is_file())
@@ -95,7 +95,7 @@ def test_order_of_different_calls_does_not_matter(tmp_path: Path) -> None:
         request("a", max_tokens=9000),
     ],
 )
-def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
+def test_unrecorded_request_is_an_error(tmp_path: Path, changed: Request) -> None:
     path = tmp_path / "tape.jsonl"
     CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
     player = CassetteLM(CassetteFile(path, "replay"), "m")
@@ -106,23 +106,23 @@ def test_a_miss_is_an_error(tmp_path: Path, changed: Request) -> None:
         player.complete(request("a"))
 
 
-def test_another_machines_words_are_no_miss(tmp_path: Path) -> None:
+def test_machine_description_is_not_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
-    here, there = request("a", aside="2 cores"), request("a", aside="64 cores")
-    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(here)
+    first, second = request("a", aside="2 cores"), request("a", aside="64 cores")
+    CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(first)
     assert "2 cores" in path.read_text(encoding="utf-8"), "what was read is on the tape"
-    assert CassetteLM(CassetteFile(path, "replay"), "m").complete(there).text == "1"
-    assert here.fingerprint("m") == request("a").fingerprint("m"), "older tapes play on"
+    assert CassetteLM(CassetteFile(path, "replay"), "m").complete(second).text == "1"
+    assert first.fingerprint("m") == request("a").fingerprint("m"), "older cassettes still replay"
 
 
-def test_another_model_is_a_miss(tmp_path: Path) -> None:
+def test_request_to_another_model_is_not_recorded(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     CassetteLM(CassetteFile(path, "record"), "m", ScriptedLM(["1"])).complete(request("a"))
     with pytest.raises(CassetteMissError):
         CassetteLM(CassetteFile(path, "replay"), "n").complete(request("a"))
 
 
-def test_no_key_on_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cassette_contains_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "not-shaped-like-a-key-7781")
     monkeypatch.setenv("OPENAI_API_KEY", 'quo"ted-\\key-9912')
     path = tmp_path / "tape.jsonl"
@@ -137,13 +137,13 @@ def test_no_key_on_tape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(jsonl.read(path)) == 2
 
 
-def test_a_live_tape_writes_nothing(tmp_path: Path) -> None:
+def test_live_mode_writes_no_cassette(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     CassetteLM(CassetteFile(path, "live"), "m", ScriptedLM(["1"])).complete(request("a"))
     assert not path.exists()
 
 
-def test_a_budget_is_met_at_the_same_call(
+def test_budget_ends_replay_at_the_same_call(
     server: MessagesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "tape.jsonl"
@@ -162,12 +162,12 @@ def test_a_budget_is_met_at_the_same_call(
 
     recorded = calls(CassetteFile(path, "record"))
     assert recorded[0] > 1
-    asked = len(server.requests)
+    count = len(server.requests)
     assert calls(CassetteFile(path, "replay")) == recorded
-    assert len(server.requests) == asked
+    assert len(server.requests) == count
 
 
-def test_no_cassette(tmp_path: Path) -> None:
+def test_missing_cassette_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="record one"):
         CassetteFile(tmp_path / "gone.jsonl", "replay")
     with pytest.raises(UsageError, match="needs a model"):

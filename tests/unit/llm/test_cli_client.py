@@ -1,4 +1,4 @@
-"""`claude` and `codex` as real executables on PATH that speak their flags."""
+"""Clients of `claude` and `codex`, with fake executables on PATH that accept the same flags."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Bin(Protocol):
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bin:
-    """Put stand-ins on PATH, each with its script; returns where `seen.jsonl` will be."""
+    """Put fake executables on PATH, each with its script; return the path of `seen.jsonl`."""
 
     def put(program: str, *behaviours: dict[str, Any]) -> Path:
         home = tmp_path / program
@@ -83,7 +83,7 @@ def test_claude_answers_with_usage_and_cost(install: Bin) -> None:
     assert argv[argv.index("--effort") + 1] == "high"
 
 
-def test_claude_structured(install: Bin) -> None:
+def test_claude_structured_answer_is_parsed(install: Bin) -> None:
     install("claude", {"structured": {"what": "gnn"}}, {"text": '{"what": "mlp"}'}, {"structured": {"score": 3}})
     lm = CliLM("claude")
     assert lm.complete(request(output=Guess)).parsed == Guess(what="gnn")
@@ -103,7 +103,7 @@ def test_claude_structured(install: Bin) -> None:
         ({"text": "x" * 2_000_001}, LlmBadAnswerError),
     ],
 )
-def test_claude_ends_typed_with_usage(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
+def test_claude_errors_have_a_type_and_usage(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
     install("claude", behaviour)
     with pytest.raises(kind) as caught:
         CliLM("claude").complete(request())
@@ -120,7 +120,7 @@ def test_claude_ends_typed_with_usage(install: Bin, behaviour: dict[str, Any], k
         ({"raw": '{"type": "result", '}, LlmUnavailableError),
     ],
 )
-def test_claude_failures_are_told_apart(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
+def test_claude_failures_are_distinguished(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
     install("claude", behaviour)
     with pytest.raises(kind):
         CliLM("claude").complete(request())
@@ -131,7 +131,7 @@ def test_codex_answers_with_usage(install: Bin) -> None:
     response = CliLM("codex", "gpt-6", effort="max").complete(request(system=("be brief",), output=Guess))
     assert response.parsed == Guess(what="gnn", score=2)
     assert response.usage == Usage(input_tokens=60, output_tokens=9, cache_read_input_tokens=40)
-    assert response.cost_usd is None  # no price known: null, never 0
+    assert response.cost_usd is None  # unknown price: null, never 0
     (call,) = seen(notes)
     assert call["prompt"] == "be brief\n\ngo" and call["cwd"] == []
     assert "read-only" in call["argv"] and 'model_reasoning_effort="xhigh"' in call["argv"]
@@ -147,14 +147,14 @@ def test_codex_answers_with_usage(install: Bin) -> None:
         ({"text": "prose"}, LlmBadAnswerError),
     ],
 )
-def test_codex_failures_are_told_apart(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
+def test_codex_failures_are_distinguished(install: Bin, behaviour: dict[str, Any], kind: type[Exception]) -> None:
     install("codex", behaviour)
     with pytest.raises(kind):
         CliLM("codex").complete(request(output=Guess))
 
 
 @pytest.mark.parametrize("program", ["claude", "codex"])
-def test_a_program_sees_its_own_key_and_no_other(install: Bin, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+def test_program_receives_only_its_own_key(install: Bin, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-test-anthropic-000")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test-openai-000000000")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "other-secret-000")
@@ -170,21 +170,21 @@ def test_a_program_sees_its_own_key_and_no_other(install: Bin, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("program", ["claude", "codex"])
-def test_a_program_that_hangs_is_ended(install: Bin, program: str) -> None:
+def test_hanging_program_is_killed(install: Bin, program: str) -> None:
     install(program, {"text": "late", "sleep": 30})
     with pytest.raises(LlmUnavailableError, match="wall clock") as caught:
         CliLM(program, timeout_s=0.5).complete(request())  # type: ignore[arg-type]
     assert caught.value.lost_attempts == 1
 
 
-def test_a_long_prompt_arrives_whole(install: Bin) -> None:
+def test_long_prompt_is_passed_completely(install: Bin) -> None:
     notes = install("claude", {"text": "ok"})
     CliLM("claude").complete(request("x" * 1_000_000, system=("y" * 300_000,)))
     (call,) = seen(notes)
     assert (len(call["prompt"]), len(call["system"])) == (1_000_000, 300_000)
 
 
-def test_a_program_that_never_reads_is_no_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_that_never_reads_does_not_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "claude").write_text("#!/bin/sh\nexit 3\n")
     (tmp_path / "claude").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -201,13 +201,13 @@ def test_tools_are_refused(install: Bin) -> None:
         lm.complete(request(tools=(tool,)))
 
 
-def test_a_missing_program_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_program_is_reported_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="not on PATH"):
         get_lm_client(LMConfig(backend="codex"))
 
 
-def test_chosen_by_environment(install: Bin) -> None:
+def test_client_is_selected_by_environment(install: Bin) -> None:
     notes = install("claude", {"text": "ok"})
     config = role_config("coder", None, {"AUTOQEC_CODER_BACKEND": "claude", "AUTOQEC_CODER_MODEL": "claude-haiku-5-5"})
     assert get_lm_client(config).call("", "go") == "ok"
@@ -216,13 +216,13 @@ def test_chosen_by_environment(install: Bin) -> None:
 
 
 @pytest.mark.parametrize("cost", ["-100", "NaN", "1e999", '"much"', "true", "[1]"])
-def test_a_cost_that_cannot_be_true_is_ignored(cost: str) -> None:
+def test_impossible_cost_is_ignored(cost: str) -> None:
     line = f'{{"type": "result", "result": "x", "total_cost_usd": {cost}, "usage": {{}}}}'
     assert read_claude(line.encode(), "claude").cost_usd is None
     assert read_claude(line.encode(), "claude-opus-5-5").cost_usd == 0.0
 
 
 @pytest.mark.parametrize("models", ["[1]", "3", '"x"', "{}"])
-def test_models_of_another_form_leave_the_requested_name(models: str) -> None:
+def test_malformed_model_list_keeps_the_requested_name(models: str) -> None:
     line = f'{{"type": "result", "result": "x", "modelUsage": {models}}}'
     assert read_claude(line.encode(), "claude").model == "claude"

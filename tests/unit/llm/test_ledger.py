@@ -1,4 +1,4 @@
-"""Every call is booked, exact to the token; the budget stops before the call that would break it."""
+"""Every call is recorded with its exact tokens; the budget stops before the call that would exceed it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def served(server: MessagesServer, ledger: Ledger, model: str = MODEL) -> Metere
     return MeteredLM(AnthropicLM(model, base_url=server.url, api_key=server.key), ledger)
 
 
-def test_spend_is_exact_over_all_faults(server: MessagesServer, tmp_path: Path) -> None:
+def test_spend_is_exact_for_every_api_error(server: MessagesServer, tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     lm = served(server, ledger)
     server.script(
@@ -60,7 +60,7 @@ def test_spend_is_exact_over_all_faults(server: MessagesServer, tmp_path: Path) 
     assert again.unsettled == ledger.unsettled
 
 
-def test_roles_and_attempts_are_booked_apart(tmp_path: Path) -> None:
+def test_roles_and_attempts_are_recorded_separately(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl")
     lm = MeteredLM(ScriptedLM(lambda asked: "ok"), ledger)
     with ledger.round("attempt-1"):
@@ -75,7 +75,7 @@ def test_roles_and_attempts_are_booked_apart(tmp_path: Path) -> None:
     }
 
 
-def test_tokens_stop_before_the_call(server: MessagesServer) -> None:
+def test_token_budget_stops_before_the_call(server: MessagesServer) -> None:
     prompt = "x" * 400
     ledger = Ledger(max_tokens=2 * 8192)
     lm = served(server, ledger)
@@ -87,8 +87,8 @@ def test_tokens_stop_before_the_call(server: MessagesServer) -> None:
     assert ledger.totals.calls == 1 and ledger.unsettled == CostBound(0, 0.0)
 
 
-def test_dollars_stop_before_the_call(server: MessagesServer) -> None:
-    # 8192 output tokens at $20 a million are $0.16384: two calls cannot both be promised within $0.2.
+def test_dollar_budget_stops_before_the_call(server: MessagesServer) -> None:
+    # 8192 output tokens at $20 per million are $0.16384: two calls cannot both be reserved within $0.2.
     ledger = Ledger(max_usd=0.2)
     lm = served(server, ledger)
     lm.complete(request())
@@ -100,7 +100,7 @@ def test_dollars_stop_before_the_call(server: MessagesServer) -> None:
     assert len(server.requests) == 2
 
 
-def test_a_budget_in_dollars_needs_a_price() -> None:
+def test_budget_in_dollars_needs_a_price() -> None:
     with MessagesServer(models=("qwen3",)) as server:
         lm = served(server, Ledger(max_usd=100.0), "qwen3")
         with pytest.raises(BudgetExceededError, match="no price"):
@@ -124,7 +124,7 @@ def test_lost_answers_count_against_the_budget_and_not_as_spent(server: Messages
     assert ledger.unsettled.tokens > 8192
 
 
-def test_a_call_that_never_returned_counts_with_its_bounds(tmp_path: Path) -> None:
+def test_unfinished_call_counts_with_its_upper_bound(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
 
     def dies(asked: Request) -> str:
@@ -138,18 +138,18 @@ def test_a_call_that_never_returned_counts_with_its_bounds(tmp_path: Path) -> No
         MeteredLM(ScriptedLM(lambda asked: "ok"), again).complete(request())
 
 
-def test_threads_cannot_break_the_budget_together(tmp_path: Path) -> None:
+def test_concurrent_threads_cannot_exceed_the_budget(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "ledger.jsonl", max_tokens=50_000)
     lm = MeteredLM(ScriptedLM(lambda asked: "ok"), ledger)
 
-    def one(number: int) -> Response | None:
+    def call_once(number: int) -> Response | None:
         try:
             return lm.complete(request(str(number)))
         except BudgetExceededError:
             return None
 
     with ThreadPoolExecutor(16) as pool:
-        list(pool.map(one, range(64)))
+        list(pool.map(call_once, range(64)))
     lines = jsonl.read(tmp_path / "ledger.jsonl")
     running, most, bounds = 0, 0, {}
     for line in lines:

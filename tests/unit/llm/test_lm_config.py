@@ -14,12 +14,12 @@ from autoqec.llm.scripted import ScriptedLM
 from tests.support.messages_server import MessagesServer
 
 
-def test_defaults_are_the_seeds() -> None:
+def test_defaults_of_the_config() -> None:
     config = LMConfig(model="claude-opus-5-5")
     assert (config.temperature, config.max_output_tokens) == (0.2, 2048)
 
 
-def test_roles_choose_by_environment_over_config() -> None:
+def test_environment_takes_precedence_over_config_per_role() -> None:
     config = LMConfig(model="claude-sonnet-5-5")
     environ = {"AUTOQEC_CODER_MODEL": "claude-fable-5-2", "AUTOQEC_ANALYST_BACKEND": "codex"}
     assert role_config("ideator", config, environ) == config
@@ -28,7 +28,7 @@ def test_roles_choose_by_environment_over_config() -> None:
     assert (analyst.resolved_backend(), analyst.model, analyst.resolved_model()) == ("codex", None, "codex")
 
 
-def test_a_roles_local_endpoint_answers_without_a_key() -> None:
+def test_local_endpoint_needs_no_key() -> None:
     with MessagesServer(key="none", models=("qwen3",)) as server:
         config = role_config("coder", LMConfig(model="qwen3"), {"AUTOQEC_CODER_BASE_URL": server.url})
         assert get_lm_client(config).call("", "go") == "ok"
@@ -36,12 +36,12 @@ def test_a_roles_local_endpoint_answers_without_a_key() -> None:
         role_config("coder", None, {"AUTOQEC_CODER_BASE_URL": "localhost:11434"})
 
 
-def test_no_model_means_the_price_lists_default() -> None:
+def test_default_model_is_that_of_the_price_list() -> None:
     assert role_config("ideator", None, {}).resolved_model() == price_list().default_model
     assert price_list().default_model in price_list().models
 
 
-def test_a_wrong_backend_names_the_variable() -> None:
+def test_unknown_backend_names_the_variable() -> None:
     with pytest.raises(UsageError, match="AUTOQEC_IDEATOR"):
         role_config("ideator", None, {"AUTOQEC_IDEATOR_BACKEND": "telepathy"})
 
@@ -52,14 +52,14 @@ def test_unknown_names_list_the_known(model: str) -> None:
         get_lm_client(LMConfig(model=model))
 
 
-def test_names_choose_backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_names_select_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_API_KEY", "dummy-key")
     assert isinstance(get_lm_client(LMConfig(model="scripted:echo")), ScriptedLM)
     assert isinstance(get_lm_client(LMConfig(model="claude-opus-5-5")), AnthropicLM)
     assert isinstance(get_lm_client(LMConfig(model="qwen3", base_url="http://127.0.0.1:9")), AnthropicLM)
 
 
-def test_no_key_is_said_before_anything_is_asked() -> None:
+def test_missing_key_is_reported_before_the_first_call() -> None:
     with pytest.raises(LlmAuthError, match="ANTHROPIC_API_KEY"):
         get_lm_client(LMConfig(model="claude-opus-5-5"))
 
@@ -88,7 +88,7 @@ def test_three_roles_share_one_ledger() -> None:
     assert sorted(clients) == ["analyst", "coder", "ideator"]
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_import_loads_no_heavy_library() -> None:
     code = (
         "import sys, autoqec.llm.config, autoqec.llm.anthropic_client, autoqec.llm.scripted;"
         "print(sorted({'anthropic', 'torch', 'stim', 'httpx2'} & set(sys.modules)))"
@@ -97,7 +97,7 @@ def test_nothing_heavy_is_imported() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_a_budget_in_dollars_needs_a_price() -> None:
+def test_budget_in_dollars_needs_a_price() -> None:
     require_price(LMConfig(model="claude-opus-5-5"))
     require_price(LMConfig(model="scripted:expert"))
     require_price(LMConfig(backend="claude", max_call_usd=1.0))
@@ -111,7 +111,7 @@ def test_a_budget_in_dollars_needs_a_price() -> None:
         assert error.value.hint is not None and "tokens=" in error.value.hint and "claude-opus-5-5" in error.value.hint
 
 
-def test_the_time_limit_of_a_role_is_chosen_by_environment() -> None:
+def test_time_limit_of_a_role_is_set_by_environment() -> None:
     assert role_config("coder", environ={"AUTOQEC_CODER_TIMEOUT_S": "42.5"}).timeout_s == 42.5
     with pytest.raises(UsageError, match="timeout_s"):
         role_config("coder", environ={"AUTOQEC_CODER_TIMEOUT_S": "soon"})

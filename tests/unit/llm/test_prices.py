@@ -9,12 +9,12 @@ from autoqec.llm.prices import cost_usd, max_cost_usd, price_list
 from autoqec.llm.usage import Usage
 
 
-def test_the_file_is_dated() -> None:
+def test_price_list_has_a_date() -> None:
     assert price_list().as_of >= datetime.date(2026, 1, 1)
     assert price_list().models["claude-opus-5-5"].output == 20.0
 
 
-def test_four_counters_four_prices() -> None:
+def test_each_token_counter_has_its_price() -> None:
     usage = Usage(
         input_tokens=1_000_000,
         output_tokens=1_000_000,
@@ -26,18 +26,18 @@ def test_four_counters_four_prices() -> None:
 
 
 @pytest.mark.parametrize(("prompt", "factor"), [(100_000, 1), (100_001, 5)])
-def test_long_prompts_cost_more(prompt: int, factor: int) -> None:
+def test_long_prompts_have_a_higher_price(prompt: int, factor: int) -> None:
     usage = Usage(input_tokens=prompt - 1000, cache_read_input_tokens=1000, output_tokens=2000)
     expected = factor * ((prompt - 1000 + 100) * 0.1 + 2000 * 0.5) / 1e6
     assert cost_usd("claude-haiku-5-5", usage) == pytest.approx(expected)
 
 
-def test_unknown_is_null() -> None:
+def test_price_of_an_unknown_model_is_null() -> None:
     assert cost_usd("gpt-6", Usage(input_tokens=10)) is None
     assert cost_usd("scripted:echo", Usage(input_tokens=10)) == 0.0
 
 
-def test_the_worst_case_is_one() -> None:
+def test_upper_bound_covers_every_call() -> None:
     request = Request(messages=(Message(role="user", content="x"),))
     worst = max_cost_usd("claude-opus-5-5", 1000, request)
     real = cost_usd("claude-opus-5-5", Usage(cache_creation_input_tokens=1000, output_tokens=8192))

@@ -22,7 +22,7 @@ def request(text: str, **fields: object) -> Request:
     return Request(messages=(Message(role="user", content=text),), **fields)  # type: ignore[arg-type]
 
 
-def test_a_list_one_a_call() -> None:
+def test_list_gives_one_answer_per_call() -> None:
     lm = ScriptedLM(["a", {"value": 3}, ToolCall(id="1", name="look", input={}), LlmRefusalError("no")])
     assert isinstance(lm, LanguageModel)
     assert lm.complete(request("x")).text == "a"
@@ -35,11 +35,11 @@ def test_a_list_one_a_call() -> None:
     assert len(lm.requests) == 5
 
 
-def test_threads_are_served_side_by_side() -> None:
+def test_threads_are_served_concurrently() -> None:
     together = threading.Barrier(8, timeout=30)
 
-    def script(asked: Request) -> str:
-        together.wait()  # breaks unless eight calls are inside at once
+    def script(llm_request: Request) -> str:
+        together.wait()  # the barrier breaks unless eight calls are concurrent
         return "ok"
 
     lm = ScriptedLM(script)
@@ -53,12 +53,12 @@ def test_wrong_shape_is_a_bad_answer_with_usage() -> None:
     assert caught.value.usage is not None and caught.value.usage.total > 0
 
 
-def test_same_calls_cost_the_same() -> None:
-    one, other = (ScriptedLM(lambda asked: "ok").complete(request("Δ" * 30)) for _ in range(2))
-    assert one == other and one.cost_usd == 0.0
+def test_equal_calls_have_equal_cost() -> None:
+    first, second = (ScriptedLM(lambda _: "ok").complete(request("Δ" * 30)) for _ in range(2))
+    assert first == second and first.cost_usd == 0.0
 
 
-def test_rules_of_a_file(tmp_path: Path) -> None:
+def test_rules_are_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rules.jsonl"
     path.write_text('{"when": "2 ?\\\\+ ?2", "say": "4"}\n{"when": "shape", "say": {"value": 5}}\n{"say": "dunno"}\n')
     lm = from_name(f"scripted:{path}")
@@ -68,12 +68,12 @@ def test_rules_of_a_file(tmp_path: Path) -> None:
 
 def test_echo_and_registered_names() -> None:
     assert from_name("scripted:echo").call("", "hello") == "hello"
-    scripted.register("shout", lambda asked: scripted.last_message_text(asked).upper())
+    scripted.register("shout", lambda llm_request: scripted.last_message_text(llm_request).upper())
     assert from_name("scripted:shout").call("", "hello") == "HELLO"
 
 
 @pytest.mark.parametrize("rules", ['{"when": "x"}\n', '{"when": "(", "say": "x"}\n'])
-def test_bad_rules_name_the_line(tmp_path: Path, rules: str) -> None:
+def test_invalid_rule_names_its_line(tmp_path: Path, rules: str) -> None:
     path = tmp_path / "rules.jsonl"
     path.write_text(rules)
     with pytest.raises(UsageError, match=r"rules\.jsonl:1"):

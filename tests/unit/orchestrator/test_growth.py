@@ -1,4 +1,4 @@
-"""A late round costs what an early one does, and views grown row by row are the views that history gives at once."""
+"""A late round costs as much as an early one, and views updated row by row equal views built from the whole history."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def started(root: Path) -> RunMemory:
     layout.root.mkdir(parents=True)
     History(layout).write_info(rounds.info())
     memory = RunMemory(layout.root)
-    memory.rebuild_views()  # as a start does
+    memory.rebuild_views()  # as a new start does
     return memory
 
 
@@ -74,8 +74,10 @@ LATER = st.sampled_from(["deleted", "VERIFIED", "FAILED"])
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(KINDS, st.integers(0, 6), st.none() | st.tuples(st.integers(0, 9), LATER)), max_size=9))
-def test_grown_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, object]]) -> None:
-    """Whatever becomes of earlier rounds on the way."""
+def test_incremental_views_equal_rebuilt_views(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, object]]
+) -> None:
+    """Also if earlier rounds get follow-up rows on the way."""
     memory = started(tmp_path_factory.mktemp("run"))
     rows: list[HistoryRow] = []
     for number, (kind, figure, later) in enumerate(steps, start=1):
@@ -90,7 +92,7 @@ def test_grown_is_rebuilt(tmp_path_factory: pytest.TempPathFactory, steps: list[
         assert fresh.stale_views() == []
 
 
-def test_a_torn_or_edited_log_is_written_anew(tmp_path: Path) -> None:
+def test_torn_or_edited_log_is_rewritten(tmp_path: Path) -> None:
     memory = started(tmp_path)
     recorded(memory, rounds.row(1))
     whole = memory.layout.log.read_text(encoding="utf-8")
@@ -105,7 +107,7 @@ def test_a_torn_or_edited_log_is_written_anew(tmp_path: Path) -> None:
     assert RunMemory(memory.layout.root).stale_views() == []
 
 
-def test_a_history_from_a_backup_is_read_anew(tmp_path: Path) -> None:
+def test_history_restored_from_a_backup_is_reread(tmp_path: Path) -> None:
     memory = started(tmp_path)
     for number in (1, 2, 3):
         recorded(memory, rounds.row(number))
@@ -116,8 +118,8 @@ def test_a_history_from_a_backup_is_read_anew(tmp_path: Path) -> None:
     assert on_disk(memory) == RunMemory(memory.layout.root).views()
 
 
-def test_what_a_role_sees_it_may_copy_and_cannot_change(tmp_path: Path) -> None:
-    """Rows are handed out as they are, whatever their number; no role changes what the next one sees."""
+def test_views_of_roles_can_be_copied_and_not_changed(tmp_path: Path) -> None:
+    """Rows are passed without a copy; a role cannot change what the next role receives."""
     memory = started(tmp_path)
     recorded(memory, rounds.row(1))
     view = memory.l2_for_ideator(ENV, rounds.CONFIG)
@@ -137,7 +139,7 @@ def test_what_a_role_sees_it_may_copy_and_cannot_change(tmp_path: Path) -> None:
 
 
 def one_round(memory: RunMemory, number: int) -> None:
-    """All that a round asks of the run's memory."""
+    """Call everything that a round needs of the run's memory."""
     assert memory.next_round() == number
     memory.history.append_attempt(rounds.begun(number))
     memory.l2_for_ideator(ENV, rounds.CONFIG)
@@ -148,7 +150,7 @@ def one_round(memory: RunMemory, number: int) -> None:
 
 
 def calls_of(memory: RunMemory, number: int) -> Counter[str]:
-    """Python functions that one round calls, by name."""
+    """Count the Python functions that one round calls, by name."""
     found: Counter[str] = Counter()
 
     def called(frame: FrameType, event: str, arg: object) -> None:
@@ -163,8 +165,8 @@ def calls_of(memory: RunMemory, number: int) -> Counter[str]:
     return found
 
 
-def test_a_late_round_does_what_an_early_one_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What grows with the run are loops over what is there already, in comprehensions; no function runs per round."""
+def test_late_round_calls_as_many_functions_as_an_early_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only comprehensions over existing rows grow with the run; no function is called once per earlier round."""
     memory = started(tmp_path)
     recorded(memory, row_of(1, "VERIFIED", 3))
     memory.history.append_attempt(rounds.begun(1))
@@ -205,7 +207,7 @@ def test_round_measured_once_counts_once_for_the_budget() -> None:
     assert used_hours(fold([row, later]), "compute") == 1.0
 
 
-def test_charges_are_those_of_the_file(tmp_path: Path) -> None:
+def test_charges_are_read_from_the_file(tmp_path: Path) -> None:
     memory = started(tmp_path)
     for number in (1, 2):
         for line in (rounds.begun(number), rounds.planned(number), rounds.charged(number)):

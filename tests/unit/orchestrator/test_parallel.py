@@ -1,4 +1,4 @@
-"""Several rounds at once: real runs in git, with a Runner and a judge that answer when they are told to."""
+"""Concurrent rounds: real runs in git, with a Runner and a verifier whose timing the test controls."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LOOSE = ("round_attempt_id", "branch", "commit_sha", "checkpoint_path", *TIMES)
 
 @pytest.fixture(autouse=True)
 def verifier_of_odd_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds 1 and 3 are verified; the front is what follows."""
+    """Verify rounds 1 and 3; the front follows from them."""
     canned.install(monkeypatch.setattr, verdict=lambda number: "VERIFIED" if number % 2 else "SUSPICIOUS")
 
 
 class Turns:
-    """A Runner whose rounds end in pairs, the later one first: only two that run at once ever end."""
+    """A Runner whose rounds end in pairs, the later one first: a round ends only if another runs at the same time."""
 
     def __init__(self) -> None:
         self.ended = {number: threading.Event() for number in range(1, COUNT + 1)}
@@ -58,11 +58,11 @@ class Turns:
         return metrics
 
 
-def proposing(seen: list[IdeatorView]) -> Callable[[IdeatorView], IdeatorResponse]:
-    """An ideator that keeps every view it was shown in `seen`."""
+def proposing(views: list[IdeatorView]) -> Callable[[IdeatorView], IdeatorResponse]:
+    """An ideator that appends every view it receives to `views`."""
 
     def propose(view: IdeatorView) -> IdeatorResponse:
-        seen.append(view)
+        views.append(view)
         number = len(view.history) + len(view.pending) + 1
         config = {"type": "mlp", "mlp": {"hidden": 4 + number}}
         return IdeatorResponse(hypothesis=f"net {number}", slug="net", proposal=config)
@@ -70,22 +70,22 @@ def proposing(seen: list[IdeatorView]) -> Callable[[IdeatorView], IdeatorRespons
     return propose
 
 
-def ran(place: Path, executor: Executor, seen: list[IdeatorView], **more: Any) -> tuple[Run, list[HistoryRow]]:
-    make_workspace(place, ENV)
-    roles = Roles(proposing(seen), analyst=canned.analyse)
-    with start_run(place / "env.yaml", place, "smoke", 1, "tpe", roles=roles, **more) as run:
+def ran(workspace: Path, executor: Executor, views: list[IdeatorView], **more: Any) -> tuple[Run, list[HistoryRow]]:
+    make_workspace(workspace, ENV)
+    roles = Roles(proposing(views), analyst=canned.analyse)
+    with start_run(workspace / "env.yaml", workspace, "smoke", 1, "tpe", roles=roles, **more) as run:
         run_rounds(run, COUNT, executor=executor)
         return run, run.memory.history.rows()
 
 
 def loosely(rows: list[HistoryRow]) -> list[dict[str, Any]]:
-    """Rows without what names their run."""
+    """Rows without the fields that name their run."""
     return [{key: value for key, value in row.dump().items() if key not in LOOSE} for row in rows]
 
 
-def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> None:
-    turns, seen, alone = Turns(), list[IdeatorView](), list[IdeatorView]()
-    _, together = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), seen)
+def test_rows_and_front_equal_those_of_a_serial_run(tmp_path: Path) -> None:
+    turns, views, alone = Turns(), list[IdeatorView](), list[IdeatorView]()
+    _, together = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), views)
     assert turns.order == [2, 1, 4, 3], "they did run at once"
     assert [row.round for row in together] == [1, 2, 3, 4], "rows are in the order in which rounds began"
     _, serial = ran(tmp_path / "one", SerialExecutor(lambda config, tell: canned.run_round(config)), alone)
@@ -95,15 +95,15 @@ def test_rows_and_front_are_those_of_a_run_without_company(tmp_path: Path) -> No
     assert [len(view.pending) for view in alone] == [0] * COUNT
 
 
-def test_a_proposal_knows_what_is_under_way(tmp_path: Path) -> None:
-    turns, seen = Turns(), list[IdeatorView]()
-    run, _ = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), seen)
-    assert [len(view.pending) for view in seen][:2] == [0, 1]
-    assert seen[1].pending[0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
+def test_ideator_sees_running_rounds(tmp_path: Path) -> None:
+    turns, views = Turns(), list[IdeatorView]()
+    run, _ = ran(tmp_path / "two", ParallelExecutor(2, turns.measure), views)
+    assert [len(view.pending) for view in views][:2] == [0, 1]
+    assert views[1].pending[0]["dsl_config"] == run.memory.history.rows()[0].dsl_config
 
 
 class Waits:
-    """A Runner whose first round ends after the third has begun. most: rounds it measured at once."""
+    """A Runner whose first round ends after the third has begun. most: largest number of concurrent rounds."""
 
     def __init__(self) -> None:
         self.began = {number: threading.Event() for number in range(1, COUNT + 1)}
@@ -122,16 +122,16 @@ class Waits:
         return metrics
 
 
-def test_the_next_round_takes_the_first_place_that_is_free(tmp_path: Path) -> None:
-    waits, seen = Waits(), list[IdeatorView]()
-    _, rows = ran(tmp_path / "two", ParallelExecutor(2, waits.measure), seen)
+def test_next_round_takes_the_first_free_worker(tmp_path: Path) -> None:
+    waits, views = Waits(), list[IdeatorView]()
+    _, rows = ran(tmp_path / "two", ParallelExecutor(2, waits.measure), views)
     assert waits.most == 2 and [row.round for row in rows] == [1, 2, 3, 4]
-    known = [(len(view.history), len(view.pending)) for view in seen]
+    known = [(len(view.history), len(view.pending)) for view in views]
     assert known == [(0, 0), (0, 1), (0, 2), (1, 2)], "by the order of rounds alone, whichever of them ended first"
 
 
-class ToldToStop:
-    """A Runner whose rounds end once the run was told to stop; the first of them tells it."""
+class StopsRun:
+    """A Runner whose rounds end after a stop request; the first round requests it."""
 
     def __init__(self) -> None:
         self.measured: list[int] = []
@@ -157,10 +157,8 @@ class ToldToStop:
         return canned.run_round(config, on_event=on_event)
 
 
-def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runner = ToldToStop()
+def test_waiting_round_is_quarantined_on_a_stop_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = StopsRun()
     monkeypatch.setattr(loop_module, "ParallelExecutor", runner.parallel)
     make_workspace(tmp_path, ENV)
     roles = Roles(proposing([]), analyst=canned.analyse)
@@ -178,7 +176,7 @@ def test_a_round_that_waits_for_its_turn_is_set_aside_when_a_person_says_stop(
 
 
 class Clock:
-    """As the loop's; it stands until it is moved."""
+    """The clock of the loop; it advances only when a test moves it."""
 
     def __init__(self) -> None:
         self.hours = 0.0
@@ -187,7 +185,7 @@ class Clock:
         return 3600 * self.hours
 
 
-def test_a_round_that_waits_when_the_hours_are_over_is_set_aside(
+def test_waiting_round_is_quarantined_when_the_time_limit_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, waiting = Clock(), threading.Event()
@@ -216,16 +214,16 @@ def test_a_round_that_waits_when_the_hours_are_over_is_set_aside(
     assert "2.00 of 1 hours" in str(outcome.rows[-1].status_reason)
 
 
-def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
-    """One that was proposed while a person said stop, and has a place, is measured as it would be alone."""
-    asked, go_on = list[int](), threading.Event()
+def test_stop_request_is_checked_only_for_rounds_that_waited() -> None:
+    """A round proposed during a stop request that has a free worker is measured, as it would be in a serial run."""
+    measured, go_on = list[int](), threading.Event()
 
     def measure(config: RunnerConfig, on_event: Any) -> RoundMetrics:
         assert go_on.wait(PATIENCE_S)
         return RoundMetrics(status="train_error", status_reason=f"round {config.round_idx}")
 
     def stop_reason() -> str | None:
-        asked.append(1)
+        measured.append(1)
         return "0.10 of 0.1 hours"
 
     executor, tells = ParallelExecutor(1, measure, stop_reason), list[str]()
@@ -235,6 +233,6 @@ def test_only_a_round_that_waited_is_asked_whether_it_is_still_wanted() -> None:
     assert first.result().status_reason == "round 1"
     with pytest.raises(NotStartedError, match="0.1 hours"):
         second.result()
-    assert (len(asked), tells) == (1, ["waiting"])
+    assert (len(measured), tells) == (1, ["waiting"])
     go_on.set()
     assert executor.submit(config, ignore).result().status_reason == "round 1", "the place is free"

@@ -16,7 +16,7 @@ from autoqec.store.run_state import AttemptState, apply_lines
 from tests.support import rounds
 from tests.support.rounds import branch, sha
 
-LAYOUT = RunLayout(Path("/lab"), rounds.RUN_ID)
+LAYOUT = RunLayout(Path("/workspace"), rounds.RUN_ID)
 
 
 def state(*lines: Any, **more: Any) -> RunInspection:
@@ -39,7 +39,7 @@ def pointer_tip(number: int) -> BranchTip:
 
 
 def recorded(number: int, **row: Any) -> dict[str, Any]:
-    """State of a run in which round `number` is recorded and all its files agree."""
+    """Return the state of a run in which round `number` is recorded and all its files agree."""
     attempt, report = f"attempt-{number}", rounds.report(number)
     verdict = {**round_recorder.verification_fields(report), "sandbox": report.sandbox}
     return {
@@ -55,17 +55,17 @@ LINES = (rounds.begun(1), rounds.planned(1))
 VERIFIED = (*LINES, rounds.nominated(1), rounds.charged(1))
 
 
-def test_nothing_to_do_where_all_is_well() -> None:
+def test_consistent_run_needs_no_action() -> None:
     assert plan_recovery(state(*VERIFIED, **recorded(1))) == []
 
 
-def test_begun_alone_gets_one_row() -> None:
+def test_started_round_without_files_gets_one_row() -> None:
     row = only_row(plan_recovery(state(rounds.begun(1))))
     assert (row.status, row.round_attempt_id, row.branch) == ("orphaned_branch", "attempt-1", None)
 
 
 @pytest.mark.parametrize("branches", [{}, {branch(1): BranchTip(sha("baseline"))}], ids=["no branch", "empty branch"])
-def test_planned_without_a_commit_is_reaped(branches: dict[str, BranchTip]) -> None:
+def test_planned_round_without_a_commit_is_removed(branches: dict[str, BranchTip]) -> None:
     actions = plan_recovery(state(*LINES, branches=branches))
     row = only_row(actions)
     assert (row.status, row.branch, row.commit_sha) == ("orphaned_branch", None, None)
@@ -74,7 +74,7 @@ def test_planned_without_a_commit_is_reaped(branches: dict[str, BranchTip]) -> N
     assert len(dropped) == len(branches)
 
 
-def test_a_code_commit_is_set_aside_with_its_id() -> None:
+def test_code_commit_is_quarantined_with_its_attempt_id() -> None:
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     actions = plan_recovery(state(*LINES, branches={branch(1): tip}))
     row = only_row(actions)
@@ -86,25 +86,27 @@ def test_a_code_commit_is_set_aside_with_its_id() -> None:
     assert kinds(actions) == ["move_ref", "pin", "append_row", "views"]
 
 
-def test_set_aside_but_not_recorded_needs_the_row_alone() -> None:
-    shelf = quarantine_branch_of(branch(1))
-    actions = plan_recovery(state(*LINES, branches={shelf: pointer_tip(1)}, pointers={shelf: rounds.pointer(1)}))
+def test_quarantined_but_unrecorded_round_needs_only_its_row() -> None:
+    quarantined = quarantine_branch_of(branch(1))
+    actions = plan_recovery(
+        state(*LINES, branches={quarantined: pointer_tip(1)}, pointers={quarantined: rounds.pointer(1)})
+    )
     row = only_row(actions)
-    assert (row.branch, row.commit_sha) == (shelf, sha("code 1"))
+    assert (row.branch, row.commit_sha) == (quarantined, sha("code 1"))
     assert "move_ref" not in kinds(actions)
 
 
-def test_a_rename_cut_off_between_its_two_names_is_completed() -> None:
-    shelf, tip = quarantine_branch_of(branch(1)), BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
-    actions = plan_recovery(state(*LINES, branches={branch(1): tip, shelf: tip}))
+def test_interrupted_rename_is_completed() -> None:
+    quarantined, tip = quarantine_branch_of(branch(1)), BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
+    actions = plan_recovery(state(*LINES, branches={branch(1): tip, quarantined: tip}))
     assert [(action.kind, action.branch) for action in actions if action.kind == "drop_ref"] == [
         ("drop_ref", branch(1))
     ]
-    assert only_row(actions).branch == shelf
+    assert only_row(actions).branch == quarantined
     found = recorded(1)
-    found["branches"] = found["branches"] | {shelf: found["branches"][branch(1)]}
+    found["branches"] = found["branches"] | {quarantined: found["branches"][branch(1)]}
     actions = plan_recovery(state(*VERIFIED, **found))
-    assert [(action.kind, action.branch) for action in actions] == [("drop_ref", shelf)]
+    assert [(action.kind, action.branch) for action in actions] == [("drop_ref", quarantined)]
 
 
 def test_two_branches_of_one_round_pause() -> None:
@@ -127,14 +129,14 @@ def whole(verdict: str = "candidate") -> dict[str, Any]:
     }
 
 
-def test_a_judged_round_is_finished() -> None:
+def test_verified_round_is_finished() -> None:
     actions = plan_recovery(state(*VERIFIED, **whole()))
     row = only_row(actions)
     assert (row.status, row.verify_verdict, row.branch) == ("ok", "VERIFIED", branch(1))
     assert kinds(actions) == ["pin", "append_row", "views"]
 
 
-def test_an_ignored_round_is_finished_without_a_judge() -> None:
+def test_ignored_round_is_finished_without_verification() -> None:
     row = only_row(plan_recovery(state(*LINES, rounds.nominated(1, "ignore"), **whole("ignore"))))
     assert (row.status, row.verdict, row.verify_verdict) == ("ok", "ignore", None)
 
@@ -162,7 +164,7 @@ def test_measured_round_is_recorded_not_aborted(lines: Any) -> None:
 
 
 def measured(**more: Any) -> RunInspection:
-    """A round whose process died between the Runner's last file and the commit of the pointer."""
+    """Return a round whose process died between the Runner's last file and the commit of the pointer."""
     files = RoundFiles(rounds.metrics(1), pointer=rounds.pointer(1), nomination=rounds.nominated(1).analyst)
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     return state(*LINES, **{"branches": {branch(1): tip}, "rounds": {1: files}, **more})
@@ -248,23 +250,23 @@ def test_row_with_a_damaged_attempt_id_pauses() -> None:
 
 
 def broken(ref: str) -> dict[str, Any]:
-    return {"broken_refs": {ref: Path("/lab/.git") / ref}}
+    return {"broken_refs": {ref: Path("/workspace/.git") / ref}}
 
 
-def test_branch_with_a_damaged_file_is_restored_from_its_pin() -> None:
+def test_damaged_branch_is_restored_from_its_pin() -> None:
     found = recorded(1) | {"branches": {}} | broken(f"refs/heads/{branch(1)}")
     actions = plan_recovery(state(*VERIFIED, **found))
     assert [(action.kind, action.sha) for action in actions] == [("sweep", None), ("restore_ref", sha("pointer 1"))]
     without_pin = plan_recovery(state(*VERIFIED, **found | {"pins": {}, "committed_pointers": {}}))
-    assert kinds(without_pin) == ["pause"] and "/lab/.git/refs/heads/exp" in without_pin[0].why
+    assert kinds(without_pin) == ["pause"] and "/workspace/.git/refs/heads/exp" in without_pin[0].why
 
 
-def test_pin_with_a_damaged_file_is_made_again() -> None:
+def test_damaged_pin_is_recreated() -> None:
     found = recorded(1) | {"pins": {}, "committed_pointers": {}} | broken(LAYOUT.pin("attempt-1"))
     assert kinds(plan_recovery(state(*VERIFIED, **found))) == ["sweep", "pin"]
 
 
-def test_a_tip_above_the_pointer_commit_finishes_nothing() -> None:
+def test_branch_with_commits_after_the_pointer_is_not_finished() -> None:
     found = whole() | {"branches": {branch(1): BranchTip(sha("user"), (sha("pointer 1"),))}}
     row = only_row(plan_recovery(state(*VERIFIED, **found)))
     assert (row.status, row.commit_sha) == ("orphaned_branch", sha("user"))
@@ -281,19 +283,19 @@ def test_a_tip_above_the_pointer_commit_finishes_nothing() -> None:
     ],
     ids=["id", "run", "branch", "round", "torn"],
 )
-def test_a_pointer_that_does_not_fit_its_place_pauses(pointer: Any) -> None:
+def test_pointer_of_another_round_pauses(pointer: Any) -> None:
     actions = plan_recovery(state(*LINES, branches={branch(1): pointer_tip(1)}, pointers={branch(1): pointer}))
     assert kinds(actions) == ["pause"] and actions[0].hint
 
 
-def test_a_foreign_branch_pauses_and_nothing_else_is_done() -> None:
+def test_foreign_branch_pauses_without_other_actions() -> None:
     found = recorded(1)
     found["branches"] = found["branches"] | {branch(7, "mine"): BranchTip(sha("mine"))}
     actions = plan_recovery(state(*VERIFIED, rounds.begun(2), leftovers=(Path("/x.tmp"),), **found))
     assert kinds(actions) == ["pause"] and branch(7, "mine") in actions[0].why
 
 
-def test_a_branch_whose_line_is_lost_is_known_by_its_pointer() -> None:
+def test_branch_without_its_row_is_identified_by_its_pointer() -> None:
     actions = plan_recovery(state(branches={branch(1): pointer_tip(1)}, pointers={branch(1): rounds.pointer(1)}))
     row = only_row(actions)
     assert (row.round_attempt_id, row.branch) == ("attempt-1", quarantine_branch_of(branch(1)))
@@ -303,7 +305,7 @@ def test_a_branch_whose_line_is_lost_is_known_by_its_pointer() -> None:
     assert again == []
 
 
-def test_a_deleted_branch_gets_one_follow_up() -> None:
+def test_deleted_branch_gets_one_follow_up() -> None:
     gone = recorded(1) | {"branches": {}}
     actions = plan_recovery(state(*VERIFIED, **gone))
     row = only_row(actions)
@@ -313,7 +315,7 @@ def test_a_deleted_branch_gets_one_follow_up() -> None:
     assert only_row(plan_recovery(state(*VERIFIED, **gone))) == row, "the same follow-up however often it is asked for"
 
 
-def test_a_half_renamed_branch_goes_where_history_says() -> None:
+def test_half_renamed_branch_gets_the_name_in_history() -> None:
     found = recorded(1) | {"branches": {quarantine_branch_of(branch(1)): pointer_tip(1)}}
     actions = plan_recovery(state(*VERIFIED, **found))
     assert [(action.branch, action.to) for action in actions if action.kind == "move_ref"] == [
@@ -322,27 +324,27 @@ def test_a_half_renamed_branch_goes_where_history_says() -> None:
     assert not [action for action in actions if action.row]
 
 
-def test_a_verified_commit_that_git_lost_pauses() -> None:
+def test_missing_verified_commit_pauses() -> None:
     found = recorded(1) | {"branches": {}, "pins": {}, "missing": frozenset({sha("code 1")})}
     assert kinds(plan_recovery(state(*VERIFIED, **found))) == ["pause"]
 
 
-def test_a_missing_pin_is_made() -> None:
+def test_missing_pin_is_created() -> None:
     actions = plan_recovery(state(*VERIFIED, **(recorded(1) | {"pins": {}})))
     assert [(action.kind, action.branch, action.sha) for action in actions] == [
         ("pin", LAYOUT.pin("attempt-1"), sha("pointer 1"))
     ]
 
 
-def test_leftovers_go_first_and_views_last() -> None:
-    more = {"leftovers": (Path("/x.tmp"),), "worktrees": (Path("/lab/.worktrees/a"),)}
+def test_leftovers_are_removed_first_and_views_written_last() -> None:
+    more = {"leftovers": (Path("/x.tmp"),), "worktrees": (Path("/workspace/.worktrees/a"),)}
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     actions = plan_recovery(state(*LINES, branches={branch(1): tip}, **more))
     assert kinds(actions) == ["sweep", "remove_worktree", "move_ref", "pin", "append_row", "views"]
 
 
 def with_job(**more: Any) -> RunInspection:
-    """A dead process's second round, which a cluster's job measures."""
+    """Return the second round of a dead process, which a cluster job measures."""
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     found: dict[str, Any] = {
         "branches": {branch(1): tip},
@@ -353,7 +355,7 @@ def with_job(**more: Any) -> RunInspection:
     return state(*LINES, **found | more)
 
 
-def test_a_round_with_its_job_is_left_alone() -> None:
+def test_round_with_a_live_job_is_not_touched() -> None:
     actions = plan_recovery(with_job())
     assert [(action.kind, action.path) for action in actions] == [("sweep", LAYOUT.root / ".log.md.tmp")]
 
@@ -363,12 +365,12 @@ def test_a_round_with_its_job_is_left_alone() -> None:
     [
         {"jobs": frozenset()},
         {"branches": {branch(1): BranchTip(sha("baseline"))}},
-        {"branches": {branch(1): BranchTip(sha("a person's"), (sha("code 1"),))}},
+        {"branches": {branch(1): BranchTip(sha("user commit"), (sha("code 1"),))}},
         {"branches": {branch(1): pointer_tip(1)}, "pointers": {branch(1): rounds.pointer(1)}},
     ],
     ids=["no order or worktree", "no code commit", "a commit on top", "measured and gone on"],
 )
-def test_a_round_that_no_job_can_end_is_closed_and_its_order_called_off(more: dict[str, Any]) -> None:
+def test_round_without_a_live_job_is_closed_and_its_order_cancelled(more: dict[str, Any]) -> None:
     actions = plan_recovery(with_job(**more))
     assert only_row(actions).status == "orphaned_branch"
     swept = [action.path for action in actions if action.kind == "sweep"]

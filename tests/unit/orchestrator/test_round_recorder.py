@@ -1,4 +1,4 @@
-"""Rows as pure functions: the loop and recovery write the same one."""
+"""Rows are built by pure functions: the loop and recovery write the same row."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def attempts_of(lines: list[AttemptLine]) -> Mapping[str, Attempt]:
 ATTEMPT = attempts_of([rounds.begun(1), rounds.planned(1), rounds.nominated(1), rounds.charged(1)])["attempt-1"]
 
 
-def test_a_judged_row_says_all_that_is_known() -> None:
+def test_row_of_a_verified_round_is_complete() -> None:
     row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), report=rounds.report(1))
     metrics = rounds.metrics(1).dump()
     assert {key: row.dump()[key] for key in metrics} == metrics | {"checkpoint_path": "round_1/checkpoint.pt"}
@@ -30,18 +30,18 @@ def test_a_judged_row_says_all_that_is_known() -> None:
     assert row.dsl_config == rounds.CONFIG and row.dsl_config_sha256 == parse_dsl(rounds.CONFIG).sha256()
 
 
-def test_the_round_directorys_config_counts_before_the_plan() -> None:
+def test_config_of_the_round_directory_takes_precedence_over_the_plan() -> None:
     other = rounds.CONFIG | {"head": "mlp_small"}
     row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), config=other)
     assert row.dsl_config == other
 
 
-def test_a_config_that_is_none_is_recorded_as_it_stands() -> None:
+def test_invalid_config_is_recorded_unchanged() -> None:
     row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), config={"type": "nonsense"})
     assert row.dsl_config == {"type": "nonsense"} and row.dsl_config_sha256
 
 
-def test_a_composition_is_spelled_in_both_ways() -> None:
+def test_composition_has_both_forms_of_its_parents() -> None:
     parents = (rounds.branch(2), rounds.branch(1))
     attempt = attempts_of([rounds.begun(3), rounds.planned(3, parents)])["attempt-3"]
     row = aborted_row(attempt, why="x")
@@ -49,22 +49,22 @@ def test_a_composition_is_spelled_in_both_ways() -> None:
     assert row.fork_from_canonical == "|".join(sorted(parents)) and row.compose_mode == "pure"
 
 
-def test_a_lost_row_claims_nothing() -> None:
+def test_row_of_an_aborted_round_has_no_results() -> None:
     row = aborted_row(ATTEMPT, branch="quarantine/x/01-a", commit_sha=rounds.sha("a"), why="x")
     assert (row.status, row.verdict, row.delta_ler, row.verify_verdict) == ("orphaned_branch", "ignore", None, None)
     assert row.round_attempt_id == "attempt-1"
 
 
-def test_a_follow_up_refers_and_is_the_same_each_time() -> None:
+def test_follow_up_row_is_deterministic_and_refers_to_its_round() -> None:
     row = deleted_row(rounds.row(1), "attempt-1")
     assert row == deleted_row(rounds.row(1), "attempt-1")
     assert row.refers_to_attempt == "attempt-1" and row.round_attempt_id is None
     assert row.reconcile_id != deleted_row(rounds.row(2), "attempt-2").reconcile_id
 
 
-def test_what_could_not_be_judged_says_why() -> None:
-    row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), unverified_reason="not judged: no sandbox")
-    assert row.verify_verdict is None and row.verify_reasons == ("not judged: no sandbox",)
+def test_unverified_row_has_a_reason() -> None:
+    row = build_row(ATTEMPT, rounds.metrics(1), pointer=rounds.pointer(1), unverified_reason="not verified: no sandbox")
+    assert row.verify_verdict is None and row.verify_reasons == ("not verified: no sandbox",)
 
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -92,7 +92,7 @@ def test_row_holds_start_end_and_phases_from_disk() -> None:
     assert timing.describe().startswith("2026-01-02 03:04:05 UTC, 90.0 s: proposal 2.5 s, setup 1.5 s, training 2.0 s")
 
 
-def test_times_of_a_lost_row_are_those_of_its_lines() -> None:
+def test_times_of_an_aborted_row_are_those_of_its_attempt_lines() -> None:
     row = aborted_row(timed_attempt(), why="x")
     assert (row.started_at, row.finished_at, row.proposal_wallclock_s) == (START, at(51), 2.5)
 
@@ -103,12 +103,12 @@ def test_later_verification_moves_the_end_of_the_round() -> None:
     assert (row.started_at, row.finished_at, row.verify_wallclock_s) == (START, at(500), 30.0)
 
 
-def test_clocks_that_disagree_give_no_negative_phase() -> None:
+def test_inconsistent_clocks_give_no_negative_duration() -> None:
     row = build_row(timed_attempt(), rounds.metrics(1, measurement_started_at=at(1)), pointer=rounds.pointer(1))
     assert row.setup_wallclock_s == 0.0
 
 
-def test_rows_without_times_load_and_say_nothing_of_them() -> None:
+def test_rows_without_times_load() -> None:
     times = ("started_at", "finished_at", "measurement_started_at", "proposal_wallclock_s", "verify_wallclock_s")
     stored = {key: value for key, value in rounds.row(1).dump().items() if key not in times}
     row = HistoryRow.read(stored)

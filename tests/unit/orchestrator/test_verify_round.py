@@ -1,4 +1,4 @@
-"""What was judged before, by the order of attempts: a round's number says when it began, not when it was charged."""
+"""Earlier verifications in the order of attempts: a round's number is the order of starts, not of tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.verifier import VerifyRequest
 from tests.support import rounds
-from tests.unit.system.test_run_lock import another
+from tests.unit.system.test_run_lock import owner_process
 
 ONE, TWO = "1" * 64, "2" * 64
 
@@ -30,32 +30,32 @@ def charged(attempt_id: str, number: int, artifact: str, index: int) -> AlphaSpe
     return AlphaSpent(round_attempt_id=attempt_id, round=number, artifact_sha256=artifact, attempt_index=index)
 
 
-# Round 5 came first; round 2 was asked for later, by a person, with the same weights.
+# Round 5 came first; a user verified round 2 later, with the same weights.
 LINES = [charged("five", 5, ONE, 1), charged("three", 3, TWO, 2), charged("two", 2, ONE, 3)]
 
 
-def test_a_replay_sees_what_its_own_attempt_saw() -> None:
+def test_replay_uses_the_artifacts_tested_before_its_attempt() -> None:
     assert _earlier_artifacts(LINES, "five", verified=True) == {}
     assert _earlier_artifacts(LINES, "three", verified=True) == {ONE: 5}
     assert _earlier_artifacts(LINES, "two", verified=True) == {ONE: 5, TWO: 3}
 
 
-def test_the_next_attempt_sees_all() -> None:
+def test_next_attempt_counts_all_earlier_artifacts() -> None:
     assert _earlier_artifacts(LINES, "six", verified=False) == {
         ONE: 5,
         TWO: 3,
-    }  # the first draw of an artifact is the one named
+    }  # the first draw of an artifact is named
 
 
-def test_an_attempt_that_was_cut_off_is_no_draw_of_its_own() -> None:
+def test_interrupted_attempt_is_not_a_separate_draw() -> None:
     again = [*LINES, charged("three", 3, TWO, 4)]
     assert _earlier_artifacts(LINES, "three", verified=False) == {ONE: 5}
     assert _earlier_artifacts(again, "three", verified=True) == {ONE: 5}
     assert _earlier_artifacts(again, "six", verified=False) == {ONE: 5, TWO: 3}
 
 
-def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None:
-    """Later rounds were charged and verified since: they change neither level nor first draws of an earlier one."""
+def test_lost_report_is_recreated_at_its_original_level(tmp_path: Path) -> None:
+    """Rounds tested later change neither the level nor the first draws of an earlier round."""
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     history = History(layout)
     layout.root.mkdir(parents=True)
@@ -72,8 +72,8 @@ def test_a_lost_report_is_made_again_at_the_level_it_had(tmp_path: Path) -> None
     assert (then.attempt_index, then.discoveries_before, then.tested_artifacts) == (2, 1, {TWO: 1})
 
 
-def test_unrecorded_report_keeps_its_registered_place(tmp_path: Path) -> None:
-    """A process ended between report and row: the report is compared at its own place, if that was registered."""
+def test_unrecorded_report_keeps_its_registered_position(tmp_path: Path) -> None:
+    """A process ended between report and row: the report keeps its place in the sequence if it was registered."""
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     layout.round(1).dir.mkdir(parents=True)
     history = History(layout)
@@ -94,11 +94,11 @@ def test_unrecorded_report_keeps_its_registered_place(tmp_path: Path) -> None:
         assert found.attempt_index == expected
 
 
-@pytest.mark.parametrize("meanwhile", ["judged", "closed"])
-def test_who_asked_before_another_was_done_judges_nothing(
+@pytest.mark.parametrize("meanwhile", ["verified", "closed"])
+def test_concurrent_request_does_not_verify_twice(
     meanwhile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two people verify one round: the second read it as unjudged, and waited no longer than it took to be judged."""
+    """Two processes verify one round: the second read it as unverified and waited for the first."""
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     layout.round(1).dir.mkdir(parents=True)
     layout.secret.write_bytes(b"x" * 32)
@@ -109,12 +109,12 @@ def test_who_asked_before_another_was_done_judges_nothing(
     (unverified_reason,) = [*history.state().rounds.values()]
 
     @contextmanager
-    def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
+    def request(*_: Any) -> Iterator[tuple[Any, ...]]:
         yield rounds.info(), unverified_reason, None, b""
 
-    monkeypatch.setattr(verify_round, "_recorded_candidate", asked)
-    monkeypatch.setattr(verify_round, "verify_candidate", lambda *_: pytest.fail("it was judged a second time"))
-    if meanwhile == "judged":
+    monkeypatch.setattr(verify_round, "_recorded_candidate", request)
+    monkeypatch.setattr(verify_round, "verify_candidate", lambda *_: pytest.fail("it was verified a second time"))
+    if meanwhile == "verified":
         follow_up = {"round_attempt_id": None, "reconcile_id": "one", "refers_to_attempt": "attempt-1"}
         history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS", **follow_up))
     else:
@@ -126,35 +126,35 @@ def test_who_asked_before_another_was_done_judges_nothing(
 
 
 @pytest.mark.parametrize("stands", [True, False])
-def test_a_lost_report_is_written_anew_only_by_whoever_holds_the_run(
+def test_lost_report_is_rewritten_only_by_the_owner_of_the_run(
     stands: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To compare with a report that stands changes nothing: it goes while rounds are made."""
+    """Comparing with an existing report changes nothing, so that it is allowed while rounds run."""
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     layout.round(1).dir.mkdir(parents=True)
     history = History(layout)
     history.write_info(rounds.info())
     history.append_row(rounds.row(1, verify_verdict="SUSPICIOUS"))
-    (judged,) = [*history.state().rounds.values()]
+    (verified,) = [*history.state().rounds.values()]
     if stands:
         layout.round(1).report_json.write_text("{}")
 
     @contextmanager
-    def asked(*_: Any) -> Iterator[tuple[Any, ...]]:
-        yield rounds.info(), judged, None, b""
+    def request(*_: Any) -> Iterator[tuple[Any, ...]]:
+        yield rounds.info(), verified, None, b""
 
     @contextmanager
     def requested(*_: Any) -> Iterator[None]:
         yield None
 
     for name, fake in (
-        ("_recorded_candidate", asked),
+        ("_recorded_candidate", request),
         ("_request_with_parents", requested),
         ("_restore_first_request", lambda *_: None),
     ):
         monkeypatch.setattr(verify_round, name, fake)
     monkeypatch.setattr("autoqec.verification.verifier.verify", lambda *_, **__: "replayed")
     refused = nullcontext() if stands else pytest.raises(UsageError, match="held by process")
-    with another(layout.root), refused:
+    with owner_process(layout.root), refused:
         assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]
     assert verify_round.verify_or_replay(layout, None, 1, lambda *_: None) == "replayed"  # type: ignore[arg-type]

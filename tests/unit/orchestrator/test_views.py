@@ -1,4 +1,4 @@
-"""Views: functions of run.json and history, complete, and true."""
+"""Views: pure functions of run.json and history, complete and correct."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ids(path: Path) -> list[str]:
     return [entry["round_attempt_id"] for entry in json.loads(path.read_bytes())]
 
 
-def test_the_front_is_complete_and_its_preview_is_its_top(tmp_path: Path) -> None:
+def test_front_is_complete_and_its_preview_is_its_top(tmp_path: Path) -> None:
     rows = [figures(n, 0.001 * n, 1000 * n, 100) for n in range(1, 9)]
     rows.append(figures(9, 0.001, 5000, 100))  # dominated by round 1
     found = memory(tmp_path, *rows)
@@ -54,13 +54,13 @@ def test_the_front_is_complete_and_its_preview_is_its_top(tmp_path: Path) -> Non
     assert ids(found.layout.preview) == ids(found.layout.pareto)[:5]
 
 
-def test_the_front_is_the_same_in_any_order() -> None:
+def test_front_is_the_same_in_any_order() -> None:
     rows = [figures(1, 0.002, 10, 10), figures(2, 0.003, 20, 10), figures(3, 0.001, 5, 10), figures(4, 0.001, 30, 30)]
     fronts = {tuple(entry.round_attempt_id for entry in fold(order).front) for order in itertools.permutations(rows)}
     assert fronts == {("attempt-2", "attempt-1", "attempt-3")}
 
 
-def test_the_front_takes_the_judges_figures() -> None:
+def test_front_uses_the_figures_of_the_verifier() -> None:
     (entry,) = fold([figures(1, 0.002, 77, 88)]).front
     assert (entry.delta_vs_baseline_holdout, entry.flops_per_syndrome, entry.n_params) == (0.002, 77, 88)
 
@@ -70,7 +70,7 @@ def test_only_verified_rounds_enter(verdict: str | None) -> None:
     assert fold([rounds.row(1, verify_verdict=verdict)]).front == ()
 
 
-def test_candidates_stand_apart_and_no_role_reads_them(tmp_path: Path) -> None:
+def test_candidates_are_a_separate_view_that_no_role_receives(tmp_path: Path) -> None:
     found = memory(tmp_path, rounds.row(1, verify_verdict="SUSPICIOUS"), rounds.row(2))
     env, _ = load_env(ENV)
     before = found.l2_for_ideator(env, rounds.CONFIG)
@@ -92,32 +92,32 @@ def test_views_come_back_byte_for_byte(tmp_path: Path) -> None:
     assert {path: path.read_bytes() for path in written} == before
 
 
-def test_a_deleted_branch_stays_on_the_front_but_cannot_be_forked(tmp_path: Path) -> None:
+def test_round_with_a_deleted_branch_stays_on_the_front_but_cannot_be_forked(tmp_path: Path) -> None:
     row = rounds.row(1)
     found = memory(tmp_path, row, deleted_row(row, "attempt-1"))
     env, _ = load_env(ENV)
-    (seen,) = found.l2_for_ideator(env, rounds.CONFIG).history
-    assert seen["forkable"] is False
+    (history_entry,) = found.l2_for_ideator(env, rounds.CONFIG).history
+    assert history_entry["forkable"] is False
     assert len(found.state.front) == 1
 
 
-def test_the_ideator_knows_what_is_under_way(tmp_path: Path) -> None:
+def test_ideator_view_lists_running_rounds(tmp_path: Path) -> None:
     found = memory(tmp_path, rounds.row(1))
     for line in (rounds.begun(1), rounds.planned(1), rounds.begun(2), rounds.planned(2)):
         found.history.append_attempt(line)
     env, _ = load_env(ENV)
-    assert [one["round"] for one in found.l2_for_ideator(env, rounds.CONFIG).pending] == [2]
+    assert [row["round"] for row in found.l2_for_ideator(env, rounds.CONFIG).pending] == [2]
 
 
-def test_the_analyst_gets_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_analyst_view_has_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = memory(tmp_path)
     monkeypatch.chdir(tmp_path)
     view = found.l3_for_analyst("runs/x/round_1")
     assert view.metrics_path == tmp_path / "runs/x/round_1/metrics.json"
 
 
-def test_the_log_says_what_happened(tmp_path: Path) -> None:
-    judged = {
+def test_log_describes_each_outcome(tmp_path: Path) -> None:
+    verified = {
         "delta_holdout_low": 0.0005, "delta_holdout_high": 0.002, "relative_holdout": 0.3, "relative_holdout_low": 0.2,
         "relative_holdout_high": 0.4, "holdout_shots": 10_000, "beats_panel": {"mwpm_correlated": False},
     }  # fmt: skip
@@ -126,7 +126,9 @@ def test_the_log_says_what_happened(tmp_path: Path) -> None:
         "verify_verdict": None, "verdict": "ignore", "conflicting_files": ("a/predecoder.yaml",),
         "fork_from": ("exp/a", "exp/b"), "fork_from_canonical": "exp/a|exp/b", "compose_mode": "pure",
     }  # fmt: skip
-    found = memory(tmp_path, rounds.row(1, **judged), rounds.row(2, **conflict), rounds.row(3, hypothesis="a\n## fake"))
+    found = memory(
+        tmp_path, rounds.row(1, **verified), rounds.row(2, **conflict), rounds.row(3, hypothesis="a\n## fake")
+    )
     found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
     assert text.count("\n## ") == 3, "a hypothesis cannot open a section"
@@ -166,7 +168,7 @@ def test_log_shows_untrusted_text_without_control_characters_and_markup(tmp_path
         assert markup not in outside_code
 
 
-def test_the_log_reports_figures_as_what_happened_and_quotes_the_analyst(tmp_path: Path) -> None:
+def test_log_reports_measured_figures_and_quotes_the_analyst(tmp_path: Path) -> None:
     counts = {
         "delta_ler": 0.005, "val_shots": 20_000, "val_errors_plain": 300, "val_errors_predecoder": 200,
         "val_fixed": 150, "val_broken": 50,
@@ -181,7 +183,7 @@ def test_the_log_reports_figures_as_what_happened_and_quotes_the_analyst(tmp_pat
     assert opinion == "“It is VERIFIED, 99% better”"
 
 
-def test_the_log_does_not_repeat_the_figures_of_the_rule_based_analyst(tmp_path: Path) -> None:
+def test_log_does_not_repeat_figures_of_the_rule_based_analyst(tmp_path: Path) -> None:
     counts = {
         "delta_ler": 0.005, "val_shots": 20_000, "val_errors_plain": 300, "val_errors_predecoder": 200,
         "val_fixed": 150, "val_broken": 50,
@@ -193,7 +195,7 @@ def test_the_log_does_not_repeat_the_figures_of_the_rule_based_analyst(tmp_path:
     assert text.count("failed 300 times") == 1 and "“Nominated”" in text
 
 
-def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_path: Path) -> None:
+def test_log_names_the_baseline_without_a_gain_and_explains_compositions(tmp_path: Path) -> None:
     beats = {"mwpm": True, "mwpm_correlated": False}
     found = memory(tmp_path, figures(1, 0.002, 10, 10, beats_panel=beats, composition_verdict="interference"))
     found.rebuild_views()
@@ -206,7 +208,7 @@ def test_the_log_says_over_whom_no_gain_was_shown_and_what_a_composition_is(tmp_
 @pytest.mark.parametrize(
     ("status", "words"), [("compile_error", "can be built"), ("train_error", "nothing was learned")]
 )
-def test_the_log_claims_no_more_of_a_failure_than_is_known(tmp_path: Path, status: str, words: str) -> None:
+def test_log_states_only_what_is_known_of_a_failure(tmp_path: Path, status: str, words: str) -> None:
     row = rounds.row(1, status=status, status_reason="SLURM: PREEMPTED", verify_verdict=None)
     found = memory(tmp_path, row)
     found.rebuild_views()
@@ -214,8 +216,8 @@ def test_the_log_claims_no_more_of_a_failure_than_is_known(tmp_path: Path, statu
     assert words in text and "not tried again" not in text
 
 
-def test_a_weak_gain_with_evidence_is_not_called_nothing(tmp_path: Path) -> None:
-    """The sequential test may have found a gain whose size then was not shown to be enough."""
+def test_weak_gain_with_evidence_is_reported(tmp_path: Path) -> None:
+    """The sequential test may find a gain that was not shown to reach the env's minimum."""
     found = memory(tmp_path, figures(1, 0.002, 10, 10, verify_verdict="SUSPICIOUS", delta_holdout_low=-0.001))
     found.rebuild_views()
     text = found.layout.log.read_text(encoding="utf-8")
@@ -254,7 +256,7 @@ def test_non_ascii_text_stays_readable(tmp_path: Path, view: str) -> None:
     assert ("größe" if view == "pareto" else words) in data and "\\u" not in data
 
 
-def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
+def test_unknown_front_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"other\.json"):
         RunMemory(tmp_path, pareto_filename="other.json")
 
@@ -262,7 +264,7 @@ def test_an_unknown_front_file_is_refused(tmp_path: Path) -> None:
 # ---- attempts and graph
 
 
-def test_numbers_are_never_used_again(tmp_path: Path) -> None:
+def test_round_numbers_are_not_reused(tmp_path: Path) -> None:
     found = memory(tmp_path)
     assert found.next_round() == 1
     for number in (1, 2):
@@ -273,18 +275,18 @@ def test_numbers_are_never_used_again(tmp_path: Path) -> None:
     assert found.next_round() == 8
 
 
-def test_lost_rounds_do_not_count_as_finished() -> None:
+def test_aborted_rounds_do_not_count_as_finished() -> None:
     lost = rounds.row(1, status="orphaned_branch", status_reason="x", verify_verdict=None)
     assert not is_finished(lost) and is_finished(rounds.row(1))
     assert not is_finished(deleted_row(rounds.row(1), "attempt-1"))
 
 
 def graph() -> dict[str, Any]:
-    one, two = rounds.branch(1), rounds.branch(2)
+    first, second = rounds.branch(1), rounds.branch(2)
     rows = [
         rounds.row(1),
-        rounds.row(2, fork_from=one, fork_from_canonical=one, verify_verdict="FAILED"),
-        rounds.row(3, fork_from=(two, one), fork_from_canonical=f"{one}|{two}", compose_mode="pure"),
+        rounds.row(2, fork_from=first, fork_from_canonical=first, verify_verdict="FAILED"),
+        rounds.row(3, fork_from=(second, first), fork_from_canonical=f"{first}|{second}", compose_mode="pure"),
     ]
     return graph_of(rows)
 
@@ -294,7 +296,7 @@ def graph_of(rows: list[HistoryRow]) -> dict[str, Any]:
     return value
 
 
-def test_the_graph_knows_parents_in_their_order() -> None:
+def test_graph_keeps_the_order_of_parents() -> None:
     value = graph()
     parents = [(node["id"], node["parents"]) for node in value["nodes"]]
     assert parents == [
@@ -306,7 +308,7 @@ def test_the_graph_knows_parents_in_their_order() -> None:
     assert value["front"] == ["attempt-3", "attempt-1"]
 
 
-def test_the_graph_is_drawn_as_a_tree() -> None:
+def test_graph_is_drawn_as_a_tree() -> None:
     drawn = fork_graph.draw(graph())
     lines = [line for line, _ in drawn]
     assert lines[0].startswith("baseline ")
@@ -316,7 +318,7 @@ def test_the_graph_is_drawn_as_a_tree() -> None:
     assert [kind for _, kind in drawn] == ["baseline", "VERIFIED", "FAILED", "VERIFIED"]
 
 
-def test_the_graph_for_graphviz_cannot_be_broken_out_of() -> None:
+def test_graphviz_output_escapes_labels() -> None:
     value = graph()
     assert fork_graph.dot(value).count("->") == 4 and fork_graph.dot(value).count("dashed") == 1
     value["nodes"][1]["branch"] = 'exp/x/01-a"];\n  evil -> "'
@@ -325,7 +327,7 @@ def test_the_graph_for_graphviz_cannot_be_broken_out_of() -> None:
     assert '01-a\\"]; evil -> \\"' in text
 
 
-def test_a_chain_of_thousands_is_drawn() -> None:
+def test_chain_of_thousands_of_rounds_is_drawn() -> None:
     rows = [
         rounds.row(n, fork_from=rounds.branch(n - 1) if n > 1 else "baseline",
                    fork_from_canonical=rounds.branch(n - 1) if n > 1 else "baseline")
@@ -334,7 +336,7 @@ def test_a_chain_of_thousands_is_drawn() -> None:
     assert len(fork_graph.draw(graph_of(rows))) == 1500
 
 
-def test_log_says_when_a_round_ran(tmp_path: Path) -> None:
+def test_log_shows_when_a_round_ran(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z"}
     found = memory(tmp_path, rounds.row(1), rounds.row(2, **times))
     text = found.views()[found.layout.log]

@@ -1,4 +1,4 @@
-"""Models that nobody can decode are refused naming the fault; odd ones that can be are decoded."""
+"""Undecodable models are refused with the reason; unusual but valid models are decoded."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("name", "backend"), [(name, backend) for name, (_, backends, _) in REFUSED.items() for backend in backends]
 )
-def test_refused(name: str, backend: str) -> None:
-    text, _, words = REFUSED[name]
-    with pytest.raises(UsageError, match=words) as caught:
+def test_undecodable_model_is_refused(name: str, backend: str) -> None:
+    text, _, message = REFUSED[name]
+    with pytest.raises(UsageError, match=message) as caught:
         Problem.from_env(model(text, backend))
     assert caught.value.hint and "model" in str(caught.value.location)
 
 
 @pytest.mark.parametrize("backend", EVERY)
 def test_detectors_that_never_fire_change_nothing(backend: str) -> None:
-    """One amid the others, and whole bytes of them at the end."""
+    """One among the others, and full bytes of them at the end."""
     busy = "error(0.1) D0 L0\nerror(0.05) D0 D{0}\nerror(0.1) D{0}"
     quiet = Problem.from_env(model(busy.format(2) + "\ndetector D20", backend))
     alone = Problem.from_env(model(busy.format(1), backend))
     shots = sample(quiet, 500, 1)
     assert quiet.n_detectors == 21 and shots.detection_events.shape[1] == 3
-    near = (shots.detection_events[:, :1] & 1) | (shots.detection_events[:, :1] >> 1 & 2)  # D0 stays, D2 becomes D1
+    permuted = (shots.detection_events[:, :1] & 1) | (shots.detection_events[:, :1] >> 1 & 2)  # D0 stays, D2 becomes D1
     names = ("mwpm", "mwpm_correlated") if backend == "mwpm" else GRAPHLESS
     for name in names:
         assert np.array_equal(
-            make_backend(name, quiet).decode(shots.detection_events), make_backend(name, alone).decode(near)
+            make_backend(name, quiet).decode(shots.detection_events), make_backend(name, alone).decode(permuted)
         ), name
     for mode in MODES:
         log_odds = np.tile(quiet.variables(mode).log_odds.astype(np.float32), (500, 1))  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def test_detectors_that_never_fire_change_nothing(backend: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("backend", EVERY)
-def test_log_odds_that_are_none(backend: str, mode: str) -> None:
+def test_non_finite_or_misshapen_log_odds_are_rejected(backend: str, mode: str) -> None:
     prob = Problem.from_env(EnvSpec.model_validate(
         {**problem(3).env.dump(), "backend": backend, "baselines": ["mwpm"] if backend == "mwpm" else ["bposd0"]}
     ))  # fmt: skip
@@ -93,38 +93,43 @@ BP = {
 
 
 @pytest.mark.parametrize("backend", GRAPHLESS)
-@pytest.mark.parametrize("knob", sorted(BP))
-def test_every_setting_of_belief_propagation_has_an_effect(backend: str, knob: str) -> None:
-    """Of OSD and of LSD, on shots that their second stage has to settle: the same shots, other answers."""
+@pytest.mark.parametrize("setting", sorted(BP))
+def test_every_setting_of_belief_propagation_has_an_effect(backend: str, setting: str) -> None:
+    """OSD and LSD: on shots that need the second stage, each setting changes the predictions."""
     shots, found = sample(problem(3, 0.04), 500, 1), []
-    for value in BP[knob]:
-        few = {"iterations": 2} if knob == "order" else {}
-        spec = {**problem(3, 0.04).env.dump(), "backend": backend, "baselines": ["bposd0"], "bp": {knob: value, **few}}
+    for value in BP[setting]:
+        few = {"iterations": 2} if setting == "order" else {}
+        spec = {
+            **problem(3, 0.04).env.dump(),
+            "backend": backend,
+            "baselines": ["bposd0"],
+            "bp": {setting: value, **few},
+        }
         found.append(
             make_backend(backend, Problem.from_env(EnvSpec.model_validate(spec))).decode(shots.detection_events)
         )
-    for i, one in enumerate(found):
-        for other in found[i + 1 :]:
-            assert not np.array_equal(one, other)
+    for i, first in enumerate(found):
+        for second in found[i + 1 :]:
+            assert not np.array_equal(first, second)
 
 
-def test_the_names_with_an_order_are_that_order() -> None:
+def test_order_in_a_decoder_name_overrides_the_setting() -> None:
     shots = sample(problem(3, 0.04), 300, 1)
     for name, order in (("bposd0", 0), ("bposd_cs10", 10)):
-        own, spec = 10 - order, {**problem(3, 0.04).env.dump(), "backend": "bposd", "baselines": ["bposd0"]}
-        asked, other = (
+        other_order, spec = 10 - order, {**problem(3, 0.04).env.dump(), "backend": "bposd", "baselines": ["bposd0"]}
+        with_order, overridden = (
             Problem.from_env(EnvSpec.model_validate({**spec, "bp": {"iterations": 2, "order": value}}))
-            for value in (order, own)
+            for value in (order, other_order)
         )
         assert np.array_equal(
-            make_backend(name, other).decode(shots.detection_events),
-            make_backend("bposd", asked).decode(shots.detection_events),
+            make_backend(name, overridden).decode(shots.detection_events),
+            make_backend("bposd", with_order).decode(shots.detection_events),
         )
 
 
 @pytest.mark.parametrize("backend", EVERY)
-def test_a_detector_named_twice_is_not_flipped(backend: str) -> None:
-    """As stim samples it, also within one part."""
+def test_detector_named_twice_is_not_flipped(backend: str) -> None:
+    """Repeated targets cancel, as stim samples them, also within one component."""
     twice = Problem.from_env(model("error(0.1) D0 D1 D0 L0 ^ D0\nerror(0.2) D0 D1 L0", backend))
     once = Problem.from_env(model("error(0.1) D1 L0 ^ D0\nerror(0.2) D0 D1 L0", backend))
     assert not (twice.H != once.H).nnz and not (twice.L != once.L).nnz

@@ -1,4 +1,4 @@
-"""The [[72,12,6]] code: its checks, its logicals, its experiment."""
+"""The [[72,12,6]] bivariate bicycle code: checks, logical operators, memory experiment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def small(rounds: int = 1, p: float = 0.005) -> EnvSpec:
     )
 
 
-def test_checks_commute_and_leave_twelve_logicals() -> None:
+def test_checks_commute_and_give_twelve_logicals() -> None:
     hx, hz = bicycle.checks(BB72.width, BB72.height, BB72.a, BB72.b)
     assert hx.shape == hz.shape == (36, 72)
     assert not (hx @ hz.T % 2).any()
@@ -44,7 +44,7 @@ def test_checks_commute_and_leave_twelve_logicals() -> None:
     assert len(lz) == len(lx) == 12
     assert not (hx @ lz.T % 2).any() and not (hz @ lx.T % 2).any()
     pairing, _ = bicycle.row_reduce(lx @ lz.T % 2)
-    assert len(pairing) == 12  # every logical is seen by some conjugate: none is a stabilizer
+    assert len(pairing) == 12  # every logical anticommutes with a conjugate one, so that none is a stabilizer
 
 
 def test_every_layer_touches_a_qubit_at_most_once_and_all_checks_are_measured() -> None:
@@ -70,7 +70,7 @@ def test_experiment_is_deterministic_without_noise(basis: str) -> None:
     assert circuit.without_noise().detector_error_model().num_errors == 0
 
 
-def test_no_logical_lighter_than_six_is_found_and_one_of_six_is() -> None:
+def test_minimum_weight_of_logicals_found_is_six() -> None:
     circuit = bicycle.memory_circuit(BB72.width, BB72.height, BB72.a, BB72.b, 1, 0.001)
     found = circuit.search_for_undetectable_logical_errors(
         dont_explore_detection_event_sets_with_size_above=6,
@@ -80,7 +80,7 @@ def test_no_logical_lighter_than_six_is_found_and_one_of_six_is() -> None:
     assert len(found) == 6
 
 
-def test_bp_osd_decodes_it_and_the_priors_change_nothing() -> None:
+def test_bp_osd_decodes_and_equal_priors_change_nothing() -> None:
     prob = Problem.from_env(small())
     shots = sample(prob, 300, 5)
     backend = make_soft_backend(prob)
@@ -90,10 +90,10 @@ def test_bp_osd_decodes_it_and_the_priors_change_nothing() -> None:
     assert failed < 0.6 * shots.observables.any(axis=1).mean()
     log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (300, 1))
     assert (backend.decode_soft(shots.detection_events, log_odds) == plain).all(axis=1).mean() > 0.99
-    assert np.array_equal(backend.decode(shots.detection_events), plain)  # the priors are back in place
+    assert np.array_equal(backend.decode(shots.detection_events), plain)  # the priors are restored
 
 
-def test_a_certain_mechanism_is_applied() -> None:
+def test_certain_mechanism_is_applied() -> None:
     prob = Problem.from_env(small())
     fault = int(np.nonzero(prob.L.toarray().any(axis=0))[0][0])
     log_odds = np.full((1, prob.n_mechanisms), -12.0, np.float32)
@@ -104,12 +104,12 @@ def test_a_certain_mechanism_is_applied() -> None:
 
 
 def sector(which: float | None = 1, p: float = 0.005) -> EnvSpec:
-    """Z memory: detectors of Z checks have 1 as their last coordinate."""
+    """Return a Z memory env; detectors of Z checks have 1 as their last coordinate."""
     return small(rounds=2, p=p).model_copy(update={"bp": BpSettings(iterations=20, sector=which)})
 
 
 class TestSector:
-    def test_mechanisms_that_look_alike_are_one_with_the_probability_of_an_odd_number(self) -> None:
+    def test_equivalent_mechanisms_are_merged_with_odd_parity_probability(self) -> None:
         prob = Problem.from_env(sector())
         graph = prob.graph
         columns = np.vstack([graph.check_matrix.toarray(), graph.observables.T])
@@ -126,48 +126,48 @@ class TestSector:
         assert np.array_equal(drawn.edges @ graph.check_matrix.T.toarray() & 1, drawn.detections[:, graph.in_sector])
         assert np.array_equal((drawn.edges @ graph.observables & 1).astype(bool), drawn.observables)
 
-    def test_it_is_decoded_alone_and_the_joint_member_decodes_everything(self) -> None:
+    def test_sector_is_decoded_alone_and_the_joint_decoder_decodes_all(self) -> None:
         prob = Problem.from_env(sector())
         shots = sample(prob, 80, 5)
         backend = make_soft_backend(prob)
         plain = backend.decode(shots.detection_events)
-        # Belief propagation on 17,000 mechanisms, most of them alike, converges worse than on one sector of them.
+        # Belief propagation on 17,000 mechanisms, most of them equivalent, converges worse than on one sector.
         joint = (make_backend("bposd_joint", prob).decode(shots.detection_events) != shots.observables).any(axis=1)
         assert (plain != shots.observables).any(axis=1).sum() < joint.sum() < 0.9 * len(shots)
         noise = shots.detection_events.copy()
         mask = np.zeros((1, prob.n_detectors), np.uint8)
         mask[0, prob.graph.out_of_sector] = 1
         noise ^= np.packbits(mask, axis=1, bitorder="little")
-        assert np.array_equal(backend.decode(noise), plain)  # the other sector is not looked at
+        assert np.array_equal(backend.decode(noise), plain)  # the other sector is ignored
         log_odds = np.tile(prob.graph.log_odds.astype(np.float32), (80, 1))
         assert (backend.decode_soft(shots.detection_events, log_odds) == plain).all(axis=1).mean() > 0.95
 
-    def test_the_same_variables_at_another_p(self) -> None:
-        here, there = Problem.from_env(sector()), Problem.from_env(sector(p=0.001))
-        assert np.array_equal(match_edges(here.graph, there.graph), np.arange(here.graph.n_edges))
+    def test_variables_are_the_same_at_another_p(self) -> None:
+        reference, rescaled = Problem.from_env(sector()), Problem.from_env(sector(p=0.001))
+        assert np.array_equal(match_edges(reference.graph, rescaled.graph), np.arange(reference.graph.n_edges))
 
-    def test_a_model_of_fewer_detectors_is_a_problem_of_its_own_size(self) -> None:
-        """As `autoqec decode --dem` builds it before it refuses."""
+    def test_model_of_fewer_detectors_is_a_problem_of_its_own_size(self) -> None:
+        """`autoqec decode --dem` builds such a problem before it refuses the model."""
         prob = Problem.from_env(sector())
         last = int(prob.graph.in_sector[0])
         fewer = prob.with_dem(stim.DetectorErrorModel(f"error(0.1) D{last} L0"))
         assert fewer.n_detectors == last + 1 < prob.n_detectors and fewer.graph.in_sector[-1] == last
 
-    def test_a_sector_that_no_detector_is_in_is_refused(self) -> None:
+    def test_sector_without_detectors_is_refused(self) -> None:
         with pytest.raises(UsageError, match="no detector has 7 as its last coordinate; the values are 0, 1"):
             Problem.from_env(sector(7))
 
-    def test_a_sector_that_does_not_see_the_observables_is_refused(self) -> None:
+    def test_sector_that_detects_no_observable_flip_is_refused(self) -> None:
         with pytest.raises(UsageError, match="flips an observable and no detector of this sector"):
             Problem.from_env(sector(0))
 
-    def test_matching_has_no_such_setting(self) -> None:
+    def test_sector_setting_is_refused_for_matching(self) -> None:
         bp, baselines = BpSettings(sector=1), ("mwpm",)
         with pytest.raises(ValueError, match="matching finds its sector by itself"):
             EnvSpec.model_validate({**small().dump(), "backend": "mwpm", "bp": bp.dump(), "baselines": baselines})
 
 
-def test_the_builtin_env_decodes_the_z_checks_with_fewer_shots_for_the_judge() -> None:
+def test_builtin_env_decodes_z_checks_with_fewer_verification_shots() -> None:
     env, _ = load_env(BUILTIN / "bb72_circuit.yaml")
     graph = Problem.from_env(env).graph
     assert (len(graph.in_sector), graph.n_edges) == (36 * 7, 2232)

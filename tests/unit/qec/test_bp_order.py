@@ -53,7 +53,7 @@ def test_order_is_clamped_to_redundancy_with_a_warning(
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("order", [40, 60])
 def test_large_order_decodes_like_the_clamped_order(stage: PostProcessing, order: int) -> None:
-    """In a process of its own: without the clamp the heap is corrupted, and the process aborts."""
+    """Runs in a subprocess: without the clamp the heap is corrupted and the process aborts."""
     code = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})\n"
         "import numpy as np\n"

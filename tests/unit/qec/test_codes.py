@@ -1,4 +1,4 @@
-"""Every way to say a code: generator, circuit, DEM, matrices; and biased noise."""
+"""Every way to specify a code: generator, circuit, DEM, check matrices; and biased noise."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def failures(prob: Problem, backend: str, n: int = 4000) -> float:
 
 @pytest.mark.parametrize("basis", ["z", "x"])
 def test_check_matrices_of_the_steane_code(basis: str) -> None:
-    """Three checks a sector; single flips are corrected and pairs are not, so LER is about 21 q^2."""
+    """Three checks per sector; single flips are corrected and pairs are not, so that the LER is about 21 q^2."""
     prob = Problem.from_env(css(STEANE, basis=basis))
     assert (prob.n_detectors, prob.n_observables) == (6, 1)
     ler = failures(prob, "bposd")
     q = 2 / 3 * 0.05  # probability that a qubit's relevant flip happens
-    assert 0.7 * 21 * q**2 < ler < 2 * 21 * q**2  # belief propagation on so short loops is not optimal
+    assert 0.7 * 21 * q**2 < ler < 2 * 21 * q**2  # belief propagation is not optimal with loops this short
 
 
-def test_logicals_are_found_where_none_are_given() -> None:
+def test_logicals_are_derived_if_none_are_given() -> None:
     without = Problem.from_env(css(STEANE.replace('lz: ["1111111"]', "")))
     assert without.n_observables == 1
     assert failures(without, "bposd") == pytest.approx(failures(Problem.from_env(css(STEANE)), "bposd"), abs=0.01)
@@ -72,7 +72,7 @@ def test_logicals_are_found_where_none_are_given() -> None:
         ('hx: ["1100"]\nhz: ["1111"]\nlz: ["1000"]', "logical operator does not commute"),
     ],
 )
-def test_wrong_matrices_name_the_place(text: str, words: str) -> None:
+def test_invalid_matrices_name_their_position(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Problem.from_env(css(text))
 
@@ -81,32 +81,32 @@ def dem_env(text: str) -> EnvSpec:
     return EnvSpec(name="model", code=DemFileCode(path="m.dem", text=text), noise=FileNoise(), seed_policy=BANDS)
 
 
-def test_a_dem_decodes_as_the_circuit_it_came_from() -> None:
-    home = problem(3, 0.01)
-    away = Problem.from_env(dem_env(str(home.dem)))
-    shots = sample(home, 3000, 1)
+def test_dem_decodes_like_the_circuit_it_came_from() -> None:
+    generated = problem(3, 0.01)
+    away = Problem.from_env(dem_env(str(generated.dem)))
+    shots = sample(generated, 3000, 1)
     assert np.array_equal(
         make_backend("mwpm", away).decode(shots.detection_events),
-        make_backend("mwpm", home).decode(shots.detection_events),
+        make_backend("mwpm", generated).decode(shots.detection_events),
     )
     drawn = sample(away, 5000, 2)
     assert drawn.detection_events.shape[1] == 3 and drawn.observables.any()
-    assert LabelledSampler(away, 1).draw(10).edges.shape == (10, home.graph.n_edges)
+    assert LabelledSampler(away, 1).draw(10).edges.shape == (10, generated.graph.n_edges)
     with pytest.raises(UsageError, match="no circuit"):
         _ = away.circuit
 
 
-def test_a_dem_with_hyperedges_needs_another_backend() -> None:
+def test_dem_with_hyperedges_needs_another_backend() -> None:
     with pytest.raises(UsageError, match="bposd"):
         Problem.from_env(dem_env("error(0.1) D0 D1 D2 L0\nerror(0.1) D0 D1"))
 
 
-def test_a_dem_that_is_none_says_so() -> None:
+def test_malformed_dem_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot build"):
         Problem.from_env(dem_env("nonsense"))
 
 
-def test_bias_keeps_the_strength_and_moves_it_to_phases() -> None:
+def test_bias_keeps_the_total_strength_and_shifts_it_to_phase_flips() -> None:
     circuit = stim.Circuit("H 0\nREPEAT 3 {\n DEPOLARIZE1(0.01) 0\n DEPOLARIZE2(0.03) 0 1\n}")
     block = biased(circuit, 10.0)[1].body_copy()
     one, two = (instruction.gate_args_copy() for instruction in block)
@@ -116,7 +116,7 @@ def test_bias_keeps_the_strength_and_moves_it_to_phases() -> None:
     assert stim.Circuit(f"PAULI_CHANNEL_2({','.join(map(str, two))}) 0 1").num_qubits == 2
 
 
-def test_phase_bias_spares_the_z_memory() -> None:
+def test_phase_bias_lowers_the_error_rate_of_z_memory() -> None:
     def ler(noise: CircuitDepolarizing, basis: str) -> float:
         code = StimGeneratorCode(task=f"surface_code:rotated_memory_{basis}", distance=3, rounds=3)  # type: ignore[arg-type]
         env = EnvSpec(name="s", code=code, noise=noise, seed_policy=BANDS)
@@ -145,12 +145,12 @@ def test_belief_propagation_decodes_the_colour_code() -> None:
     assert failures(prob, "bposd_cs10", 500) < 0.25 * plain
 
 
-def test_a_colour_code_has_no_matching_graph() -> None:
+def test_colour_code_has_no_matching_graph() -> None:
     with pytest.raises(UsageError, match="matching graph.*backend: bposd"):
         Problem.from_env(colour(5, "mwpm"))
 
 
 @pytest.mark.parametrize(("d", "rounds"), [(4, 4), (3, 1)])
-def test_a_generator_that_refuses_names_what_to_change(d: int, rounds: int) -> None:
+def test_refused_generator_arguments_have_a_hint(d: int, rounds: int) -> None:
     with pytest.raises(UsageError, match="stim cannot build.*choose another distance or number of rounds"):
         Problem.from_env(colour(d, "bposd", rounds))

@@ -1,4 +1,4 @@
-"""External decoders: which are loaded, and that they decode in a process of their own."""
+"""External decoders: which are loaded, and that each decodes in its own process."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def no_trust() -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package `standin` outside the current directory, on `sys.path`, that registers nothing."""
+    """Write a package `standin` on `sys.path`, outside the current directory, that registers nothing."""
     site = tmp_path / "site"
     write_package(site, "standin", "listing")
     monkeypatch.syspath_prepend(str(site))
@@ -103,7 +103,7 @@ def test_tesseract_is_more_accurate_than_matching() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(KNOWN))
-def test_missing_package_is_named_with_its_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_an_install_command(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [])
     for use in (lambda: require_installed(with_baseline(name)), lambda: make_backend(name, problem(3))):
         with pytest.raises(UsageError, match="is not installed.*pip install") as caught:
@@ -145,7 +145,7 @@ class TestTrust:
     def test_current_directory_is_not_searched(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
     ) -> None:
-        """Neither for entry points nor for a trusted module, however it came to stand on `sys.path`."""
+        """Neither for entry points nor for a trusted module, even if it is on `sys.path`."""
         write_package(tmp_path, "standin", "listing")
         register(tmp_path, SOURCE)
         monkeypatch.chdir(tmp_path)
@@ -218,7 +218,7 @@ class TestProcess:
             os.kill(pid, 0)
 
     def test_relay_bp_gets_mechanisms_that_are_not_split(self, package: Path) -> None:
-        """Its package needs Rust, so a stand-in of its name reports what it was given."""
+        """The real package needs Rust; a fake package of its name reports its arguments."""
         write_package(package, "relay_bp", "stim")
         with pytest.raises(UsageError, match="mechanisms are whole"):
             make_backend("relay_bp", problem(3))

@@ -1,4 +1,4 @@
-"""Matching under both logical classes: against plain matching, against brute force, and where it can't be done."""
+"""Matching for both logical classes: against plain matching, brute force, and unsupported circuits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def from_text(text: str) -> Problem:
         ("repetition_code:memory", 5, 4),
     ],
 )
-def test_the_sign_of_the_gap_is_the_plain_answer(task: str, distance: int, rounds: int) -> None:
+def test_sign_of_the_gap_is_the_prediction_of_plain_matching(task: str, distance: int, rounds: int) -> None:
     problem = generated(task, distance, rounds)
     shots = sampling.sample(problem, 4000, seed=5)
     complementary_gap = LogicalClassMatcher(problem).complementary_gap(shots.detection_events)
@@ -46,7 +46,7 @@ def test_the_sign_of_the_gap_is_the_plain_answer(task: str, distance: int, round
     assert np.array_equal((complementary_gap < 0)[clear], plain[clear])
 
 
-def test_solutions_explain_the_syndrome_within_their_class_and_are_the_cheapest() -> None:
+def test_solutions_explain_the_syndrome_in_their_class_with_minimum_weight() -> None:
     problem = generated("repetition_code:memory", 3, 1, p=0.03)
     graph = problem.graph
     detections = np.array(list(itertools.product((0, 1), repeat=problem.n_detectors)), np.uint8)
@@ -64,7 +64,7 @@ def test_solutions_explain_the_syndrome_within_their_class_and_are_the_cheapest(
             assert edges[shot] @ -log_odds[shot] == pytest.approx(best, abs=2e-2)
 
 
-def test_the_gap_is_the_difference_of_the_solutions_under_the_priors() -> None:
+def test_gap_is_the_difference_of_the_solutions_under_the_priors() -> None:
     problem = generated("surface_code:rotated_memory_z", 3, 2)
     detections = sampling.LabelledSampler(problem, 1).draw(200).detections
     matcher = LogicalClassMatcher(problem)
@@ -74,7 +74,7 @@ def test_the_gap_is_the_difference_of_the_solutions_under_the_priors() -> None:
     assert gap == pytest.approx(flipped @ weights - unflipped @ weights, abs=2e-2)
 
 
-def test_a_cap_clips_the_gap_and_changes_nothing_below_it() -> None:
+def test_cap_clips_the_gap_and_changes_nothing_below_it() -> None:
     problem = generated("surface_code:rotated_memory_z", 3, 3)
     events = sampling.sample(problem, 2000, 1).detection_events
     matcher = LogicalClassMatcher(problem)
@@ -176,7 +176,7 @@ OBSERVABLE_INCLUDE(0) rec[-1]
 @pytest.mark.parametrize(
     ("text", "says"), [(TWO_OBSERVABLES, "has 2"), (RING, "closed loop"), (ONE_BOUNDARY, "one boundary")]
 )
-def test_circuits_without_two_separable_classes_are_refused_in_one_sentence(text: str, says: str) -> None:
+def test_circuits_without_two_separable_classes_are_refused(text: str, says: str) -> None:
     with pytest.raises(UsageError, match=says) as refusal:
         LogicalClassMatcher(from_text(text))
     assert "finetune_share" in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Problem: circuit, DEM and matching graph say the same thing."""
+"""Problem: circuit, DEM and matching graph are consistent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def from_text(text: str) -> EnvSpec:
 
 
 @pytest.mark.parametrize("basis", ["z", "x"])
-def test_edges_explain_detections_and_observables(basis: str) -> None:
+def test_edges_reproduce_detection_events_and_observables(basis: str) -> None:
     prob = problem(3, 0.01, basis)
     shots = LabelledSampler(prob, seed=5).draw(4000)
     graph = prob.graph
@@ -37,7 +37,7 @@ def test_incidence_matches_the_dem_sampler() -> None:
     assert np.array_equal((faults.astype(int) @ prob.L.T.toarray()) % 2, observables)
 
 
-def test_edge_priors_are_the_frequencies_of_their_edges() -> None:
+def test_edge_priors_are_the_frequencies_of_edge_flips() -> None:
     prob = problem(3, 0.01)
     n = 200_000
     counts = sum(LabelledSampler(prob, seed=seed).draw(n // 4).edges.sum(axis=0, dtype=int) for seed in range(4))
@@ -53,11 +53,11 @@ def test_sectors_split_the_detectors() -> None:
     assert set(np.unique(graph.endpoints)) <= {-1, *graph.in_sector.tolist()}
 
 
-def test_repetition_code_has_no_other_sector() -> None:
+def test_repetition_code_has_one_sector() -> None:
     assert len(Problem.from_env(repetition()).graph.out_of_sector) == 0
 
 
-def test_component_matching_answers_as_the_whole_dem_does() -> None:
+def test_component_matching_equals_matching_on_the_full_dem() -> None:
     prob = problem(5, 0.01)
     shots = sample(prob, 20_000, seed=3)
     whole = pymatching.Matching.from_detector_error_model(prob.dem)
@@ -89,12 +89,12 @@ def test_hyperedges_are_refused_with_the_field() -> None:
         ("R 0 1\nX_ERROR(0.1) 0\nM 0 1\nDETECTOR rec[-2]\nOBSERVABLE_INCLUDE(0) rec[-1]", "flips an observable"),
     ],
 )
-def test_circuits_nobody_can_decode_are_refused(text: str, words: str) -> None:
+def test_undecodable_circuits_are_refused(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Problem.from_env(from_text(text))
 
 
-def test_a_circuit_from_text_is_the_generators() -> None:
+def test_circuit_from_text_equals_the_generated_circuit() -> None:
     env = surface(3, 0.01)
     text = str(Problem.from_env(env).circuit)
     again = Problem.from_env(from_text(text))
@@ -119,8 +119,8 @@ def test_packing_round_trips() -> None:
 
 def test_same_seed_same_shots() -> None:
     prob = problem(3)
-    one, two, other = sample(prob, 500, 9), sample(prob, 500, 9), sample(prob, 500, 10)
-    assert np.array_equal(one.detection_events, two.detection_events) and np.array_equal(
-        one.observables, two.observables
+    first, second, other = sample(prob, 500, 9), sample(prob, 500, 9), sample(prob, 500, 10)
+    assert np.array_equal(first.detection_events, second.detection_events) and np.array_equal(
+        first.observables, second.observables
     )
-    assert not np.array_equal(one.detection_events, other.detection_events)
+    assert not np.array_equal(first.detection_events, other.detection_events)

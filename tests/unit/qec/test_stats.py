@@ -30,8 +30,8 @@ def test_clopper_pearson_known_values() -> None:
     assert stats.clopper_pearson(0, 0) == (0.0, 1.0)
 
 
-def test_intervals_are_scipys() -> None:
-    """Written without scipy.stats, which takes longer to import than a report to write."""
+def test_intervals_equal_those_of_scipy() -> None:
+    """The product avoids scipy.stats, which takes longer to import than writing a report."""
     from scipy.stats import beta
 
     rng = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def test_intervals_are_scipys() -> None:
         assert high == pytest.approx(beta.ppf(0.975, errors + 1, shots - errors) if errors < shots else 1.0, rel=1e-13)
 
 
-def test_rate_per_round_composes_back() -> None:
+def test_rate_per_round_composes_to_the_total_rate() -> None:
     rate = stats.rate(150, 10_000, rounds=5)
     q = rate.per_round
     assert (1 - (1 - 2 * q) ** 5) / 2 == pytest.approx(rate.rate)
@@ -53,21 +53,21 @@ def test_rate_per_round_composes_back() -> None:
 def test_count_pairs_and_add() -> None:
     reference = np.array([1, 1, 0, 0, 1], bool)
     candidate = np.array([0, 1, 1, 0, 0], bool)
-    one = stats.count_pairs(reference, candidate)
-    assert one == PairedCounts(shots=5, errors_reference=3, errors_candidate=2, fixed=2, broken=1)
-    assert stats.add_pairs(one, one).fixed == 4
+    counts = stats.count_pairs(reference, candidate)
+    assert counts == PairedCounts(shots=5, errors_reference=3, errors_candidate=2, fixed=2, broken=1)
+    assert stats.add_pairs(counts, counts).fixed == 4
     with pytest.raises(ValueError, match="differ"):
         stats.count_pairs(reference, candidate[:4])
 
 
-def test_wrong_needs_every_observable() -> None:
-    said = np.array([[0, 0], [0, 1], [1, 1]], bool)
-    assert stats.error_mask(said, np.zeros((3, 2), bool)).tolist() == [False, True, True]
+def test_error_mask_compares_every_observable() -> None:
+    predictions = np.array([[0, 0], [0, 1], [1, 1]], bool)
+    assert stats.error_mask(predictions, np.zeros((3, 2), bool)).tolist() == [False, True, True]
 
 
 @settings(max_examples=150, deadline=None)
 @given(CELLS, CELLS, CELLS, st.integers(1, 10**6))
-def test_intervals_hold_their_estimate(fixed: int, broken: int, both: int, rest: int) -> None:
+def test_intervals_contain_their_estimate(fixed: int, broken: int, both: int, rest: int) -> None:
     effect = stats.paired_effect(pairs(fixed, broken, both, fixed + broken + both + rest))
     assert -1 <= effect.delta_low <= effect.delta <= effect.delta_high <= 1
     mirrored = stats.paired_effect(pairs(broken, fixed, both, fixed + broken + both + rest))
@@ -77,7 +77,7 @@ def test_intervals_hold_their_estimate(fixed: int, broken: int, both: int, rest:
     else:
         assert effect.relative_low is not None and effect.relative is not None and effect.relative_high is not None
         assert effect.relative_low - 1e-9 <= effect.relative <= effect.relative_high + 1e-9 <= 1 + 2e-9
-        # both intervals answer the same question about zero
+        # both intervals agree on whether zero is included
         assert (effect.relative_low > 1e-6) == (effect.delta_low > 1e-6 * (fixed + both) / effect.counts.shots) or (
             abs(effect.delta_low) < 1e-4
         )
@@ -94,7 +94,7 @@ def test_intervals_hold_their_estimate(fixed: int, broken: int, both: int, rest:
     ],
 )
 def test_coverage_at_small_counts(shots: int, fixed: float, broken: float, both: float) -> None:
-    """95% intervals hold the truth in 95% of draws, four binomial errors allowed and a little conservatism."""
+    """95% intervals contain the true value in 95% of draws, within four standard errors and slight conservatism."""
     rng = np.random.default_rng(7)
     delta, relative = fixed - broken, (fixed - broken) / (fixed + both)
     held = held_relative = tried = 0
@@ -109,7 +109,7 @@ def test_coverage_at_small_counts(shots: int, fixed: float, broken: float, both:
         assert 0.92 <= share <= 0.985
 
 
-def test_no_errors_is_no_certainty() -> None:
+def test_interval_without_errors_has_positive_width() -> None:
     nothing = stats.paired_effect(pairs(0, 0, 0, 1_000))
     assert nothing.delta_low < 0 < nothing.delta_high
     only_fixed = stats.paired_effect(pairs(3, 0, 0, 1_000))

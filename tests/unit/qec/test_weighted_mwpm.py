@@ -1,4 +1,4 @@
-"""Weighted matching against PyMatching and brute force, in C and without it."""
+"""Weighted matching against PyMatching and brute force, with and without the C implementation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_c = pytest.mark.skipif(
 
 
 def shots(distance: int, n: int, spread: float, p: float = 0.005) -> tuple[sp.csc_matrix, np.ndarray, np.ndarray]:
-    """Check matrix, detection events of n sampled shots, and weights around the priors'."""
+    """Return check matrix, detection events of n sampled shots, and weights near those of the priors."""
     prob = problem(distance, p)
     graph = prob.matching_graph
     events = sampling.unpack(sampling.sample(prob, n, 5).detection_events, prob.n_detectors)[:, graph.in_sector]

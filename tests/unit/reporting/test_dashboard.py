@@ -1,4 +1,4 @@
-"""The head of a living run: pace, end of the whole run, limits, sandbox; and its rounds and front below."""
+"""Dashboard of a run in progress: pace, estimated end, limits, sandbox, rounds and Pareto front."""
 
 from __future__ import annotations
 
@@ -19,73 +19,73 @@ from autoqec.system import run_lock
 from tests.support import runs
 
 NOW = 2_000_000_000.0
-# Of the five rounds of `make_run` each trained 60 s, and 1, 3, 5 were judged in 12 s.
+# Of the five rounds of `make_run` each trained for 60 s; 1, 3 and 5 were verified in 12 s.
 ROUND_S = (5 * 60 + 3 * 12) / 5
 
 
 @pytest.fixture
 def layout(tmp_path: Path) -> Iterator[RunLayout]:
-    found = runs.make_run(tmp_path / "lab", 5)
+    found = runs.make_run(tmp_path / "workspace", 5)
     os.utime(found.history, (NOW, NOW))
     with run_lock.lock_run(found.root):
         yield found
 
 
-def shown(layout: RunLayout, plan: RunLimits, *, later: float = 0.0) -> tuple[Dashboard, str]:
+def render(layout: RunLayout, plan: RunLimits, *, later: float = 0.0) -> tuple[Dashboard, str]:
     out = io.StringIO()
     console = Console(file=out, width=240, color_system=None, markup=False, highlight=False)
     with LiveStatusWriter(layout, replace(plan, began=NOW - 600)):
-        seen = Dashboard(layout, clock=lambda: NOW + later)
-        console.print(seen.head())
-        console.print(seen.body())
-    return seen, out.getvalue()
+        dashboard = Dashboard(layout, clock=lambda: NOW + later)
+        console.print(dashboard.head())
+        console.print(dashboard.body())
+    return dashboard, out.getvalue()
 
 
-def test_the_end_of_the_run_is_told_from_its_history(layout: RunLayout) -> None:
-    seen, text = shown(layout, RunLimits(rounds=8, sandbox="bubblewrap"))
-    assert seen.seconds_left() == pytest.approx(3 * ROUND_S)
+def test_end_of_the_run_is_estimated_from_its_history(layout: RunLayout) -> None:
+    dashboard, text = render(layout, RunLimits(rounds=8, sandbox="bubblewrap"))
+    assert dashboard.seconds_left() == pytest.approx(3 * ROUND_S)
     assert "5 of 8 rounds, 1 verified, 1 on the front · 1:07 per round · about 3:22 left of the run" in text
     assert "0.08 compute hours · sandbox bubblewrap" in text
     assert "Verified front" in text and "+7.9%" in text
 
 
-def test_time_in_the_round_under_way_counts_and_never_more_than_a_round(layout: RunLayout) -> None:
-    assert shown(layout, RunLimits(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
-    assert shown(layout, RunLimits(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
-    assert shown(layout, RunLimits(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
-    assert shown(layout, RunLimits(rounds=5))[0].seconds_left() == 0
+def test_elapsed_time_of_the_current_round_counts_up_to_one_round(layout: RunLayout) -> None:
+    assert render(layout, RunLimits(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
+    assert render(layout, RunLimits(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
+    assert render(layout, RunLimits(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
+    assert render(layout, RunLimits(rounds=5))[0].seconds_left() == 0
 
 
-def test_the_nearest_limit_ends_it(layout: RunLayout) -> None:
-    assert shown(layout, RunLimits(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
-    compute = shown(layout, RunLimits(compute_hours=600 / 3600))[0]
-    assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much again as was used
-    assert shown(layout, RunLimits(plateau=4))[0].seconds_left() is None
-    assert "compute hours · at most 2 GPU hours" in shown(layout, RunLimits(gpu_hours=2))[1]
-    text = shown(layout, RunLimits(hours=2, plateau=4, compute_hours=1))[1]
+def test_nearest_limit_determines_the_estimated_end(layout: RunLayout) -> None:
+    assert render(layout, RunLimits(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
+    compute = render(layout, RunLimits(compute_hours=600 / 3600))[0]
+    assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much as was already used
+    assert render(layout, RunLimits(plateau=4))[0].seconds_left() is None
+    assert "compute hours · at most 2 GPU hours" in render(layout, RunLimits(gpu_hours=2))[1]
+    text = render(layout, RunLimits(hours=2, plateau=4, compute_hours=1))[1]
     assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds without a change of the front" in text
 
 
-def test_without_history_or_plan_no_end_is_made_up(tmp_path: Path) -> None:
-    empty = runs.make_run(tmp_path / "lab", 0)
+def test_no_end_is_estimated_without_history_or_plan(tmp_path: Path) -> None:
+    empty = runs.make_run(tmp_path / "workspace", 0)
     with run_lock.lock_run(empty.root):
-        seen, text = shown(empty, RunLimits(rounds=8))
-    assert seen.seconds_left() is None and "left of the run" not in text and "0 of 8 rounds" in text
+        dashboard, text = render(empty, RunLimits(rounds=8))
+    assert dashboard.seconds_left() is None and "left of the run" not in text and "0 of 8 rounds" in text
 
 
-def test_the_words_of_an_owner_that_died_are_nobodys(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 5)
-    seen, text = shown(layout, RunLimits(rounds=8))
-    assert seen.seconds_left() is None and "5 rounds" in text
+def test_status_of_a_dead_owner_is_ignored(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 5)
+    dashboard, text = render(layout, RunLimits(rounds=8))
+    assert dashboard.seconds_left() is None and "5 rounds" in text
 
 
-def test_failures_say_why(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2, only_failures=True)
-    text = shown(layout, RunLimits())[1]
+def test_failures_show_their_reason(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2, only_failures=True)
+    text = render(layout, RunLimits())[1]
     assert "the loss is not finite at step 12" in text and "train_error" in text
 
 
-def test_the_last_rounds_have_intervals_and_shots_also_on_a_narrow_screen(layout: RunLayout) -> None:
+def test_last_rounds_show_intervals_and_shots_on_a_narrow_screen(layout: RunLayout) -> None:
     out = io.StringIO()
     Console(file=out, width=80, color_system=None, markup=False).print(Dashboard(layout).body())
     text = out.getvalue()
@@ -94,7 +94,7 @@ def test_the_last_rounds_have_intervals_and_shots_also_on_a_narrow_screen(layout
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
+def test_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
     out = io.StringIO()
     table = summary.rounds_table(run_report.load(layout).rows)
     Console(file=out, width=80, color_system=None, markup=False).print(table)
@@ -103,17 +103,17 @@ def test_the_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
         assert part in text, text
 
 
-def test_a_last_round_that_takes_long_has_no_made_up_end(layout: RunLayout) -> None:
-    text = shown(layout, RunLimits(rounds=6), later=9000)[1]
+def test_overdue_last_round_has_no_estimated_end(layout: RunLayout) -> None:
+    text = render(layout, RunLimits(rounds=6), later=9000)[1]
     assert "the last round takes longer than the earlier ones" in text and "0:00 left" not in text
 
 
-def test_every_limit_of_a_run_is_one_that_watch_may_see() -> None:
+def test_every_limit_of_a_budget_is_in_the_live_status() -> None:
     from dataclasses import fields
 
     from autoqec.orchestrator.budget import Budget
 
-    assert {one.name for one in fields(Budget)} <= {one.name for one in fields(RunLimits)}
+    assert {field.name for field in fields(Budget)} <= {field.name for field in fields(RunLimits)}
 
 
 def timed(row: dict[str, object]) -> dict[str, object]:
@@ -121,8 +121,8 @@ def timed(row: dict[str, object]) -> dict[str, object]:
     return row | times | {"proposal_wallclock_s": 3.0, "eval_wallclock_s": None}
 
 
-def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tmp_path: Path) -> None:
-    view = run_report.load(runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed))
+def test_summary_and_screen_show_start_time_and_phase_durations(tmp_path: Path) -> None:
+    view = run_report.load(runs.make_run(tmp_path / "workspace", 1, artifacts=False, change=timed))
     out = io.StringIO()
     console = Console(file=out, width=200, color_system=None, markup=False)
     console.print(summary.rounds_table(view.rows))
@@ -132,6 +132,6 @@ def test_summary_and_screen_say_when_a_round_ran_and_how_long_each_phase_took(tm
 
 
 def test_pace_is_taken_from_the_recorded_end_and_not_from_the_file(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 1, artifacts=False, change=timed)
+    layout = runs.make_run(tmp_path / "workspace", 1, artifacts=False, change=timed)
     os.utime(layout.history, (0, 0))
     assert Dashboard(layout)._last_end == run_report.load(layout).rows[0].finished_at.timestamp()  # type: ignore[union-attr]

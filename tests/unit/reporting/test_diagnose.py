@@ -1,4 +1,4 @@
-"""Root causes and patched configs, on rounds that a real Runner made and on files that a crash left."""
+"""Root causes and patched configs, for rounds of a real Runner and for files that a crash left."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def env() -> str:
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Left:
-    """A round directory as a Runner leaves it."""
+def round_directory(tmp_path: Path) -> Left:
+    """Return a function that writes a round directory as a Runner leaves it."""
 
     def leave(
         config: dict[str, Any] | None = None, log: str | None = None, phase: str = "training", **metrics: Any
@@ -56,8 +56,8 @@ def with_training(**keys: Any) -> dict[str, Any]:
     return {**MLP, "training": {**MLP["training"], **keys}}
 
 
-def test_a_net_beyond_the_bounds_is_shrunk_until_it_fits(tmp_path: Path, env: str) -> None:
-    """The real Runner refuses it, and takes the patched one."""
+def test_network_above_the_limits_is_shrunk_until_it_fits(tmp_path: Path, env: str) -> None:
+    """The real Runner refuses the config and accepts the patched one."""
     wide = {"type": "mlp", "mlp": {"hidden": 4096, "depth": 3}}
     layout = RoundLayout(tmp_path / "round_1", 1)
     metrics = run_round(RunnerConfig(env_yaml=env, predecoder_config=wide, profile="smoke", round_dir=str(layout.dir)))
@@ -69,7 +69,7 @@ def test_a_net_beyond_the_bounds_is_shrunk_until_it_fits(tmp_path: Path, env: st
     assert cost["n_params"] <= 200_000 and cost["flops_per_syndrome"] <= 2_000_000
 
 
-def test_a_wrong_key_is_taken_out(tmp_path: Path, env: str) -> None:
+def test_unknown_key_is_removed(tmp_path: Path, env: str) -> None:
     layout = RoundLayout(tmp_path / "round_1", 1)
     wrong = {"type": "mlp", "mlp": {"hidden": 128, "width": 3}, "training": {"learning_rate": 7}}
     run_round(RunnerConfig(env_yaml=env, predecoder_config=wrong, profile="smoke", round_dir=str(layout.dir)))
@@ -79,69 +79,75 @@ def test_a_wrong_key_is_taken_out(tmp_path: Path, env: str) -> None:
     assert found.config["training"]["learning_rate"] == TrainingConfig().learning_rate
 
 
-def test_a_parent_that_does_not_fit_means_fresh_weights(left: Left, env: str) -> None:
+def test_incompatible_parent_suggests_fresh_weights(round_directory: Left, env: str) -> None:
     reason = "training.init: `training.init: parent` needs a fork parent with a checkpoint, and this round has none"
-    found = diagnose_round(left(with_training(init="parent"), status="compile_error", status_reason=reason), env)
+    found = diagnose_round(
+        round_directory(with_training(init="parent"), status="compile_error", status_reason=reason), env
+    )
     assert found.cause == "does not fit" and found.change == {"training.init": ["parent", "fresh"]}
 
 
 @pytest.mark.parametrize("phase, key", [("training", "learning_rate"), ("finetuning", "finetune_learning_rate")])
-def test_a_loss_that_is_not_finite_means_a_smaller_step_in_that_phase(left: Left, phase: str, key: str) -> None:
+def test_non_finite_loss_suggests_a_smaller_step_in_that_phase(round_directory: Left, phase: str, key: str) -> None:
     reason = "the loss is not finite at step 7"
-    found = diagnose_round(left(status="killed_by_safety", status_reason=reason, log="0\t1.0\n1\tnan\n", phase=phase))
+    found = diagnose_round(
+        round_directory(status="killed_by_safety", status_reason=reason, log="0\t1.0\n1\tnan\n", phase=phase)
+    )
     assert found.cause == "not finite" and found.change is not None
     ((changed, (old, new)),) = found.change.items()
     assert changed == f"training.{key}" and 0 < new < old / 2
 
 
 @pytest.mark.parametrize("reason", ["memory 8.41 GB > 8 GB", "out of memory: RuntimeError: can't allocate memory"])
-def test_out_of_memory_halves_the_batch_then_the_net(left: Left, reason: str) -> None:
-    found = diagnose_round(left(status="killed_by_safety", status_reason=reason))
+def test_out_of_memory_halves_the_batch_then_the_network(round_directory: Left, reason: str) -> None:
+    found = diagnose_round(round_directory(status="killed_by_safety", status_reason=reason))
     assert found.cause == "out of memory" and found.change == {"training.batch_size": [512, 256]}
 
 
-def test_out_of_memory_with_the_least_batch_shrinks_the_net(left: Left) -> None:
+def test_out_of_memory_at_the_smallest_batch_shrinks_the_network(round_directory: Left) -> None:
     config = with_training(batch_size=64)
-    found = diagnose_round(left(config, status="killed_by_safety", status_reason="memory 9 GB > 8 GB"))
+    found = diagnose_round(round_directory(config, status="killed_by_safety", status_reason="memory 9 GB > 8 GB"))
     assert found.change == {"mlp.hidden": [256, 192]}
 
 
-def test_limits_of_the_machine(left: Left) -> None:
-    found = diagnose_round(left(status="killed_by_safety", status_reason="wall clock 400.1 s > 400 s"))
+def test_machine_limits_suggest_a_smaller_config(round_directory: Left) -> None:
+    found = diagnose_round(round_directory(status="killed_by_safety", status_reason="wall clock 400.1 s > 400 s"))
     assert found.cause == "time limit" and found.change == {"mlp.hidden": [256, 128]}
 
 
-def test_other_limits_have_no_config_to_try(left: Left) -> None:
-    found = diagnose_round(left(status="killed_by_safety", status_reason="disk 300 MB > 256 MB"))
+def test_other_limits_suggest_no_config(round_directory: Left) -> None:
+    found = diagnose_round(round_directory(status="killed_by_safety", status_reason="disk 300 MB > 256 MB"))
     assert found.cause == "disk limit" and found.config is None
 
 
-def test_a_line_of_the_surface_is_named(left: Left, env: str) -> None:
+def test_failing_line_of_an_editable_module_is_named(round_directory: Left, env: str) -> None:
     reason = "modules/mlp.py:31: AttributeError: 'Mlp' has no attribute 'x'"
-    found = diagnose_round(left(status="compile_error", status_reason=reason), env)
+    found = diagnose_round(round_directory(status="compile_error", status_reason=reason), env)
     assert found.cause == "module code" and "modules/mlp.py:31" in found.what
 
 
-def test_a_broken_env_comes_before_every_other_cause(left: Left, env: str) -> None:
+def test_broken_env_takes_precedence_over_other_causes(round_directory: Left, env: str) -> None:
     broken = env.replace("rounds: 3", "rounds: 3\n  spare: 1")
-    found = diagnose_round(left(status="compile_error", status_reason="n_params exceeds the env's limit"), broken)
+    found = diagnose_round(
+        round_directory(status="compile_error", status_reason="n_params exceeds the env's limit"), broken
+    )
     assert found.cause == "env broken" and "spare" in found.what
 
 
-def test_measured_rounds(left: Left) -> None:
+def test_measured_round_has_no_failure_cause(round_directory: Left) -> None:
     ok = {"status": "ok", "delta_ler": 0.0, "checkpoint_path": "x", "val_shots": 4000, "val_errors_plain": 100}
     hard = {**MLP, "output_mode": "hard_flip"}
     worse = ok | {"val_errors_predecoder": 190, "val_fixed": 5, "val_broken": 95}
-    found = diagnose_round(left(hard, **worse))
+    found = diagnose_round(round_directory(hard, **worse))
     assert found.cause == "does harm" and found.change == {"output_mode": ["hard_flip", "soft_priors"]}
     same = ok | {"val_errors_predecoder": 98, "val_fixed": 12, "val_broken": 10}
-    found = diagnose_round(left(with_training(finetune_share=0.0), **same))
+    found = diagnose_round(round_directory(with_training(finetune_share=0.0), **same))
     assert found.cause == "no effect" and found.change == {"training.finetune_share": [0.0, 1.0]}
     better = ok | {"val_errors_predecoder": 40, "val_fixed": 62, "val_broken": 2}
-    assert diagnose_round(left(**better)).cause == "none"
+    assert diagnose_round(round_directory(**better)).cause == "none"
 
 
-def test_a_directory_without_metrics(tmp_path: Path) -> None:
+def test_directory_without_metrics_is_an_aborted_round(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no metrics\.json"):
         diagnose_round(RoundLayout(tmp_path, 1))
 
@@ -170,13 +176,13 @@ def run_of(tmp_path: Path, env: str, **info: Any) -> RunLayout:
     return layout
 
 
-def test_a_run_names_every_round_that_is_not_well(tmp_path: Path, env: str) -> None:
+def test_run_lists_every_failed_round(tmp_path: Path, env: str) -> None:
     found = diagnose_run(run_of(tmp_path, env))
-    assert [(one.round, one.cause) for one in found] == [(1, "crash"), (2, "aborted"), (3, "conflict")]
-    json.dumps([one.dump() for one in found])
+    assert [(finding.round, finding.cause) for finding in found] == [(1, "crash"), (2, "aborted"), (3, "conflict")]
+    json.dumps([finding.dump() for finding in found])
 
 
-def test_an_env_that_was_changed_after_the_start_is_the_root_cause(tmp_path: Path, env: str) -> None:
+def test_env_that_was_changed_after_the_start_is_the_root_cause(tmp_path: Path, env: str) -> None:
     layout = run_of(tmp_path, env)
     layout.env.write_text(env + "\n# a late thought\n", encoding="utf-8")
     (found,) = diagnose_run(layout)

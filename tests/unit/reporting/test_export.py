@@ -1,4 +1,4 @@
-"""Exports that other tools open."""
+"""Exports, read back by the tools they are written for."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from autoqec.store.train_log import TrainLog
 from tests.support import runs
 
 
-def test_csv_holds_every_row_and_key(tmp_path: Path) -> None:
+def test_csv_contains_every_row_and_key(tmp_path: Path) -> None:
     layout = runs.make_run(
-        tmp_path / "lab", 4, change=lambda row: row | {"hypothesis": "=cmd|' /C calc'!A0\n\ud800,\""}
+        tmp_path / "workspace", 4, change=lambda row: row | {"hypothesis": "=cmd|' /C calc'!A0\n\ud800,\""}
     )
     path = export(layout, "csv")
     assert path == layout.exports / "history.csv"
@@ -36,30 +36,30 @@ def test_csv_holds_every_row_and_key(tmp_path: Path) -> None:
     assert float(lines[0]["delta_ler"]) == rows[0]["delta_ler"]
 
 
-def test_csv_of_no_rounds_is_its_head(tmp_path: Path) -> None:
-    path = export(runs.make_run(tmp_path / "lab", 0), "csv", tmp_path / "new" / "x.csv")
+def test_csv_without_rounds_is_its_header(tmp_path: Path) -> None:
+    path = export(runs.make_run(tmp_path / "workspace", 0), "csv", tmp_path / "new" / "x.csv")
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_sinter_reads_its_csv(tmp_path: Path) -> None:
     import sinter
 
-    layout = runs.make_run(tmp_path / "lab", 6)
+    layout = runs.make_run(tmp_path / "workspace", 6)
     path = export(layout, "sinter-csv")
-    stats = {(one.decoder, one.json_metadata["p"]): one for one in sinter.read_stats_from_csv_files(path)}
-    judged = [row["round"] for row in runs.rows(layout) if row["verify_verdict"]]
-    assert {name for name, _ in stats} == {"mwpm", "mwpm_correlated", *(f"mwpm+round{n}" for n in judged)}
+    stats = {(stat.decoder, stat.json_metadata["p"]): stat for stat in sinter.read_stats_from_csv_files(path)}
+    verified_rounds = [row["round"] for row in runs.rows(layout) if row["verify_verdict"]]
+    assert {name for name, _ in stats} == {"mwpm", "mwpm_correlated", *(f"mwpm+round{n}" for n in verified_rounds)}
     assert stats["mwpm+round1", 0.005].errors == 950 and stats["mwpm+round1", 0.005].shots == runs.SHOTS
-    # A decoder that met two others on the same shots is counted once.
+    # A decoder compared with two others on the same shots is counted once.
     assert stats["mwpm+round1", 0.003].errors == 200 and stats["mwpm+round1", 0.003].shots == runs.SHOTS
-    assert stats["mwpm_correlated", 0.003].errors == 240 * len(judged)
-    # One panel member on the shots of three judgements is one line: sinter added them up.
-    assert stats["mwpm", 0.005].shots == len(judged) * runs.SHOTS
+    assert stats["mwpm_correlated", 0.003].errors == 240 * len(verified_rounds)
+    # One baseline on the shots of three verifications is one line: sinter added them up.
+    assert stats["mwpm", 0.005].shots == len(verified_rounds) * runs.SHOTS
     assert stats["mwpm", 0.005].json_metadata == {"env": "surface_d5_depol", "p": 0.005, "d": 5, "r": 5}
 
 
 def test_sinter_plots_its_csv(tmp_path: Path) -> None:
-    path = export(runs.make_run(tmp_path / "lab", 6), "sinter-csv")
+    path = export(runs.make_run(tmp_path / "workspace", 6), "sinter-csv")
     program = Path(sys.executable).with_name("sinter")
     if not program.exists():
         pytest.skip("the command `sinter` is missing beside this Python; install: pip install sinter")
@@ -78,12 +78,12 @@ needs_wandb = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("form", ["tensorboard", "wandb"])
-def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = runs.make_run(tmp_path / "lab", 1)
+def test_missing_package_is_one_error(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 1)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=rf"'{form}' is not installed.*pip install 'autoqec\[{form}\]'"):
         export(layout, form)
-    # A folder that a tracker left where one stands is no package.
+    # A directory that a tracker wrote to the current directory is not its package.
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
     with pytest.raises(UsageError, match="is not installed"):
         export(layout, form)
@@ -94,7 +94,7 @@ def test_a_package_that_is_missing_is_one_sentence(tmp_path: Path, form: str, mo
 def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    layout = runs.make_run(tmp_path / "lab", 2)
+    layout = runs.make_run(tmp_path / "workspace", 2)
     directory = export(layout, "tensorboard")
     events = EventAccumulator(str(directory / "round_1"), size_guidance={"scalars": 0})
     events.Reload()
@@ -106,22 +106,22 @@ def test_tensorboard_reads_its_events(tmp_path: Path) -> None:
 
 
 def wandb_records(directory: Path) -> list[Any]:
-    """What wandb itself would send: the records of a `.wandb` file (LevelDB's log format after a head of 7 bytes)."""
+    """Read the records of a `.wandb` file, which wandb would send (LevelDB's log format after a header of 7 bytes)."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = directory.glob("*.wandb")
-    data, block, place = path.read_bytes(), 32768, 7
+    data, block, offset = path.read_bytes(), 32768, 7
     assert data[:4] == b":W&B"
     found, parts = [], b""
-    while place < len(data):
-        left = block - place % block
+    while offset < len(data):
+        left = block - offset % block
         if left < 7:
-            place += left
+            offset += left
             continue
-        size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        parts += data[place + 7 : place + 7 + size]
-        place += 7 + size
-        if kind in (1, 4):  # whole, or the last part
+        size, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
+        parts += data[offset + 7 : offset + 7 + size]
+        offset += 7 + size
+        if kind in (1, 4):  # a full record, or the last fragment
             found.append(wandb_internal_pb2.Record.FromString(parts))
             parts = b""
     return found
@@ -129,11 +129,11 @@ def wandb_records(directory: Path) -> list[Any]:
 
 @needs_wandb
 def test_wandb_reads_its_offline_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_MODE", "online")  # what a person set for other things sends nothing from here
+    monkeypatch.setenv("WANDB_MODE", "online")  # a user's online mode for other projects is not used here
     monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
     hostile = "=<script>\ud800\x1b[2J"
     layout = runs.make_run(
-        tmp_path / "lab", 2, change=lambda row: row | {"hypothesis": hostile, "dsl_config": {hostile: hostile}}
+        tmp_path / "workspace", 2, change=lambda row: row | {"hypothesis": hostile, "dsl_config": {hostile: hostile}}
     )
     before = dict(os.environ)
     directory = export(layout, "wandb")
@@ -164,14 +164,14 @@ def test_wandb_reads_its_offline_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("form", [pytest.param("tensorboard", marks=needs_tensorboard)])
-def test_what_fails_half_way_leaves_nothing(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2)
+def test_failed_export_leaves_no_file(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2)
     monkeypatch.setattr(trackers.train_log, "read", lambda path: TrainLog(((0, 0.5), (1, "no number"))))  # type: ignore[arg-type]
     with pytest.raises(Exception, match="no number|not implemented|NoneType|float"):
         export(layout, form)
     assert list(layout.exports.iterdir()) == []
 
 
-def test_a_directory_is_no_file(tmp_path: Path) -> None:
+def test_directory_as_the_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is a directory"):
-        export(runs.make_run(tmp_path / "lab", 1), "csv", tmp_path)
+        export(runs.make_run(tmp_path / "workspace", 1), "csv", tmp_path)

@@ -1,4 +1,4 @@
-"""The page about a run: whole, small, self-contained; foreign words are words; odd runs are pages that say so."""
+"""HTML report: complete, small, self-contained; untrusted text is escaped; damaged runs still give a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOID = {"meta", "link", "br", "img", "input", "hr", "path", "circle", "rect", "p
 
 
 class Page(HTMLParser):
-    """What a browser would make of it: elements, their attributes, and whether every end meets its start."""
+    """A parsed page: elements, their attributes, and whether every end tag has its start tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -34,7 +34,7 @@ class Page(HTMLParser):
         self.feed(text)
         self.close()
         assert self._open == []
-        self.ids = [given["id"] for _, given in self.elements if "id" in given]
+        self.ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs)))
@@ -53,10 +53,10 @@ class Page(HTMLParser):
             self.words += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [given for name, given in self.elements if name == tag]
+        return [attributes for name, attributes in self.elements if name == tag]
 
 
-def shown(*layouts: RunLayout) -> tuple[str, Page]:
+def render(*layouts: RunLayout) -> tuple[str, Page]:
     text = html.page(run_report.load_pages(layouts))
     text.encode()
     return text, Page(text)
@@ -64,41 +64,45 @@ def shown(*layouts: RunLayout) -> tuple[str, Page]:
 
 @pytest.fixture(scope="module")
 def fifty(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Page]:
-    return shown(runs.make_run(tmp_path_factory.mktemp("fifty") / "lab", 50))
+    return render(runs.make_run(tmp_path_factory.mktemp("fifty") / "workspace", 50))
 
 
 def test_fifty_rounds_are_a_small_page(fifty: tuple[str, Page]) -> None:
     text, page = fifty
     assert len(text.encode()) < 1_000_000
-    told = [given["id"] for given in page.all("details") if given.get("class") == "round"]
-    assert told == [f"run-{runs.RUN_ID}-round-{number}" for number in range(1, 51)]
+    ids = [attributes["id"] for attributes in page.all("details") if attributes.get("class") == "round"]
+    assert ids == [f"run-{runs.RUN_ID}-round-{number}" for number in range(1, 51)]
 
 
-def test_nothing_is_fetched(fifty: tuple[str, Page]) -> None:
+def test_page_loads_no_external_resource(fifty: tuple[str, Page]) -> None:
     text, page = fifty
-    for tag, given in page.elements:
+    for tag, attributes in page.elements:
         assert tag not in ("iframe", "object", "embed", "base", "form")
-        for name, value in given.items():
+        for name, value in attributes.items():
             assert not name.startswith("on"), f"{tag} {name}"
             if name in ("src", "href", "xlink:href", "action", "srcset", "poster"):
                 assert (value or "").startswith(("#", "data:,")), f"{tag} {name}={value}"
     assert "@import" not in text and not re.search(r"url\((?!#)", text)
     assert "http://" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
-    policy = next(given["content"] for given in page.all("meta") if "http-equiv" in given)
+    policy = next(attributes["content"] for attributes in page.all("meta") if "http-equiv" in attributes)
     assert policy and policy.startswith("default-src 'none';") and "connect-src" not in policy
 
 
-def test_every_link_leads_somewhere_and_every_id_stands_once(fifty: tuple[str, Page]) -> None:
+def test_links_resolve_and_ids_are_unique(fifty: tuple[str, Page]) -> None:
     _, page = fifty
     assert len(page.ids) == len(set(page.ids))
-    leads = [given["href"] for given in page.all("a")]
+    leads = [attributes["href"] for attributes in page.all("a")]
     assert len(leads) > 100
     assert {str(lead)[1:] for lead in leads} <= set(page.ids)
-    named = [given for given in page.all("a") if str(given.get("href")).startswith("#run-") and "aria-label" in given]
-    assert len(named) >= 50  # discs and nodes hold no words of their own
+    named = [
+        attributes
+        for attributes in page.all("a")
+        if str(attributes.get("href")).startswith("#run-") and "aria-label" in attributes
+    ]
+    assert len(named) >= 50  # points and nodes contain no text
 
 
-def test_a_round_tells_its_diff_its_config_and_how_to_get_it(fifty: tuple[str, Page]) -> None:
+def test_round_shows_its_diff_config_and_checkout_command(fifty: tuple[str, Page]) -> None:
     text, page = fifty
     part = text.split(f'id="run-{runs.RUN_ID}-round-11"')[1].split('<details class="round"')[0]
     assert "<del>-  hidden: 32\n</del><ins>+  hidden: 43\n</ins>" in part
@@ -109,27 +113,27 @@ def test_a_round_tells_its_diff_its_config_and_how_to_get_it(fifty: tuple[str, P
     assert "tells more error patterns apart" in page.words
 
 
-def test_the_claim_is_the_judges(fifty: tuple[str, Page]) -> None:
+def test_claim_is_that_of_the_verification_report(fifty: tuple[str, Page]) -> None:
     _, page = fifty
     assert "this predecoder makes 32% fewer logical errors" in page.words
 
 
 @pytest.mark.parametrize("form", ["svg", "png"])
-def test_charts_are_files_that_repeat(tmp_path: Path, form: str) -> None:
+def test_charts_are_reproducible_files(tmp_path: Path, form: str) -> None:
     from autoqec.reporting import figures
 
-    data = run_report.load_pages([runs.make_run(tmp_path / "lab", 6)])
-    one, two = (figures.save(tmp_path / name, form, data) for name in ("one", "two"))
-    assert [path.name for path in one] == [f"{name}.{form}" for name in ("front", "ler", "course")]
-    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
+    data = run_report.load_pages([runs.make_run(tmp_path / "workspace", 6)])
+    first, second = (figures.save(tmp_path / name, form, data) for name in ("first", "second"))
+    assert [path.name for path in first] == [f"{name}.{form}" for name in ("front", "ler", "course")]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
-def test_the_panel_has_its_curves(tmp_path: Path) -> None:
+def test_baselines_have_their_curves(tmp_path: Path) -> None:
     import matplotlib
 
     from autoqec.reporting import charts
 
-    data = run_report.load_pages([runs.make_run(tmp_path / "lab", 1)])
+    data = run_report.load_pages([runs.make_run(tmp_path / "workspace", 1)])
     with matplotlib.rc_context():
         figure = charts.ler_vs_p(data)
     assert figure is not None
@@ -143,7 +147,7 @@ def test_the_panel_has_its_curves(tmp_path: Path) -> None:
     }
 
 
-def test_a_disc_grows_with_the_parameters(tmp_path: Path) -> None:
+def test_point_size_grows_with_the_number_of_parameters(tmp_path: Path) -> None:
     from matplotlib.collections import PathCollection
 
     from autoqec.reporting import charts
@@ -152,7 +156,7 @@ def test_a_disc_grows_with_the_parameters(tmp_path: Path) -> None:
         size = {1: 100_000, 3: 200_000, 5: 400_000}.get(row["round"])
         return row | {"judge_n_params": size, "n_params": size} if size else row
 
-    figure = charts.front(run_report.load_pages([runs.make_run(tmp_path / "lab", 5, change=huge)]))
+    figure = charts.front(run_report.load_pages([runs.make_run(tmp_path / "workspace", 5, change=huge)]))
     assert figure is not None
     discs = [found for found in figure.axes[0].collections if isinstance(found, PathCollection)]
     areas = {float(size) for found in discs for size in found.get_sizes()}
@@ -169,7 +173,7 @@ def test_charts_of_many_rounds_have_no_more_artists(tmp_path: Path) -> None:
         assert counts[1] <= counts[0] + 3  # entries of the legend
 
 
-def test_a_few_judged_rounds_have_their_numbers(tmp_path: Path) -> None:
+def test_few_verified_rounds_are_labelled_by_number(tmp_path: Path) -> None:
     from autoqec.reporting import charts
 
     def numbers(rounds: int) -> set[str]:
@@ -181,24 +185,26 @@ def test_a_few_judged_rounds_have_their_numbers(tmp_path: Path) -> None:
     assert "43" not in numbers(50)
 
 
-def test_discs_on_each_other_share_a_label(tmp_path: Path) -> None:
+def test_overlapping_points_share_a_label(tmp_path: Path) -> None:
     from autoqec.reporting import charts
 
     def alike(row: dict[str, Any]) -> dict[str, Any]:
-        judged = row["verify_verdict"] is not None
-        return row | ({"judge_flops_per_syndrome": 50_000, "delta_vs_baseline_holdout": 1e-3} if judged else {})
+        verified = row["verify_verdict"] is not None
+        return row | ({"judge_flops_per_syndrome": 50_000, "delta_vs_baseline_holdout": 1e-3} if verified else {})
 
-    figure = charts.front(run_report.load_pages([runs.make_run(tmp_path / "lab", 5, change=alike, artifacts=False)]))
+    figure = charts.front(
+        run_report.load_pages([runs.make_run(tmp_path / "workspace", 5, change=alike, artifacts=False)])
+    )
     assert figure is not None
     assert [text.get_text() for text in figure.axes[0].texts if text.get_text()[0].isdigit()] == ["1, 3, 5"]
 
 
-def test_the_course_shows_an_interval_for_whatever_was_measured(tmp_path: Path) -> None:
+def test_search_progress_shows_an_interval_for_every_measurement(tmp_path: Path) -> None:
     from matplotlib.collections import LineCollection
 
     from autoqec.reporting import charts
 
-    figure = charts.search_progress(run_report.load_pages([runs.make_run(tmp_path / "lab", 3, artifacts=False)]))
+    figure = charts.search_progress(run_report.load_pages([runs.make_run(tmp_path / "workspace", 3, artifacts=False)]))
     assert figure is not None
     bars = [found for found in figure.axes[0].collections if isinstance(found, LineCollection)]
     assert sorted(float(segment[0][0]) for found in bars for segment in found.get_segments()) == [
@@ -210,17 +216,17 @@ def test_the_course_shows_an_interval_for_whatever_was_measured(tmp_path: Path) 
     ]
 
 
-def test_another_loss_is_another_stroke() -> None:
+def test_each_loss_has_its_own_line() -> None:
     learning = [(step, 15.0 - 0.01 * step) for step in range(0, 100, 2)]
     fine = [(step, 0.2 - 0.001 * (step - 100)) for step in range(100, 110, 2)]
-    assert loss.stages([*learning, (99, 7.0), *fine]) == [learning, fine]  # a mean of both losses is of neither
+    assert loss.stages([*learning, (99, 7.0), *fine]) == [learning, fine]  # a mean over both losses describes neither
     assert loss.stages(learning) == [learning]
     (_, one), (_, two) = loss.polylines([*learning, *fine])
     assert one.split()[0] == "0.0,0.0" and one.split()[-1].endswith(",80.0")
     assert two.split()[0].endswith(",0.0") and two.split()[-1] == "300.0,80.0"
 
 
-def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> None:
+def test_rates_are_shown_with_errors_and_shots(fifty: tuple[str, Page]) -> None:
     text, page = fifty
     rounds = text.split('<table class="sortable">')[1].split("</table>")[0]
     gain = re.search(r"\+12\.9% \[[^]]*\]%<br><small class=\"soft\">of 100k</small>", rounds)
@@ -233,13 +239,13 @@ def test_rates_stand_with_their_errors_and_shots(fifty: tuple[str, Page]) -> Non
 
 def luminance(colour: str) -> float:
     """Relative luminance of `#rrggbb` (WCAG 2)."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_every_colour_of_text_can_be_read(fifty: tuple[str, Page], theme: int) -> None:
+def test_text_colours_have_enough_contrast(fifty: tuple[str, Page], theme: int) -> None:
     found = re.findall(r"--(\w+): light-dark\((#\w{6}), (#\w{6})\)", fifty[0])
     shades = {name: luminance(pair[theme]) for name, *pair in found}
     for name in ("ink", "soft", "good", "warn", "bad", "mark", "second"):
@@ -248,35 +254,35 @@ def test_every_colour_of_text_can_be_read(fifty: tuple[str, Page], theme: int) -
             assert (high + 0.05) / (low + 0.05) >= 4.5, f"{name} on {ground}"
 
 
-def test_no_round_yet(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 0)
+def test_run_without_rounds_has_a_page(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 0)
     runs.add_pending_round(layout, 1, "a first idea")
-    _, page = shown(layout)
+    _, page = render(layout)
     assert "No round has finished yet." in page.words and "a first idea" in page.words
-    assert "autoqec reconcile" in page.words  # nobody runs it
+    assert "autoqec reconcile" in page.words  # no process owns the run
 
 
-def test_only_failures_say_what_failed(tmp_path: Path) -> None:
-    _, page = shown(runs.make_run(tmp_path / "lab", 4, only_failures=True))
+def test_run_with_only_failures_shows_their_reasons(tmp_path: Path) -> None:
+    _, page = render(runs.make_run(tmp_path / "workspace", 4, only_failures=True))
     assert "No decoder is verified: of 4 rounds, 0 went to verification and 4 ended without a result." in page.words
     assert "the loss is not finite at step 12" in page.words
 
 
-def test_a_null_result_says_what_could_have_been_seen(tmp_path: Path) -> None:
-    _, page = shown(runs.make_run(tmp_path / "lab", 2, change=lambda row: row | {"verify_verdict": None}))
+def test_null_result_states_the_detectable_effect(tmp_path: Path) -> None:
+    _, page = render(runs.make_run(tmp_path / "workspace", 2, change=lambda row: row | {"verify_verdict": None}))
     assert re.search(r"a gain below about \d+% may be missed", page.words)
 
 
-def test_a_torn_tail_is_left_out(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 3)
+def test_torn_tail_is_skipped(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 3)
     with layout.history.open("ab") as stream:
         stream.write(b'{"status": "ok", "round": 4, "hypoth')
-    _, page = shown(layout)
-    assert sum(given.get("class") == "round" for given in page.all("details")) == 3
+    _, page = render(layout)
+    assert sum(attributes.get("class") == "round" for attributes in page.all("details")) == 3
 
 
-def test_damage_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 3)
+def test_damaged_line_in_the_middle_is_one_error(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 3)
     lines = layout.history.read_bytes().splitlines(keepends=True)
     layout.history.write_bytes(lines[0] + b"{]\n" + lines[2])
     with pytest.raises(AutoqecError, match=r"history\.jsonl:2"):
@@ -284,33 +290,33 @@ def test_damage_in_the_middle_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["pareto.json", "env.yaml", "fork_graph.json", "attempts.jsonl"])
-def test_a_view_that_is_gone_or_spoilt_costs_its_part_only(tmp_path: Path, spoil: str) -> None:
-    layout = runs.make_run(tmp_path / "lab", 3)
+def test_missing_or_damaged_view_affects_only_its_section(tmp_path: Path, spoil: str) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 3)
     (layout.root / spoil).unlink(missing_ok=True)
-    _, page = shown(layout)
+    _, page = render(layout)
     assert "Rounds in detail" in page.words
     if spoil != "attempts.jsonl":
         (layout.root / spoil).write_bytes(b'[{"x": \xff')
-        assert "Rounds in detail" in shown(layout)[1].words
+        assert "Rounds in detail" in render(layout)[1].words
 
 
-def test_front_is_taken_from_history_and_not_from_its_view(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 3)
-    before = shown(layout)[1].words
+def test_front_is_computed_from_history(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 3)
+    before = render(layout)[1].words
     entry = json.loads(layout.pareto.read_bytes())[0] | {"round_attempt_id": "of another run"}
     layout.pareto.write_text(json.dumps([entry]), encoding="utf-8")
-    assert shown(layout)[1].words == before and "fewer" in before
+    assert render(layout)[1].words == before and "fewer" in before
 
 
-def test_reports_and_logs_that_are_spoilt(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2)
+def test_damaged_reports_and_logs_are_noted(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2)
     layout.round(1).report_json.write_bytes(b'{"verdict": "VERIFIED"}')
     layout.round(1).train_log.write_bytes(b"0\tnan\n1\tinf\nx\ty\n\xff\n2\t0.5\n3\t\n")
-    _, page = shown(layout)
+    _, page = render(layout)
     assert "Round 1 is verified" in page.words
 
 
-def test_a_big_log_is_read_in_places(tmp_path: Path) -> None:
+def test_large_log_is_sampled(tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text("".join(f"{step}\t{1 / (step + 1):.9g}\n" for step in range(200_000)), encoding="utf-8")
     curve = loss.curve(log)
@@ -319,19 +325,19 @@ def test_a_big_log_is_read_in_places(tmp_path: Path) -> None:
     assert all(abs(loss * (step + 1) - 1) < 0.9 for step, loss in curve[1:])
 
 
-def test_follow_ups_replace_and_deleted_branches_are_marked(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2)
+def test_follow_ups_replace_rows_and_deleted_branches_are_marked(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2)
     row = runs.rows(layout)[1]
     later = {"round_attempt_id": None, "reconcile_id": "r", "refers_to_attempt": "attempt-2"}
     runs.append(layout, row | later | {"hypothesis": "adopted later"})
     gone = {"status": "branch_manually_deleted", "status_reason": "gone", "branch": None, "commit_sha": None}
     runs.append(layout, row | later | gone | {"reconcile_id": "s"})
-    _, page = shown(layout)
-    assert sum(given.get("class") == "round" for given in page.all("details")) == 2
+    _, page = render(layout)
+    assert sum(attributes.get("class") == "round" for attributes in page.all("details")) == 2
     assert "adopted later" in page.words and "branch deleted, commit kept" in page.words
 
 
-def test_compositions_and_rings_of_parents(tmp_path: Path) -> None:
+def test_compositions_and_cyclic_parents_are_shown(tmp_path: Path) -> None:
     def forked(row: dict[str, Any]) -> dict[str, Any]:
         names = [f"exp/{runs.RUN_ID}/{number:02d}-try" for number in (1, 2, 3)]
         ring = {1: names[1], 2: names[0]}
@@ -340,18 +346,18 @@ def test_compositions_and_rings_of_parents(tmp_path: Path) -> None:
         both = {"fork_from": names[:2], "fork_from_canonical": "|".join(names[:2]), "fork_from_ordered": names[:2]}
         return row | both | {"compose_mode": "pure"}
 
-    text, page = shown(runs.make_run(tmp_path / "lab", 3, change=forked))
+    text, page = render(runs.make_run(tmp_path / "workspace", 3, change=forked))
     assert 'class="more"' in text and "(pure)" in page.words
     assert text.count('class="node') == 3
 
 
 def texts(value: Any, text: str) -> Any:
-    """The value with every string in it replaced, keys of free maps too."""
+    """Return the value with every string replaced, including keys of free maps."""
     if isinstance(value, str):
         return text
     if isinstance(value, list):
-        return [texts(one, text) for one in value]
-    return {f"{text}{key}": texts(one, text) for key, one in value.items()} if isinstance(value, dict) else value
+        return [texts(item, text) for item in value]
+    return {f"{text}{key}": texts(item, text) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 KEPT = {"status", "verdict", "verify_verdict", "round_attempt_id", "commit_sha", "branch", "compose_mode"}
@@ -371,8 +377,8 @@ def hostile(text: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
 @pytest.mark.parametrize(
     "text", [HOSTILE, HOSTILE * 200, "\n" * 5000, "x" * 50_000, "\u0645\u0631\u062d\u0628\u0627 \U0001f9ea"]
 )
-def test_hostile_words_are_words(tmp_path: Path, text: str) -> None:
-    layout = runs.make_run(tmp_path / "lab", 4, change=hostile(text))
+def test_untrusted_text_is_escaped(tmp_path: Path, text: str) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 4, change=hostile(text))
     runs.add_pending_round(layout, 5, text[:300].replace("\ud800", ""))
     info = json.loads(layout.run_info.read_bytes())
     words = {"env_name": text, "ideator": text, "baseline_ref": text, "versions": {text: text}, "command_line": [text]}
@@ -382,55 +388,57 @@ def test_hostile_words_are_words(tmp_path: Path, text: str) -> None:
             report = runs.report_of(row, text).model_dump(mode="json")
             layout.round(row["round"]).report_json.write_text(json.dumps(report), encoding="utf-8")
         layout.round(row["round"]).train_log.write_text(text, encoding="utf-8", errors="replace")
-    page_text, page = shown(layout)
+    page_text, page = render(layout)
     assert len(page.all("script")) == 1 and not page.all("img") and len(page.all("style")) == 1
     assert "\x1b" not in page_text and "\u202e" not in page_text
     assert len(page_text) < 1_500_000
     if text is HOSTILE:
         assert "<script>alert(1)</script>" in page.words and "{{ 7*7 }}" in page.words
-    for _, given in page.elements:
-        assert not [name for name in given if name.startswith("on")]
+    for _, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on")]
 
 
-def test_ten_thousand_rounds_are_a_page_that_says_what_it_leaves_out(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 10_000, artifacts=False)
-    text, page = shown(layout)
+def test_page_of_ten_thousand_rounds_states_what_it_omits(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 10_000, artifacts=False)
+    text, page = render(layout)
     assert len(text.encode()) < 2_000_000
     assert f"{run_report.MAX_LISTED_ROUNDS} of 10000 are listed" in page.words
-    assert sum(given.get("class") == "round" for given in page.all("details")) == run_report.MAX_DETAILED_ROUNDS
-    assert {str(given["href"])[1:] for given in page.all("a")} <= set(page.ids)
+    assert (
+        sum(attributes.get("class") == "round" for attributes in page.all("details")) == run_report.MAX_DETAILED_ROUNDS
+    )
+    assert {str(attributes["href"])[1:] for attributes in page.all("a")} <= set(page.ids)
 
 
-def test_runs_side_by_side(tmp_path: Path) -> None:
-    one = runs.make_run(tmp_path / "lab", 6)
-    two = runs.make_run(tmp_path / "lab", 2, run_id="20250102-030406", only_failures=True)
-    _, page = shown(one, two)
+def test_runs_are_compared_on_one_page(tmp_path: Path) -> None:
+    first = runs.make_run(tmp_path / "workspace", 6)
+    second = runs.make_run(tmp_path / "workspace", 2, run_id="20250102-030406", only_failures=True)
+    _, page = render(first, second)
     assert "2 runs compared" in page.words and "no verified round" in page.words
     assert len(page.ids) == len(set(page.ids))
-    assert {str(given["href"])[1:] for given in page.all("a")} <= set(page.ids)
-    info = json.loads(two.run_info.read_bytes()) | {"env_yaml_sha256": "b" * 64}
-    two.run_info.write_text(json.dumps(info), encoding="utf-8")
-    assert "These runs use different envs" in shown(one, two)[1].words
+    assert {str(attributes["href"])[1:] for attributes in page.all("a")} <= set(page.ids)
+    info = json.loads(second.run_info.read_bytes()) | {"env_yaml_sha256": "b" * 64}
+    second.run_info.write_text(json.dumps(info), encoding="utf-8")
+    assert "These runs use different envs" in render(first, second)[1].words
 
 
-def test_what_holds_no_secret(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2)
-    layout.secret.write_text("the judge's own secret", encoding="utf-8")
-    assert "the judge's own secret" not in shown(layout)[1].words
+def test_page_contains_no_secret(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2)
+    layout.secret.write_text("the secret of the verifier", encoding="utf-8")
+    assert "the secret of the verifier" not in render(layout)[1].words
 
 
-def test_importing_the_room_is_light() -> None:
+def test_importing_reporting_loads_no_heavy_library() -> None:
     import subprocess
     import sys
 
     names = "html, charts, figures, tree, run_report, serve, watch, export"
     heavy = "{'torch', 'stim', 'matplotlib', 'networkx', 'scipy', 'numpy', 'jinja2'}"
     code = f"import sys; from autoqec.reporting import {names}; print(sorted({heavy} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
-def test_page_says_when_a_round_ran(tmp_path: Path) -> None:
+def test_page_shows_when_a_round_ran(tmp_path: Path) -> None:
     times = {"started_at": "2026-01-02T03:04:05Z", "finished_at": "2026-01-02T03:05:35Z", "proposal_wallclock_s": 3.0}
-    layout = runs.make_run(tmp_path / "lab", 1, change=lambda row: row | times)
+    layout = runs.make_run(tmp_path / "workspace", 1, change=lambda row: row | times)
     assert "2026-01-02 03:04:05 UTC, 90.0 s: proposal 3.0 s" in html.page(run_report.load_pages([layout]))

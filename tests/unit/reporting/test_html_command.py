@@ -1,4 +1,4 @@
-"""`autoqec report`, `watch` and `export` as typed."""
+"""The commands `autoqec report`, `watch` and `export`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.support.shown import check_error
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    runs.make_run(tmp_path / "lab", 3)
-    monkeypatch.chdir(tmp_path / "lab")
-    return tmp_path / "lab"
+    runs.make_run(tmp_path / "workspace", 3)
+    monkeypatch.chdir(tmp_path / "workspace")
+    return tmp_path / "workspace"
 
 
-def test_report_says_where_it_lies(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_prints_the_paths_it_wrote(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(group, ["report", runs.RUN_ID]) == 0
     path = workspace / "runs" / runs.RUN_ID / "report.html"
     assert capsys.readouterr().out.strip() == str(path.relative_to(workspace)) and path.stat().st_size > 10_000
     assert run_cli(group, ["report", f"runs/{runs.RUN_ID}", "--format", "svg", "--out", "p", "--json"]) == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [Path(one["path"]).name for one in told] == ["front.svg", "ler.svg", "course.svg"]
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [Path(event["path"]).name for event in events] == ["front.svg", "ler.svg", "course.svg"]
 
 
 def test_runs_of_other_repositories_are_named_by_their_directories(
@@ -34,20 +34,20 @@ def test_runs_of_other_repositories_are_named_by_their_directories(
 ) -> None:
     other = runs.make_run(tmp_path / "other", 2, run_id="20250102-030406")
     same = runs.make_run(tmp_path / "same", 2)
-    one = workspace / "runs" / runs.RUN_ID
+    run_directory = workspace / "runs" / runs.RUN_ID
     monkeypatch.chdir(tmp_path)  # no repository at all
-    assert run_cli(group, ["report", str(one), str(other.root), "--out", "both.html"]) == 0
+    assert run_cli(group, ["report", str(run_directory), str(other.root), "--out", "both.html"]) == 0
     text = Path("both.html").read_text(encoding="utf-8")
     assert f"run-{runs.RUN_ID}-round-1" in text and "run-20250102-030406-round-1" in text and "hidden: 33" in text
     assert run_cli(group, ["watch", str(other.root)]) == 0
     assert run_cli(group, ["export", str(other.root), "--format", "csv", "--out", "x.csv"]) == 0
     capsys.readouterr()
-    assert run_cli(group, ["report", str(one), str(same.root)]) == 2
+    assert run_cli(group, ["report", str(run_directory), str(same.root)]) == 2
     assert "another run of the same id" in capsys.readouterr().err
-    assert run_cli(group, ["report", str(one), f"{one}/"]) == 0
+    assert run_cli(group, ["report", str(run_directory), f"{run_directory}/"]) == 0
 
 
-def test_watch_and_export_of_a_run_that_is_over(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_and_export_of_a_finished_run(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_cli(group, ["watch", runs.RUN_ID]) == 0
     assert "Verified front" in capsys.readouterr().out
     assert run_cli(group, ["export", runs.RUN_ID, "--format", "csv", "--out", "x.csv"]) == 0
@@ -71,16 +71,16 @@ def test_watch_and_export_of_a_run_that_is_over(workspace: Path, capsys: pytest.
         ["export", runs.RUN_ID, "--format", "csv", "--out", "runs"],
     ],
 )
-def test_wrong_input_is_one_sentence(workspace: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
+def test_invalid_input_is_one_error(workspace: Path, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     before = sorted(path for path in workspace.rglob("*") if ".git" not in path.parts)
     assert run_cli(group, argv) == 2
-    said = capsys.readouterr().err
-    check_error(said, hint=True)
-    assert "\\n" not in said and "\\t" not in said
+    error_output = capsys.readouterr().err
+    check_error(error_output, hint=True)
+    assert "\\n" not in error_output and "\\t" not in error_output
     assert sorted(path for path in workspace.rglob("*") if ".git" not in path.parts) == before
 
 
-def test_a_damaged_run_is_one_sentence(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_run_is_one_error(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = workspace / "runs" / runs.RUN_ID / "history.jsonl"
     history.write_bytes(b"{]\n" + history.read_bytes())
     for argv in (["report", runs.RUN_ID], ["watch", runs.RUN_ID], ["export", runs.RUN_ID, "--format", "csv"]):

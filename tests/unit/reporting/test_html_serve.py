@@ -1,4 +1,4 @@
-"""Following a run on loopback: a new page when the files change, nothing for strangers, no end on damage."""
+"""Serving a report on loopback: new pages when files change, other hosts refused, damage does not end the server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def served(layout: RunLayout) -> Iterator[ReportServer]:
             thread.join()
 
 
-def asked(server: ReportServer, path: str, host: str | None = None) -> tuple[int, str]:
+def get(server: ReportServer, path: str, host: str | None = None) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
     connection.request("GET", path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
@@ -37,42 +37,42 @@ def asked(server: ReportServer, path: str, host: str | None = None) -> tuple[int
     return answer.status, text
 
 
-def test_the_page_follows_the_run(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 1)
+def test_page_is_updated_with_the_run(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 1)
     with served(layout) as server:
-        version, page = asked(server, "/version")[1], asked(server, "/")[1]
+        version, page = get(server, "/version")[1], get(server, "/")[1]
         assert "data-following" in page and "connect-src &#39;self&#39;" in page
-        assert asked(server, "/version")[1] == version
+        assert get(server, "/version")[1] == version
         runs.append(layout, runs.rows(layout)[0] | {"round": 2, "round_attempt_id": "x", "hypothesis": "a second one"})
-        assert asked(server, "/version")[1] != version
-        assert "a second one" in asked(server, "/")[1] and "a second one" not in page
+        assert get(server, "/version")[1] != version
+        assert "a second one" in get(server, "/")[1] and "a second one" not in page
 
 
-def test_damage_is_a_page_until_it_is_mended(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2)
+def test_damaged_run_is_a_page_until_it_is_repaired(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 2)
     whole = layout.history.read_bytes()
     with served(layout) as server:
         layout.history.write_bytes(b"{]\n" + whole)
-        status, page = asked(server, "/")
+        status, page = get(server, "/")
         assert status == 200 and "history.jsonl:1" in page and "This run cannot be shown" in page
         layout.history.write_bytes(whole)
-        assert "Rounds in detail" in asked(server, "/")[1]
+        assert "Rounds in detail" in get(server, "/")[1]
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1:1", "[::1]"])
-def test_only_this_machine_asks(tmp_path: Path, host: str) -> None:
-    with served(runs.make_run(tmp_path / "lab", 0)) as server:
-        assert asked(server, "/", host)[0] == 403
+def test_requests_for_other_hosts_are_refused(tmp_path: Path, host: str) -> None:
+    with served(runs.make_run(tmp_path / "workspace", 0)) as server:
+        assert get(server, "/", host)[0] == 403
         assert server.server_address[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize("path", ["/secret", "/../run.json", "/run.json", "/?x=1"])
-def test_there_is_one_page(tmp_path: Path, path: str) -> None:
-    with served(runs.make_run(tmp_path / "lab", 0)) as server:
-        assert asked(server, path)[0] == 404
+def test_other_paths_are_not_found(tmp_path: Path, path: str) -> None:
+    with served(runs.make_run(tmp_path / "workspace", 0)) as server:
+        assert get(server, path)[0] == 404
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 0)
+def test_port_in_use_is_an_error(tmp_path: Path) -> None:
+    layout = runs.make_run(tmp_path / "workspace", 0)
     with served(layout) as server, pytest.raises(UsageError, match="is not available"):
         ReportServer([layout], server.server_address[1])

@@ -1,4 +1,4 @@
-"""live.json: what a run's process says to other terminals, and what becomes of it when words or disks are odd."""
+"""live.json: status of a running process for other terminals, with malformed content and failing disks."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ def layout(tmp_path: Path) -> RunLayout:
     return found
 
 
-def test_it_says_the_plan_and_each_round_and_is_gone_at_the_end(layout: RunLayout) -> None:
+def test_file_has_plan_and_rounds_and_is_removed_at_the_end(layout: RunLayout) -> None:
     plan = RunLimits(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
-    with LiveStatusWriter(layout, plan, clock=iter(range(100)).__next__) as told:
+    with LiveStatusWriter(layout, plan, clock=iter(range(100)).__next__) as writer:
         assert live_status.read(layout).plan == plan
-        told(SequentialTestProgress(round=2, **COUNTS, budget=100_000))
-        told(LlmBudgetExhausted(what="no round"))
-        told(VerdictReached(round=4, verdict="FAILED", reasons=("no figure",)))
-        told(TrainingProgress(round=3, phase="training", step=4, steps=9))
-        said = live_status.read(layout).rounds
-        assert said[2] == LiveProgress(round=2, kind="judge_test", phase="verification", **COUNTS, budget=100_000)
+        writer(SequentialTestProgress(round=2, **COUNTS, budget=100_000))
+        writer(LlmBudgetExhausted(what="no round"))
+        writer(VerdictReached(round=4, verdict="FAILED", reasons=("no figure",)))
+        writer(TrainingProgress(round=3, phase="training", step=4, steps=9))
+        rounds_now = live_status.read(layout).rounds
+        assert rounds_now[2] == LiveProgress(round=2, kind="judge_test", phase="verification", **COUNTS, budget=100_000)
         assert (
-            said[3].step == 4
-            and said[4].phase == "verification"
+            rounds_now[3].step == 4
+            and rounds_now[4].phase == "verification"
             and "no figure" not in layout.live.read_text(encoding="utf-8")
         )
-        told(RoundRecorded(round=2, row=rounds.row(2)))
+        writer(RoundRecorded(round=2, row=rounds.row(2)))
         assert set(live_status.read(layout).rounds) == {3, 4}
     assert not layout.live.exists()
 
 
-def test_at_most_one_write_a_second(layout: RunLayout) -> None:
+def test_file_is_written_at_most_once_per_second(layout: RunLayout) -> None:
     times = iter([0.0, 0.1, 0.2, 1.5, 1.6])
-    with LiveStatusWriter(layout, RunLimits(), clock=lambda: next(times)) as told:
-        seen = []
+    with LiveStatusWriter(layout, RunLimits(), clock=lambda: next(times)) as writer:
+        intervals = []
         for step in (1, 2, 3):
-            told(TrainingProgress(round=1, step=step))
-            seen += [progress.step for progress in live_status.read(layout).rounds.values()]
-    assert seen == [3]
+            writer(TrainingProgress(round=1, step=step))
+            intervals += [progress.step for progress in live_status.read(layout).rounds.values()]
+    assert intervals == [3]
 
 
 @pytest.mark.parametrize(
@@ -74,26 +74,26 @@ def test_at_most_one_write_a_second(layout: RunLayout) -> None:
         '{"plan": {}, "rounds": {"1": {"step": "2"}}}',
     ],
 )
-def test_what_cannot_be_read_says_nothing(layout: RunLayout, text: str) -> None:
+def test_unreadable_file_is_an_empty_status(layout: RunLayout, text: str) -> None:
     layout.live.write_text(text, encoding="utf-8")
     assert live_status.read(layout) == live_status.LiveStatus(RunLimits(), {})
 
 
-def test_odd_words_in_the_plan_are_left_out(layout: RunLayout) -> None:
+def test_invalid_values_of_the_plan_are_skipped(layout: RunLayout) -> None:
     plan: dict[str, Any] = {"rounds": "many", "hours": True, "usd": 2.0, "sandbox": 7, "unknown": 1}
     layout.live.write_text(json.dumps({"plan": plan, "rounds": {}}), encoding="utf-8")
     assert live_status.read(layout).plan == RunLimits(usd=2.0)
 
 
-def test_a_directory_that_takes_no_file_costs_the_view_only(layout: RunLayout) -> None:
+def test_unwritable_directory_does_not_fail_the_run(layout: RunLayout) -> None:
     layout.root.rmdir()
-    layout.root.symlink_to("/proc/self/fdinfo")  # takes no file, not even from root
-    with LiveStatusWriter(layout, RunLimits()) as told:
-        told(TrainingProgress(round=1, step=1))
+    layout.root.symlink_to("/proc/self/fdinfo")  # no file can be created in it, not even by root
+    with LiveStatusWriter(layout, RunLimits()) as writer:
+        writer(TrainingProgress(round=1, step=1))
 
 
-def test_a_file_that_cannot_be_replaced_costs_the_view_only(layout: RunLayout) -> None:
+def test_irreplaceable_file_does_not_fail_the_run(layout: RunLayout) -> None:
     layout.live.mkdir()
-    with LiveStatusWriter(layout, RunLimits()) as told:
-        told(TrainingProgress(round=1, step=1))
+    with LiveStatusWriter(layout, RunLimits()) as writer:
+        writer(TrainingProgress(round=1, step=1))
     assert live_status.read(layout).rounds == {}

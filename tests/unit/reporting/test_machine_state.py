@@ -1,4 +1,4 @@
-"""What the machine has, and what rounds took: from history alone, whatever the driver does."""
+"""Machine snapshot and durations of rounds, also with a failing GPU driver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.store.layout import RunLayout
 from tests.support import rounds
 
 
-def test_rounds_come_from_history_alone(tmp_path: Path) -> None:
+def test_rounds_are_read_from_history_only(tmp_path: Path) -> None:
     layout = RunLayout(tmp_path, rounds.RUN_ID)
     for number in (1, 2, 3):
         layout.round(number).dir.mkdir(parents=True)
@@ -25,17 +25,17 @@ def test_rounds_come_from_history_alone(tmp_path: Path) -> None:
     assert state["params_vs_time"] == [[100, 3.0], [300, 8.0]]
     assert state["killed_by_safety"] == 1
     assert state["predicted_round_s"] == 5.5
-    assert [one["round"] for one in state["rounds"]] == [1, 2, 3]
+    assert [row["round"] for row in state["rounds"]] == [1, 2, 3]
     assert tool.machine_state(layout)["rounds"] == state["rounds"]
 
 
-def test_without_a_run_it_speaks_of_the_machine() -> None:
+def test_without_a_run_the_state_describes_the_machine() -> None:
     state = tool.machine_state()
     assert state["machine"] and "rounds" not in state
 
 
 @pytest.mark.parametrize("step", ["is_available", "mem_get_info", "get_device_name"])
-def test_a_driver_that_fails_leaves_an_empty_snapshot(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_driver_gives_an_empty_snapshot(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     def broken(*_: object) -> None:

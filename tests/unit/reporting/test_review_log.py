@@ -1,4 +1,4 @@
-"""Findings of `review-log`: each kind on a run that shows it, none on one that does not."""
+"""Findings of `review-log`: each kind for a run that has it, none for a run that does not."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ def config(**mlp: Any) -> dict[str, Any]:
 
 
 def unlike(number: int) -> dict[str, Any]:
-    """Configs of one family that differ from each other in at least three keys."""
+    """Return configs of one family that differ pairwise in at least three keys."""
     training = {"learning_rate": 0.001 * number, "weight_decay": 0.001 * number, "finetune_gap": 3.0 + number}
-    made = {"type": "gnn", "gnn": {"hidden": 8 + number}, "training": training}
-    return PredecoderDSL.model_validate(made).config()
+    run_with = {"type": "gnn", "gnn": {"hidden": 8 + number}, "training": training}
+    return PredecoderDSL.model_validate(run_with).config()
 
 
-def row(number: int, made: dict[str, Any] | None = None, **more: Any) -> HistoryRow:
-    made = unlike(number) if made is None else made
-    digest = PredecoderDSL.model_validate(made).sha256()
-    return rounds.row(number, **({"dsl_config": made, "dsl_config_sha256": digest, "verify_verdict": None,
+def row(number: int, run_with: dict[str, Any] | None = None, **more: Any) -> HistoryRow:
+    run_with = unlike(number) if run_with is None else run_with
+    digest = PredecoderDSL.model_validate(run_with).sha256()
+    return rounds.row(number, **({"dsl_config": run_with, "dsl_config_sha256": digest, "verify_verdict": None,
                                   "delta_vs_baseline_holdout": None} | more))  # fmt: skip
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Made:
+def run_with(tmp_path: Path) -> Made:
     def make(*rows: HistoryRow, info: dict[str, Any] | None = None, logs: dict[int, str] | None = None) -> RunLayout:
         layout = RunLayout(tmp_path, rounds.RUN_ID)
         layout.root.mkdir(parents=True)
         history = History(layout)
         history.write_info(rounds.info(**(info or {})))
-        for one in rows:
-            layout.round(one.round).dir.mkdir(exist_ok=True)
-            history.append_row(one)
+        for config_row in rows:
+            layout.round(config_row.round).dir.mkdir(exist_ok=True)
+            history.append_row(config_row)
         for number, text in (logs or {}).items():
             layout.round(number).train_log.write_text(text, encoding="utf-8")
         RunMemory(layout.root).rebuild_views()
@@ -67,45 +67,45 @@ def kinds(layout: RunLayout) -> dict[str, Finding]:
     return {finding.kind: finding for finding in review(layout)}
 
 
-def test_a_run_without_faults_tells_its_budget_and_nothing_else(made: Made) -> None:
-    found = kinds(made(row(1), row(2)))
+def test_faultless_run_has_only_the_budget_finding(run_with: Made) -> None:
+    found = kinds(run_with(row(1), row(2)))
     assert set(found) == {"budget"}
     what = found["budget"].what
     assert "6 s of training, measurement and verification" in what and "nominated 100%" in what
 
 
-def test_no_such_run(tmp_path: Path) -> None:
+def test_unknown_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         review(RunLayout(tmp_path, rounds.RUN_ID))
 
 
-def test_repeats_are_named_and_lost_rounds_are_none(made: Made) -> None:
+def test_repeats_are_named_and_aborted_rounds_are_not_repeats(run_with: Made) -> None:
     lost = row(4, unlike(3), status="orphaned_branch", status_reason="it died", delta_ler=None, checkpoint_path=None)
-    found = kinds(made(row(1), row(2, unlike(1)), row(3), lost))
+    found = kinds(run_with(row(1), row(2, unlike(1)), row(3), lost))
     assert found["repeat"].rounds == (1, 2) and found["repeat"].weight == "warning"
     assert found["aborted"].rounds == (4,)
 
 
-def test_a_stuck_neighbourhood_is_close_and_brings_nothing(made: Made) -> None:
+def test_close_configs_without_progress_are_stuck(run_with: Made) -> None:
     near = [row(number, config(hidden=100 + number), delta_ler=0.001) for number in range(2, 8)]
-    found = kinds(made(row(1, config(hidden=100), delta_ler=0.005), *near))
+    found = kinds(run_with(row(1, config(hidden=100), delta_ler=0.005), *near))
     assert found["stuck"].rounds == (2, 3, 4, 5, 6, 7) and "round 1" in found["stuck"].what
 
 
-def test_far_moves_or_progress_are_not_stuck(made: Made) -> None:
+def test_distant_configs_or_progress_are_not_stuck(run_with: Made) -> None:
     far = [row(number, delta_ler=0.001) for number in range(2, 8)]
-    assert "stuck" not in kinds(made(row(1, config(), delta_ler=0.005), *far))
+    assert "stuck" not in kinds(run_with(row(1, config(), delta_ler=0.005), *far))
 
 
-def test_progress_is_not_stuck(made: Made) -> None:
-    assert "stuck" not in kinds(made(*(row(number, config(hidden=100 + number)) for number in range(1, 8))))
+def test_progress_is_not_stuck(run_with: Made) -> None:
+    assert "stuck" not in kinds(run_with(*(row(number, config(hidden=100 + number)) for number in range(1, 8))))
 
 
-def test_failures_are_grouped_by_reason_whatever_the_figures(made: Made) -> None:
+def test_failures_are_grouped_by_reason_ignoring_numbers(run_with: Made) -> None:
     def failed(number: int, reason: str) -> HistoryRow:
         return row(number, status="compile_error", status_reason=reason, delta_ler=None, checkpoint_path=None)
 
-    layout = made(row(1), failed(2, "n_params = 300 exceeds 200"), failed(3, "n_params = 901 exceeds 200"))
+    layout = run_with(row(1), failed(2, "n_params = 300 exceeds 200"), failed(3, "n_params = 901 exceeds 200"))
     finding = kinds(layout)["failure"]
     assert finding.rounds == (2, 3) and finding.weight == "warning"
     assert finding.see == (f"runs/{rounds.RUN_ID}/round_2/metrics.json", f"runs/{rounds.RUN_ID}/round_3/metrics.json")
@@ -115,35 +115,35 @@ FALLING = "".join(f"{step}\t{1 - step / 200}\n" for step in range(100))
 FLAT = "".join(f"{step}\t1.0\n" for step in range(100))
 
 
-def test_a_loss_that_falls_without_effect(made: Made) -> None:
+def test_falling_loss_without_effect_is_found(run_with: Made) -> None:
     rows = [row(number, **COUNTS) for number in (1, 2, 3)]
     better = row(4, **COUNTS | {"val_errors_predecoder": 60, "val_fixed": 62, "val_broken": 2})
-    finding = kinds(made(*rows, better, logs={1: FALLING, 2: FALLING, 3: FLAT, 4: FALLING}))["loss-without-effect"]
+    finding = kinds(run_with(*rows, better, logs={1: FALLING, 2: FALLING, 3: FLAT, 4: FALLING}))["loss-without-effect"]
     assert finding.rounds == (1, 2) and "4000 val shots" in finding.what
 
 
-def test_val_gains_that_fresh_shots_deny(made: Made) -> None:
-    judged = {"verify_verdict": "SUSPICIOUS", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
-    found = kinds(made(row(1, delta_ler=0.004, **judged), row(2, delta_ler=0.004, **judged), row(3)))
+def test_validation_gains_not_confirmed_on_fresh_shots_are_found(run_with: Made) -> None:
+    fresh = {"verify_verdict": "SUSPICIOUS", "delta_vs_baseline_holdout": 0.0004, "delta_holdout_high": 0.0008}
+    found = kinds(run_with(row(1, delta_ler=0.004, **fresh), row(2, delta_ler=0.004, **fresh), row(3)))
     assert found["overfit-val"].rounds == (1, 2) and "is 10% of it" in found["overfit-val"].what
     assert found["inconclusive"].rounds == (1, 2)
 
 
-def test_verified_branches_that_nobody_built_on(made: Made) -> None:
+def test_verified_branches_without_children_are_found(run_with: Made) -> None:
     verified = {"verify_verdict": "VERIFIED", "delta_vs_baseline_holdout": 0.001}
     used = row(2, **verified)
     child = row(3, fork_from=used.branch, fork_from_canonical=used.branch)
-    found = kinds(made(row(1, **verified), used, child, row(4), row(5)))
+    found = kinds(run_with(row(1, **verified), used, child, row(4), row(5)))
     assert found["idle-branch"].rounds == (1,)
 
 
-def test_rounds_that_a_silent_model_left_to_the_search(made: Made) -> None:
+def test_rounds_proposed_by_the_fallback_search_are_found(run_with: Made) -> None:
     rows = (row(1, ideator_source="llm some-model"), row(2, ideator_source="tpe 1"))
-    assert kinds(made(*rows, info={"ideator": "llm"}))["silent-model"].rounds == (2,)
+    assert kinds(run_with(*rows, info={"ideator": "llm"}))["silent-model"].rounds == (2,)
 
 
-def test_a_log_that_misses_rounds(made: Made) -> None:
-    layout = made(row(1), row(2))
+def test_log_with_missing_rounds_is_found(run_with: Made) -> None:
+    layout = run_with(row(1), row(2))
     text = layout.log.read_text(encoding="utf-8")
     layout.log.write_text(text[: text.index("## Round 2")], encoding="utf-8")
     assert kinds(layout)["stale-log"].rounds == (2,)
@@ -163,7 +163,7 @@ def test_files_are_read_once_per_round(made: Made, monkeypatch: pytest.MonkeyPat
     assert len(flattened) <= 120 + review_log.COMPARED_ROUNDS
 
 
-def test_the_budget_names_judge_and_model(made: Made) -> None:
+def test_budget_finding_names_verifier_and_model(made: Made) -> None:
     layout = made(row(1), row(2, verify_verdict="SUSPICIOUS", verify_wallclock_s=12.0))
     lm = MeteredLM(ScriptedLM(["hello"]), Ledger(layout.ledger))
     lm.complete(Request(messages=(Message(role="user", content="hi"),)))

@@ -1,4 +1,4 @@
-"""One run as commands present it: outcomes in today's terms, derived fields read on demand."""
+"""Run report of the commands: outcomes in current terms, derived fields read on demand."""
 
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ def suspicious(version: int | None) -> runs.Change:
 def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
     tmp_path: Path, version: int | None, outcome: str
 ) -> None:
-    layout = runs.make_run(tmp_path / "lab", 2, artifacts=False, change=suspicious(version))
+    layout = runs.make_run(tmp_path / "workspace", 2, artifacts=False, change=suspicious(version))
     report = run_report.load(layout)
     assert report.rounds[0].outcome == outcome
     page = html.page(run_report.load_pages([layout]))
@@ -36,7 +36,7 @@ def test_suspicious_of_version_1_is_shown_as_inconclusive_with_explanation(
 
 
 def test_report_has_details_only_on_a_page(tmp_path: Path) -> None:
-    layout = runs.make_run(tmp_path / "lab", 3)
+    layout = runs.make_run(tmp_path / "workspace", 3)
     assert run_report.load(layout).details == {} == dict.fromkeys(run_report.load(layout).listed)
     (page,) = run_report.load_pages([layout])
     assert set(page.details) == {entry.key for entry in page.rounds} and page.listed == page.rounds

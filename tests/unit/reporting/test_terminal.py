@@ -1,4 +1,4 @@
-"""What people see: figures as they are, foreign text harmless, no event able to stop a run."""
+"""Terminal output: exact figures, escaped untrusted text, and no event that can stop a run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support import rounds
 HOSTILE = "\x1b[2J\x1b]0;owned\x07[bold red]x[/]\r\n\u202egnp\x9b1m<script>"
 
 
-def seen(*events: Event, terminal: bool = False, quiet: bool = False) -> str:
+def render(*events: Event, terminal: bool = False, quiet: bool = False) -> str:
     out = io.StringIO()
     times = iter(range(0, 10**6, 20))
     console = Console(file=out, force_terminal=terminal, width=200, color_system=None, markup=False, highlight=False)
@@ -48,59 +48,59 @@ def seen(*events: Event, terminal: bool = False, quiet: bool = False) -> str:
 
 
 @given(st.text())
-def test_no_text_steers_the_terminal(text: str) -> None:
+def test_no_text_controls_the_terminal(text: str) -> None:
     assert plain(text).isprintable() and len(plain(text)) <= 400
 
 
 def test_hostile_text_is_shown_as_text() -> None:
     events = (RoundPlanned(round=1, hypothesis=HOSTILE, branch=HOSTILE),)
     for terminal in (False, True):
-        shown = seen(*events, terminal=terminal)
-        assert "\x1b[2J" not in shown and "\x07" not in shown and "\u202e" not in shown and "\x9b" not in shown
-        assert "[bold red]x[/]" in shown
+        output = render(*events, terminal=terminal)
+        assert "\x1b[2J" not in output and "\x07" not in output and "\u202e" not in output and "\x9b" not in output
+        assert "[bold red]x[/]" in output
 
 
 def test_every_kind_of_progress_moves_the_bar() -> None:
     counts = {"shots": 2000, "errors_reference": 70, "errors_candidate": 66, "fixed": 7, "broken": 3}
-    shown = seen(
+    output = render(
         LiveProgress(round=2, phase="training", step=5, steps=10, loss=0.5, eta_s=61.0),
         SequentialTestProgress(round=2, **counts, budget=20_000),
     )
-    assert "round 2: training · 5 of 10 · loss 0.5 · 1:01 left" in shown
-    assert "verification · 2k of 20k" in shown and "fixed 7 · broken 3" in shown
+    assert "round 2: training · 5 of 10 · loss 0.5 · 1:01 left" in output
+    assert "verification · 2k of 20k" in output and "fixed 7 · broken 3" in output
 
 
-def test_why_a_round_failed_is_said_once() -> None:
+def test_reason_of_a_failed_round_is_shown_once() -> None:
     failed = RoundEnded(round=1, status="compile_error", status_reason="too many parameters")
     ignored = RoundNominated(round=1, verdict="ignore", summary_1line="compile_error: too many parameters")
-    shown = seen(failed, ignored, RoundNominated(round=2, verdict="ignore", summary_1line="too weak"))
-    assert shown.count("too many parameters") == 1 and "Round 2 not nominated: too weak" in shown
+    output = render(failed, ignored, RoundNominated(round=2, verdict="ignore", summary_1line="too weak"))
+    assert output.count("too many parameters") == 1 and "Round 2 not nominated: too weak" in output
 
 
-def test_a_model_that_is_not_heard_is_told_with_its_fault() -> None:
+def test_unreachable_model_is_shown_with_its_error() -> None:
     fault = {
         "role": "ideator",
         "error": "LlmAuthError",
         "what": f"the provider does not take the key; hint: check it {HOSTILE}",
     }
-    shown = seen(LlmGivenUp(**fault), LlmRetried(**fault), LlmBudgetExhausted(what="the next call could break it"))
-    assert "ideator proceeds without its model in this round: the provider does not take the key; hint: check" in shown
-    assert "the answer for the ideator was invalid" in shown and "is used up: the next call could" in shown
-    assert "\x1b" not in shown
+    output = render(LlmGivenUp(**fault), LlmRetried(**fault), LlmBudgetExhausted(what="the next call could break it"))
+    assert "ideator proceeds without its model in this round: the provider does not take the key; hint: check" in output
+    assert "the answer for the ideator was invalid" in output and "is used up: the next call could" in output
+    assert "\x1b" not in output
 
 
 COUNTS = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
 
 
-def test_the_gain_stands_with_its_interval_and_counts_while_shots_come_in() -> None:
-    judged = SequentialTestProgress(round=1, **COUNTS, budget=100_000, e_value=13.5, threshold=40.0)
+def test_gain_is_shown_with_interval_and_counts_during_verification() -> None:
+    progress = SequentialTestProgress(round=1, **COUNTS, budget=100_000, e_value=13.5, threshold=40.0)
     for terminal in (False, True):
-        shown = seen(judged, terminal=terminal)
-        assert "verification · 5k of 100k" in shown and "fixed 34 · broken 14 · e-value 13.5 of 40" in shown
-        assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in shown
+        output = render(progress, terminal=terminal)
+        assert "verification · 5k of 100k" in output and "fixed 34 · broken 14 · e-value 13.5 of 40" in output
+        assert "Δ_LER = +4.00e-03 [+1.34e-03, +6.95e-03] (70 → 50 errors in 5k shots)" in output
     drawn = EffectProgress(round=1, phase="measuring the gain", **COUNTS, budget=100_000)
-    assert "measuring the gain · 5k of 100k · Δ_LER = +4.00e-03" in seen(judged, drawn)
-    assert "evaluating · 5k of 20k · Δ_LER = +4.00e-03" in seen(
+    assert "measuring the gain · 5k of 100k · Δ_LER = +4.00e-03" in render(progress, drawn)
+    assert "evaluating · 5k of 20k · Δ_LER = +4.00e-03" in render(
         TrainingProgress(round=1, phase="evaluating", **COUNTS, budget=20_000)
     )
 
@@ -118,32 +118,32 @@ def test_the_gain_stands_with_its_interval_and_counts_while_shots_come_in() -> N
         {"errors_reference": "70"},
     ],
 )
-def test_counts_that_contradict_are_no_gain(wrong: dict[str, Any], tmp_path: Path) -> None:
-    """A child writes its own progress: whatever it says must neither stop the parent nor be shown as a figure."""
+def test_contradictory_counts_show_no_gain(wrong: dict[str, Any], tmp_path: Path) -> None:
+    """A child reports its own progress; invalid counts must neither stop the parent nor be shown."""
     line = json.dumps({"phase": "evaluating", **COUNTS, "budget": 20_000, **wrong})
     (tmp_path / EVENTS).write_text(line + "\n", encoding="utf-8")
     events: list[Event] = []
     EventForwarder(tmp_path, 1, events.append).forward()
-    assert len(events) == 1 and "errors in" not in seen(*events)
+    assert len(events) == 1 and "errors in" not in render(*events)
 
 
-def test_rounds_at_once_stand_side_by_side() -> None:
+def test_concurrent_rounds_have_one_line_each() -> None:
     events = [
         TrainingProgress(round=number, phase="training", step=step, steps=10, loss=1.0 / step)
         for step in (1, 2, 3)
         for number in (1, 2)
     ]
-    shown = seen(*events, terminal=True)
-    assert "Round 1 " in shown and "Round 2 " in shown and shown.count("3 of 10") in (2, 4)
-    over = seen(*events, RoundRecorded(round=1, phase="done", row=rounds.row(1)), terminal=True)
+    output = render(*events, terminal=True)
+    assert "Round 1 " in output and "Round 2 " in output and output.count("3 of 10") in (2, 4)
+    over = render(*events, RoundRecorded(round=1, phase="done", row=rounds.row(1)), terminal=True)
     assert "Round 1 " not in over and "Round 2 " in over
 
 
-def test_quiet_says_nothing() -> None:
-    assert seen(RoundPlanned(round=1, hypothesis="wider"), quiet=True) == ""
+def test_quiet_prints_nothing() -> None:
+    assert render(RoundPlanned(round=1, hypothesis="wider"), quiet=True) == ""
 
 
-def test_figures() -> None:
+def test_figures_are_formatted_exactly() -> None:
     assert [count(value) for value in (None, 12, 1234, 1.5e6, 2e9)] == ["–", "12", "1.23k", "1.5M", "2G"]
     assert (percent(-0.325), percent(None)) == ("-32.5%", "–")
     assert interval(0.301, 0.35) == "[+30.1, +35.0]%" and interval(None, 1) == ""

@@ -1,4 +1,4 @@
-"""The smoke env, small configs, and rounds run once for all tests that only look at them."""
+"""The smoke env, small configs, and rounds that run once and are shared by read-only tests."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def make_agent(problem: Problem, seed: int = 3, config: dict[str, Any] = SMALL) 
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_smoke() -> Any:
-    """A smoke profile of half a second: these tests look at what a round leaves, not at what it learns."""
-    kept = PROFILES["smoke"]
-    PROFILES["smoke"] = kept.model_copy(
+    """Shorten the smoke profile to half a second: these tests check what a round writes, not what it learns."""
+    original = PROFILES["smoke"]
+    PROFILES["smoke"] = original.model_copy(
         update={"train_shots": 2048, "finetune_shots": 192, "val_shots": 1000, "disk_mb": 8}
     )
     yield
-    PROFILES["smoke"] = kept
+    PROFILES["smoke"] = original
 
 
 def config_for(env_text: str, round_dir: Path, config: dict[str, Any] | None = None, **more: Any) -> RunnerConfig:
@@ -79,7 +79,7 @@ def config_for(env_text: str, round_dir: Path, config: dict[str, Any] | None = N
 
 
 class Ran:
-    """A round that ran: its config, metrics, files and events."""
+    """A finished round: its config, metrics, files and events."""
 
     def __init__(self, config: RunnerConfig) -> None:
         self.config = config

@@ -29,21 +29,21 @@ def test_cpus_are_shown_as_ranges() -> None:
     assert format_cpus({0, 1, 2, 5, 7, 8}) == "0-2 5 7-8" and format_cpus(()) == ""
 
 
-def test_an_unknown_key_and_a_missing_cpu_are_refused() -> None:
+def test_unknown_key_and_a_missing_cpu_are_refused() -> None:
     with pytest.raises(UsageError, match="unknown key 'gpus'.*master_cpus"):
         Affinity.of({"gpus": (0,)})
     with pytest.raises(UsageError, match="CPU 4095 is not available"):
         Affinity.of({"workers_cpus": ((0,), (4095,))})
 
 
-def test_workers_take_their_cpus_in_turn() -> None:
+def test_workers_are_assigned_cpus_round_robin() -> None:
     cpu = min(os.sched_getaffinity(0))
     affinity = Affinity.of({"workers_cpus": [cpu, (cpu,)]})
     assert [affinity.worker(number) for number in range(3)] == [(cpu,)] * 3
     assert Affinity.of(None).worker(0) == ()
 
 
-def test_the_seeds_parameters_are_positional_and_affinity_is_recorded(problem: Problem, layout: RoundLayout) -> None:
+def test_runner_parameters_are_positional_and_affinity_is_recorded(problem: Problem, layout: RoundLayout) -> None:
     cpu = max(os.sched_getaffinity(0))
     agent, sampler, algo = Make("edges")()
     MinibatchRl(algo, agent, sampler, 128, 3, {"master_cpus": (cpu,)}, 64, logger=TrainLogger(layout)).train()
@@ -55,7 +55,7 @@ def test_the_seeds_parameters_are_positional_and_affinity_is_recorded(problem: P
     assert os.sched_getaffinity(0) == {cpu}
 
 
-def test_a_loop_without_logger_trains_and_writes_nothing(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loop_without_logger_trains_and_writes_nothing(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(layout.dir)
     agent, sampler, algo = Make("edges")()
     loop = MinibatchRl(algo, agent, sampler, 128)

@@ -1,4 +1,4 @@
-"""Losses by hand, the schedule, passes of bounded memory, and that training through the matching learns."""
+"""Losses checked by hand, the learning rate schedule, passes of bounded memory, and training through matching."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def labelled(problem: Problem, n: int, seed: int = 1) -> Samples:
     return Samples(drawn.detections, drawn.observables, drawn.edges)
 
 
-def stirred(problem: Problem, seed: int = 2, by: float = 0.1) -> PredecoderAgent:
-    """An agent whose outputs are not just the priors."""
+def perturbed(problem: Problem, seed: int = 2, by: float = 0.1) -> PredecoderAgent:
+    """Return an agent whose outputs differ from the priors."""
     agent = make_agent(problem)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -40,8 +40,8 @@ def ready(algo: GradientAlgo, agent: PredecoderAgent, n_itr: int = 100, batch_si
 
 
 @pytest.mark.parametrize("variant", ["bce", "focal", "weighted_bce"])
-def test_supervised_losses_by_hand(problem: Problem, variant: str) -> None:
-    agent, samples = stirred(problem), labelled(problem, 64)
+def test_supervised_losses_equal_hand_computed_values(problem: Problem, variant: str) -> None:
+    agent, samples = perturbed(problem), labelled(problem, 64)
     algo = ready(SupervisedEdges(learning_rate=1e-3, weight_decay=0.0, loss=variant), agent)
     chance = 1 / (1 + np.exp(-agent.infer(samples.detections).astype(float)))
     assert samples.edges is not None
@@ -55,8 +55,8 @@ def test_supervised_losses_by_hand(problem: Problem, variant: str) -> None:
     assert algo.optimize_agent(0, samples)["loss"] == pytest.approx(by_hand, rel=1e-4)
 
 
-def test_through_matching_by_hand(problem: Problem) -> None:
-    agent, samples = stirred(problem), labelled(problem, 64)
+def test_matching_loss_equals_hand_computed_values(problem: Problem) -> None:
+    agent, samples = perturbed(problem), labelled(problem, 64)
     algo = ready(MatchingFinetune(problem, learning_rate=1e-3), agent)
     z = agent.infer(samples.detections)
     unflipped, flipped = LogicalClassMatcher(problem).match_both_classes(samples.detections, z)
@@ -71,11 +71,11 @@ def test_through_matching_by_hand(problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("kind", ["supervised", "matching"])
-def test_passes_of_bounded_memory_add_up_to_the_whole_batch(problem: Problem, kind: str) -> None:
+def test_passes_of_bounded_memory_sum_to_the_full_batch(problem: Problem, kind: str) -> None:
     samples = labelled(problem, 48)
     results = []
     for per_pass in (48, 7):
-        agent = stirred(problem)
+        agent = perturbed(problem)
         agent.shots_per_pass = per_pass
         algo = (
             SupervisedEdges(learning_rate=1e-3, weight_decay=0.0)
@@ -88,7 +88,7 @@ def test_passes_of_bounded_memory_add_up_to_the_whole_batch(problem: Problem, ki
     assert torch.allclose(results[0][1], results[1][1], atol=1e-5)
 
 
-def test_no_pass_is_larger_than_the_cost_allows(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_size_is_limited_by_the_cost(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     original = PredecoderAgent.__call__
 
@@ -105,7 +105,7 @@ def test_no_pass_is_larger_than_the_cost_allows(problem: Problem, monkeypatch: p
     assert max(sizes) <= 50 and sum(sizes) == 1000
 
 
-def test_a_pass_has_enough_shots_to_amortize_its_weights(problem: Problem) -> None:
+def test_pass_has_enough_shots_to_amortize_its_weights(problem: Problem) -> None:
     wide = make_agent(problem, config={"type": "mlp", "mlp": {"hidden": 2048, "depth": 3}})
     weights = sum(value.numel() for value in wide.parameters())
     assert 200 <= wide.shots_per_pass <= 256 < 512, "two flops a weight and shot, 512 of them"
@@ -113,7 +113,7 @@ def test_a_pass_has_enough_shots_to_amortize_its_weights(problem: Problem) -> No
     assert PredecoderAgent(make_agent(problem).model, 10**10).shots_per_pass == 8
 
 
-def test_the_schedule_warms_up_by_shots_then_follows_a_cosine(agent: PredecoderAgent) -> None:
+def test_schedule_warms_up_by_shots_then_follows_a_cosine(agent: PredecoderAgent) -> None:
     algo = ready(SupervisedEdges(learning_rate=1e-2, weight_decay=0.0), agent, n_itr=10_000, batch_size=100)
     factors = [algo.schedule(itr) for itr in range(10_000)]
     assert factors[0] == pytest.approx(0.02, rel=0.01)
@@ -125,7 +125,7 @@ def test_the_schedule_warms_up_by_shots_then_follows_a_cosine(agent: PredecoderA
 
 
 def test_training_through_the_matching_generalizes(problem: Problem) -> None:
-    agent = stirred(problem, by=0.2)
+    agent = perturbed(problem, by=0.2)
     algo = ready(MatchingFinetune(problem, learning_rate=3e-3), agent, n_itr=40)
     unseen = labelled(problem, 512, seed=9)
 

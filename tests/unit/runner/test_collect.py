@@ -1,4 +1,4 @@
-"""What a hostile child leaves is refused; what an honest one leaves is copied whole."""
+"""Files of a hostile child are rejected; those of an honest child are copied completely."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from autoqec.store.layout import RoundLayout
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    place = tmp_path / "out"
-    (place / "train").mkdir(parents=True)
-    (place / "train.log").write_text("0\t1.0\n")
-    return place
+    child_output = tmp_path / "out"
+    (child_output / "train").mkdir(parents=True)
+    (child_output / "train.log").write_text("0\t1.0\n")
+    return child_output
 
 
 @pytest.fixture
@@ -37,18 +37,18 @@ def test_only_known_files_are_collected(out: Path, target: RoundLayout) -> None:
     (out / "checkpoint.pt").write_bytes(b"weights")
     (out / "metrics.json").write_text("{}")
     (out / "train" / "training_last.pt").write_bytes(b"x")
-    kept = collect.artifacts(out, target, max_bytes=100)
-    assert names(target) == sorted(item.name for item in kept) == ["checkpoint.pt", "train.log"]
+    collected = collect.artifacts(out, target, max_bytes=100)
+    assert names(target) == sorted(item.name for item in collected) == ["checkpoint.pt", "train.log"]
 
 
 def test_snapshots_are_collected_without_a_checkpoint_or_on_request(out: Path, target: RoundLayout) -> None:
     for name in ("training_last.pt", "finetuning_itr_12.pt", "evil.pt", "training_last.pt.sh"):
         (out / "train" / name).write_bytes(b"x")
     collect.artifacts(out, target, max_bytes=100)
-    kept = ["train.log", "train/finetuning_itr_12.pt", "train/training_last.pt"]
-    assert names(target) == kept
+    collected = ["train.log", "train/finetuning_itr_12.pt", "train/training_last.pt"]
+    assert names(target) == collected
     (out / "checkpoint.pt").write_bytes(b"x")
-    for snapshots, expected in ((False, ["checkpoint.pt", "train.log"]), (True, ["checkpoint.pt", *kept])):
+    for snapshots, expected in ((False, ["checkpoint.pt", "train.log"]), (True, ["checkpoint.pt", *collected])):
         names_kept = [item.name for item in collect.artifacts(out, target, max_bytes=100, snapshots=snapshots)]
         assert sorted(names_kept) == expected
 
@@ -68,20 +68,20 @@ def folder_linked(out: Path, secret: Path) -> None:
     (out / "train").symlink_to(secret.parent / "elsewhere")
 
 
-def a_pipe(out: Path, secret: Path) -> None:
+def fifo(out: Path, secret: Path) -> None:
     os.mkfifo(out / "checkpoint.pt")
 
 
-def a_folder(out: Path, secret: Path) -> None:
+def folder(out: Path, secret: Path) -> None:
     (out / "checkpoint.pt").mkdir()
 
 
-def a_giant(out: Path, secret: Path) -> None:
+def oversized(out: Path, secret: Path) -> None:
     with (out / "checkpoint.pt").open("wb") as stream:
         stream.truncate(10**12)
 
 
-@pytest.mark.parametrize("attack", [linked, hard_linked, folder_linked, a_pipe, a_folder, a_giant])
+@pytest.mark.parametrize("attack", [linked, hard_linked, folder_linked, fifo, folder, oversized])
 def test_anything_but_a_regular_file_is_rejected_and_nothing_copied(
     out: Path, target: RoundLayout, tmp_path: Path, attack: Callable[[Path, Path], None]
 ) -> None:
@@ -100,17 +100,17 @@ def test_anything_but_a_regular_file_is_rejected_and_nothing_copied(
         '{"status": "ok", "reason": "' + "x" * 1000 + '"}', "[" * 60_000, "x" * 100_000,
     ],
 )  # fmt: skip
-def test_an_invalid_result_is_rejected(out: Path, text: str) -> None:
+def test_invalid_result_is_rejected(out: Path, text: str) -> None:
     (out / "result.json").write_text(text)
     with pytest.raises(collect.ArtifactRejectedError):
         collect.result(out)
 
 
-def test_a_result_is_read_as_it_was_written(out: Path) -> None:
+def test_result_is_read_back(out: Path) -> None:
     assert collect.result(out) is None
-    said = ChildResult(status="train_error", reason="why", n_params=3)
-    (out / "result.json").write_text(json.dumps(said.dump()))
-    assert collect.result(out) == said
+    result = ChildResult(status="train_error", reason="why", n_params=3)
+    (out / "result.json").write_text(json.dumps(result.dump()))
+    assert collect.result(out) == result
 
 
 def test_reasons_are_one_printable_line_of_bounded_length() -> None:
@@ -120,8 +120,8 @@ def test_reasons_are_one_printable_line_of_bounded_length() -> None:
 
 
 def test_events_are_forwarded_once_and_only_their_known_fields(out: Path) -> None:
-    heard: list[dict[str, Any]] = []
-    events = collect.EventForwarder(out, 4, lambda event: heard.append({"event": event.kind, **event.payload()}))
+    events: list[dict[str, Any]] = []
+    events = collect.EventForwarder(out, 4, lambda event: events.append({"event": event.kind, **event.payload()}))
     events.forward()
     good = {"phase": "training", "step": 1, "steps": 9, "loss": 0.5, "eta_s": None}
     with (out / "events.jsonl").open("w") as stream:
@@ -131,26 +131,26 @@ def test_events_are_forwarded_once_and_only_their_known_fields(out: Path) -> Non
         stream.flush()
         events.forward()
         expected = {"event": "training", "round": 4, **good}
-        assert heard == [expected, {**expected, "loss": None}] and list(heard[0]) == list(expected)
+        assert events == [expected, {**expected, "loss": None}] and list(events[0]) == list(expected)
         stream.write(json.dumps(good)[20:] + "\n")
     events.forward()
     events.forward()
-    assert heard[2:] == [expected]
+    assert events[2:] == [expected]
 
 
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), -float("inf"), 1e308, 10**400])
 def test_invalid_numbers_in_events_become_none(out: Path, odd: float) -> None:
-    heard: list[Any] = []
-    said = {"phase": "evaluating", "step": odd, "steps": odd, "loss": odd, "eta_s": odd, "shots": odd}
-    (out / "events.jsonl").write_text(json.dumps(said) + "\n")
-    collect.EventForwarder(out, 1, lambda event: heard.append(event.payload())).forward()
-    assert heard == [{**dict.fromkeys(said), "phase": "evaluating", "round": 1}]
+    events: list[Any] = []
+    result = {"phase": "evaluating", "step": odd, "steps": odd, "loss": odd, "eta_s": odd, "shots": odd}
+    (out / "events.jsonl").write_text(json.dumps(result) + "\n")
+    collect.EventForwarder(out, 1, lambda event: events.append(event.payload())).forward()
+    assert events == [{**dict.fromkeys(result), "phase": "evaluating", "round": 1}]
 
 
-def test_a_long_line_without_newline_is_skipped(out: Path) -> None:
-    heard: list[Any] = []
-    events = collect.EventForwarder(out, 1, lambda event: heard.append(event.payload()))
+def test_long_line_without_newline_is_skipped(out: Path) -> None:
+    events: list[Any] = []
+    events = collect.EventForwarder(out, 1, lambda event: events.append(event.payload()))
     (out / "events.jsonl").write_text("x" * 200_000 + "\n" + '{"phase": "training", "step": 2}\n')
     for _ in range(6):
         events.forward()
-    assert [data["step"] for data in heard] == [2]
+    assert [data["step"] for data in events] == [2]

@@ -1,4 +1,4 @@
-"""Every training option changes the weights where it should, and not where it has no effect; in both bases."""
+"""Every training option changes the weights if it applies, and does not if it has no effect; in both bases."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ MOVED: dict[str, list[Any]] = {
     "finetune_share": [0.0, 1.0],
     "finetune_gap": [2.0],
 }
-# where nothing is learnt from it; where weights come from (test_runner.py); the blocks of the loops (test_policy.py)
+# not learnt from; source of weights (test_runner.py); options of the loops (test_policy_gradient.py)
 ELSEWHERE = {"loop", "init", "sync", "replay", "policy_gradient", *MACHINE_FIELDS}
 
 
-def trained(problem: Problem, place: Path, hidden: int, training: dict[str, Any], shots: int) -> PredecoderAgent:
+def trained(problem: Problem, directory: Path, hidden: int, training: dict[str, Any], shots: int) -> PredecoderAgent:
     config = {"type": "mlp", "mlp": {"hidden": hidden}, "training": training}
     dsl, agent = parse_dsl(config), make_agent(problem, config=config)
     profile = PROFILES["smoke"].model_copy(update={"train_shots": shots, "finetune_shots": shots // 4})
     budget = TrainingBudget.of(profile, dsl, flops_per_shot=1)
-    train(agent, phases(problem, dsl, profile, budget, seed=0), dsl, TrainLogger(RoundLayout(place, 1)), seed=0)
+    train(agent, phases(problem, dsl, profile, budget, seed=0), dsl, TrainLogger(RoundLayout(directory, 1)), seed=0)
     return agent
 
 
-def weights(problem: Problem, place: Path, **training: Any) -> torch.Tensor:
-    agent = trained(problem, place, 8, {**BASE, **training}, 512)
+def weights(problem: Problem, directory: Path, **training: Any) -> torch.Tensor:
+    agent = trained(problem, directory, 8, {**BASE, **training}, 512)
     return torch.cat([value.detach().flatten() for value in agent.parameters()])
 
 
@@ -65,7 +65,7 @@ def test_every_training_option_is_tested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("config", "changed_config"),
     [
         ({}, {"loop": "minibatch_eval"}),
         ({"finetune_share": 0.0}, {"finetune_share": 0.0, "finetune_gap": 2.0, "finetune_learning_rate": 3e-3}),
@@ -73,15 +73,15 @@ def test_every_training_option_is_tested() -> None:
     ids=["how a loop reports", "fine-tuning that is left out"],
 )
 def test_options_without_effect_do_not_change_the_weights(
-    problem: Problem, tmp_path: Path, one: dict[str, Any], other: dict[str, Any]
+    problem: Problem, tmp_path: Path, config: dict[str, Any], changed_config: dict[str, Any]
 ) -> None:
     recipes = [
         parse_dsl({"type": "mlp", "mlp": {}, "training": {**BASE, **more}}).training_signature()
-        for more in (one, other)
+        for more in (config, changed_config)
     ]
     assert recipes[0] == recipes[1]
     (tmp_path / "other").mkdir()
-    assert torch.equal(weights(problem, tmp_path, **one), weights(problem, tmp_path / "other", **other))
+    assert torch.equal(weights(problem, tmp_path, **config), weights(problem, tmp_path / "other", **changed_config))
 
 
 @pytest.mark.parametrize("basis", ["z", "x"])

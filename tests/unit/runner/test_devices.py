@@ -1,4 +1,4 @@
-"""Device selection on machines with and without GPUs, by a torch that reports any number of them."""
+"""Device selection with and without GPUs, with a torch that reports a given number of them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_machine_settings_can_be_pinned() -> None:
 
 
 @pytest.mark.parametrize(("gpu", "device"), [(True, "auto"), (True, "cpu"), (False, "auto")])
-def test_a_round_gets_the_gpus_of_its_job(
+def test_round_gets_the_gpus_of_its_job(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool, device: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")

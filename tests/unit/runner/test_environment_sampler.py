@@ -130,8 +130,8 @@ def build_counting() -> tuple[CategoricalAgent, EnvironmentSampler, EpisodeReinf
     return agent_of(2, 3), sampler, EpisodeReinforce(learning_rate=0.02, entropy_weight=0.01)
 
 
-def test_a_policy_learns_through_minibatch_rl_eval(layout: RoundLayout) -> None:
-    """The best episode takes action 1 first, the only valid one that counts, then action 2 twice: 5 in all."""
+def test_policy_learns_through_minibatch_rl_eval(layout: RoundLayout) -> None:
+    """The best episode takes action 1 first, the only valid one, then action 2 twice: a return of 5."""
     agent, sampler, algo = build_counting()
     MinibatchRlEval(algo, agent, sampler, 48 * 80, 0, None, 48 * 20, logger=TrainLogger(layout)).train()
     table = rows(layout)

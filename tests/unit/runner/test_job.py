@@ -28,11 +28,11 @@ def number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(job.JOB_ID, "7")
 
 
-def ordered(env_text: str, place: Path, **more: Any) -> RoundLayout:
-    layout = RoundLayout(place, 1)
-    place.mkdir()
+def ordered(env_text: str, round_dir: Path, **more: Any) -> RoundLayout:
+    layout = RoundLayout(round_dir, 1)
+    round_dir.mkdir()
     known: dict[str, Any] = {"code_sha256": machine.code_sha256(), "needs_sandbox": False, "options": {"time": "5"}}
-    order = JobOrder(name="a-round", **{"config": config_for(env_text, place, NONE), **known, **more})
+    order = JobOrder(name="a-round", **{"config": config_for(env_text, round_dir, NONE), **known, **more})
     atomic.write_json(layout.job, order.dump())
     return layout
 
@@ -42,7 +42,7 @@ def measured(layout: RoundLayout) -> RoundMetrics | None:
     return load_metrics(layout)
 
 
-def test_an_order_is_claimed_and_measured(env_text: str, tmp_path: Path) -> None:
+def test_order_is_claimed_and_measured(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
     assert metrics is not None and metrics.status == "compile_error"
@@ -53,8 +53,8 @@ def test_without_an_order_nothing_is_done(tmp_path: Path) -> None:
     assert measured(RoundLayout(tmp_path, 1)) is None and list(tmp_path.iterdir()) == []
 
 
-def test_a_round_belongs_to_one_job(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another job passes by; the same one, started again after its node died, goes on."""
+def test_round_belongs_to_one_job(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job does nothing; the same job, requeued after its node died, continues."""
     layout = ordered(env_text, tmp_path / "round_1")
     layout.job_claim.write_text("6")
     assert measured(layout) is None
@@ -62,7 +62,7 @@ def test_a_round_belongs_to_one_job(env_text: str, tmp_path: Path, monkeypatch: 
     assert measured(layout) is not None
 
 
-def test_a_node_with_other_code_does_not_measure(env_text: str, tmp_path: Path) -> None:
+def test_node_with_other_code_does_not_measure(env_text: str, tmp_path: Path) -> None:
     metrics = measured(ordered(env_text, tmp_path / "round_1", code_sha256="0" * 64))
     assert metrics is not None and metrics.status == "train_error" and "trusted code" in str(metrics.status_reason)
 
@@ -75,7 +75,7 @@ def test_branch_code_needs_a_sandbox(env_text: str, tmp_path: Path, monkeypatch:
     assert trusted is not None and trusted.status == "compile_error"
 
 
-def test_a_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) -> None:
+def test_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
     metrics = measured(layout)
     with pytest.raises(UsageError, match="finished round"):
@@ -84,7 +84,7 @@ def test_a_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) ->
 
 
 def cancel_at_first_tick(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
-    """The order goes as soon as the child is at work, which would go on for a minute; the looks that were taken."""
+    """Delete the order as soon as the child runs, which would take a minute; return the checks that were made."""
     real, seen = round_process.child.run, list[int]()
 
     def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
@@ -102,7 +102,7 @@ def cancel_at_first_tick(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -
     return seen
 
 
-def test_an_order_cancelled_during_the_round_leaves_no_result(
+def test_order_cancelled_during_the_round_leaves_no_result(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_for(env_text, tmp_path / "round_1", SMALL)
@@ -112,10 +112,10 @@ def test_an_order_cancelled_during_the_round_leaves_no_result(
     assert sorted(path.name for path in layout.dir.iterdir()) == ["config.yaml", "job_claim"]
 
 
-def test_an_order_cancelled_as_the_child_ends_leaves_no_result(
+def test_order_cancelled_as_the_child_ends_leaves_no_result(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the child did well, badly, or the Runner itself was stopped."""
+    """Whether the child succeeded, failed, or the Runner itself was stopped."""
     layout = ordered(env_text, tmp_path / "round_1")
     real = job.runner.failed_result
 
@@ -138,30 +138,30 @@ def test_an_order_cancelled_as_the_child_ends_leaves_no_result(
         assert load_metrics(layout) is None
 
 
-def test_a_directory_moved_during_the_round_is_a_usage_error(
+def test_directory_moved_during_the_round_is_a_usage_error(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, place = round_process.child.run, tmp_path / "runs" / "round_1"
+    real, round_dir = round_process.child.run, tmp_path / "runs" / "round_1"
 
     def run(argv: Any, *, on_tick: Any = None, **more: Any) -> Any:
         if on_tick is not None:
-            place.parent.rename(tmp_path / "elsewhere")
+            round_dir.parent.rename(tmp_path / "elsewhere")
         return real(argv if on_tick is None else ["true"], **{**more, "cwd": tmp_path, "stdout": tmp_path / "log"})
 
     monkeypatch.setattr(round_process.child, "run", run)
     with pytest.raises(UsageError, match="moved or deleted during the measurement.*--resume"):
-        job.runner.run_round(config_for(env_text, place, SMALL))
-    assert not place.parent.exists()
+        job.runner.run_round(config_for(env_text, round_dir, SMALL))
+    assert not round_dir.parent.exists()
 
 
-def test_an_unreadable_order_does_not_cancel_the_round(
+def test_unreadable_order_does_not_cancel_the_round(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = ordered(env_text, tmp_path / "round_1")
-    asked = job._cancel_check(layout)
-    assert not asked()
+    check = job._cancel_check(layout)
+    assert not check()
     monkeypatch.setattr(Path, "open", lambda *a, **k: (_ for _ in ()).throw(OSError(116, "Stale file handle")))
-    assert not asked()
+    assert not check()
 
 
 def test_slurms_warning_ends_the_round_with_its_limit(

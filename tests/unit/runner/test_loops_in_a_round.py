@@ -28,7 +28,7 @@ RANKS = {"loop": "sync", "sync": {"ranks": 2}}
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch, quick_smoke: None) -> None:
-    """Processes come up slowly on a machine with more work than cores; these tests are not about the clock."""
+    """Raise the time limits: processes start slowly on a loaded machine, and these tests do not check time limits."""
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update={"round_wallclock_s": 900}))
 
 
@@ -47,7 +47,7 @@ def ran(env_text: str, place: Path, mode: str, training: dict[str, Any]) -> Ran:
     return Ran(config_for(env_text, place / "round_1", config(mode, **training)))
 
 
-def test_a_round_trains_asynchronously_by_reward(env_text: str, tmp_path: Path) -> None:
+def test_round_trains_asynchronously_by_reward(env_text: str, tmp_path: Path) -> None:
     round_ = ran(env_text, tmp_path, "hard_flip", APART)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
     assert round_.metrics.train_shots == 2048 + 128 and round_.metrics.train_steps == 17
@@ -61,7 +61,7 @@ def test_a_round_trains_asynchronously_by_reward(env_text: str, tmp_path: Path) 
 
 @pytest.fixture(params=["bubblewrap", "landlock"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each sandbox backend in turn."""
+    """Run with each sandbox backend."""
     name: str = request.param
     if not sandbox.is_available(name):  # type: ignore[arg-type]
         pytest.skip(f"{name}: {sandbox.unavailable_reason(name)}; install: {sandbox.INSTALL}")  # type: ignore[arg-type]
@@ -69,7 +69,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return name
 
 
-def test_a_round_trains_over_ranks_in_every_sandbox(env_text: str, tmp_path: Path, backend: str) -> None:
+def test_round_trains_over_ranks_in_every_sandbox(env_text: str, tmp_path: Path, backend: str) -> None:
     """Landlock allows no sockets, so that the ranks share memory instead."""
     round_ = ran(env_text, tmp_path, "soft_priors", {**RANKS, "finetune_share": 0.0})
     assert round_.metrics.status == "ok", round_.metrics.status_reason
@@ -89,7 +89,7 @@ def test_async_round_in_landlock(env_text: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("mode", ["all", "gap", "none", "last"])
-def test_the_config_selects_which_snapshots_a_round_keeps(env_text: str, tmp_path: Path, mode: str) -> None:
+def test_config_selects_which_snapshots_a_round_keeps(env_text: str, tmp_path: Path, mode: str) -> None:
     settings = {"batch_size": 256, "snapshot_mode": mode, "snapshot_gap": 2, "finetune_share": 0.0}
     round_ = ran(env_text, tmp_path, "soft_priors", settings)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
@@ -98,7 +98,7 @@ def test_the_config_selects_which_snapshots_a_round_keeps(env_text: str, tmp_pat
     assert names == {f"training_itr_{itr}.pt" for itr in itrs}
 
 
-def test_a_killed_sampler_fails_the_round_and_leaves_no_process(
+def test_killed_sampler_fails_the_round_and_leaves_no_process(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     profile = PROFILES["smoke"].model_copy(update={"train_shots": 400_000, "train_gflops": 10**6})
@@ -127,7 +127,7 @@ def test_a_killed_sampler_fails_the_round_and_leaves_no_process(
     ],
     ids=["nccl", "cuda"],
 )
-def test_a_missing_gpu_fails_the_round_with_a_hint(
+def test_missing_gpu_fails_the_round_with_a_hint(
     env_text: str, tmp_path: Path, training: dict[str, Any], hint: str
 ) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", training)
@@ -146,13 +146,13 @@ def test_a_missing_gpu_fails_the_round_with_a_hint(
     ],
     ids=["minibatch", "async", "nccl"],
 )
-def test_a_round_trains_on_a_gpu(env_text: str, tmp_path: Path, training: dict[str, Any]) -> None:
+def test_round_trains_on_a_gpu(env_text: str, tmp_path: Path, training: dict[str, Any]) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", training)
     assert round_.metrics.status == "ok", round_.metrics.status_reason
     assert {row["Device"] for row in rows(round_.layout)} == {"cuda:0"} and round_.metrics.vram_peak_gb
 
 
-def test_a_ratio_of_zero_fails_before_any_process_starts(env_text: str, tmp_path: Path) -> None:
+def test_ratio_of_zero_fails_before_any_process_starts(env_text: str, tmp_path: Path) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", {"loop": "async", "replay": {"ratio": 0}})
     assert round_.metrics.status == "compile_error" and not round_.events
     assert "training.replay.ratio" in str(round_.metrics.status_reason)

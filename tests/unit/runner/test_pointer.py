@@ -1,4 +1,4 @@
-"""The pointer: written twice, identical, complete; read strictly."""
+"""The round pointer: two identical, complete copies; strict validation when read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from autoqec.system.git import Repo
 from .conftest import SMALL, Ran, config_for
 
 RUN, BRANCH = "20260101-000000", "exp/20260101-000000/01-wide"
-BROKEN = {"type": "mlp"}  # fails in the parent: a pointer is due all the same
+BROKEN = {"type": "mlp"}  # fails in the parent process; a pointer is still required
 
 
 @pytest.fixture
@@ -46,12 +46,15 @@ def on_branch(workspace: Repo, env_text: str, config: dict[str, Any] = BROKEN, *
     )
 
 
-def test_a_round_on_a_branch_writes_two_identical_complete_pointers(workspace: Repo, env_text: str) -> None:
+def test_round_on_a_branch_writes_two_identical_complete_pointers(workspace: Repo, env_text: str) -> None:
     config = on_branch(workspace, env_text, fork_from=("exp/r/02-b", "exp/r/01-a"), compose_mode="pure")
     metrics = run_round(config)
-    here, there = workspace.root / f"runs/{RUN}/round_1/round_1_pointer.json", Path(config.code_cwd or "") / "round_1"
-    assert here.read_bytes() == (there / "round_1_pointer.json").read_bytes()
-    stored = json.loads(here.read_text())
+    in_run, on_branch_path = (
+        workspace.root / f"runs/{RUN}/round_1/round_1_pointer.json",
+        Path(config.code_cwd or "") / "round_1",
+    )
+    assert in_run.read_bytes() == (on_branch_path / "round_1_pointer.json").read_bytes()
+    stored = json.loads(in_run.read_text())
     assert set(stored) == set(Pointer.model_fields) and "reconcile_id" not in stored
     assert stored["commit_sha"] == workspace.head_sha()
     assert (stored["run_id"], stored["round_idx"], stored["branch"]) == (RUN, 1, BRANCH)
@@ -71,7 +74,7 @@ def test_a_round_on_a_branch_writes_two_identical_complete_pointers(workspace: R
     }
 
 
-def test_an_ok_round_on_a_branch_points_at_its_artifacts(workspace: Repo, env_text: str) -> None:
+def test_ok_round_on_a_branch_points_at_its_artifacts(workspace: Repo, env_text: str) -> None:
     ran = Ran(on_branch(workspace, env_text, SMALL))
     assert ran.metrics.status == "ok", ran.metrics.status_reason
     pointer = read_pointer(ran.layout.pointer.read_text(), location="p", run_id=RUN, round_idx=1, branch=BRANCH)
@@ -98,7 +101,7 @@ def test_every_missing_key_is_rejected(workspace: Repo, env_text: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"run_id": "other"}, {"round_idx": 2}, {"branch": "exp/x/01-y"}])
-def test_a_pointer_of_another_round_is_rejected(workspace: Repo, env_text: str, wrong: dict[str, Any]) -> None:
+def test_pointer_of_another_round_is_rejected(workspace: Repo, env_text: str, wrong: dict[str, Any]) -> None:
     config = on_branch(workspace, env_text)
     run_round(config)
     text = (Path(config.round_dir) / "round_1_pointer.json").read_bytes()
@@ -108,7 +111,7 @@ def test_a_pointer_of_another_round_is_rejected(workspace: Repo, env_text: str, 
         read_pointer(b"{", location="p")
 
 
-def test_a_branch_without_a_repository_is_refused_before_anything_is_written(env_text: str, tmp_path: Path) -> None:
+def test_branch_without_a_repository_is_refused_before_anything_is_written(env_text: str, tmp_path: Path) -> None:
     config = config_for(env_text, tmp_path / "round_1", branch=BRANCH, code_cwd=str(tmp_path), round_attempt_id="id")
     with pytest.raises(UsageError):
         run_round(config)

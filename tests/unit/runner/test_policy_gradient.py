@@ -1,4 +1,4 @@
-"""Policy gradient for predecoders that flip: what it is paid for, and that it learns from it."""
+"""Policy gradient for predecoders that flip detection events: rewards, gradients, and learning."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def started(problem: Problem, **more: Any) -> PolicySampler:
     return sampler
 
 
-def test_the_reward_is_success_with_the_flips_minus_success_without(problem: Problem) -> None:
+def test_reward_is_success_with_flips_minus_success_without(problem: Problem) -> None:
     sampler = started(problem)
     sampler.batch_size = sampler.shots.batch_size = 1024
     samples, infos = sampler.obtain_samples(0)
@@ -83,7 +83,7 @@ def test_actions_come_from_the_policy_at_its_temperature(problem: Problem) -> No
 
 
 def gradient(problem: Problem, samples: Samples, **more: Any) -> tuple[torch.Tensor, dict[str, float]]:
-    """d loss / d log-odds, summed over shots, and the figures."""
+    """Return d loss / d log-odds, summed over shots, and the logged figures."""
     agent, algo = make_agent(problem, config=FLIPS), PolicyGradient(learning_rate=1e-3, **{**REWARD, **more})
     algo.agent = agent
     agent.model.prior.requires_grad_(True)
@@ -93,7 +93,7 @@ def gradient(problem: Problem, samples: Samples, **more: Any) -> tuple[torch.Ten
     return agent.model.prior.grad, figures
 
 
-def test_the_gradient_is_the_score_times_the_reward_and_the_exact_cost(problem: Problem) -> None:
+def test_gradient_is_the_score_times_the_reward_and_the_exact_cost(problem: Problem) -> None:
     n, faults = 4, problem.n_mechanisms
     detections = np.zeros((n, problem.n_detectors), np.uint8)
     agent = make_agent(problem, config=FLIPS)
@@ -115,7 +115,7 @@ def test_the_gradient_is_the_score_times_the_reward_and_the_exact_cost(problem: 
     assert gradient(problem, stale)[1]["weight"] == pytest.approx(2.0), "a stale action counts twice at most"
 
 
-def test_a_policy_unlearns_wrong_flips(problem: Problem, layout: RoundLayout) -> None:
+def test_policy_unlearns_wrong_flips(problem: Problem, layout: RoundLayout) -> None:
     agent = make_agent(problem, config=FLIPS)
     bad = int(np.nonzero(np.asarray(problem.L.todense())[0])[0][0])
     agent.model.prior[bad] = 1.0
@@ -164,7 +164,7 @@ def config(**training: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("bad", "words"),
+    ("bad", "message"),
     [
         (config(loop="async", replay={"ratio": 0}), "training.replay.ratio"),
         (config(loop="async", replay={"ratio": -2}), "greater than 0"),
@@ -176,10 +176,10 @@ def config(**training: Any) -> dict[str, Any]:
         ({**FLIPS, "output_mode": "soft_priors", "training": {"policy_gradient": {}}}, "set `output_mode: hard_flip`"),
     ],
 )
-def test_a_contradictory_config_is_refused(bad: dict[str, Any], words: str) -> None:
+def test_contradictory_config_is_refused(bad: dict[str, Any], message: str) -> None:
     with pytest.raises(ContractError) as refusal:
         parse_dsl(bad)
-    assert words in str(refusal.value) and "\n" not in str(refusal.value)
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)
 
 
 def test_absent_blocks_do_not_change_the_config_hash() -> None:
@@ -191,7 +191,7 @@ def test_absent_blocks_do_not_change_the_config_hash() -> None:
 
 
 def test_every_option_of_the_loops_reaches_its_parameter(problem: Problem) -> None:
-    """What each then does is held by the tests of replay, throttle, ranks and policy."""
+    """The effect of each option is tested with replay, throttle, ranks and policy."""
     assert set(SyncConfig.model_fields) == {"ranks", "backend"}
     assert set(ReplayConfig.model_fields) == {"ratio", "shots", "samplers", "throttle", "near_failure"}
     assert set(PolicyConfig.model_fields) == {"flip_cost", "temperature"}

@@ -1,4 +1,4 @@
-"""Processes that live and die together. Members here are light: they load no torch."""
+"""Process groups whose workers end together. Workers in these tests load no torch."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int]) -> bool:
+def wait_until_ended(pids: list[int]) -> bool:
     deadline = time.monotonic() + 30
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -85,7 +85,7 @@ def test_arrays_tokens_and_mutexes_are_shared_and_leave_no_file() -> None:
     assert set(os.listdir("/dev/shm")) <= before
 
 
-def test_a_failed_worker_reports_its_reason_and_the_others_end() -> None:
+def test_failed_worker_reports_its_reason_and_the_others_end() -> None:
     team = start_sleepers("", "raise")
     with pytest.raises(RoundError, match="sampler 1: the loss is not finite at step 3") as failure:
         team.join()
@@ -94,7 +94,7 @@ def test_a_failed_worker_reports_its_reason_and_the_others_end() -> None:
     assert not any(map(alive, team.pids.values()))
 
 
-def test_a_killed_worker_is_named_with_its_signal() -> None:
+def test_killed_worker_is_named_with_its_signal() -> None:
     team = start_sleepers()
     team.await_ready()
     victim = team.pids["sampler 0"]
@@ -107,7 +107,7 @@ def test_a_killed_worker_is_named_with_its_signal() -> None:
     assert team.find_cause(own) is own
 
 
-def test_a_worker_that_exits_early_with_status_0_is_named() -> None:
+def test_worker_that_exits_early_with_status_0_is_named() -> None:
     team = start_sleepers("", "leave")
     with pytest.raises(RoundError, match=r"sampler 1 \(process \d+\) was ended by status 0"):
         team.join()
@@ -123,10 +123,10 @@ def test_workers_exit_when_their_parent_is_killed() -> None:
     leader.kill()
     leader.wait()
     leader.stdout.close()
-    assert gone(pids)
+    assert wait_until_ended(pids)
 
 
 def test_failed_allocation_of_shared_memory_has_a_hint() -> None:
-    words = r"cannot allocate .* MB of shared memory.*hint: lower `training.replay.shots`"
-    with pytest.raises(RoundError, match=words):
+    message = r"cannot allocate .* MB of shared memory.*hint: lower `training.replay.shots`"
+    with pytest.raises(RoundError, match=message):
         SharedArray((2**60,), np.uint8)

@@ -1,4 +1,4 @@
-"""run_round with the real child: what an ok round leaves, every way a round fails, and that rounds repeat."""
+"""run_round with the real child: files of a successful round, every failure status, and reproducibility."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ PATHS = {"checkpoint_path", "training_log_path"}
 ARTIFACTS = {"checkpoint_path", "training_log_path", "delta_ler", "ler_plain_classical", "ler_predecoder"}
 
 
-def copy_modules(place: Path, at_top: str = "", in_forward: str = "") -> str:
+def copy_modules(directory: Path, at_top: str = "", in_forward: str = "") -> str:
     """Copy the editable modules, with lines added to the dense network."""
-    shutil.copytree(Path(autoqec.decoders.__file__).parent / "modules", place, ignore=shutil.ignore_patterns("__pyc*"))
-    path = place / "mlp.py"
+    shutil.copytree(
+        Path(autoqec.decoders.__file__).parent / "modules", directory, ignore=shutil.ignore_patterns("__pyc*")
+    )
+    path = directory / "mlp.py"
     text = path.read_text()
     mark = "        x = detections[:, self.index]\n"
     assert mark in text
     text = text.replace(mark, mark + "".join(f"        {line}\n" for line in in_forward.splitlines()))
     path.write_text(text + "\n" + at_top + "\n")
-    return str(place)
+    return str(directory)
 
 
 def run_failing_round(env_text: str, tmp_path: Path, config: dict[str, Any] | None = None, **more: Any) -> RoundMetrics:
@@ -78,13 +80,13 @@ def processes_of(round_dir: Path) -> list[bytes]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             found.append(path.read_bytes())
-    return [words for words in found if str(round_dir).encode() in words]
+    return [command_line for command_line in found if str(round_dir).encode() in command_line]
 
 
-# ---- a round that goes well
+# ---- successful rounds
 
 
-def test_an_ok_round_leaves_exactly_its_files(ok_round: Ran) -> None:
+def test_ok_round_leaves_exactly_its_files(ok_round: Ran) -> None:
     assert ok_round.metrics.status == "ok", ok_round.metrics.status_reason
     left = sorted(path.relative_to(ok_round.layout.dir).as_posix() for path in ok_round.layout.dir.rglob("*"))
     assert left == [
@@ -114,7 +116,7 @@ def test_config_is_the_literal_dict(ok_round: Ran) -> None:
     assert files.load_yaml(text, location="config") == SMALL == ok_round.config.predecoder_config
 
 
-def test_the_checkpoint_rebuilds_the_measured_network(ok_round: Ran, problem: Problem) -> None:
+def test_checkpoint_rebuilds_the_measured_network(ok_round: Ran, problem: Problem) -> None:
     payload = torch.load(ok_round.layout.checkpoint, weights_only=True)
     assert set(payload) == {"class_name", "state_dict", "output_mode", "dsl_config"}
     assert payload["dsl_config"] == SMALL and payload["output_mode"] == "soft_priors"
@@ -142,7 +144,7 @@ def test_progress_events_are_emitted_during_the_round(ok_round: Ran) -> None:
     assert (last["step"], last["steps"], last["round"]) == (8, 8, 1) and math.isfinite(last["loss"])
 
 
-def test_the_manifest_has_versions_and_artifact_hashes(ok_round: Ran, problem: Problem) -> None:
+def test_manifest_has_versions_and_artifact_hashes(ok_round: Ran, problem: Problem) -> None:
     manifest = Manifest.model_validate_json(ok_round.layout.manifest.read_text())
     from hashlib import sha256
 
@@ -157,7 +159,7 @@ def test_the_manifest_has_versions_and_artifact_hashes(ok_round: Ran, problem: P
     assert manifest.sandbox["tier"] in ("bubblewrap", "landlock", "none")
 
 
-def test_a_failed_manifest_is_recorded_and_the_round_stays_ok(
+def test_failed_manifest_is_recorded_and_the_round_stays_ok(
     ok_round: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken() -> dict[str, str]:
@@ -172,7 +174,7 @@ def test_a_failed_manifest_is_recorded_and_the_round_stays_ok(
     assert not (tmp_path / "artifact_manifest.json").exists()
 
 
-def test_a_round_repeats_exactly_even_if_a_module_prints(
+def test_round_repeats_exactly_even_if_a_module_prints(
     ok_round: Ran, env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noisy = "print('{\"status\": \"ok\"}', flush=True)\nimport os; os.write(1, b'\\x00noise')"
@@ -184,8 +186,8 @@ def test_a_round_repeats_exactly_even_if_a_module_prints(
         mine.pop(name), theirs.pop(name)
     assert mine == theirs
     assert again.layout.train_log.read_bytes() == ok_round.layout.train_log.read_bytes()
-    one, two = (torch.load(ran.layout.checkpoint, weights_only=True)["state_dict"] for ran in (ok_round, again))
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = (torch.load(ran.layout.checkpoint, weights_only=True)["state_dict"] for ran in (ok_round, again))
+    assert all(torch.equal(first[name], second[name]) for name in first)
     assert again.metrics.checkpoint_path == str(tmp_path / "again" / "checkpoint.pt")
 
 
@@ -226,7 +228,7 @@ def test_minibatch_eval_and_gnn_in_a_round(env_text: str, tmp_path: Path) -> Non
 # ---- rounds that fail
 
 
-def test_an_invalid_config_fails_before_training(env_text: str, tmp_path: Path) -> None:
+def test_invalid_config_fails_before_training(env_text: str, tmp_path: Path) -> None:
     metrics = run_failing_round(env_text, tmp_path, {"type": "mlp", "mlp": {"width": 3}})
     assert metrics.status == "compile_error" and "mlp.width" in (metrics.status_reason or "")
     assert files.load_yaml((tmp_path / "round_1/config.yaml").read_text(), location="") == {
@@ -236,14 +238,14 @@ def test_an_invalid_config_fails_before_training(env_text: str, tmp_path: Path) 
     assert metrics.train_steps is None
 
 
-def test_a_network_above_the_envs_limits_fails_before_training(env_text: str, tmp_path: Path) -> None:
+def test_network_above_the_envs_limits_fails_before_training(env_text: str, tmp_path: Path) -> None:
     metrics = run_failing_round(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
     assert metrics.status == "compile_error" and "exceeds" in (metrics.status_reason or "")
     assert metrics.n_params is not None and metrics.n_params > 200_000 and metrics.train_steps is None
 
 
 @pytest.mark.parametrize(
-    ("inserted", "status", "says"),
+    ("inserted", "status", "reason"),
     [
         ({"at_top": "raise RuntimeError('half a module')"}, "compile_error", r"modules/mlp.py:\d+: RuntimeError: half"),
         (
@@ -271,15 +273,15 @@ def test_a_network_above_the_envs_limits_fails_before_training(env_text: str, tm
     ],
 )
 def test_failing_branch_code_has_a_status_and_reason(
-    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inserted: dict[str, str], status: str, says: str
+    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inserted: dict[str, str], status: str, reason: str
 ) -> None:
-    tight = {"round_wallclock_s": 2 if "wall" in says else 60, "memory_gb": 1.2}
+    tight = {"round_wallclock_s": 2 if "wall" in reason else 60, "memory_gb": 1.2}
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=tight))
-    if "disk" in says:
+    if "disk" in reason:
         inserted = {"in_forward": inserted["in_forward"] + "\nif len(x) > 1: import time; time.sleep(20)"}
     metrics = run_failing_round(env_text, tmp_path, modules_dir=copy_modules(tmp_path / "modules", **inserted))
     assert metrics.status == status, metrics.status_reason
-    assert re.search(says, metrics.status_reason or ""), metrics.status_reason
+    assert re.search(reason, metrics.status_reason or ""), metrics.status_reason
     assert metrics.train_wallclock_s is not None or status == "compile_error", "what it took counts in the budget"
 
 
@@ -291,18 +293,18 @@ def test_every_exception_has_a_status() -> None:
 
 
 @pytest.mark.parametrize("parent", [None, "other"])
-def test_a_parent_without_matching_weights_is_a_compile_error(
+def test_parent_without_matching_weights_is_a_compile_error(
     ok_round: Ran, env_text: str, tmp_path: Path, parent: str | None
 ) -> None:
     heir = {"type": "mlp", "mlp": {"hidden": 32}, "training": {"init": "parent"}}
     path = None if parent is None else str(ok_round.layout.checkpoint)
     metrics = run_failing_round(env_text, tmp_path, heir, parent_checkpoint=path)
     assert metrics.status == "compile_error"
-    says = "needs a fork parent" if parent is None else r"\(16, \d+\) in the checkpoint and \(32, \d+\)"
-    assert re.search(says, metrics.status_reason or ""), metrics.status_reason
+    reason = "needs a fork parent" if parent is None else r"\(16, \d+\) in the checkpoint and \(32, \d+\)"
+    assert re.search(reason, metrics.status_reason or ""), metrics.status_reason
 
 
-def test_an_interruption_leaves_no_child_and_no_metrics(env_text: str, tmp_path: Path) -> None:
+def test_interruption_leaves_no_child_and_no_metrics(env_text: str, tmp_path: Path) -> None:
     def stop(event: Event) -> None:
         raise KeyboardInterrupt
 
@@ -332,7 +334,7 @@ def test_val_shots_come_from_the_val_band(problem: Problem, ok_round: Ran) -> No
 
 
 def kill_children(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """Let SIGKILL end the first `times` children of a round; the exit statuses of all."""
+    """Kill the first `times` children of a round with SIGKILL; return the exit statuses of all."""
     real, statuses = round_process.child.run, list[int]()
 
     def run(argv: Any, **more: Any) -> Any:
@@ -353,7 +355,7 @@ def test_child_killed_from_outside_is_started_once_more(
     assert metrics.status == "ok" and statuses == [-signal.SIGKILL, 0]
 
 
-def test_child_killed_twice_is_no_result_of_the_config(
+def test_child_killed_twice_is_an_infrastructure_failure(
     env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statuses = kill_children(monkeypatch, 2)

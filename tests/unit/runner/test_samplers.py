@@ -1,4 +1,4 @@
-"""Where shots come from, and which ones."""
+"""Samplers: seed bands, order of shots, and near-failure selection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .conftest import make_agent
 
 @pytest.fixture
 def seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Every seed that a shot was drawn from."""
+    """Record every seed from which shots are drawn."""
     used: list[int] = []
     sample, labelled = sampling.sample, sampling.LabelledSampler
 

@@ -1,4 +1,4 @@
-"""The replay ratio, by counts: under a fake clock, and with the buffer itself."""
+"""The replay ratio, as counts under a fake clock, and the replay buffer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from autoqec.runner.replay_buffer import (
 
 
 class FakeClock:
-    """A sampler that gives a batch every `draw` seconds, an optimizer that takes `update` seconds a step."""
+    """A sampler with a batch every `draw` seconds and an optimizer with a step every `update` seconds."""
 
     def __init__(self, throttle: Throttle, draw: float, update: float, sampler_batch: int) -> None:
         self.throttle, self.sampler_batch = throttle, sampler_batch
@@ -48,8 +48,8 @@ class FakeClock:
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0, 0.25])
 @pytest.mark.parametrize("sampler_batch", [16, 512])
-def test_a_fast_optimizer_reaches_but_never_exceeds_the_ratio(ratio: float, sampler_batch: int) -> None:
-    """A batch far larger than the sampler's is where a throttle that counts iterations overshoots at first."""
+def test_fast_optimizer_reaches_but_never_exceeds_the_ratio(ratio: float, sampler_batch: int) -> None:
+    """With batches far larger than the sampler's, a throttle that counts iterations overshoots at first."""
     clock = FakeClock(Throttle(ratio, 512), draw=sampler_batch / 1000, update=1e-4, sampler_batch=sampler_batch)
     clock.run(60)
     achieved_ratio = [clock.throttle.achieved_ratio(updates, drawn) for updates, drawn in clock.seen]
@@ -59,7 +59,7 @@ def test_a_fast_optimizer_reaches_but_never_exceeds_the_ratio(ratio: float, samp
 
 
 @pytest.mark.parametrize("ratio", [1.0, 4.0, 0.25])
-def test_a_slow_optimizer_runs_at_full_speed_below_the_ratio(ratio: float) -> None:
+def test_slow_optimizer_runs_at_full_speed_below_the_ratio(ratio: float) -> None:
     clock = FakeClock(Throttle(ratio, 100), draw=0.1, update=0.2 / ratio, sampler_batch=100)
     clock.run(60)
     assert clock.updates == pytest.approx(60 * 5 * ratio, rel=0.05)
@@ -73,7 +73,7 @@ def test_ten_updates_per_second_at_a_thousand_samples_per_second() -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.0, -1.0, float("nan"), float("inf")])
-def test_an_invalid_ratio_is_refused(ratio: float) -> None:
+def test_invalid_ratio_is_refused(ratio: float) -> None:
     with pytest.raises(UsageError, match="replay ratio must be a number above 0"):
         Throttle(ratio, 8)
     with pytest.raises(UsageError, match="batch of 65 shots is larger than the replay buffer of 64"):
@@ -112,7 +112,7 @@ def buffer(size: int) -> ReplayBuffer:
     return ReplayBuffer(size, KEEP(fields), figures)
 
 
-def test_the_buffer_holds_the_last_shots_and_restores_selected_fields() -> None:
+def test_buffer_holds_the_last_shots_and_restores_selected_fields() -> None:
     replay = buffer(10)
     for start in range(0, 28, 4):
         fields, figures = rows(start, 4)
@@ -130,15 +130,17 @@ def test_replay_draws_the_requested_share_by_gap() -> None:
     fields, figures = rows(0, 64)
     replay.append(KEEP(fields), figures)
     rng = np.random.default_rng(1)
-    near = {share: (replay.draw(4000, rng, near_failure=share)["number"] < 3).mean() for share in (0.0, 0.5, 1.0)}
+    near_failure = {
+        share: (replay.draw(4000, rng, near_failure=share)["number"] < 3).mean() for share in (0.0, 0.5, 1.0)
+    }
     expected = (1 - np.exp(-3)) / (1 - np.exp(-64))
-    assert near[0.0] == pytest.approx(3 / 64, abs=0.02)
-    assert near[0.5] == pytest.approx((3 / 64 + expected) / 2, abs=0.03)
-    assert near[1.0] == pytest.approx(expected, abs=0.02)
+    assert near_failure[0.0] == pytest.approx(3 / 64, abs=0.02)
+    assert near_failure[0.5] == pytest.approx((3 / 64 + expected) / 2, abs=0.03)
+    assert near_failure[1.0] == pytest.approx(expected, abs=0.02)
 
 
 def test_double_buffer_fills_while_copying_and_loses_no_batch() -> None:
-    """By threads here; by processes in test_async."""
+    """With threads; test_async uses processes."""
     fields, figures = rows(0, 4)
     double_buffer, replay = DoubleBuffer(4, fields, figures), buffer(400)
     for start in (0, 4):

@@ -1,4 +1,4 @@
-"""Budgets: shots and weighted work, never the clock."""
+"""Training budgets: shots and weighted work, independent of time."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def work_of(problem: Problem, config: dict[str, Any]) -> int:
     return training_flops(compile_predecoder(parse_dsl(config), problem, seed=0), problem.n_detectors)
 
 
-def test_a_cheap_network_gets_all_shots_of_the_profile() -> None:
+def test_cheap_network_gets_all_shots_of_the_profile() -> None:
     budget = TrainingBudget.of(PROFILE, parse_dsl(SMALL), flops_per_shot=1000)
     assert budget == TrainingBudget(PROFILE.train_shots, PROFILE.finetune_shots)
     half = parse_dsl({**SMALL, "training": {"finetune_share": 0.5}})
     assert TrainingBudget.of(PROFILE, half, 1000).finetune_shots == PROFILE.finetune_shots // 2
 
 
-def test_an_expensive_network_gets_fewer_steps_in_both_phases() -> None:
+def test_expensive_network_gets_fewer_steps_in_both_phases() -> None:
     work = 10**8
     budget = TrainingBudget.of(PROFILE, parse_dsl(SMALL), work)
     spent = (budget.train_shots + budget.finetune_shots) * work
@@ -79,7 +79,7 @@ def test_every_output_mode_and_backend_trains_and_is_evaluated(
     assert counts.fixed - counts.broken == counts.errors_reference - counts.errors_candidate
 
 
-def test_draws_shrink_where_labels_are_wide(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_shots_are_drawn_at_once_if_labels_are_wide(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(samplers, "MAX_LABEL_BYTES", 100 * problem.graph.n_edges)
     sampler = samplers.EdgeLabelSampler(problem, 30, seed=0)
     sampler.initialize(make_agent(problem))

@@ -1,4 +1,4 @@
-"""A checkpoint decodes through sinter as it does at home."""
+"""A checkpoint gives the same predictions in sinter as in autoqec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from autoqec.store.files import dump_config
 from tests.support.envs import problem, surface
 
 
-def made(tmp_path: Path, env: EnvSpec, mode: str = "soft_priors") -> tuple[Path, Path]:
+def make_checkpoint(tmp_path: Path, env: EnvSpec, mode: str = "soft_priors") -> tuple[Path, Path]:
     prob = Problem.from_env(env)
     dsl = parse_dsl({"type": "mlp", "output_mode": mode, "mlp": {"hidden": 8}})
     model = compile_predecoder(dsl, prob, seed=1)
@@ -38,9 +38,9 @@ def made(tmp_path: Path, env: EnvSpec, mode: str = "soft_priors") -> tuple[Path,
 
 
 @pytest.mark.parametrize("mode", ["soft_priors", "hard_flip"])
-def test_same_answers_as_at_home(tmp_path: Path, mode: str) -> None:
+def test_predictions_equal_those_of_autoqec(tmp_path: Path, mode: str) -> None:
     env = surface(3, 0.01)
-    _, path = made(tmp_path, env, mode)
+    _, path = make_checkpoint(tmp_path, env, mode)
     prob = problem(3)
     shots = sample(prob, 3000, 1)
     model, dsl = checkpoint.load(path, prob)
@@ -52,18 +52,18 @@ def test_same_answers_as_at_home(tmp_path: Path, mode: str) -> None:
     assert np.array_equal(unpack(packed, 1).astype(bool), expected)
 
 
-def test_another_p_moves_the_priors(tmp_path: Path) -> None:
+def test_another_p_changes_the_priors(tmp_path: Path) -> None:
     env = surface(3, 0.01)
-    _, path = made(tmp_path, env)
+    _, path = make_checkpoint(tmp_path, env)
     other = Problem.from_env(surface(3, 0.02))
     compiled = CompiledPredecoder.of(env, path, other.dem)
     assert np.allclose(compiled.decoding.shift, other.graph.log_odds - problem(3).graph.log_odds, atol=1e-5)
     assert (compiled.decoding.shift > 0).all()
 
 
-def test_another_circuit_is_refused_naming_both(tmp_path: Path) -> None:
+def test_other_circuit_is_refused_with_both_hashes(tmp_path: Path) -> None:
     env = surface(3, 0.01)
-    _, path = made(tmp_path, env)
+    _, path = make_checkpoint(tmp_path, env)
     with pytest.raises(ContractError, match=r"120 detectors.*24 detectors"):
         CompiledPredecoder.of(env, path, problem(5, 0.01).dem)
 
@@ -80,8 +80,8 @@ def test_translation_invariant_weights_take_another_distance(tmp_path: Path) -> 
     )
 
 
-def test_named_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    env_path, path = made(tmp_path, surface(3, 0.01))
+def test_decoders_are_named_after_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    env_path, path = make_checkpoint(tmp_path, surface(3, 0.01))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AUTOQEC_CHECKPOINTS", f"mine={env_path}={path}")
     found = decoders()
@@ -96,8 +96,8 @@ def test_named_checkpoints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         decoders()
 
 
-def test_from_the_shell(tmp_path: Path) -> None:
-    env_path, path = made(tmp_path, surface(3, 0.01))
+def test_sinter_command_finds_the_decoder(tmp_path: Path) -> None:
+    env_path, path = make_checkpoint(tmp_path, surface(3, 0.01))
     circuit = tmp_path / "d=3,p=0.01.stim"
     circuit.write_text(str(problem(3).circuit))
     command = [

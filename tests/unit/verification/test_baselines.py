@@ -1,4 +1,4 @@
-"""Baselines that are measured, whether or not the env lists them."""
+"""Baselines that are measured independently of the env's list."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from autoqec.qec.sampling import sample
 from autoqec.verification.baselines import Baselines
 from tests.support.envs import surface
 
-# One mechanism with two parts: matching takes them as independent, correlated matching does not.
+# One mechanism with two components: matching assumes independence, correlated matching does not.
 CORRELATED_DEM = """
 error(0.04) D0 ^ D1 L0
 error(0.001) D0
@@ -22,7 +22,7 @@ def weak_env() -> EnvSpec:
     return surface().model_copy(update={"code": code, "noise": FileNoise(), "baselines": ("mwpm",)})
 
 
-def test_correlated_matching_is_measured_although_the_env_does_not_list_it() -> None:
+def test_correlated_matching_is_measured_without_being_listed() -> None:
     problem = Problem.from_env(weak_env())
     baselines = Baselines(problem)
     assert baselines.names == ("mwpm", "mwpm_correlated")
@@ -30,5 +30,5 @@ def test_correlated_matching_is_measured_although_the_env_does_not_list_it() -> 
     assert masks["mwpm_correlated"].sum() < 0.9 * masks["mwpm"].sum()
 
 
-def test_version_1_measures_the_env_s_baselines_alone() -> None:
+def test_version_1_measures_only_listed_baselines() -> None:
     assert Baselines(Problem.from_env(weak_env()), rules=1).names == ("mwpm",)

@@ -1,4 +1,4 @@
-"""Compositions compared with their parents: the rule, coverage of its interval, and trained nets."""
+"""Compositions compared with their parents: the rule, coverage of its interval, and trained networks."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def parent(number: int, beaten: bool) -> CompositionParent:
     return CompositionParent(round=number, artifact_sha256="0" * 64, effect=effect, against=effect, beaten=beaten)
 
 
-def test_the_rule() -> None:
-    both, one = (parent(1, True), parent(2, True)), (parent(1, True), parent(2, False))
+def test_outcome_follows_from_intervals_and_parents() -> None:
+    both, one_beaten = (parent(1, True), parent(2, True)), (parent(1, True), parent(2, False))
     assert decide_composition(0.001, 0.003, both)[0] == "synergy"
-    unbeaten = decide_composition(0.001, 0.003, one)
+    unbeaten = decide_composition(0.001, 0.003, one_beaten)
     assert unbeaten[0] == "additive" and "round 2" in unbeaten[1]
     assert decide_composition(-0.001, 0.003, both)[0] == "additive"
     assert decide_composition(-0.003, -0.001, both)[0] == "interference"
     assert decide_composition(0.0, 0.0, both)[0] == "additive"
 
 
-def test_interaction_is_the_gain_less_the_sum_of_gains() -> None:
+def test_interaction_is_the_gain_minus_the_sum_of_gains() -> None:
     rng = np.random.default_rng(1)
     losses = [rng.random(5_000) < rate for rate in (0.05, 0.03, 0.04, 0.045)]
     totals = CompositionCounts.of(2)
@@ -55,7 +55,7 @@ def test_interaction_is_the_gain_less_the_sum_of_gains() -> None:
     assert all(counts.errors_candidate == int(losses[1].sum()) for counts in totals.against)
 
 
-def test_nobody_differs_is_no_verdict_for_either_side() -> None:
+def test_equal_decoders_are_inconclusive() -> None:
     same = Interaction()
     same.add([np.zeros(100, bool)] * 4)
     mean, low, high = same.interval()
@@ -63,11 +63,11 @@ def test_nobody_differs_is_no_verdict_for_either_side() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0005, 0.005, 0.05])
-def test_coverage_of_the_interval(rate: float) -> None:
-    """Truly additive parents and child on 10,000 shots: the interval misses the sum about 1 time in 20 at most."""
+def test_interval_has_its_nominal_coverage(rate: float) -> None:
+    """For additive parents on 10,000 shots, the interval misses the sum in at most about 1 of 20 cases."""
     rng = np.random.default_rng(7)
     shots, trials, missed = 10_000, 2_000, 0
-    # Shot kinds as (plain, child, parent 1, parent 2), each parent and the child fixing and breaking some of their own.
+    # Shot kinds as (plain, child, parent 1, parent 2); each parent and the child fix and break some shots.
     kinds = np.array(
         [[1, 1, 1, 1], [1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [1, 0, 1, 1], [0, 0, 0, 0]]
     )
@@ -75,43 +75,48 @@ def test_coverage_of_the_interval(rate: float) -> None:
     each = kinds[:, 2] + kinds[:, 3] - kinds[:, 0] - kinds[:, 1]
     truth = float(share @ each[:-1])
     for counts in rng.multinomial(shots, [*share, 1 - share.sum()], size=trials):
-        one = Interaction(shots, int(counts @ each), int(counts @ (each * each)))
-        _, low, high = one.interval()
+        interaction = Interaction(shots, int(counts @ each), int(counts @ (each * each)))
+        _, low, high = interaction.interval()
         missed += not low <= truth <= high
     assert missed / trials < 0.06
 
 
 @pytest.fixture(scope="module")
 def child(tmp_path_factory: pytest.TempPathFactory) -> VerifyRequest:
-    """A trained net, as round 3; its parents decode as the backend alone does, under other names."""
-    place = tmp_path_factory.mktemp("composition")
+    """Return a trained network as round 3, whose parents decode like the inner decoder alone."""
+    directory = tmp_path_factory.mktemp("composition")
     problem, dsl = Problem.from_env(ENV), parse_dsl(support.CONFIG)
-    support.train(place / "child.pt", problem, steps=500)
+    support.train(directory / "child.pt", problem, steps=500)
     for number in (1, 2):
-        checkpoint.save(place / f"{number}.pt", compile_predecoder(dsl, problem, seed=number), dsl)
-    request = support.request(place / "round_3", ENV, place / "child.pt", profile=support.profile(20_000, 15_000))
-    request = replace(request, round=RoundLayout(place / "round_3", 3))
-    return replace(request, parents=tuple(known(request, place / f"{number}.pt", number) for number in (1, 2)))
+        checkpoint.save(directory / f"{number}.pt", compile_predecoder(dsl, problem, seed=number), dsl)
+    request = support.request(
+        directory / "round_3", ENV, directory / "child.pt", profile=support.profile(20_000, 15_000)
+    )
+    request = replace(request, round=RoundLayout(directory / "round_3", 3))
+    return replace(request, parents=tuple(known(request, directory / f"{number}.pt", number) for number in (1, 2)))
 
 
 def known(request: VerifyRequest, weights: Path, number: int) -> VerifyRequest:
     """Return a parent that was verified as `weights`."""
-    place = RoundLayout(weights.parent / f"round_{number}", number)
-    one = replace(request, round=place, checkpoint=weights, parents=())
-    return replace(one, expected_artifact=artifact_sha256(one))
+    layout = RoundLayout(weights.parent / f"round_{number}", number)
+    parent_request = replace(request, round=layout, checkpoint=weights, parents=())
+    return replace(parent_request, expected_artifact=artifact_sha256(parent_request))
 
 
 @pytest.mark.long
-def test_a_child_with_parents_that_gain_nothing_is_synergy(child: VerifyRequest) -> None:
+def test_gain_over_parents_without_gain_is_synergy(child: VerifyRequest) -> None:
     report = verify(child)
     found = report.composition
     assert found is not None and found.verdict == "synergy", report.not_tested
-    parents = sum(one.effect.delta for one in found.parents)
+    parents = sum(parent_result.effect.delta for parent_result in found.parents)
     assert found.interaction == pytest.approx(found.effect.delta - parents) and found.interaction_low > 0
-    assert [one.round for one in found.parents] == [1, 2] and all(one.beaten for one in found.parents)
-    # Untrained nets answer the priors: only where two matchings weigh the same may they take the other.
+    assert [parent_result.round for parent_result in found.parents] == [1, 2] and all(
+        parent_result.beaten for parent_result in found.parents
+    )
+    # Untrained networks return the priors, so that predictions differ only for ties between matchings.
     assert all(
-        one.effect.counts.fixed + one.effect.counts.broken < found.effect.counts.fixed / 20 for one in found.parents
+        parent_result.effect.counts.fixed + parent_result.effect.counts.broken < found.effect.counts.fixed / 20
+        for parent_result in found.parents
     )
     assert len(found.chunk_digests) == 3 and all(line.startswith("composition/") for line in found.chunk_digests)
     assert not {line.split()[1] for line in found.chunk_digests} & {line.split()[1] for line in report.chunk_digests}
@@ -128,22 +133,25 @@ def test_a_child_with_parents_that_gain_nothing_is_synergy(child: VerifyRequest)
 
 
 def composed(request: VerifyRequest, directory: Path) -> Composition | str:
-    """The comparison alone."""
+    """Run only the comparison."""
     return evaluate_composition(artifact.freeze(request.checkpoint, request.dsl, None, directory), request, directory)
 
 
-def test_what_one_parent_does_already_is_interference(child: VerifyRequest, tmp_path: Path) -> None:
-    """Both parents have the child's own weights: the sum would be twice the gain."""
+def test_gain_that_one_parent_already_has_is_interference(child: VerifyRequest, tmp_path: Path) -> None:
+    """Both parents have the child's weights, so that the sum of gains is twice the child's gain."""
     copies = tuple(known(child, child.checkpoint, number) for number in (1, 2))
     found = composed(replace(child, parents=copies), tmp_path)
     assert isinstance(found, Composition) and found.verdict == "interference"
     assert found.interaction == pytest.approx(-found.effect.delta)
-    assert not any(one.beaten or one.against.counts.fixed or one.against.counts.broken for one in found.parents)
+    assert not any(
+        parent_result.beaten or parent_result.against.counts.fixed or parent_result.against.counts.broken
+        for parent_result in found.parents
+    )
 
 
 @pytest.mark.long
-def test_verified_parents_and_their_child_on_one_bundle(tmp_path: Path) -> None:
-    """Three trained nets, each verified by itself; all learned the same thing."""
+def test_verified_parents_and_child_share_one_shot_stream(tmp_path: Path) -> None:
+    """Three trained networks, each verified separately; all learned the same corrections."""
     problem = Problem.from_env(ENV)
     verified: list[tuple[VerifyRequest, VerifyReport]] = []
     for number, steps in ((1, 800), (2, 800), (3, 1_200)):
@@ -157,38 +165,44 @@ def test_verified_parents_and_their_child_on_one_bundle(tmp_path: Path) -> None:
         )
         if number == 3:
             assert [report.verdict for _, report in verified] == ["VERIFIED", "VERIFIED"]
-            known = tuple(replace(one, expected_artifact=report.artifact_sha256) for one, report in verified)
+            known = tuple(
+                replace(known_parent, expected_artifact=report.artifact_sha256) for known_parent, report in verified
+            )
             request = replace(request, parents=known)
         verified.append((request, verify(request)))
     request, report = verified.pop()
     found = report.composition
     assert report.verdict == "VERIFIED" and found is not None, report.reasons
-    assert [one.artifact_sha256 for one in found.parents] == [parent.artifact_sha256 for _, parent in verified]
-    everybody = [found.effect, *(one.effect for one in found.parents)]
-    assert {effect.counts.shots for effect in everybody} == {40_000}
+    assert [parent_result.artifact_sha256 for parent_result in found.parents] == [
+        parent.artifact_sha256 for _, parent in verified
+    ]
+    effects = [found.effect, *(parent_result.effect for parent_result in found.parents)]
+    assert {effect.counts.shots for effect in effects} == {40_000}
     assert (
-        len({effect.counts.errors_reference for effect in everybody}) == 1
-    )  # one bundle: the same errors of the baseline
-    assert all(effect.delta_low > 0 for effect in everybody)
-    # Each removes errors that the others remove too, so the sum of the parents' gains is out of reach.
+        len({effect.counts.errors_reference for effect in effects}) == 1
+    )  # one shot stream: the same errors of the baseline
+    assert all(effect.delta_low > 0 for effect in effects)
+    # Each removes errors that the others also remove, so that the sum of the parents' gains is not reached.
     assert found.verdict == "interference" and found.interaction_high < 0
     assert replay(report, request).agrees
 
 
 @pytest.mark.parametrize("damage", ["other", "gone", "link"])
-def test_a_parent_that_is_not_what_was_verified(damage: str, child: VerifyRequest, tmp_path: Path) -> None:
-    one, two = child.parents
+def test_parent_that_differs_from_its_verified_artifact_is_refused(
+    damage: str, child: VerifyRequest, tmp_path: Path
+) -> None:
+    first, second = child.parents
     weights = tmp_path / "weights.pt"
     if damage == "other":
-        weights.write_bytes(one.checkpoint.read_bytes() + b"\0")
+        weights.write_bytes(first.checkpoint.read_bytes() + b"\0")
     elif damage == "link":
-        weights.symlink_to(one.checkpoint)
-    found = composed(replace(child, parents=(replace(one, checkpoint=weights), two)), tmp_path)
-    why = f"was verified as {one.expected_artifact} and is now" if damage == "other" else "cannot be read"
+        weights.symlink_to(first.checkpoint)
+    found = composed(replace(child, parents=(replace(first, checkpoint=weights), second)), tmp_path)
+    why = f"was verified as {first.expected_artifact} and is now" if damage == "other" else "cannot be read"
     assert isinstance(found, str) and why in found
 
 
-def test_what_keeps_the_comparison_from_being_made_is_said(child: VerifyRequest) -> None:
+def test_impossible_comparison_has_a_reason(child: VerifyRequest) -> None:
     small = replace(
         child, parents=(), no_comparison_reason="parent b is not VERIFIED", profile=support.profile(5_000, 5_000)
     )

@@ -36,7 +36,7 @@ def effect(fixed: int, broken: int, plain: int = 1_400, shots: int = 100_000) ->
     return paired_effect(counts, p=0.005)
 
 
-def test_verified_needs_all_three() -> None:
+def test_verified_needs_evidence_effect_and_guards() -> None:
     verdict, reasons = decide(ENV, sequential("evidence"), effect(700, 250), PASSED)
     assert verdict == "VERIFIED" and len(reasons) == 3
 
@@ -64,13 +64,13 @@ def guard(name: str) -> Guard:
     return Guard(name=name, passed=False, evidence="what was found")
 
 
-def test_harm_fails_regardless_of_the_effect() -> None:
+def test_evidence_of_harm_fails_regardless_of_the_effect() -> None:
     verdict, reasons = decide(ENV, sequential("harm"), effect(700, 250), PASSED)
     assert verdict == "FAILED" and "harm" in reasons[0]
 
 
 @pytest.mark.parametrize("name", ["complete", "other_points"])
-def test_missing_answers_and_harm_elsewhere_fail(name: str) -> None:
+def test_missing_answers_and_harm_at_another_p_fail(name: str) -> None:
     found = decide(ENV, sequential("evidence"), effect(700, 250), (*PASSED, guard(name), guard("cost")))
     assert found == ("FAILED", (f"guard {name}: what was found", "guard cost: what was found"))
 
@@ -113,8 +113,8 @@ def test_weak_baselines_of_an_env_are_named() -> None:
     assert len(decide(ENV, sequential("evidence"), effect(700, 250), PASSED, equal)[1]) == 3
 
 
-def test_claims_say_what_was_measured() -> None:
-    said = claim(ENV, "VERIFIED", effect(700, 250))
-    assert said.startswith("On surface_d5_z at p = 0.005, mwpm with this predecoder makes 32.1% [")
+def test_claim_states_what_was_measured() -> None:
+    text = claim(ENV, "VERIFIED", effect(700, 250))
+    assert text.startswith("On surface_d5_z at p = 0.005, mwpm with this predecoder makes 32.1% [")
     assert claim(ENV, "INCONCLUSIVE", effect(400, 330)).startswith("Nothing is claimed")
     assert "no measured gain" in claim(ENV, "FAILED", None)

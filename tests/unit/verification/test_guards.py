@@ -41,21 +41,21 @@ def pairs(shots: int, plain: int, fixed: int, broken: int) -> PairedCounts:
         ("mwpm", 1465, 0, True),
     ],
 )
-def test_own_predictions(name: str, errors: int, differing: int, passed: bool) -> None:
+def test_predictions_equal_those_of_the_reported_decoder(name: str, errors: int, differing: int, passed: bool) -> None:
     counts = pairs(20_000, errors, differing // 2, differing - differing // 2)
     guard = guards.own_predictions({name: paired_effect(counts, reference=name, p=0.01)}, "mwpm")
     assert guard.passed == passed
     assert passed or "predictions equal baseline mwpm_correlated" in guard.evidence
 
 
-def test_seed_bands() -> None:
+def test_overlapping_seed_bands_trip() -> None:
     env = surface()
     assert guards.seed_bands(env, [2**32, 2**62]).passed
     assert not guards.seed_bands(env, [2**32, 2**32 - 1]).passed
     assert not guards.seed_bands(env, [2**40, 2**40]).passed
 
 
-def test_same_circuit() -> None:
+def test_other_circuit_trips() -> None:
     mine = problem().circuit_sha256
     assert guards.same_circuit(problem(), mine, None).passed
     assert guards.same_circuit(problem(), mine, mine).passed
@@ -64,7 +64,7 @@ def test_same_circuit() -> None:
         assert not guard.passed and "0" * 64 in guard.evidence
 
 
-def test_baseline_interval() -> None:
+def test_baseline_outside_its_interval_trips() -> None:
     assert guards.baseline_interval(pairs(10_000, 105, 0, 0), 2_000, 200_000).passed
     assert guards.baseline_interval(pairs(10_000, 0, 0, 0), 0, 200_000).passed
     assert not guards.baseline_interval(pairs(10_000, 200, 0, 0), 2_000, 200_000).passed  # a sabotaged baseline
@@ -81,7 +81,7 @@ error(0.05) D1
 
 
 def test_reference_decoder_merges_parallel_edges_as_the_baseline_does() -> None:
-    """Of parallel edges with different observables both keep the likeliest; PyMatching's own DEM import does not."""
+    """Both keep the most likely of parallel edges with different observables; PyMatching's DEM import does not."""
     env = surface().model_copy(
         update={
             "code": DemFileCode(path="parallel.dem", text=PARALLEL_EDGES),
@@ -91,56 +91,56 @@ def test_reference_decoder_merges_parallel_edges_as_the_baseline_does() -> None:
     )
     parallel = Problem.from_env(env)
     shots = sample(parallel, 20_000, 1)
-    own = backends.make_backend("mwpm", parallel).decode(shots.detection_events)
+    predictions = backends.make_backend("mwpm", parallel).decode(shots.detection_events)
     reference = baselines._reference_decoder(parallel)(shots.detection_events)
-    assert (own == reference).all()
-    errors = int((own != shots.observables).any(axis=1).sum())
+    assert (predictions == reference).all()
+    errors = int((predictions != shots.observables).any(axis=1).sum())
     assert guards.baseline_interval(pairs(20_000, errors, 0, 0), *baselines.reference_errors(parallel, 20_000)).passed
 
 
-def test_batch_independence() -> None:
-    one = np.random.default_rng(0).normal(size=(5_000, 3)).astype(np.float32) * 5
-    assert guards.batch_independence(one, one + np.float32(1e-6), 1).passed
-    assert not guards.batch_independence(one, one, 2).passed
-    moved = one.copy()
+def test_batch_dependence_trips() -> None:
+    outputs = np.random.default_rng(0).normal(size=(5_000, 3)).astype(np.float32) * 5
+    assert guards.batch_independence(outputs, outputs + np.float32(1e-6), 1).passed
+    assert not guards.batch_independence(outputs, outputs, 2).passed
+    moved = outputs.copy()
     moved[77, 1] += 1e-2
-    assert not guards.batch_independence(one, moved, 0).passed
+    assert not guards.batch_independence(outputs, moved, 0).passed
     moved[77, 1] = np.nan
-    assert not guards.batch_independence(one, moved, 0).passed
-    assert not guards.batch_independence(one, None, None).passed
+    assert not guards.batch_independence(outputs, moved, 0).passed
+    assert not guards.batch_independence(outputs, None, None).passed
 
 
-def test_repeatable() -> None:
-    one = np.ones((4, 3), np.float32)
-    assert guards.repeatable(one, one.copy()).passed
-    assert not guards.repeatable(one, one + np.float32(1e-6)).passed
-    assert not guards.repeatable(one, None).passed
+def test_unrepeatable_answers_trip() -> None:
+    outputs = np.ones((4, 3), np.float32)
+    assert guards.repeatable(outputs, outputs.copy()).passed
+    assert not guards.repeatable(outputs, outputs + np.float32(1e-6)).passed
+    assert not guards.repeatable(outputs, None).passed
 
 
-def test_complete() -> None:
+def test_missing_answers_trip() -> None:
     assert guards.complete({}, 100).passed
     guard = guards.complete({"not finite": 3}, 100)
     assert not guard.passed and "3 shots: not finite" in guard.evidence
     assert "no answer was received (closed)" in guards.complete({"closed": 0}, 0).evidence
 
 
-def test_ablation() -> None:
+def test_shot_independent_gain_trips() -> None:
     nothing = pairs(5_000, 300, 0, 0)
     worse, against_own = pairs(5_000, 300, 30, 130), pairs(5_000, 250, 10, 160)
     assert guards.ablation(nothing, worse, against_own).passed
-    kept = pairs(5_000, 300, 120, 20)
-    assert not guards.ablation(nothing, kept, pairs(5_000, 200, 0, 0)).passed  # the shot never mattered
-    assert guards.ablation(nothing, kept, pairs(5_000, 100, 5, 105)).passed  # part of the gain is static, part is not
-    assert not guards.ablation(kept, worse, against_own).passed  # priors alone must not gain
+    paired = pairs(5_000, 300, 120, 20)
+    assert not guards.ablation(nothing, paired, pairs(5_000, 200, 0, 0)).passed  # the answers do not depend on the shot
+    assert guards.ablation(nothing, paired, pairs(5_000, 100, 5, 105)).passed  # the gain is partly static
+    assert not guards.ablation(paired, worse, against_own).passed  # the priors must not gain
 
 
-def test_canary() -> None:
+def test_gain_on_canaries_trips() -> None:
     assert guards.canary(2_530, 5_000).passed
     assert guards.canary(2_300, 5_000).passed
     assert not guards.canary(2_900, 5_000).passed
 
 
-def test_other_points() -> None:
+def test_harm_at_other_error_rates_trips() -> None:
     good = paired_effect(pairs(20_000, 200, 60, 30), p=0.003)
     assert guards.other_points((good, paired_effect(pairs(20_000, 200, 30, 40), p=0.01))).passed
     assert not guards.other_points((good, paired_effect(pairs(20_000, 200, 30, 90), p=0.01))).passed
@@ -168,46 +168,46 @@ def cost(**more: float | int | None) -> Cost:
         (cost(claimed_n_params=1), False),
         (cost(n_params=10_001), False),
         (cost(candidate_us_per_shot=1_000.0), False),
-        (cost(n_params=999, claimed_n_params=999), False),  # 4,000 bytes of weights can't be 999 numbers
+        (cost(n_params=999, claimed_n_params=999), False),  # 4,000 bytes of weights are more than 999 numbers
         (cost(startup_cpu_s=2.9, memory_growth_mb=200.0), True),
-        (cost(startup_cpu_s=3.1), False),  # a net trained in the candidate process
+        (cost(startup_cpu_s=3.1), False),  # a network trained in the candidate process
         (cost(memory_growth_mb=300.0), False),
         (None, False),
     ],
 )
-def test_cost(counted: Cost | None, passed: bool) -> None:
+def test_excess_cost_trips(counted: Cost | None, passed: bool) -> None:
     env = surface().model_copy(update={"constraints": Constraints(max_params=10_000)})
     assert guards.cost(counted, env, stored_bytes=4_000, code_bytes=4_000, shots=50_000).passed is passed
 
 
 def test_weights_written_into_code_are_counted(tmp_path: Path) -> None:
-    """A rewritten module passes; one with 60 kB of numbers does not, as text, in a comment or in a new file."""
-    env, own = surface(), Path(autoqec.__file__).parent / "decoders" / "modules"
+    """A rewritten module passes; one with 60 kB of numbers fails, as text, in a comment or in a new file."""
+    env, modules = surface(), Path(autoqec.__file__).parent / "decoders" / "modules"
     blob = base64.b85encode(np.random.default_rng(1).bytes(60_000)).decode()
     weights, dsl = tmp_path / "w.pt", parse_dsl({"type": "mlp", "mlp": {}})
     checkpoint.save(weights, compile_predecoder(dsl, problem(), seed=0), dsl)
     for name, text, passed in (
-        ("mlp.py", (own / "mlp.py").read_text(), True),
-        ("mlp.py", (own / "gnn.py").read_text() + (own / "conv.py").read_text(), True),
+        ("mlp.py", (modules / "mlp.py").read_text(), True),
+        ("mlp.py", (modules / "gnn.py").read_text() + (modules / "conv.py").read_text(), True),
         ("mlp.py", f"WEIGHTS = {blob!r}\n", False),
         ("more.py", f"# {blob}\n", False),
         ("more.yaml", blob, False),
     ):
         surface_dir = tmp_path / str(len(list(tmp_path.iterdir())))
-        shutil.copytree(own, surface_dir)
+        shutil.copytree(modules, surface_dir)
         (surface_dir / name).write_text(text)
         size = artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, surface_dir, "", "none"))
         assert (size > guards.MAX_CODE_BYTES) is not passed
         assert guards.cost(cost(), env, stored_bytes=4_000, code_bytes=size, shots=50_000).passed is passed
 
 
-def test_weights_beside_the_tensors_are_counted(tmp_path: Path) -> None:
-    """In another member of the archive, its comment, its names or before it; honest checkpoints pass."""
-    own, weights = Path(autoqec.__file__).parent / "decoders" / "modules", tmp_path / "w.pt"
+def test_weights_outside_the_tensors_are_counted(tmp_path: Path) -> None:
+    """Weights in another archive member, its comment, its names or before the archive are counted; honest ones pass."""
+    modules, weights = Path(autoqec.__file__).parent / "decoders" / "modules", tmp_path / "w.pt"
     for kind in FAMILIES:
         dsl = parse_dsl({"type": kind, kind: {}})
         checkpoint.save(weights, compile_predecoder(dsl, problem(), seed=0), dsl)
-        assert artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none")) < 1_000
+        assert artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, modules, "", "none")) < 1_000
     blob, whole = np.random.default_rng(1).bytes(60_000), weights.read_bytes()
     for how in ("member", "tensors that are none", "comment", "before", "name"):
         weights.write_bytes((blob if how == "before" else b"") + whole)
@@ -222,7 +222,7 @@ def test_weights_beside_the_tensors_are_counted(tmp_path: Path) -> None:
             elif how == "name":
                 archive.writestr("archive/" + blob.hex()[:60_000], b"")
         assert (
-            artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none"))
+            artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, modules, "", "none"))
             > guards.MAX_CODE_BYTES
         ), how
     for how in ("empty tensor", "huge tensor", "no archive"):
@@ -231,9 +231,9 @@ def test_weights_beside_the_tensors_are_counted(tmp_path: Path) -> None:
             with zipfile.ZipFile(weights, "a") as archive:
                 archive.writestr("archive/data/lie", blob)
                 archive.writestr("archive/more", blob)
-                one = archive.getinfo("archive/data/lie")
-                one.file_size, one.compress_size = (0, len(blob)) if how == "empty tensor" else (0, 10**9)
-        lied = artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, own, "", "none"))
+                member = archive.getinfo("archive/data/lie")
+                member.file_size, member.compress_size = (0, len(blob)) if how == "empty tensor" else (0, 10**9)
+        lied = artifact.uncounted_bytes(artifact.FrozenArtifact(tmp_path, weights, modules, "", "none"))
         least = len(blob) if how == "no archive" else 1.9 * len(blob)
         assert artifact.stored_bytes(weights) < len(whole) and lied >= least, how
 
@@ -243,7 +243,7 @@ def claim(**more: int) -> RoundMetrics:
     return RoundMetrics.model_validate({"status": "ok", "delta_ler": 0.1, "checkpoint_path": "x", **values})
 
 
-def test_claimed_gain() -> None:
+def test_exaggerated_claim_trips() -> None:
     effect = paired_effect(pairs(10_000, 600, 90, 60))
     assert guards.claimed_gain(claim(), effect).passed
     assert guards.claimed_gain(
@@ -253,7 +253,7 @@ def test_claimed_gain() -> None:
     assert guards.claimed_gain(None, effect).passed and guards.claimed_gain(claim(), None).passed
 
 
-def test_first_draw() -> None:
+def test_repeated_artifact_trips() -> None:
     assert guards.first_draw("a" * 64, {"b" * 64: 1}).passed
     guard = guards.first_draw("a" * 64, {"a" * 64: 3})
     assert not guard.passed and "round 3" in guard.evidence

@@ -22,7 +22,7 @@ def counts(fixed: int, broken: int, shots: int = 1_000) -> PairedCounts:
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0, 0), (1, 0), (0, 1), (30, 10), (10, 30), (300, 200), (40, 400)])
-def test_closed_form_is_the_mixture(wins: int, losses: int) -> None:
+def test_closed_form_equals_the_mixture_integral(wins: int, losses: int) -> None:
     prior = stats.beta(*MIXTURE)
 
     def integrand(q: float) -> float:
@@ -41,7 +41,7 @@ def test_expectation_is_at_most_one_under_the_null(q: float) -> None:
             assert mean == pytest.approx(1)
 
 
-def test_finite_far_out() -> None:
+def test_e_value_is_finite_for_extreme_counts() -> None:
     for wins, losses in [(0, 10**6), (10**6, 0), (5 * 10**5, 6 * 10**5)]:
         assert math.isfinite(log_e_value(wins, losses))
     assert log_e_value(0, 10**6) < log_e_value(0, 10**5) < 0
@@ -57,7 +57,7 @@ def test_e_lond_levels_spend_alpha_exactly() -> None:
         e_lond_weight(0)
 
 
-def test_stops_for_each_reason() -> None:
+def test_monitor_stops_for_each_reason() -> None:
     def monitor(budget: int = 100_000) -> Monitor:
         return Monitor(alpha=0.05, attempt_index=1, discoveries_before=0, budget=budget)
 
@@ -68,7 +68,7 @@ def test_stops_for_each_reason() -> None:
     assert monitor(budget=2_000).add(counts(60, 75)) == "futility"
 
 
-def test_nothing_discordant_is_never_evidence() -> None:
+def test_no_discordant_shot_is_no_evidence() -> None:
     monitor = Monitor(alpha=0.05, attempt_index=1, discoveries_before=0, budget=10_000)
     assert [monitor.add(counts(0, 0)) for _ in range(10)] == [None] * 9 + ["budget"]
     assert monitor.result("budget").e_value == pytest.approx(1)
@@ -77,7 +77,7 @@ def test_nothing_discordant_is_never_evidence() -> None:
 def run(
     gain: float, *, rng: np.random.Generator, ler: float, discordance: float, attempt: int, budget: int
 ) -> tuple[str, int]:
-    """One candidate through the real monitor; only the discordant counts are drawn."""
+    """Run one candidate through the real monitor; only the discordant counts are drawn."""
     monitor = Monitor(alpha=0.05, attempt_index=attempt, discoveries_before=0, budget=budget)
     chunk = 5_000
     while True:
@@ -88,8 +88,8 @@ def run(
             return reason, monitor.counts.shots
 
 
-def test_streams_of_nulls_are_rarely_rejected() -> None:
-    """200 streams of 20 candidates no better than the reference: at most 5% with any evidence, within chance."""
+def test_null_streams_are_rejected_at_most_at_the_level() -> None:
+    """Of 200 streams of 20 candidates without a gain, at most 5% have any evidence, within sampling error."""
     rng = np.random.default_rng(11)
     false = 0
     for _ in range(200):
@@ -102,7 +102,7 @@ def test_streams_of_nulls_are_rarely_rejected() -> None:
     assert false <= 20
 
 
-def test_honest_ten_per_cent_is_found_within_the_prod_budget() -> None:
+def test_gain_of_ten_percent_is_found_within_the_prod_budget() -> None:
     rng = np.random.default_rng(12)
     outcomes = [run(0.10, rng=rng, ler=1e-2, discordance=1.5, attempt=1 + i % 20, budget=2_000_000) for i in range(60)]
     assert sum(reason == "evidence" for reason, _ in outcomes) >= 57
@@ -111,7 +111,7 @@ def test_honest_ten_per_cent_is_found_within_the_prod_budget() -> None:
 
 @pytest.mark.parametrize(("gain", "both", "n"), [(0.02, 0.3, 6), (0.02, 0.0, 8), (0.3, 0.2, 6)])
 def test_gain_e_value_has_expectation_at_most_one_at_the_boundary(gain: float, both: float, n: int) -> None:
-    """Exact, over all outcomes of n shots of which at least one decoder loses; P(candidate) = (1 - g) P(reference)."""
+    """Exact sum over all outcomes of n shots that a decoder fails on; P(candidate) = (1 - g) P(reference)."""
     fixed = (1 - both + gain * both) / (2 - gain)
     p = np.array([fixed, 1 - both - fixed, both])
     assert p[1] + both == pytest.approx((1 - gain) * (p[0] + both))
@@ -133,13 +133,13 @@ def test_minimum_gain_raises_the_bar() -> None:
 
 def shots_of(gain: float, ler: float, discordance: float, rng: np.random.Generator, chunk: int) -> PairedCounts:
     fixed, broken = ler * (discordance + gain) / 2, ler * (discordance - gain) / 2
-    one, other, both, _ = rng.multinomial(chunk, [fixed, broken, ler - fixed, 1 - ler - broken])
+    only_reference, only_candidate, both, _ = rng.multinomial(chunk, [fixed, broken, ler - fixed, 1 - ler - broken])
     return PairedCounts(
         shots=chunk,
-        errors_reference=int(one + both),
-        errors_candidate=int(other + both),
-        fixed=int(one),
-        broken=int(other),
+        errors_reference=int(only_reference + both),
+        errors_candidate=int(only_candidate + both),
+        fixed=int(only_reference),
+        broken=int(only_candidate),
     )
 
 
@@ -158,7 +158,7 @@ def stops(gain: float, attempts: int, budget: int, rng: np.random.Generator) -> 
 
 @pytest.mark.long
 def test_gain_below_the_minimum_is_rarely_evidence() -> None:
-    """A true gain of 1.9% under a minimum of 2%, 40 runs of 20 attempts at the prod budget: at most 5% of runs."""
+    """With a true gain of 1.9% and a minimum of 2%, at most 5% of 40 runs of 20 attempts find evidence."""
     rng = np.random.default_rng(13)
     runs = [stops(0.019, 20, 2_000_000, rng) for _ in range(40)]
     assert sum("evidence" in run for run in runs) <= 2
@@ -169,8 +169,8 @@ def test_gain_above_the_minimum_is_found() -> None:
     assert [stops(0.08, 1, 2_000_000, rng)[0] for _ in range(10)].count("evidence") >= 9
 
 
-def test_harm_is_the_mirror_of_evidence() -> None:
-    one, other = Monitor(0.05, 1, 0, 10**6), Monitor(0.05, 1, 0, 10**6)
-    one.add(counts(40, 25))
-    other.add(counts(25, 40))
-    assert one.result("budget").e_value == pytest.approx(other.result("budget").e_value_harm)
+def test_harm_test_mirrors_the_gain_test() -> None:
+    first, second = Monitor(0.05, 1, 0, 10**6), Monitor(0.05, 1, 0, 10**6)
+    first.add(counts(40, 25))
+    second.add(counts(25, 40))
+    assert first.result("budget").e_value == pytest.approx(second.result("budget").e_value_harm)

@@ -17,60 +17,60 @@ from tests.support.verification import CONFIG, SECRET
 ARTIFACT, BAND = "a" * 64, (2_000_000, 2_999_999)
 
 
-def test_seeds_lie_above_every_band_and_depend_on_everything() -> None:
-    one = ShotStream(SECRET, ARTIFACT, BAND)
-    seeds = {one.seed(purpose, chunk) for purpose in ("test", "effect", "point:0.01") for chunk in range(200)}
+def test_seeds_are_above_every_band_and_depend_on_all_inputs() -> None:
+    first = ShotStream(SECRET, ARTIFACT, BAND)
+    seeds = {first.seed(purpose, chunk) for purpose in ("test", "effect", "point:0.01") for chunk in range(200)}
     assert len(seeds) == 600 and all(SEED_SPACE <= seed < SEED_END for seed in seeds)
-    for other in (
+    for second in (
         ShotStream(bytes(32), ARTIFACT, BAND),
         ShotStream(SECRET, "b" * 64, BAND),
         ShotStream(SECRET, ARTIFACT, (0, 9)),
     ):
-        assert other.seed("test", 0) != one.seed("test", 0)
-    assert one.seed("test", 0) == ShotStream(SECRET, ARTIFACT, BAND).seed("test", 0)
+        assert second.seed("test", 0) != first.seed("test", 0)
+    assert first.seed("test", 0) == ShotStream(SECRET, ARTIFACT, BAND).seed("test", 0)
 
 
-def test_same_secret_same_shots_whatever_was_drawn_before() -> None:
-    one, other = ShotStream(SECRET, ARTIFACT, BAND), ShotStream(SECRET, ARTIFACT, BAND)
-    other.chunk(problem(), "effect", 0)
-    mine, theirs = one.chunk(problem(), "test", 3), other.chunk(problem(), "test", 3)
+def test_shots_depend_only_on_secret_and_artifact() -> None:
+    first, second = ShotStream(SECRET, ARTIFACT, BAND), ShotStream(SECRET, ARTIFACT, BAND)
+    second.chunk(problem(), "effect", 0)
+    mine, theirs = first.chunk(problem(), "test", 3), second.chunk(problem(), "test", 3)
     assert np.array_equal(mine.detection_events, theirs.detection_events) and np.array_equal(
         mine.observables, theirs.observables
     )
-    assert one.digests["test/3"] == other.digests["test/3"] and len(mine) == CHUNK
-    assert one.id != other.id
+    assert first.digests["test/3"] == second.digests["test/3"] and len(mine) == CHUNK
+    assert first.id != second.id
 
 
-def test_digest_sees_every_bit() -> None:
+def test_digest_depends_on_every_bit() -> None:
     shots = ShotStream(SECRET, ARTIFACT, BAND).chunk(problem(), "test", 0)
     before = shot_stream.digest(shots)
     shots.observables[17, 0] ^= True
     assert shot_stream.digest(shots) != before
 
 
-def test_chunks_are_whole_and_enough() -> None:
+def test_chunks_are_complete_and_cover_the_budget() -> None:
     drawn = list(ShotStream(SECRET, ARTIFACT, BAND).chunks(problem(), "test", CHUNK + 1))
     assert [len(shots) for shots in drawn] == [CHUNK, CHUNK]
 
 
-def test_commitment_and_short_secrets() -> None:
+def test_commitment_binds_and_short_secrets_are_refused() -> None:
     assert shot_stream.commitment(SECRET) == hashlib.sha256(SECRET).hexdigest()
     with pytest.raises(ContractError, match="secret"):
         ShotStream(b"short", ARTIFACT, BAND)
 
 
-def test_artifact_hash_covers_weights_config_and_surface(tmp_path: Path) -> None:
+def test_artifact_hash_covers_weights_config_and_modules(tmp_path: Path) -> None:
     weights, modules = tmp_path / "w.pt", tmp_path / "modules"
     weights.write_bytes(b"weights")
     modules.mkdir()
     (modules / "mlp.py").write_text("x = 1\n")
     dsl = parse_dsl(CONFIG)
-    seen = {shot_stream.artifact_sha256(weights, dsl, None), shot_stream.artifact_sha256(weights, dsl, modules)}
+    hashes = {shot_stream.artifact_sha256(weights, dsl, None), shot_stream.artifact_sha256(weights, dsl, modules)}
     (modules / "mlp.py").write_text("x = 2\n")
-    seen.add(shot_stream.artifact_sha256(weights, dsl, modules))
-    seen.add(shot_stream.artifact_sha256(weights, parse_dsl({"type": "mlp", "mlp": {"hidden": 65}}), None))
+    hashes.add(shot_stream.artifact_sha256(weights, dsl, modules))
+    hashes.add(shot_stream.artifact_sha256(weights, parse_dsl({"type": "mlp", "mlp": {"hidden": 65}}), None))
     weights.write_bytes(b"weightz")
-    seen.add(shot_stream.artifact_sha256(weights, dsl, None))
-    assert len(seen) == 5
+    hashes.add(shot_stream.artifact_sha256(weights, dsl, None))
+    assert len(hashes) == 5
     with pytest.raises(ContractError, match=r"run the round again"):
         shot_stream.artifact_sha256(tmp_path / "absent.pt", dsl, None)

@@ -1,4 +1,4 @@
-"""The whole verifier: an honest candidate on a small code, its report, its replay, and what is refused."""
+"""The complete verifier: an honest candidate on a small code, its report, replay, and refused inputs."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Verified:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Verified:
-    place = tmp_path_factory.mktemp("honest")
-    support.train(place / "checkpoint.pt", Problem.from_env(ENV), steps=1_000)
+    directory = tmp_path_factory.mktemp("honest")
+    support.train(directory / "checkpoint.pt", Problem.from_env(ENV), steps=1_000)
     request = support.request(
-        place / "round_1",
+        directory / "round_1",
         ENV,
-        place / "checkpoint.pt",
+        directory / "checkpoint.pt",
         profile=support.profile(60_000, 30_000),
         branch="exp/20250101-000000/01-mlp",
         commit_sha="a" * 40,
@@ -81,15 +81,15 @@ def test_honest_gain_is_verified(honest: Verified) -> None:
     assert report.test.min_relative_gain == 0.02
 
 
-def test_simultaneous_interval_contains_the_single_one(honest: Verified) -> None:
-    one, wide = honest.report.effect, honest.report.effect_simultaneous
-    assert one is not None and wide is not None and wide.counts == one.counts and wide.relative == one.relative
-    assert wide.delta_low < one.delta_low < one.delta_high < wide.delta_high
-    later = simultaneous_effect(one, 50)
+def test_simultaneous_interval_contains_the_pointwise_interval(honest: Verified) -> None:
+    effect, wide = honest.report.effect, honest.report.effect_simultaneous
+    assert effect is not None and wide is not None and wide.counts == effect.counts and wide.relative == effect.relative
+    assert wide.delta_low < effect.delta_low < effect.delta_high < wide.delta_high
+    later = simultaneous_effect(effect, 50)
     assert later is not None and later.delta_low < wide.delta_low and later.delta_high > wide.delta_high
 
 
-def test_effect_and_test_are_drawn_apart(honest: Verified) -> None:
+def test_effect_and_test_use_separate_shots(honest: Verified) -> None:
     purposes = [line.split("/")[0] for line in honest.report.chunk_digests]
     digests = [line.split()[1] for line in honest.report.chunk_digests]
     assert purposes.count("effect") == 6 and purposes.count("point:0.006") == 1 and purposes.count("guards") == 1
@@ -158,7 +158,7 @@ FORGERIES: dict[str, tuple[Callable[[Values], object], str]] = {
 
 @pytest.mark.parametrize("name", FORGERIES)
 def test_forged_field_is_named(name: str, honest: Verified) -> None:
-    """The place in the stream is that of the request, which the run's attempts determine, not the report's."""
+    """The position in the sequence is taken from the request, which the attempts determine, not from the report."""
     forge, expected = FORGERIES[name]
     values = json.loads(honest.request.round.report_json.read_bytes())
     forge(values)
@@ -220,7 +220,7 @@ def test_other_artifact_or_secret_is_refused(honest: Verified, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "link"])
-def test_bad_checkpoints_are_refused(damage: str, honest: Verified, tmp_path: Path) -> None:
+def test_invalid_checkpoints_are_refused(damage: str, honest: Verified, tmp_path: Path) -> None:
     weights = tmp_path / "checkpoint.pt"
     if damage == "truncated":
         weights.write_bytes(honest.request.checkpoint.read_bytes()[:2_000])
@@ -290,7 +290,7 @@ def test_unusable_answers_count_as_errors() -> None:
     assert evaluation.failures == {"not finite": CHUNK // 2}
 
 
-def test_helpers() -> None:
+def test_helpers_of_the_report_are_exact() -> None:
     order = derangement(100, np.random.default_rng(0))
     assert sorted(order) == list(range(100)) and not (order == np.arange(100)).any()
     assert same_edges(small_problem(3, 0.01), small_problem(3, 0.02))

@@ -26,7 +26,7 @@ GOOD = {"correct": True, "target": "4", "message": "exact-match"}
 
 
 def episode(agent, *observations):
-    """One step an observation; the next observation follows each action."""
+    """Play one step per observation; the next observation follows each action."""
     agent.reset()
     for number, obs in enumerate(observations):
         agent.act(obs)
@@ -61,7 +61,7 @@ def test_eval_mode_ends_also_after_an_exception():
     assert len(agent.memory.recall()) == 1
 
 
-def test_base_memory_agent_works_as_it_is():
+def test_base_memory_agent_works_without_a_subclass():
     agent = memory_agent()
     episode(agent, "2+2?")
     assert agent.memory.recall() == [ExperienceEntry(obs="2+2?", action="4", feedback=GOOD)]
@@ -85,7 +85,7 @@ def test_experience_holds_the_observation_that_was_acted_on():
 @pytest.mark.parametrize(
     ("k", "shown"), [(0, []), (1, ["c"]), (2, ["b", "c"]), (None, ["a", "b", "c"]), (9, list("abc"))]
 )
-def test_history_k_entries_and_no_more(k, shown):
+def test_prompt_has_at_most_history_k_entries(k, shown):
     lm = replies("x")
     agent = memory_agent(lm, history_k=k)
     episode(agent, "a", "b", "c")
@@ -96,7 +96,7 @@ def test_history_k_entries_and_no_more(k, shown):
     assert lines[-1] == "Q: now"
 
 
-def test_default_shows_ten():
+def test_history_k_is_ten_by_default():
     assert MemoryAgentConfig().history_k == 10
 
 
@@ -115,12 +115,12 @@ def test_history_agent_writes_typed_lines():
         "You are a helpful assistant. Use prior history when useful.",
         f"Observation: 2+2?\nAction: 4\nFeedback: {feedback}\nObservation: 3+1?",
     )
-    own = HistoryAgent(HistoryAgentConfig(system_prompt="Be brief."), lm)
-    own.act("x")
+    configured = HistoryAgent(HistoryAgentConfig(system_prompt="Be brief."), lm)
+    configured.act("x")
     assert lm.calls[-1] == ("Be brief.", "Observation: x")
 
 
-def test_minimal_prompt():
+def test_default_prompt_is_minimal_question_answering():
     lm = replies("4")
     agent = memory_agent(lm)
     episode(agent, "2+2?")
@@ -141,7 +141,7 @@ def reflexion(lm, **config):
     ("config", "calls"),
     [({}, 1), ({"mode": "per_step"}, 3), ({"mode": "both"}, 4), ({"enabled": False}, 0)],
 )
-def test_reflections_by_mode(config, calls):
+def test_reflection_mode_decides_when_the_agent_reflects(config, calls):
     lm = replies("text")
     agent = reflexion(lm, **config)
     episode(agent, "a", "b", "c")
@@ -154,7 +154,7 @@ def test_reflections_by_mode(config, calls):
     assert len(lm.calls) == 2
 
 
-def test_per_step_reflects_before_the_experience_is_kept():
+def test_per_step_reflection_precedes_storing_the_experience():
     agent = reflexion(replies("x"), mode="per_step")
     episode(agent, "a")
     assert [entry.type for entry in agent.memory.recall()] == ["reflection", "experience"]
@@ -199,7 +199,7 @@ def test_two_calls_per_step_in_training_and_one_in_evaluation():
     assert agent.memory.snapshot() == before
 
 
-def test_prompt_holds_sheet_examples_and_recent_steps():
+def test_prompt_contains_cheatsheet_examples_and_recent_steps():
     lm = replies("x")
     agent = sheet_agent(
         lm, retrieve_top_k=1, history_k=2, generator_template="{cheatsheet}|{examples}|{history}|{question}"
@@ -220,14 +220,14 @@ def test_prompt_holds_sheet_examples_and_recent_steps():
 
 
 @pytest.mark.parametrize("bad", ["nothing", "<edits>[{}]</edits>", "<cheatsheet>x</cheatsheet>"])
-def test_bad_curation_keeps_the_old_sheet(bad):
+def test_malformed_curation_keeps_the_old_cheatsheet(bad):
     agent = sheet_agent(replies("4", bad), memory_config=HybridConfig(cheatsheet=CheatsheetConfig(min_keep=0.5)))
     agent.hybrid.set_cheatsheet("a long sheet that is worth its while")
     assert agent.act("q") == "4"
     assert agent.hybrid.cheatsheet.versions() == ["a long sheet that is worth its while"]
 
 
-def test_curator_that_fails_does_not_end_the_step():
+def test_failing_curator_does_not_end_the_step():
     def answer(system, user):
         if "curate" in system:
             raise TimeoutError("slow")
@@ -238,7 +238,7 @@ def test_curator_that_fails_does_not_end_the_step():
     assert agent.hybrid.get_cheatsheet() == ""
 
 
-def test_long_sheet_is_compacted_at_the_end_of_an_episode():
+def test_long_cheatsheet_is_compacted_at_the_end_of_an_episode():
     lm = replies("4", "<cheatsheet>" + "x" * 50 + "</cheatsheet>", "<cheatsheet>short</cheatsheet>")
     agent = sheet_agent(lm, compact_above=20)
     episode(agent, "q")
@@ -249,21 +249,21 @@ def test_long_sheet_is_compacted_at_the_end_of_an_episode():
 CODE = "Let me see.\n```python\nprint(6 * 7)\n```\nEXECUTE CODE!\nSo that."
 
 
-def test_flag_stays_where_execution_is_off():
+def test_execution_flag_is_kept_if_execution_is_disabled():
     agent = sheet_agent(replies(CODE), run_code=lambda code, timeout: "never", use_code_execution=False)
     assert agent.act("q") == CODE
 
 
-def test_flag_is_replaced_by_the_result():
-    seen = []
+def test_execution_flag_is_replaced_by_the_result():
+    calls = []
 
     def run(code, timeout):
-        seen.append((code, timeout))
+        calls.append((code, timeout))
         return "42"
 
     agent = sheet_agent(replies(CODE), run_code=run, use_code_execution=True, code_timeout_sec=3)
     answer = agent.act("q")
-    assert seen == [("print(6 * 7)\n", 3.0)]
+    assert calls == [("print(6 * 7)\n", 3.0)]
     assert "EXECUTE CODE!" not in answer
     assert answer.endswith("Output:\n```\n42\n```\nSo that.")
     assert CodeExecutionService(run).execute_blocks("no code here EXECUTE CODE!") == "no code here EXECUTE CODE!"
@@ -318,21 +318,24 @@ def test_agent_refuses_a_memory_it_cannot_write_to():
         build_agent(DynamicCheatsheetAgentConfig(), replies("x"), memory=build_memory({"type": "history_list"}))
 
 
-def test_clones_share_memory_and_model_and_no_episode():
+def test_clones_share_memory_and_model_but_not_the_episode():
     agent = memory_agent()
     agent.reset()
     agent.act("open")
-    one, two = agent.clone_for_episode(), agent.clone_for_episode()
-    assert one.lm is agent.lm and one.memory is agent.memory and not one.training
-    assert one._trajectory is not two._trajectory and one._episode_entries is not two._episode_entries
-    one.act("x")
-    assert two._last_action is None and agent._last_obs == "open"
+    first_clone, second_clone = agent.clone_for_episode(), agent.clone_for_episode()
+    assert first_clone.lm is agent.lm and first_clone.memory is agent.memory and not first_clone.training
+    assert (
+        first_clone._trajectory is not second_clone._trajectory
+        and first_clone._episode_entries is not second_clone._episode_entries
+    )
+    first_clone.act("x")
+    assert second_clone._last_action is None and agent._last_obs == "open"
     apart = agent.clone_for_episode(training=True, share_memory=False)
     episode(apart, "y")
     assert len(apart.memory.recall()) == 1 and agent.memory.recall() == []
 
 
-def test_evaluation_episode_knows_its_own_steps_only():
+def test_evaluation_episode_sees_only_its_own_steps():
     lm = replies("4")
     agent = memory_agent(lm)
     episode(agent, "trained")
@@ -345,7 +348,7 @@ def test_evaluation_episode_knows_its_own_steps_only():
     assert [line[:4] for line in lm.calls[-1][1].splitlines()] == ["Q: t", "Q: c"]
 
 
-def test_every_call_is_reported_failed_ones_too():
+def test_every_call_is_reported_including_failed_ones():
     def answer(system, user):
         if "curate" in system:
             raise TimeoutError("slow")
@@ -369,19 +372,19 @@ SANDBOX = pytest.mark.skipif(sandbox.probe() == "none", reason=f"no sandbox back
 
 
 @SANDBOX
-def test_code_runs_in_the_sandbox_and_its_output_comes_back():
+def test_code_runs_in_the_sandbox_and_its_output_is_returned():
     assert run_sandboxed("print(6 * 7)", 20) == "42"
     assert "exit status 3" in run_sandboxed("import sys; sys.exit(3)", 20)
 
 
 @SANDBOX
-def test_timeout_kills_the_child_and_says_so():
+def test_timeout_kills_the_child_and_is_reported():
     answer = run_sandboxed("import time\nprint('begun', flush=True)\ntime.sleep(600)", 1.5)
     assert "begun" in answer and "killed: wall clock" in answer
 
 
 @SANDBOX
-def test_network_and_files_are_closed(tmp_path):
+def test_code_has_no_network_and_no_files(tmp_path):
     secret = tmp_path / "secret"
     secret.write_text("the secret")
     assert "the secret" not in run_sandboxed(f"print(open({str(secret)!r}).read())", 20)

@@ -1,4 +1,4 @@
-"""Designing predecoders: drafts, clauses, routines, and the text face."""
+"""Designing predecoders: drafts, observations, scoring routines, and the text environment."""
 
 from __future__ import annotations
 
@@ -74,30 +74,30 @@ def row(hidden, fixed, broken, **more):
 
 def table(tmp_path, *rows):
     path = tmp_path / "table.jsonl"
-    path.write_text("".join(json.dumps(one) + "\n" for one in rows or (row(8, 200, 100), row(16, 300, 100))))
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in rows or (row(8, 200, 100), row(16, 300, 100))))
     return path
 
 
-def test_the_type_comes_first_and_keys_of_other_families_never():
-    one, stepper = draft(), DesignStepper(ACTION_SPACE)
-    assert [str(c) for c, ok in zip(ACTION_SPACE.assignments, ACTION_SPACE.valid(one), strict=True) if ok] == [
+def test_type_is_chosen_first_and_keys_of_other_families_are_absent():
+    design, stepper = draft(), DesignStepper(ACTION_SPACE)
+    assert [str(c) for c, ok in zip(ACTION_SPACE.assignments, ACTION_SPACE.valid(design), strict=True) if ok] == [
         "type = mlp",
         "type = gnn",
     ]
-    stepper.step(one, index("type = mlp"))
+    stepper.step(design, index("type = mlp"))
     for text in ("gnn.layers = 2", "type = gnn"):
         with pytest.raises(UsageError, match="cannot come next"):
-            stepper.step(one, index(text))
-    stepper.step(one, index("mlp.hidden = 16"))
+            stepper.step(design, index(text))
+    stepper.step(design, index("mlp.hidden = 16"))
     with pytest.raises(UsageError, match=r"mlp\.hidden = 8"):
-        stepper.step(one, index("mlp.hidden = 8"))
+        stepper.step(design, index("mlp.hidden = 8"))
     with pytest.raises(UsageError, match="99"):
-        stepper.step(one, 99)
-    stepper.step(one, index("stop"))
-    assert not any(ACTION_SPACE.valid(one)) and one.config()["mlp"]["hidden"] == 16
+        stepper.step(design, 99)
+    stepper.step(design, index("stop"))
+    assert not any(ACTION_SPACE.valid(design)) and design.config()["mlp"]["hidden"] == 16
 
 
-def test_a_signature_is_the_config_not_the_way_to_it():
+def test_signature_does_not_depend_on_the_order_of_choices():
     assert draft(type="mlp").signature == draft(type="mlp", mlp__hidden=256).signature
     assert draft(type="mlp", mlp__hidden=8).signature != draft(type="mlp").signature
     assert draft(type="gnn", mlp__hidden=8).signature == draft(type="gnn").signature
@@ -110,16 +110,16 @@ def test_every_choice_of_the_standard_library_builds():
     action_space = ActionSpace.standard(grid=2)
     for family in space.SEARCH_SPACE[0].choices:
         for assignment in action_space.assignments[:-1]:
-            one = PredecoderDraft(FEATURES, {"type": family})
-            if action_space.valid(one)[action_space.assignments.index(assignment)]:
-                one.choices[assignment.key] = assignment.value
-                assert space.get(one.config(), assignment.key) == assignment.value
+            design = PredecoderDraft(FEATURES, {"type": family})
+            if action_space.valid(design)[action_space.assignments.index(assignment)]:
+                design.choices[assignment.key] = assignment.value
+                assert space.get(design.config(), assignment.key) == assignment.value
     assert grid_values(space.DIMENSION_BY_KEY["mlp.hidden"], 2) == (64, 768)
     with pytest.raises(UsageError, match="twice"):
         ActionSpace([Assignment("type", "mlp"), Assignment("type", "mlp")])
 
 
-def test_an_environment_is_done_at_stop_at_its_budget_and_when_all_is_decided():
+def test_episode_ends_on_stop_on_budget_and_when_complete():
     stepper = DesignStepper(ACTION_SPACE)
     env = DesignEnv(draft(), max_assignments=2)
     start = env.reset()
@@ -141,7 +141,7 @@ def test_an_environment_is_done_at_stop_at_its_budget_and_when_all_is_decided():
         DesignEnv(draft(), max_assignments=0)
 
 
-def test_observations_hold_clauses_and_facts():
+def test_observations_contain_clauses_and_facts():
     env = DesignEnv(draft())
     env.reset()
     observer, tensorizer = ExplicitObserver(ACTION_SPACE), FlatTensorizer()
@@ -156,7 +156,7 @@ def test_observations_hold_clauses_and_facts():
     assert other.vector() != FEATURES.vector() and other.n_detectors == 120
 
 
-def test_clones_and_renders():
+def test_environment_can_be_cloned_and_rendered():
     env = DesignEnv(draft(type="mlp"))
     env.state.last_task_info = {"curve": [3.0, 2.0]}
     copied = env.clone()
@@ -167,7 +167,7 @@ def test_clones_and_renders():
     assert len(figure.axes) == 2 and plt.get_fignums() == before
 
 
-def test_tabular_finds_what_the_table_holds(tmp_path):
+def test_tabular_routine_returns_the_value_of_the_table(tmp_path):
     routine = TabularRoutine.read(table(tmp_path), ENV)
     template = PredecoderDraft(FEATURES, constant_keys(routine.configs))
     action_space = ActionSpace.of_configs(routine.configs)
@@ -179,15 +179,15 @@ def test_tabular_finds_what_the_table_holds(tmp_path):
     ]
     found = {}
     for hidden in (8, 16, 32):
-        one = PredecoderDraft(FEATURES, {**template.choices, "type": "mlp", "mlp.hidden": hidden})
-        found[hidden], info = routine(one)
-        assert one.last_task_info is info and info["fidelity"] == "tabular"
+        design = PredecoderDraft(FEATURES, {**template.choices, "type": "mlp", "mlp.hidden": hidden})
+        found[hidden], info = routine(design)
+        assert design.last_task_info is info and info["fidelity"] == "tabular"
     assert found[16] < found[8] < 0 and found[32] == math.inf
     assert routine.best() == found[16]
     assert -found[16] < 200 / 600, "the lower bound lies below the measured gain"
 
 
-def test_a_table_that_can_not_be_used_is_refused(tmp_path):
+def test_unusable_table_is_refused(tmp_path):
     with pytest.raises(UsageError, match="does not exist"):
         TabularRoutine.read(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="no row"):
@@ -209,7 +209,7 @@ def test_losses_are_lower_bounds_with_penalties(info, loss):
     assert loss_of(info, env) == pytest.approx(loss)
 
 
-def test_scores_are_losses_turned_over():
+def test_score_is_the_negative_loss():
     assert [score_of_loss(loss) for loss in (-0.3, 0.1, -2.0, math.inf, math.nan)] == [0.3, 0.0, 1.0, 0.0, 0.0]
     assert downsample([1.0, 3.0, 5.0], 2) == [2.0, 5.0]
 
@@ -222,28 +222,28 @@ def screen(tmp_path=None, **changes):
     return ScreenRoutine(text, cache_dir=str(tmp_path) if tmp_path else None, **{**SCREEN, **changes})
 
 
-def test_screen_trains_measures_and_remembers(tmp_path, monkeypatch):
+def test_screening_trains_measures_and_caches(tmp_path, monkeypatch):
     routine = screen(tmp_path)
-    one = draft(type="mlp", mlp__hidden=8, mlp__depth=1, training__batch_size=256)
-    loss, info = routine(one)
+    design = draft(type="mlp", mlp__hidden=8, mlp__depth=1, training__batch_size=256)
+    loss, info = routine(design)
     assert info["status"] == "ok" and 2048 <= info["train_shots"] < 4096 and info["val_shots"] == 2000
-    assert loss == loss_of(info, ENV) and math.isfinite(loss) and one.last_task_info == info
+    assert loss == loss_of(info, ENV) and math.isfinite(loss) and design.last_task_info == info
     monkeypatch.setattr(
         "autoqec.continual.environments.routines._train_and_measure", lambda *args: pytest.fail("trained again")
     )
-    assert routine(draft(**{key.replace(".", "__"): value for key, value in one.choices.items()})) == (loss, info)
+    assert routine(draft(**{key.replace(".", "__"): value for key, value in design.choices.items()})) == (loss, info)
     with pytest.raises(pytest.fail.Exception):
-        screen(tmp_path, seed=1)(one)
+        screen(tmp_path, seed=1)(design)
 
 
-def test_screen_says_what_went_wrong():
+def test_failed_screening_has_a_reason():
     tight = ENV.model_copy(update={"name": "tight"})
     routine = ScreenRoutine(files.dump_config(tight.dump()), **SCREEN)
     info = routine.measure({"type": "mlp", "mlp": {"hidden": 8}, "training": {"init": "parent"}})
     assert info["status"] == "ok", "a screen starts afresh, whatever `init` says"
 
 
-def test_one_training_at_a_time(monkeypatch):
+def test_trainings_are_serialized(monkeypatch):
     inside, most = [0], [0]
 
     def slow(*args):
@@ -262,7 +262,7 @@ def test_one_training_at_a_time(monkeypatch):
     assert most[0] == 1
 
 
-def test_tabulation_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_tabulation_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "autoqec.continual.environments.routines._train_and_measure",
         lambda *args: {"relative_low": 0.1, "n_params": 1, "flops_per_syndrome": 1, "curve": [1.0]},
@@ -275,7 +275,7 @@ def test_tabulation_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 def test_designs_in_batches_with_a_hall_of_fame(tmp_path):
-    """A batch is designed step by step and evaluated, and the best designs are kept once each."""
+    """Design a batch step by step and evaluate it; the hall of fame keeps each of the best designs once."""
     routine = TabularRoutine.read(table(tmp_path), ENV)
     action_space = ActionSpace.of_configs(routine.configs)
     stepper = DesignStepper(action_space)
@@ -303,7 +303,7 @@ def text_env(tmp_path, n=3):
     return DesignTextEnv(template, action_space, routine, n_proposals=n, best=routine.best())
 
 
-def test_the_text_face_conforms(tmp_path):
+def test_text_environment_conforms(tmp_path):
     actions = ['I say {"type": "mlp", "mlp.hidden": 8}', "nothing", '{"type": "mlp", "mlp.hidden": 16}']
     environment_suite.check(lambda: text_env(tmp_path), actions)
 
@@ -319,7 +319,7 @@ def test_designing_takes_several_turns_and_each_is_scored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
+    ("action", "message"),
     [
         ("no object", "no JSON object"),
         ('{"type": "mlp", "mlp.hidden": 8', "no JSON object"),
@@ -331,20 +331,20 @@ def test_designing_takes_several_turns_and_each_is_scored(tmp_path):
         ("{}", "no `type`"),
     ],
 )
-def test_a_bad_proposal_costs_itself_only(tmp_path, action, said):
+def test_invalid_proposal_affects_only_itself(tmp_path, action, message):
     env = text_env(tmp_path)
     env.reset()
     obs, feedback, done, _ = env.step(action)
     assert feedback["score"] == 0.0 and not feedback["correct"] and not done and obs
-    assert re.search(said, feedback["message"])
+    assert re.search(message, feedback["message"])
 
 
-def test_a_key_of_another_family_is_refused(tmp_path):
+def test_key_of_another_family_is_refused(tmp_path):
     env = DesignTextEnv(draft(), ACTION_SPACE, TabularRoutine.read(table(tmp_path), ENV))
     assert "does not apply to type 'mlp'" in env.evaluate('{"type": "mlp", "gnn.layers": 2}')["message"]
 
 
-def test_the_dataset_resolves_paths_and_needs_tables(tmp_path):
+def test_dataset_resolves_paths_and_needs_tables(tmp_path):
     (tmp_path / "env.yaml").write_text(files.dump_config(ENV.dump()))
     table(tmp_path)
     data = {"kind": "design", "tasks": [{"env": "env.yaml", "table": "table.jsonl", "id": "one"}]}

@@ -13,7 +13,7 @@ from autoqec.continual.environments.hall_of_fame import HallOfFame
 from tests.support.batch_envs import ToyEnv
 
 
-def test_best_first_and_no_more_than_fit():
+def test_members_are_sorted_and_limited_by_the_size():
     hall = HallOfFame(2)
     assert [hall.add(ToyEnv(number), number) for number in (3.0, 1.0, 2.0, 5.0)] == [True, True, True, False]
     assert [env.state.number for env in hall] == [1.0, 2.0]
@@ -22,14 +22,14 @@ def test_best_first_and_no_more_than_fit():
         HallOfFame(0)
 
 
-def test_what_is_kept_are_clones():
+def test_members_are_clones():
     hall, env = HallOfFame(1), ToyEnv(1.0)
     hall.add(env, 1.0)
     env.state.number = 99.0
     assert hall[0].state.number == 1.0
 
 
-def test_of_twins_the_better_stays():
+def test_better_of_two_equal_structures_is_kept():
     hall = HallOfFame(3)
     assert hall.add(ToyEnv(1.0), 5.0)
     assert not hall.add(ToyEnv(1.0), 6.0)
@@ -39,7 +39,7 @@ def test_of_twins_the_better_stays():
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_refused(loss):
+def test_non_finite_losses_are_refused(loss):
     hall = HallOfFame(2)
     hall.add(ToyEnv(1.0), 1.0)
     assert not hall.add(ToyEnv(2.0), loss)
@@ -58,8 +58,8 @@ def test_samples_are_members_without_repeats():
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.floats(allow_nan=True)), max_size=30), st.integers(1, 4))
-def test_it_holds_the_best_loss_of_the_best_structures(added, capacity):
-    """Designs that were pushed out and come back better are the only ones history can't rank; losses never worsen."""
+def test_it_keeps_the_best_loss_of_the_best_structures(added, capacity):
+    """Only a design that was dropped and returns with a better loss breaks the order of history; losses never rise."""
     hall = HallOfFame(capacity)
     worst_best = math.inf
     for number, loss in added:

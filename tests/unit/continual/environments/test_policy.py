@@ -1,4 +1,4 @@
-"""The policy over designs, its rivals, and the ideator made of it."""
+"""The policy over designs, the strategies it is compared with, and the ideator that uses it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ACTION_SPACE = ActionSpace(
 )
 
 
-def worth(draft):
-    """A landscape with one best design: mlp, hidden 32, depth 3."""
+def reward(draft):
+    """Return a reward with one best design: mlp, hidden 32, depth 3."""
     choices = draft.choices
     loss = 1.0 - 0.4 * (choices["type"] == "mlp")
     loss -= 0.3 * (choices.get("mlp.hidden") == 32) + 0.3 * (choices.get("mlp.depth") == 3)
@@ -51,26 +51,26 @@ def batch(size=8, hall_of_fame=2):
     return SerialEnvironments([template() for _ in range(size)], hall_of_fame)
 
 
-def test_designs_are_whole_and_legal():
+def test_designs_are_complete_and_valid():
     envs = [template() for _ in range(32)]
     learner().design(envs)
     assert all(env.done and env.state.config() for env in envs)
     assert {env.state.choices["type"] for env in envs} == {"mlp", "gnn"}
 
 
-def test_it_learns_what_is_good():
-    one, envs = learner(), batch()
-    first = statistics.fmean(envs.get_reward(worth)) if one.design(envs.envs) is None else 0.0
-    one.train(envs, worth, 60)
-    last = statistics.fmean(envs.get_reward(worth))
+def test_policy_learns_the_best_design():
+    policy, envs = learner(), batch()
+    first = statistics.fmean(envs.get_reward(reward)) if policy.design(envs.envs) is None else 0.0
+    policy.train(envs, reward, 60)
+    last = statistics.fmean(envs.get_reward(reward))
     assert last < first - 0.3
     assert envs.hall_of_fame is not None and envs.hall_of_fame.losses[0] == pytest.approx(0.0)
 
 
-def test_the_same_seed_gives_the_same_designs():
+def test_same_seed_gives_the_same_designs():
     def run(seed):
-        one, envs = learner(seed), batch()
-        one.train(envs, worth, 3)
+        policy, envs = learner(seed), batch()
+        policy.train(envs, reward, 3)
         return [env.actions for env in envs.envs]
 
     torch.manual_seed(1)
@@ -79,24 +79,24 @@ def test_the_same_seed_gives_the_same_designs():
     assert run(5) == first != run(6)
 
 
-def test_failures_teach_nothing_and_break_nothing():
-    one, envs = learner(), [template() for _ in range(3)]
-    one.design(envs)
-    before = [weight.clone() for weight in one.net.parameters()]
-    assert one.learn(envs, [math.inf, math.nan, math.inf]) == math.inf
-    assert all(torch.equal(old, new) for old, new in zip(before, one.net.parameters(), strict=True))
-    assert one.learn(envs, [math.inf, 0.5, math.inf]) == 0.5
-    assert all(weight.isfinite().all() for weight in one.net.parameters())
+def test_failed_designs_do_not_change_the_policy():
+    policy, envs = learner(), [template() for _ in range(3)]
+    policy.design(envs)
+    before = [weight.clone() for weight in policy.net.parameters()]
+    assert policy.learn(envs, [math.inf, math.nan, math.inf]) == math.inf
+    assert all(torch.equal(old, new) for old, new in zip(before, policy.net.parameters(), strict=True))
+    assert policy.learn(envs, [math.inf, 0.5, math.inf]) == 0.5
+    assert all(weight.isfinite().all() for weight in policy.net.parameters())
 
 
-def test_the_hall_of_fame_is_imitated():
-    one, envs, hall_of_fame = learner(), [template() for _ in range(4)], HallOfFame(1)
-    one.design(envs)
+def test_hall_of_fame_is_imitated():
+    policy, envs, hall_of_fame = learner(), [template() for _ in range(4)], HallOfFame(1)
+    policy.design(envs)
     hall_of_fame.add(envs[0], 0.0)
-    before = one.score(one.read([envs[0]]))[0].item()
+    before = policy.score(policy.read([envs[0]]))[0].item()
     for _ in range(20):
-        one.learn(envs[1:], [1.0, 1.0, 1.0], hall_of_fame)
-    assert one.score(one.read([envs[0]]))[0].item() > before
+        policy.learn(envs[1:], [1.0, 1.0, 1.0], hall_of_fame)
+    assert policy.score(policy.read([envs[0]]))[0].item() > before
 
 
 def search(name, routine, budget, seed):
@@ -111,15 +111,15 @@ def test_strategies_spend_their_budget_exactly_and_repeatably(name, budget):
 
     def counted(draft):
         count[0] += 1
-        return worth(draft)
+        return reward(draft)
 
     losses = search(name, counted, budget, 3)
     assert len(losses) == budget == count[0]
-    assert search(name, worth, budget, 3) == losses
+    assert search(name, reward, budget, 3) == losses
 
 
-def test_the_comparison_has_intervals():
-    table = compare(ACTION_SPACE, template(), worth, budget=20, seeds=range(4))
+def test_comparison_has_confidence_intervals():
+    table = compare(ACTION_SPACE, template(), reward, budget=20, seeds=range(4))
     assert set(table) == {"random", "evolution", "policy"}
     assert all(row["low"] <= row["mean"] <= row["high"] and row["n"] == 4 for row in table.values())
     assert mean_with_interval([0.5]) == {"mean": 0.5, "n": 1}
@@ -146,24 +146,24 @@ def view(*rows, **more):
     return ideator_view(rows, env=ENV.dump(), baseline_config={"type": "mlp", "mlp": {}}, **more)
 
 
-def test_the_ideator_is_a_function_of_the_view():
+def test_ideator_is_a_function_of_the_view():
     assert propose(view()).proposal == space.TEMPLATES[0].config
     rows = [row(1, space.TEMPLATES[0].config, 0.01), row(2, {"type": "gnn", "gnn": {}}, None, "train_error")]
-    one = propose(view(*rows))
-    assert one == propose(view(*rows)) != propose(view(*rows, seed=2))
-    assert space.digest(one.proposal) not in {space.digest(each["dsl_config"]) for each in rows}
-    assert one.source == "policy 2"
+    proposal = propose(view(*rows))
+    assert proposal == propose(view(*rows)) != propose(view(*rows, seed=2))
+    assert space.digest(proposal.proposal) not in {space.digest(each["dsl_config"]) for each in rows}
+    assert proposal.source == "policy 2"
 
 
-def test_the_ideator_reads_what_there_is_to_read():
-    """A code without another sector: nets read all detectors."""
+def test_ideator_reads_all_detectors_of_a_code_with_one_sector():
+    """For a code with one sector, networks read all detectors."""
     first = propose(view(inputs="all")).proposal
     second = propose(view(row(1, first, 0.01), inputs="all")).proposal
     assert first["mlp"]["inputs"] == second[second["type"]]["inputs"] == "all"
 
 
-def test_the_ideator_follows_what_won():
-    """Thirty rounds in which only deep mlps gained: most of its proposals are deep mlps."""
+def test_ideator_prefers_designs_that_gained():
+    """After thirty rounds in which only deep mlps gained, most proposals are deep mlps."""
     rows = [row(1, space.TEMPLATES[0].config, -0.01)]
     for number in range(2, 32):
         kind, deep = ("mlp", "gnn")[number % 2], number % 3 == 0
@@ -171,10 +171,10 @@ def test_the_ideator_follows_what_won():
         gain = 0.02 if kind == "mlp" and deep else -0.02
         rows.append(row(number, {"type": kind, kind: block}, gain))
     found = [propose(view(*rows, seed=seed)).proposal for seed in range(4)]
-    assert sum(one["type"] == "mlp" for one in found) >= 3
+    assert sum(config["type"] == "mlp" for config in found) >= 3
 
 
-def test_designs_off_the_grid_are_read_as_their_neighbours():
+def test_designs_off_the_grid_are_read_as_the_nearest_choice():
     action_space = ActionSpace.standard()
     env = DesignEnv(PredecoderDraft(FEATURES), max_assignments=len(action_space))
     config = parse_dsl({"type": "mlp", "mlp": {"hidden": 70, "depth": 2}}).config()

@@ -24,7 +24,7 @@ def test_step_result_is_strict():
         StepResult(obs=None, action="a", feedback={}, done=True, reward=1)  # type: ignore[call-arg]
 
 
-def test_exact_match_and_wrong():
+def test_exact_match_decides_correctness():
     env = QAEnv("Capital of France?", "Paris")
     assert env.reset() == "Capital of France?"
     assert env.step("Paris") == (None, {"correct": True, "target": "Paris", "message": "exact-match"}, True, {})
@@ -32,7 +32,7 @@ def test_exact_match_and_wrong():
     assert env.step("paris")[1]["correct"] is False
 
 
-def test_a_second_step_after_the_end_raises():
+def test_second_step_after_the_end_raises():
     env = QAEnv("q", "a")
     env.reset()
     env.step("a")
@@ -40,12 +40,12 @@ def test_a_second_step_after_the_end_raises():
         env.step("a")
 
 
-def test_a_template_may_hold_other_braces():
+def test_template_may_contain_other_braces():
     env = QAEnv("What is {x}?", "1", instruction_template='Reply {"answer": …}. {question} {question_id}')
     assert env.reset() == 'Reply {"answer": …}. What is {x}? {question_id}'
 
 
-def test_hooks_bring_question_target_and_action_to_one_form():
+def test_hooks_normalize_question_target_and_action():
     class Loose(QAEnv):
         def normalize_input(self, question):
             return question.upper()
@@ -94,13 +94,13 @@ def test_hooks_bring_question_target_and_action_to_one_form():
         ("070", "70", True),
     ],
 )
-def test_numbers_and_latex(action, target, correct):
+def test_numbers_and_latex_are_compared_by_value(action, target, correct):
     feedback = MathQAEnv("q", target).evaluate(action)
     check_feedback(feedback, location="math")
     assert feedback["correct"] is correct
 
 
-def test_the_tolerance_can_be_set():
+def test_tolerance_can_be_set():
     assert MathQAEnv("q", "3.14", tolerance=0.01).evaluate("3.15")["correct"] is True
     assert MathQAEnv("q", 204).evaluate("\\boxed{204}")["correct"] is True
 
@@ -132,7 +132,7 @@ CHOICES = ["red", "green", "blue", "Deep Purple"]
         ("", None),
     ],
 )
-def test_a_reply_names_a_choice(action, letter):
+def test_reply_names_a_choice(action, letter):
     assert MCQEnv("q", "A", choices=CHOICES).letter_of(action) == letter
 
 
@@ -140,7 +140,7 @@ def test_a_reply_names_a_choice(action, letter):
     ("target", "letter"),
     [(0, "A"), (3, "D"), ("b", "B"), ("(C)", "C"), ("blue", "C"), ("1", "B"), ("deep purple", "D")],
 )
-def test_the_target_is_a_letter_an_index_or_a_text(target, letter):
+def test_target_is_a_letter_an_index_or_a_text(target, letter):
     env = MCQEnv("q", target, choices=CHOICES)
     assert env.target_letter == letter
     feedback = env.evaluate(letter)
@@ -149,7 +149,7 @@ def test_the_target_is_a_letter_an_index_or_a_text(target, letter):
 
 
 @pytest.mark.parametrize("target", [4, -1, True, "Z", "yellow", "17"])
-def test_a_target_outside_the_choices_is_refused(target):
+def test_target_outside_the_choices_is_refused(target):
     with pytest.raises(UsageError, match="none of the 4 choices"):
         MCQEnv("q", target, choices=CHOICES)
 
@@ -158,13 +158,13 @@ def test_numeric_choices_are_text_first():
     assert MCQEnv("2+2?", "4", choices=["4", "3", "2", "1", "0"]).target_letter == "A"
 
 
-def test_the_observation_lists_the_choices():
+def test_observation_lists_the_choices():
     assert MCQEnv("q", 0, {"choices": ["x", "y"]}).reset() == "q\nA. x\nB. y"
     with pytest.raises(UsageError, match="choices"):
         MCQEnv("q", 0)
 
 
-def test_the_schema_refuses_other_keys_and_types():
+def test_schema_refuses_other_keys_and_types():
     good = {"correct": True, "target": "x", "message": "m"}
     check_feedback({**good, "extra": {"a": 1}, "score": 0.5}, location="x")
     for bad in ({**good, "correct": 1}, {**good, "note": "x"}, {"correct": True}):

@@ -1,4 +1,4 @@
-"""Rows become environments."""
+"""Datasets of questions: rows become environments."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ROWS = [{"question": "2+2?", "answer": "4"}, {"question": "3+3?", "answer": "6"}
 
 
 class Special(QAEnv):
-    """An environment of the user's own."""
+    """An environment defined by a user."""
 
 
 def build(**config) -> QAEnvDataset:
     return QAEnvDataset(QAEnvDatasetConfig(**config))
 
 
-def test_a_dataset_is_built_once_and_needs_no_logger():
+def test_dataset_is_built_once_and_needs_no_logger():
     dataset = build(items=ROWS)
     assert [env.reset() for env in dataset.get_dataset()] == ["2+2?", "3+3?"]
-    assert all(one is two for one, two in zip(dataset.get_dataset(), dataset.get_dataset(), strict=True))
+    assert all(first is second for first, second in zip(dataset.get_dataset(), dataset.get_dataset(), strict=True))
     assert QAEnvDataset(dataset.config, logger=logging.getLogger("x")).dataset is not dataset.dataset
 
 
@@ -45,7 +45,7 @@ def test_a_dataset_is_built_once_and_needs_no_logger():
         ({"task_type": "custom", "env_class": f"{__name__}.Special"}, Special),
     ],
 )
-def test_env_class_beats_task_type(config, kind):
+def test_env_class_takes_precedence_over_task_type(config, kind):
     assert type(build(items=ROWS, **config).dataset[0]) is kind
 
 
@@ -57,7 +57,7 @@ def test_custom_without_env_class_and_unknown_ones_are_refused():
             build(items=ROWS, env_class=name)
 
 
-def test_fields_have_two_names():
+def test_fields_are_read_under_both_names():
     rows = [{"problem": "2+2?", "solution": "4"}]
     for names in (("question_field", "answer_field"), ("input_field", "target_field")):
         env = build(items=rows, **dict(zip(names, ("problem", "solution"), strict=True))).dataset[0]
@@ -75,19 +75,19 @@ def test_json_lines_with_and_without_the_last_newline(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["none.jsonl", "none.json"])
-def test_a_missing_file_is_named(name, tmp_path):
+def test_missing_file_is_named(name, tmp_path):
     with pytest.raises(UsageError, match=name):
         build(dataset_path=str(tmp_path / name))
 
 
-def test_a_damaged_file_is_named_with_its_line(tmp_path):
+def test_damaged_file_is_named_with_its_line(tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n{oops\n")
     with pytest.raises(UsageError, match=r"rows.jsonl:2"):
         build(dataset_path=str(tmp_path / "rows.jsonl"))
 
 
 @pytest.mark.parametrize("config", [{}, {"items": ROWS, "hf_name": "x"}])
-def test_exactly_one_source(config):
+def test_dataset_needs_exactly_one_source(config):
     with pytest.raises(ValidationError, match="is needed"):
         QAEnvDatasetConfig(**config)
 
@@ -164,7 +164,7 @@ def test_without_the_library_the_hint_is_to_install_it(monkeypatch):
         build(hf_name="org/name")
 
 
-def test_a_row_without_the_field_is_recorded_and_left_out():
+def test_row_without_the_field_is_recorded_and_skipped():
     dataset = build(items=[ROWS[0], {"question": "no answer"}, ROWS[1]])
     assert len(dataset.dataset) == 2
     assert dataset.errors == ["row 2: field 'answer' is missing"]
@@ -206,7 +206,7 @@ def test_choices_from_single_fields_are_shuffled_the_same_way_every_time():
     assert all(env.evaluate("r")["correct"] for env in once)
 
 
-def test_the_template_must_hold_the_question():
+def test_template_must_hold_the_question():
     assert build(items=ROWS, instruction_template="Solve: {question}").dataset[0].reset() == "Solve: 2+2?"
     with pytest.raises(ValidationError, match="question"):
         QAEnvDatasetConfig(items=ROWS, instruction_template="Solve it")

@@ -1,4 +1,4 @@
-"""Tests of RoundRoutine: promoted designs are run once and count with their verified gain."""
+"""RoundRoutine: promoted designs run once and are scored by their verified gain."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def row(number: int, **more: Any) -> dict[str, Any]:
     return rounds.row(number, **val, **more).dump()
 
 
-def test_only_the_best_so_far_are_promoted_and_each_once() -> None:
+def test_only_the_best_designs_are_promoted_once_each() -> None:
     losses, ran = {64: -0.1, 96: -0.05, 128: -0.3, 192: float("inf")}, list[dict[str, Any]]()
 
     def cheap(one: PredecoderDraft) -> tuple[float, dict[str, Any]]:
@@ -52,12 +52,12 @@ def test_only_the_best_so_far_are_promoted_and_each_once() -> None:
 
 
 @pytest.mark.parametrize("verdict", ["SUSPICIOUS", "FAILED", None])
-def test_what_was_not_verified_is_no_gain(verdict: str | None) -> None:
+def test_unverified_round_has_no_gain(verdict: str | None) -> None:
     info = verified_task_info(row(1, verify_verdict=verdict))
     assert info["relative"] > 0.4 and loss_of(info) == 0.0
 
 
-def test_a_round_that_failed_is_a_failure() -> None:
+def test_failed_round_is_a_failed_evaluation() -> None:
     failed = rounds.row(1, status="train_error", status_reason="NaN").dump()
     assert loss_of(verified_task_info(failed)) == float("inf")
 
@@ -69,7 +69,7 @@ def test_without_a_repository_it_is_refused(tmp_path: Path) -> None:
         build_dataset(config)
 
 
-def test_a_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A promoted design is screened, run and verified; its row is in the history of the run."""
     monkeypatch.chdir(workspace.root)
     screen = {"train_shots": 2048, "finetune_shots": 0, "val_shots": 2000}
@@ -79,12 +79,12 @@ def test_a_promoted_design_becomes_a_real_round(workspace: Workspace, monkeypatc
         (env,) = build_dataset(parse_dataset_config(data).resolved(workspace.root), round_runner=real).get_dataset()
         env.reset()
         _, feedback, done, info = env.step(json.dumps(SMALL))
-    (place,) = (workspace.root / "runs").glob("[0-9]*")
-    (found,) = History(RunLayout(workspace.root, place.name)).rows()
-    assert done and info["fidelity"] == "round" and found.status == "ok" and notes[0].endswith(place.name)
+    (run_dir,) = (workspace.root / "runs").glob("[0-9]*")
+    (found,) = History(RunLayout(workspace.root, run_dir.name)).rows()
+    assert done and info["fidelity"] == "round" and found.status == "ok" and notes[0].endswith(run_dir.name)
     assert found.dsl_config is not None and found.dsl_config["mlp"]["hidden"] == 64
     assert feedback["correct"] == (found.verify_verdict == "VERIFIED")
     assert workspace.git("rev-parse", "--verify", str(found.branch))
-    candidates = json.loads((place / "candidate_pareto.json").read_text(encoding="utf-8"))
+    candidates = json.loads((run_dir / "candidate_pareto.json").read_text(encoding="utf-8"))
     unverified = found.verdict == "candidate" and found.verify_verdict != "VERIFIED"
-    assert [one["round"] for one in candidates] == ([1] if unverified else [])
+    assert [row["round"] for row in candidates] == ([1] if unverified else [])

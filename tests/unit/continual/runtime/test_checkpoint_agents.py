@@ -1,4 +1,4 @@
-"""Trained agents in live runs, and what their memory is worth."""
+"""Trained agents in runs, and the measured gain of their memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def checkpoint(tmp_path):
     return evaluate(config(tmp_path)).results_dir / "c/latest"
 
 
-def test_agent_comes_back_with_its_memory(checkpoint):
+def test_agent_is_loaded_with_its_memory(checkpoint):
     agent = load_agent(checkpoint, FunctionModel(lambda system, user: "x"))
     assert len(agent.memory.recall()) == 5 and agent.memory.config.max_length == 5 and not agent.training
 
@@ -87,7 +87,7 @@ def episodes(*scores):
     return {"episodes": [[{"feedback": {"score": score}}] for score in scores]}
 
 
-def test_intervals_of_known_differences():
+def test_intervals_of_known_differences_are_exact():
     found = gain(episodes(0.5, 0.7, 0.9), episodes(0.4, 0.5, 0.6))
     assert (found.mean, found.n) == (pytest.approx(0.2), 3)
     assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5, rel=1e-5)
@@ -102,7 +102,7 @@ def test_ablation_needs_an_agent_with_a_memory(tmp_path):
 
 
 def measured(folder, **more):
-    """A round as the Analyst finds it."""
+    """Return the view that the Analyst receives for a round."""
     counts = {
         "val_shots": 4000,
         "val_errors_plain": 120,
@@ -119,8 +119,12 @@ def measured(folder, **more):
 @pytest.mark.parametrize("reply, verdict", [("A", "candidate"), ("The answer is (B)", "ignore"), ("FAILED", "ignore")])
 def test_trained_analyst_nominates_rounds_that_it_expects_to_be_verified(checkpoint, tmp_path, reply, verdict):
     lm = FunctionModel(lambda system, user: reply)
-    said = analyst(checkpoint, lm)(measured(tmp_path))
-    assert said.verdict == verdict and "MemoryAgent expects" in said.summary_1line and "120" in said.analysis
+    nomination = analyst(checkpoint, lm)(measured(tmp_path))
+    assert (
+        nomination.verdict == verdict
+        and "MemoryAgent expects" in nomination.summary_1line
+        and "120" in nomination.analysis
+    )
     prompt = lm.calls[0][1]
     assert prompt.count("F: ") == 5 and "On 4000 validation shots plain matching erred 120 times" in prompt
     assert "A. VERIFIED" in prompt and '"depth": 2' in prompt

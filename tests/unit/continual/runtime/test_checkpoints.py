@@ -38,7 +38,7 @@ def state(episodes, val_score=None):
 
 
 def answer(system, user):
-    """A model whose answers hang on all that it is shown: any difference in memory shows."""
+    """A model whose answers depend on the full prompt, so that any difference in memory changes them."""
     digest = hashlib.sha256((system + user).encode()).hexdigest()[:8]
     return f"<cheatsheet>{digest}</cheatsheet>" if "curate" in system else digest
 
@@ -48,7 +48,7 @@ def agent():
 
 
 class DrawingEnv(QAEnv):
-    """Uses the global generators, as a user's environment may."""
+    """Draws from the global random generators, as a user's environment may."""
 
     def evaluate(self, action):
         return {"score": random.random() / 2 + float(np.random.random()) / 2, "correct": False}
@@ -59,7 +59,7 @@ def envs(n=10):
 
 
 def go(results, *, agent=agent, n=10, **config):
-    """One run in its own directory, with everything on that a resume must bring back."""
+    """Run in a separate directory, with everything enabled that a resume must restore."""
     results.mkdir()
     random.seed(1)
     np.random.seed(1)
@@ -130,14 +130,14 @@ def test_top_k_val_keeps_the_best(tmp_path):
     assert saved(tmp_path) == [100, 200, 250]
 
 
-def test_of_equal_scores_the_more_recent_is_kept(tmp_path):
+def test_of_equal_scores_the_most_recent_is_kept(tmp_path):
     manager = CheckpointManager(tmp_path, RetentionPolicy("top_k_val", 2))
     for episodes in (1, 2, 3):
         manager.save(state(episodes, 0.5), agent())
     assert saved(tmp_path) == [2, 3]
 
 
-def test_top_k_val_saves_at_each_validation_and_on_start_before_training(tmp_path):
+def test_top_k_val_saves_at_each_validation_and_before_training(tmp_path):
     go(tmp_path / "a", checkpoint_strategy="top_k_val", checkpoint_keep_last=None)
     assert saved(tmp_path / "a/checkpoints") == [5, 10]
     go(tmp_path / "b", checkpoint_on_start=True, n=1)
@@ -166,8 +166,8 @@ def test_latest_json_replaces_a_missing_symlink(tmp_path, monkeypatch):
     assert checkpoints.load(tmp_path / "latest").state.episodes_seen == 3
 
 
-def test_half_written_checkpoint_is_never_picked(tmp_path):
-    """Killed between any two files: the draft has another name, `latest` names the one before."""
+def test_incomplete_checkpoint_is_never_selected(tmp_path):
+    """If a write is killed, the draft has another name and `latest` names the previous checkpoint."""
     manager = CheckpointManager(tmp_path, RetentionPolicy("last_n", None))
     manager.save(state(1), agent())
     for retained in range(3):
@@ -226,12 +226,12 @@ def untimed(path):
 @pytest.mark.parametrize("kind", [agent, sheet_agent, without_memory])
 @pytest.mark.parametrize("episode", [2, 6, 8])
 def test_resumed_equals_uninterrupted(tmp_path, kind, episode):
-    whole, learned = go(tmp_path / "whole", agent=kind)
+    uninterrupted, learned = go(tmp_path / "whole", agent=kind)
     before = tree_hash(tmp_path / "whole")
     resumed, again = go(
         tmp_path / "resumed", agent=kind, resume_from=str(tmp_path / f"whole/checkpoints/ep_{episode:06d}")
     )
-    assert resumed == whole
+    assert resumed == uninterrupted
     assert tree_hash(tmp_path / "whole") == before, "the old directory is untouched"
     if kind is not without_memory:
         assert again.memory.snapshot() == learned.memory.snapshot()
@@ -245,11 +245,11 @@ def test_resumed_equals_uninterrupted(tmp_path, kind, episode):
     assert state[0] == state[1]
 
 
-def test_resume_visits_only_what_was_not_seen(tmp_path):
+def test_resume_visits_only_remaining_environments(tmp_path):
     go(tmp_path / "whole")
     _, made = go(tmp_path / "resumed", resume_from=str(tmp_path / "whole/checkpoints/ep_000006"))
-    asked = [user.splitlines()[-1] for _, user in made.lm.calls if user.splitlines()[-1].startswith("Q: q")]
-    assert asked == ["Q: q6", "Q: q7", "Q: q8", "Q: q9"]
+    questions = [user.splitlines()[-1] for _, user in made.lm.calls if user.splitlines()[-1].startswith("Q: q")]
+    assert questions == ["Q: q6", "Q: q7", "Q: q8", "Q: q9"]
 
 
 def test_start_episode_index_skips_and_counts(tmp_path):
@@ -266,17 +266,17 @@ def test_start_episode_index_skips_and_counts(tmp_path):
 
 def test_trials_resume_at_the_next_environment(tmp_path):
     config = {"num_trials": 3, "checkpoint_every_episodes": 2, "validation_freq": None}
-    whole, _ = go(tmp_path / "whole", n=4, **config)
+    uninterrupted, _ = go(tmp_path / "whole", n=4, **config)
     assert saved(tmp_path / "whole/checkpoints") == [3, 6, 9, 12]
     resumed, _ = go(tmp_path / "resumed", n=4, resume_from=str(tmp_path / "whole/checkpoints/ep_000006"), **config)
-    assert resumed == whole
+    assert resumed == uninterrupted
 
 
 CALLS = ("fsync", "replace", "rename", "symlink", "mkdir", "write", "unlink")
 
 
 def killed_at(results: Path, number: int) -> bool:
-    """Run in a forked child that dies at its n-th call that changes the disk; True if it died, False if it finished."""
+    """Run in a forked child that dies at its n-th disk-changing call; return whether it died."""
     pid = os.fork()
     if pid == 0:
         left = [number]
@@ -303,8 +303,8 @@ def killed_at(results: Path, number: int) -> bool:
     return status == 137
 
 
-def test_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run(tmp_path):
-    whole, learned = go(tmp_path / "whole", checkpoint_keep_last=2)
+def test_resume_after_any_of_fifty_kills_equals_the_uninterrupted_run(tmp_path):
+    uninterrupted, learned = go(tmp_path / "whole", checkpoint_keep_last=2)
     total = 1
     while killed_at(tmp_path / f"probe{total}", total):
         total *= 2
@@ -312,18 +312,18 @@ def test_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run(tmp_path
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if killed_at(tmp_path / f"search{middle}", middle) else (low, middle)
-    places = sorted({1 + round(i * (low - 1) / 49) for i in range(50)})
-    assert len(places) == 50
-    for place in places:
-        dead = tmp_path / f"dead{place}"
-        assert killed_at(dead, place)
-        latest = dead / "checkpoints/latest"
-        for path in sorted((dead / "checkpoints").glob("ep_*")):
-            checkpoints.load(path)  # what looks like a checkpoint is one
-        named = (dead / "checkpoints/latest.json").exists()
+    call_numbers = sorted({1 + round(i * (low - 1) / 49) for i in range(50)})
+    assert len(call_numbers) == 50
+    for call_number in call_numbers:
+        killed = tmp_path / f"dead{call_number}"
+        assert killed_at(killed, call_number)
+        latest = killed / "checkpoints/latest"
+        for path in sorted((killed / "checkpoints").glob("ep_*")):
+            checkpoints.load(path)  # every directory with the name of a checkpoint is complete
+        named = (killed / "checkpoints/latest.json").exists()
         config = {"resume_from": str(latest)} if named else {}
-        resumed, again = go(tmp_path / f"resumed{place}", checkpoint_keep_last=2, **config)
-        assert resumed == whole, place
-        assert again.memory.snapshot() == learned.memory.snapshot(), place
+        resumed, again = go(tmp_path / f"resumed{call_number}", checkpoint_keep_last=2, **config)
+        assert resumed == uninterrupted, call_number
+        assert again.memory.snapshot() == learned.memory.snapshot(), call_number
         name = "scores/train/scores.jsonl"
-        assert untimed(tmp_path / f"resumed{place}" / name) == untimed(tmp_path / "whole" / name), place
+        assert untimed(tmp_path / f"resumed{call_number}" / name) == untimed(tmp_path / "whole" / name), call_number

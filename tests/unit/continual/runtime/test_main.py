@@ -1,4 +1,4 @@
-"""A whole evaluation from YAML: configs, results directories, logs, seeds."""
+"""A complete evaluation from YAML: configs, results directories, logs, seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUESTIONS = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(1, 5
 
 
 def write(folder: Path, **changes) -> Path:
-    """A config beside its dataset and script; `changes` replace top-level blocks."""
+    """Write a config with its dataset and script; `changes` replace top-level blocks."""
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
     rules = [{"when": r"Q: 1\+1\?\Z", "say": "2"}, {"when": "look back|Step 1", "say": "advice"}, {"say": "4"}]
@@ -78,7 +78,7 @@ def tree(directory: Path) -> list[str]:
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if not path.is_dir())
 
 
-def test_tree_of_a_bare_run(tmp_path):
+def test_files_of_a_minimal_run(tmp_path):
     result = evaluate(write(tmp_path))
     assert re.fullmatch(r"\d{8}_\d{6}(_\d+)?", result.results_dir.name)
     assert result.results_dir.parent == tmp_path / "results"
@@ -86,7 +86,7 @@ def test_tree_of_a_bare_run(tmp_path):
     assert result.metrics["mean_score"] == 0.5 and result.exit_code == 0
 
 
-def test_tree_of_a_run_with_everything_on(tmp_path):
+def test_files_of_a_run_with_everything_enabled(tmp_path):
     result = evaluate(write(tmp_path, **EVERYTHING))
     expected = ["config.yaml", "metrics.json", "run.log", "checkpoints/latest.json"]
     for episode in (2, 4):
@@ -108,8 +108,8 @@ def test_two_runs_in_one_second_share_nothing(tmp_path):
     assert len(set(found)) == 3
 
 
-def test_effective_config_is_there_from_the_start_and_loads_to_the_same(tmp_path):
-    """Killed in its first episode, the run has left its config."""
+def test_effective_config_is_written_first_and_loads_unchanged(tmp_path):
+    """A run killed in its first episode has written its config."""
     slow = "tests.unit.continual.runtime.test_main.Slow"
     path = write(tmp_path, dataset={"dataset_path": "rows.jsonl", "env_class": slow})
     code = "import sys; from autoqec.continual.runtime.main import evaluate; evaluate(sys.argv[1])"
@@ -128,7 +128,7 @@ def test_effective_config_is_there_from_the_start_and_loads_to_the_same(tmp_path
 
 
 class Slow(QAEnv):
-    """Marks that it was reached, then takes its time."""
+    """Writes a marker file, then sleeps."""
 
     def reset(self):
         (results,) = Path(os.environ["SLOW_RESULTS"]).iterdir()
@@ -137,7 +137,7 @@ class Slow(QAEnv):
         return super().reset()
 
 
-def test_defaults_are_written_out(tmp_path):
+def test_effective_config_contains_the_defaults(tmp_path):
     result = evaluate(write(tmp_path))
     written = yaml.safe_load((result.results_dir / "config.yaml").read_text())
     assert written["runtime"]["num_trials"] == 1
@@ -168,31 +168,31 @@ def test_metrics_json_is_the_result(tmp_path):
     assert json.loads((result.results_dir / "metrics.json").read_text()) == result.metrics
 
 
-def test_two_runs_in_one_process_keep_their_logs_apart(tmp_path):
+def test_two_runs_in_one_process_have_separate_logs(tmp_path):
     def run(name):
         row = {"question": "q", "answer": "a", "n": name}
         return evaluate(write(tmp_path / name, dataset={"items": [row], "id_field": "n"}))
 
-    one, two = run("first"), run("second")
-    first, second = ((run.results_dir / "run.log").read_text() for run in (one, two))
+    first_run, second_run = run("first"), run("second")
+    first, second = ((run.results_dir / "run.log").read_text() for run in (first_run, second_run))
     assert "(first)" in first and "(second)" not in first
     assert "(second)" in second and "(first)" not in second
 
 
-def test_resume_through_the_entry_point(tmp_path):
+def test_entry_point_resumes_a_run(tmp_path):
     path = write(tmp_path, **EVERYTHING)
-    whole = evaluate(path)
-    resumed = evaluate(path, resume_from=str(whole.results_dir / "checkpoints/ep_000002"))
-    assert resumed.results_dir != whole.results_dir
-    assert resumed.metrics == whole.metrics
+    uninterrupted = evaluate(path)
+    resumed = evaluate(path, resume_from=str(uninterrupted.results_dir / "checkpoints/ep_000002"))
+    assert resumed.results_dir != uninterrupted.results_dir
+    assert resumed.metrics == uninterrupted.metrics
     assert load_config(resumed.results_dir / "config.yaml").runtime.start_episode_index == 2
     with pytest.raises(ContractError):
-        (whole.results_dir / "checkpoints/ep_000002/agent.json").unlink()
-        evaluate(path, resume_from=str(whole.results_dir / "checkpoints/ep_000002"))
+        (uninterrupted.results_dir / "checkpoints/ep_000002/agent.json").unlink()
+        evaluate(path, resume_from=str(uninterrupted.results_dir / "checkpoints/ep_000002"))
     assert len(list((tmp_path / "results").iterdir())) == 2, "a refused resume leaves nothing behind"
 
 
-def test_blocks_at_the_top_fill_the_agent():
+def test_top_level_blocks_configure_the_agent():
     data = {"dataset": {"items": QUESTIONS}, "lm": {"model": "scripted:echo"}, "agent": {"type": "history_agent"}}
     config = RunConfig.model_validate({**data, "memory": {"_type": "history_list", "max_length": 3}})
     assert config.agent.memory_config == HistoryListConfig(max_length=3)
@@ -248,7 +248,7 @@ def test_paths_are_relative_to_the_file(tmp_path, monkeypatch):
     assert not list((tmp_path / "elsewhere").iterdir())
 
 
-def test_seed_seeds_all_three(tmp_path):
+def test_seed_seeds_python_numpy_and_torch(tmp_path):
     def draws():
         return random.random(), float(np.random.random()), float(torch.rand(1))
 
@@ -257,10 +257,10 @@ def test_seed_seeds_all_three(tmp_path):
     rng.seed_all(5)
     assert draws() == first
     evaluate(write(tmp_path, seed=6))
-    assert all(one != two for one, two in zip(draws(), first, strict=True))
+    assert all(new != old for new, old in zip(draws(), first, strict=True))
 
 
-def test_memory_is_dumped_where_asked(tmp_path):
+def test_memory_is_dumped_to_the_requested_file(tmp_path):
     output = {"results_dir": "results", "save_memory_path": "final/memory.jsonl"}
     result = evaluate(write(tmp_path, output=output))
     memory = load_memory(result.results_dir / "final/memory.jsonl")
@@ -268,7 +268,7 @@ def test_memory_is_dumped_where_asked(tmp_path):
     assert memory.config == HistoryListConfig(max_length=7)
 
 
-def test_rows_that_failed_and_the_exit_code(tmp_path):
+def test_failed_rows_determine_the_exit_code(tmp_path):
     result = evaluate(write(tmp_path, dataset={"items": [*QUESTIONS, {"question": "no answer"}]}))
     assert result.metrics["errors"] == ["dataset: row 5: field 'answer' is missing"]
     assert result.metrics["train_episodes"] == 4 and result.exit_code == 1
@@ -281,11 +281,11 @@ def test_language_model_from_its_config():
     assert get_lm_client(config).call("system", "user") == "user"
 
 
-def test_model_name_chooses_and_an_unknown_one_raises():
+def test_model_name_selects_the_client_and_an_unknown_name_raises():
     assert LMConfig(model="claude-x").resolved_backend() == "anthropic"
     assert LMConfig(model="scripted:echo").resolved_backend() == "scripted"
     with pytest.raises(UsageError, match="known: claude"):
-        get_lm_client(LMConfig(model="nobody-knows-1"))
+        get_lm_client(LMConfig(model="unknown-model-1"))
     heavy = ("anthropic", "torch", "stim")
     code = f"import sys, autoqec.continual.runtime.main; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -301,7 +301,7 @@ def test_every_example_validates_offline(path):
     assert Path(config.output.results_dir).parent == Path.cwd() / "outputs"
 
 
-def test_examples_are_there_and_the_toy_runs(tmp_path, monkeypatch):
+def test_examples_are_listed_and_the_toy_example_runs(tmp_path, monkeypatch):
     expected = {"aime_numeric", "gpqa_mcq", "mmlu_pro_mcq", "toy_inmemory", "design_tabular"}
     assert {path.stem for path in EXAMPLES} >= expected
     monkeypatch.chdir(tmp_path)
@@ -369,7 +369,7 @@ def test_log_is_rotated_at_its_size(tmp_path):
     assert all((results / name).stat().st_size <= 200 for name in names)
 
 
-def test_demo_of_the_documents_runs(tmp_path, monkeypatch):
+def test_demo_of_the_documentation_runs(tmp_path, monkeypatch):
     """Every python block of docs/contracts/runtime.md, in order, in one namespace."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs/contracts/runtime.md").read_text()
@@ -381,8 +381,8 @@ def test_demo_of_the_documents_runs(tmp_path, monkeypatch):
     assert namespace["metrics"]["mean_score"] == 1.0
 
 
-def test_hundred_workers_ask_a_slow_model_at_the_same_time():
-    """All hundred calls are inside the model at once: what the aim on time rests on, without a clock."""
+def test_hundred_workers_call_a_slow_model_concurrently():
+    """All hundred calls are inside the model at once; concurrency is checked without a clock."""
     together = meeting(100)
     agent = MemoryAgent(MemoryAgentConfig(), FunctionModel(lambda system, user: together() or "a"))
     envs = [QAEnv(f"q{n}", "a") for n in range(100)]

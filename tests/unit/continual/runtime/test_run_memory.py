@@ -1,4 +1,4 @@
-"""CrossRunMemory: rounds are learned once, notes prefer similar envs, and damaged files are rejected."""
+"""CrossRunMemory: each round is learned once, notes prefer similar envs, damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def test_notes_prefer_the_most_similar_envs(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_two_runs_sharing_a_file_keep_each_others_rounds(tmp_path: Path) -> None:
-    one, other = CrossRunMemory(tmp_path / "memory.jsonl"), CrossRunMemory(tmp_path / "memory.jsonl")
-    one.learn("run-a", SMALL, [verified(1, 0.12, 96)])
-    other.learn("run-b", SMALL, [broken(2, 700)])
+    first_memory, second_memory = CrossRunMemory(tmp_path / "memory.jsonl"), CrossRunMemory(tmp_path / "memory.jsonl")
+    first_memory.learn("run-a", SMALL, [verified(1, 0.12, 96)])
+    second_memory.learn("run-b", SMALL, [broken(2, 700)])
     assert len(CrossRunMemory(tmp_path / "memory.jsonl")) == 2
 
 
@@ -89,7 +89,7 @@ def test_unusable_memory_file_is_rejected_unchanged(tmp_path: Path) -> None:
     build_memory({"_type": "cheatsheet"}).save(tmp_path / "sheet.jsonl")
     with pytest.raises(UsageError, match="cannot store experiences"):
         CrossRunMemory(tmp_path / "sheet.jsonl")
-    for place in (tmp_path, tmp_path / "nowhere/memory.jsonl"):
+    for path in (tmp_path, tmp_path / "nowhere/memory.jsonl"):
         with pytest.raises(UsageError, match="a memory cannot be stored"):
-            CrossRunMemory(place)
+            CrossRunMemory(path)
     assert torn.read_bytes() == before

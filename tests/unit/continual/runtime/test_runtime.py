@@ -44,13 +44,13 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_environments_run_one_after_the_other_in_order():
+def test_environments_run_sequentially_in_order():
     log = []
     runtime([SpyEnv(name, steps=2, log=log) for name in "abc"]).run()
     assert [entry[1] for entry in log] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
 
 
-def test_order_of_an_episode():
+def test_order_of_calls_in_an_episode():
     log = []
     runtime([SpyEnv("e", steps=2, log=log)], SpyAgent(log)).run()
     assert log == [
@@ -66,7 +66,7 @@ def test_order_of_an_episode():
     ]
 
 
-def test_cap_ends_an_episode_that_never_ends():
+def test_max_steps_ends_an_endless_episode():
     agent = SpyAgent()
     metrics = runtime([SpyEnv("e", steps=None)], agent, max_steps_per_episode=3).run()
     assert metrics["train_steps"] == 3
@@ -75,11 +75,11 @@ def test_cap_ends_an_episode_that_never_ends():
 
 
 @pytest.mark.parametrize(("limit", "episodes"), [(None, 4), (2, 2), (9, 4), (0, 0)])
-def test_max_envs_to_visit(limit, episodes):
+def test_max_envs_to_visit_limits_training(limit, episodes):
     assert runtime([SpyEnv(n) for n in "abcd"], max_envs_to_visit=limit).run()["train_episodes"] == episodes
 
 
-def test_zero_is_validation_only(tmp_path):
+def test_zero_envs_to_visit_only_validates(tmp_path):
     config = {"max_envs_to_visit": 0, "run_validation_at_start": True, "scores_path": "scores.jsonl"}
     runtime([SpyEnv("t")], val=[SpyEnv("v")], results_dir=tmp_path, **config).run()
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
@@ -94,7 +94,7 @@ def test_verbose_false_prints_nothing(capfd):
     assert "train" in console.getvalue() and capfd.readouterr() == ("", "")
 
 
-def test_episodes_count_from_one_and_steps_anew(tmp_path):
+def test_episodes_count_from_one_and_steps_restart_per_episode(tmp_path):
     runtime([SpyEnv("a", steps=2), SpyEnv("b", steps=3)], results_dir=tmp_path, scores_path="scores.jsonl").run()
     found = [(r["episode_index"], r["step_index"]) for r in lines(tmp_path / "scores/train/scores.jsonl")]
     assert found == [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
@@ -109,14 +109,14 @@ def test_validation_every_n_episodes(freq, seen, tmp_path):
 
 
 @pytest.mark.parametrize("config", [{"validation_num_workers": 8}, {"num_parallel_episodes": 8}, {}])
-def test_workers_run_side_by_side(config):
+def test_validation_workers_run_concurrently(config):
     together = meeting(8)
     val = [SpyEnv(str(n), before=together) for n in range(8)]
     metrics = runtime([SpyEnv("t")], val=val, validation_freq=1, **config).run()
     assert "errors" not in metrics
 
 
-def test_validation_num_workers_wins():
+def test_validation_num_workers_takes_precedence():
     assert RunTimeConfig(num_parallel_episodes=3).workers == 3
     assert RunTimeConfig(num_parallel_episodes=3, validation_num_workers=5).workers == 5
     inside, most, lock = [0], [0], threading.Lock()
@@ -167,14 +167,14 @@ def test_validation_of_a_hundred_workers_changes_nothing():
     assert run._val_score == 1.0
 
 
-def test_mode_comes_back_though_an_environment_raises():
+def test_training_mode_is_restored_after_an_exception():
     agent = HistoryAgent(HistoryAgentConfig(), replies("4"))
     metrics = runtime([QAEnv("q", "4"), QAEnv("r", "4")], agent, val=[SpyEnv("v", raise_at=1)], validation_freq=1).run()
     assert agent.training and len(metrics["errors"]) == 2
     assert len(agent.memory.recall()) == 6
 
 
-def test_agent_that_writes_while_validating_is_stopped_by_the_memory():
+def test_frozen_memory_rejects_writes_during_validation():
     class Rogue(MemoryAgent):
         def update_memory_with_entry(self, entry):
             self.memory.update(entry)
@@ -205,7 +205,7 @@ def test_validation_lines_are_sorted(tmp_path):
         assert found == [(n + 1, step, str(n)) for n in range(8) for step in (1, 2)]
 
 
-def test_mean_is_over_steps(tmp_path):
+def test_validation_score_is_the_mean_over_steps(tmp_path):
     val = [SpyEnv("v", steps=3, feedbacks=[RIGHT, WRONG, WRONG]), SpyEnv("w", feedbacks=[{"score": 0.6}])]
     run = runtime(
         [SpyEnv("t")],
@@ -237,7 +237,7 @@ def test_failing_training_environment_affects_no_other():
     assert agent.log.count(("agent.end_episode",)) == 2
 
 
-def test_model_that_times_out_is_recorded_and_the_rest_goes_on():
+def test_model_timeout_is_recorded_and_the_run_continues():
     def answer(system, user):
         if "q1" in user.splitlines()[-1]:
             raise TimeoutError("no answer in 30 s")
@@ -249,7 +249,7 @@ def test_model_that_times_out_is_recorded_and_the_rest_goes_on():
     assert metrics["train_episodes"] == 2 and metrics["mean_score"] == 1.0
 
 
-def test_score_files_are_there_while_the_run_goes_on(tmp_path):
+def test_score_files_are_written_during_the_run(tmp_path):
     seen = []
     path = tmp_path / "scores/train/scores.jsonl"
     watched = SpyEnv("b", before=lambda: seen.append(len(lines(path))))
@@ -287,17 +287,22 @@ VERBOSE = CORE | {
 }
 
 
-def test_verbose_record_is_flat_and_whole(tmp_path):
+def test_verbose_record_is_flat_and_complete(tmp_path):
     env = SpyEnv("e", steps=3, feedbacks=[{"score": 0.25}, RIGHT, WRONG], before=lambda: time.sleep(0.01))
     agent = HistoryAgent(HistoryAgentConfig(), replies("4"))
     runtime([env], agent, results_dir=tmp_path, scores_path="scores.jsonl").run()
     records = lines(tmp_path / "scores/train/scores.jsonl")
     assert all(set(record) == VERBOSE for record in records)
     assert [record["episode_cum_score"] for record in records] == [0.25, 1.25, 1.25]
-    one = records[0]
-    assert (one["mode"], one["env_id"], one["env_type"]) == ("train", "e", "spy")
-    assert (one["lm_model"], one["agent_type"]) == ("function", "HistoryAgent")
-    assert (one["observation"], one["action"], one["feedback"], one["info"]) == ("e:0", "4", {"score": 0.25}, {"at": 1})
+    record = records[0]
+    assert (record["mode"], record["env_id"], record["env_type"]) == ("train", "e", "spy")
+    assert (record["lm_model"], record["agent_type"]) == ("function", "HistoryAgent")
+    assert (record["observation"], record["action"], record["feedback"], record["info"]) == (
+        "e:0",
+        "4",
+        {"score": 0.25},
+        {"at": 1},
+    )
     for record in records:
         assert 0.0 <= record["score"] <= 1.0
         moments = [record[key] for key in ("step_start", "step_end", "timestamp")]
@@ -306,7 +311,7 @@ def test_verbose_record_is_flat_and_whole(tmp_path):
         assert 10 <= record["duration_ms"] == pytest.approx(1000 * (end - start).total_seconds(), abs=500)
 
 
-def test_minimal_record(tmp_path):
+def test_minimal_record_has_only_the_required_keys(tmp_path):
     config = {"scores_path": "scores.jsonl", "verbose_score_logging": False, "validation_freq": 1}
     runtime([SpyEnv("e")], val=[SpyEnv("v")], results_dir=tmp_path, **config).run()
     for name in ("train/scores.jsonl", "val/1_seen_episodes_scores.jsonl"):
@@ -327,11 +332,11 @@ def test_minimal_record(tmp_path):
         ({"score": "much"}, 0.0),
     ],
 )
-def test_where_the_score_comes_from(feedback, score):
+def test_score_is_taken_from_feedback_or_reward(feedback, score):
     assert score_of(feedback) == score
 
 
-def test_what_run_returns():
+def test_run_returns_its_summary():
     env = SpyEnv("b", steps=2, feedbacks=[WRONG, RIGHT])
     assert runtime([SpyEnv("a"), env, SpyEnv("c", feedbacks=[WRONG])]).run() == {
         "mean_score": 0.5,
@@ -349,12 +354,12 @@ def test_what_run_returns():
     assert runtime([]).run() == {"mean_score": 0.0, "train_steps": 0, "train_episodes": 0, "episodes": []}
 
 
-def test_metrics_json_is_what_run_returns(tmp_path):
+def test_metrics_json_equals_the_returned_summary(tmp_path):
     metrics = runtime([SpyEnv("a"), SpyEnv("b", steps=3, raise_at=2)], results_dir=tmp_path).run()
     assert json.loads((tmp_path / "metrics.json").read_text()) == metrics
 
 
-def test_confusion_comes_from_extra():
+def test_confusion_matrix_is_computed_from_extra():
     envs = [MCQEnv("q", target, choices=["x", "y", "z"], env_id=str(n)) for n, target in enumerate("AABC")]
     agent = MemoryAgent(MemoryAgentConfig(history_k=0), replies("A", "B", "B", "no idea"))
     metrics = runtime([*envs, QAEnv("q", "no idea")], agent).run()
@@ -379,17 +384,17 @@ def trial_run(carry, mode="empty", early=False, feedbacks=(WRONG,), trials=3):
         early_stop_on_success=early,
     )
     metrics = run.run()
-    return [episode[0]["action"] for episode in metrics["episodes"]]  # how much memory each trial saw
+    return [episode[0]["action"] for episode in metrics["episodes"]]  # number of memory entries in each trial
 
 
-def test_trials_and_the_memory_between_them():
+def test_trials_keep_or_reset_the_memory():
     assert trial_run(carry=True) == ["0", "1", "2", "3", "4", "5"]
     assert trial_run(carry=False) == ["0", "0", "0", "1", "0", "0"]
     assert trial_run(carry=False, mode="env_start") == ["0", "0", "0", "1", "1", "1"]
     assert trial_run(carry=True, trials=None) == ["0", "1"]
 
 
-def test_early_stop_on_success():
+def test_trials_stop_early_on_success():
     assert len(trial_run(carry=True, early=True, feedbacks=[RIGHT])) == 2
     assert len(trial_run(carry=True, early=True, feedbacks=[WRONG])) == 6
     assert len(trial_run(carry=True, early=False, feedbacks=[RIGHT])) == 6
@@ -408,7 +413,7 @@ def test_run_episode_returns_the_recorded_steps():
     assert [(step.obs, step.done) for step in steps] == [("e:1", False), (None, True)]
 
 
-def test_feedback_that_json_can_not_hold_is_still_recorded():
+def test_feedback_that_is_not_json_serializable_is_recorded():
     env = SpyEnv(
         "e",
         feedbacks=[

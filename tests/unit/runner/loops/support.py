@@ -1,4 +1,4 @@
-"""What spawned processes of the loops' tests build from: importable by name, tiny, and able to fail on command."""
+"""Small samplers and builders for spawned processes of the loop tests: importable by name, failing on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FLIPS = {**SMALL, "output_mode": "hard_flip"}
 
 
 class Descent(SupervisedEdges):
-    """Plain gradient descent at a constant rate: sums of gradients are then sums of steps."""
+    """Gradient descent at a constant rate, for which sums of gradients are sums of steps."""
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.agent.parameters(), lr=self.learning_rate)
@@ -35,7 +35,7 @@ class Descent(SupervisedEdges):
 
 
 class FixedShots(EdgeLabelSampler):
-    """The same shots for everybody; rank r of w takes the r-th part of every w parts."""
+    """The same shots for all ranks; rank r of w takes the r-th of every w parts."""
 
     def obtain_samples(self, itr: int) -> tuple[Samples, TrajInfos]:
         if self._buffer is None:
@@ -53,7 +53,7 @@ class FixedShots(EdgeLabelSampler):
 
 
 class Troubled(EdgeLabelSampler):
-    """Draws well at first; at batch `at` it does `trouble`, but never where it was made to lead."""
+    """Draws shots until batch `at`, then does `trouble`, except in the process in which it was created."""
 
     trouble, at, leader, pause = "", 3, -1, 0.0
 
@@ -74,7 +74,7 @@ class Troubled(EdgeLabelSampler):
 
 @dataclass
 class Make:
-    """A picklable build: see `runner.sync`. kind: what is learnt. settings: attributes of the sampler."""
+    """A picklable builder (see `runner.sync`). kind: what is learnt. settings: attributes of the sampler."""
 
     kind: str = "edges"
     batch_size: int = 32
@@ -100,8 +100,8 @@ class Make:
         if self.kind == "fixed":
             return FixedShots(problem, self.batch_size, 5), Descent(learning_rate=0.05, weight_decay=0.0)
         if self.kind == "near":
-            near = NearFailureSampler(problem, self.batch_size, 5, gap=6.0, eval_shots=100)
-            return near, MatchingFinetune(problem, learning_rate=1e-3)
+            near_failure = NearFailureSampler(problem, self.batch_size, 5, gap=6.0, eval_shots=100)
+            return near_failure, MatchingFinetune(problem, learning_rate=1e-3)
         if self.kind == "policy":
             reward = {"flip_cost": 1e-3, "temperature": 0.5}
             acting = PolicySampler(problem, self.batch_size, 5, gap=6.0, eval_shots=100, **reward)
@@ -111,7 +111,7 @@ class Make:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs still; one that has ended but was not waited for does not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stream:
             return stream.read().rpartition(b")")[2].split()[0] != b"Z"

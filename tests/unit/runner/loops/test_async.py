@@ -23,7 +23,7 @@ from autoqec.runner.loops.async_rl import ParameterServer
 from autoqec.runner.replay_buffer import FieldSelection
 from autoqec.store.layout import RoundLayout
 
-from ..test_process_group import alive, gone
+from ..test_process_group import alive, wait_until_ended
 from .support import Make, difference
 
 ROOT = Path(__file__).parents[4]
@@ -50,12 +50,12 @@ def loop_of(kind: type, make: Make, layout: RoundLayout, replay: dict[str, Any],
 
 
 class Watched(AsyncRl):
-    """Notes what it sees while it works."""
+    """Records the processes and parameters that it sees."""
 
     def launch(self) -> None:
         super().launch()
         self.pids = dict(self.workers.pids)
-        # The copiers have their own selection by now: this one would leave them nothing to copy.
+        # The copiers have their own selection by now; with this one they would have nothing to copy.
         self.algo.samples_to_buffer = FieldSelection(())
         while self.replay.appended < 4 * BATCH:
             self.workers.check()
@@ -103,7 +103,7 @@ class Slow(AsyncRlEval):
         super().update(itr)
 
 
-def test_a_slow_optimizer_logs_the_lower_ratio_and_evaluates_offline(layout: RoundLayout) -> None:
+def test_slow_optimizer_logs_the_lower_ratio_and_evaluates_offline(layout: RoundLayout) -> None:
     loop = loop_of(Slow, Make("policy"), layout, {"throttle": "optimizer"})
     loop.train()
     table = rows(layout)
@@ -117,7 +117,7 @@ def test_a_slow_optimizer_logs_the_lower_ratio_and_evaluates_offline(layout: Rou
     ("who", "words"),
     [("", "sampler 0: ValueError: this sampler has had enough"), ("copier 0", r"copier 0 \(process \d+\) .* signal 9")],
 )
-def test_a_failed_process_ends_all_and_is_named(layout: RoundLayout, who: str, words: str) -> None:
+def test_failed_process_ends_all_and_is_named(layout: RoundLayout, who: str, words: str) -> None:
     class Killer(AsyncRl):
         def launch(self) -> None:
             super().launch()
@@ -160,7 +160,7 @@ def test_workers_exit_when_the_optimizer_is_killed(tmp_path: Path) -> None:
         [sys.executable, "-c", OPTIMIZER, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
     )
     pids = [int(pid) for pid in ended.stdout.split()]
-    assert ended.returncode == -signal.SIGKILL and len(pids) == 2 and gone(pids)
+    assert ended.returncode == -signal.SIGKILL and len(pids) == 2 and wait_until_ended(pids)
 
 
 def test_startup_precedes_process_start_and_checks_sizes(layout: RoundLayout, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_startup_precedes_process_start_and_checks_sizes(layout: RoundLayout, mo
 
 
 def test_published_parameters_are_separate_from_optimized_weights() -> None:
-    """Without a GPU too: a copy that is the model itself would never rise in version, and never be fetched whole."""
+    """Without a GPU too: a copy that aliases the model would have no version and could be read half-updated."""
     (mine, _, _), (theirs, _, _) = Make("edges")(), Make("edges")()
     parameter_server = ParameterServer(mine)
     assert parameter_server.fetch(theirs, 0) == 0, "nothing published, nothing fetched"
@@ -215,6 +215,6 @@ def test_published_parameters_are_separate_from_optimized_weights() -> None:
 
 def test_loading_a_state_of_another_shape_fails(layout: RoundLayout) -> None:
     agent, _, _ = Make("edges")()
-    other, _, _ = Make("policy")()
+    another_agent, _, _ = Make("policy")()
     with pytest.raises(Exception, match="size mismatch"):
-        agent.load_state_dict(other.state_dict())
+        agent.load_state_dict(another_agent.state_dict())

@@ -1,4 +1,4 @@
-"""The four nouns and the loops over them."""
+"""Sampler, agent, algorithm and runner, and the minibatch loops over them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_evaluation_does_not_change_training(
     assert torch.equal(*streams)
 
 
-def test_a_snapshot_reproduces_the_next_loss_exactly(problem: Problem, layout: RoundLayout) -> None:
+def test_snapshot_reproduces_the_next_loss_exactly(problem: Problem, layout: RoundLayout) -> None:
     for algo, other, sampler in (
         (supervised(), supervised(), EdgeLabelSampler(problem, 64, 5)),
         (
@@ -187,12 +187,12 @@ def test_snapshot_modes(problem: Problem, layout: RoundLayout, mode: Any, files:
     loop.train()
     assert sorted(path.name for path in layout.train_dir.glob("*.pt")) == files
     if files:
-        kept = torch.load(layout.train_dir / files[-1], weights_only=True)
-        assert kept["itr"] == (7 if mode in ("all", "gap") else 15)
-        assert set(kept["agent_state_dict"]) == set(loop.agent.state_dict())
+        snapshot = torch.load(layout.train_dir / files[-1], weights_only=True)
+        assert snapshot["itr"] == (7 if mode in ("all", "gap") else 15)
+        assert set(snapshot["agent_state_dict"]) == set(loop.agent.state_dict())
 
 
-def test_a_non_finite_loss_ends_the_round_and_names_the_step(
+def test_non_finite_loss_ends_the_round_and_names_the_step(
     problem: Problem, layout: RoundLayout, agent: PredecoderAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned = iter([False] * 5 + [True])
@@ -207,7 +207,7 @@ def test_a_non_finite_loss_ends_the_round_and_names_the_step(
     assert all(torch.isfinite(value).all() for value in agent.state_dict().values()), "no step was taken on it"
 
 
-def test_a_late_column_is_empty_in_earlier_rows(layout: RoundLayout) -> None:
+def test_late_column_is_empty_in_earlier_rows(layout: RoundLayout) -> None:
     logger = TrainLogger(layout)
     logger.record_row({"a": 1})
     logger.begin("finetuning")

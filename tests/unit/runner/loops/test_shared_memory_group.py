@@ -18,11 +18,11 @@ from .support import Make, difference
 from .test_sync import loop_of, rows
 
 WORLD = 3
-LARGE = SLOT_BYTES // 4 * 2 + 5  # float32: two whole slots and a part
+LARGE = SLOT_BYTES // 4 * 2 + 5  # float32: two full slots and a part
 
 
 def check_collectives(worker: Worker | None, rank: int, store: str, exchange: Exchange) -> None:
-    """Call each collective; an assertion ends the process, and the group names it."""
+    """Call each collective; a failed assertion ends the process, which the group then names."""
     if worker is not None:
         worker.ready()
     register(exchange)
@@ -87,7 +87,7 @@ def test_training_without_sockets_computes_the_same_weights(layout: Any, tmp_pat
     assert difference(shared.agent.state_dict(), gloo.agent.state_dict()) < 1e-6
 
 
-def test_a_killed_rank_ends_training_without_sockets(layout: Any, no_sockets: None) -> None:
+def test_killed_rank_ends_training_without_sockets(layout: Any, no_sockets: None) -> None:
     loop = loop_of(SyncRlEval, Make("edges", settings={"trouble": "die"}), layout)
     with pytest.raises(RoundError, match=r"rank 1 \(process \d+\) was ended by signal 9"):
         loop.train()

@@ -51,7 +51,7 @@ def test_two_ranks_equal_one_rank_with_a_double_batch(layout: RoundLayout, tmp_p
 
 
 def test_only_rank_0_evaluates_and_ranks_may_exceed_cores(layout: RoundLayout) -> None:
-    """The others' sampler would raise if it were asked: see Troubled.evaluate_agent."""
+    """The samplers of other ranks would raise if they evaluated: see Troubled.evaluate_agent."""
     make = Make("edges")
     trio = loop_of(SyncRlEval, make, layout, world_size=3, n_steps=96 * 3, log_interval_steps=96)
     trio.train()
@@ -61,7 +61,7 @@ def test_only_rank_0_evaluates_and_ranks_may_exceed_cores(layout: RoundLayout) -
     assert table[-1]["CumCompletedTrajs"] == str(96 * 3) and table[-1]["EffectiveBatchSize"] == "96"
 
 
-def test_a_killed_rank_ends_the_others_and_is_named(layout: RoundLayout) -> None:
+def test_killed_rank_ends_the_others_and_is_named(layout: RoundLayout) -> None:
     pair = loop_of(SyncRl, Make("edges", settings={"trouble": "die"}), layout)
     with pytest.raises(RoundError, match=r"rank 1 \(process \d+\) was ended by signal 9") as failure:
         pair.train()

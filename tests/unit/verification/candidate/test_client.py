@@ -1,4 +1,4 @@
-"""The pipe to a candidate, against small programs that do what they should not."""
+"""The candidate client, against small programs that violate the protocol."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return links[-1]
 
     yield launch
-    for link in links:
-        link.close()
+    for client in links:
+        client.close()
 
 
 def shots(n: int, width: int = 8) -> np.ndarray:
@@ -60,23 +60,23 @@ while True:
 """
 
 
-def test_answers_come_back_in_order(start: Start) -> None:
-    link = start(ECHO)
+def test_answers_are_received_in_order(start: Start) -> None:
+    client = start(ECHO)
     for first in (3, 4):
-        link.send(np.full((5, 8), first, np.uint8))
+        client.send(np.full((5, 8), first, np.uint8))
     for first in (3, 4):
-        answer = link.receive(300)
+        answer = client.receive(300)
         assert isinstance(answer, np.ndarray) and answer.shape == (5, 300) and (answer == first).all()
 
 
 def test_large_frames_both_ways_do_not_deadlock(start: Start) -> None:
-    """Both pipes full at once: 6 MB of answer waits while the next 400 kB request is on its way."""
-    link = start(ECHO)
+    """Both pipes are full: 6 MB of answers wait while the next request of 400 kB is sent."""
+    client = start(ECHO)
     for _ in range(3):
-        link.send(np.zeros((5_000, 80), np.uint8).reshape(-1, 8)[:50_000])
-        assert link.outstanding
+        client.send(np.zeros((5_000, 80), np.uint8).reshape(-1, 8)[:50_000])
+        assert client.outstanding
     for _ in range(3):
-        assert isinstance(link.receive(300), np.ndarray)
+        assert isinstance(client.receive(300), np.ndarray)
 
 
 @pytest.mark.parametrize(
@@ -93,75 +93,75 @@ def test_large_frames_both_ways_do_not_deadlock(start: Start) -> None:
     ],
 )
 def test_bad_answers_are_failures(start: Start, body: str, error: str) -> None:
-    link = start(body)
-    link.send(shots(4))
-    answer = link.receive(2)
+    client = start(body)
+    client.send(shots(4))
+    answer = client.receive(2)
     assert isinstance(answer, CandidateFailure) and answer.error == error
 
 
 @pytest.mark.parametrize("body", ["receive(); os.kill(os.getpid(), 9)", "receive(); os._exit(137)"])
-def test_killed_process_is_no_failure_of_the_candidate(start: Start, body: str) -> None:
+def test_killed_process_is_not_a_failure_of_the_candidate(start: Start, body: str) -> None:
     """bubblewrap reports the signal as status 137. After the error, every answer fails."""
-    link = start("import os\n" + body)
-    link.send(shots(4))
+    client = start("import os\n" + body)
+    client.send(shots(4))
     with pytest.raises(InfrastructureError, match="was killed"):
-        link.receive(2)
-    link.send(shots(4))
-    answer = link.receive(2)
+        client.receive(2)
+    client.send(shots(4))
+    answer = client.receive(2)
     assert isinstance(answer, CandidateFailure) and answer.error == "closed"
 
 
 def test_killed_process_over_its_memory_limit_is_a_failure(start: Start) -> None:
     size = 2 * max(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, 100_000_000)
-    link = start(f"import os; receive(); held = b'x' * {size}; os.kill(os.getpid(), 9)", memory_gb=size / 2e9)
-    link.send(shots(4))
-    answer = link.receive(2)
+    client = start(f"import os; receive(); held = b'x' * {size}; os.kill(os.getpid(), 9)", memory_gb=size / 2e9)
+    client.send(shots(4))
+    answer = client.receive(2)
     assert isinstance(answer, CandidateFailure) and answer.error == "limit" and "memory" in answer.what
 
 
-def test_told_failures_are_cut_to_size_and_the_next_answer_counts(start: Start) -> None:
-    link = start(
+def test_reported_failures_are_truncated_and_do_not_end_the_session(start: Start) -> None:
+    client = start(
         """
 receive(); send(b"FAIL", b'{"error": "ValueError", "what": "' + b"y" * 3000 + b'"}')
 receive(); send(b"ODDS", bytes(16))
 time.sleep(60)
 """
     )
-    link.send(shots(2))
-    link.send(shots(2))
-    answer = link.receive(2)
+    client.send(shots(2))
+    client.send(shots(2))
+    answer = client.receive(2)
     assert isinstance(answer, CandidateFailure) and answer.error == "ValueError" and len(answer.what) == 500
-    assert isinstance(link.receive(2), np.ndarray)
+    assert isinstance(client.receive(2), np.ndarray)
 
 
-def test_a_candidate_that_never_reads_or_answers_is_ended(start: Start) -> None:
-    link = start("time.sleep(600)", answer_s=0.3)
-    link.send(np.zeros((100_000, 8), np.uint8))
-    link.send(shots(1))
-    assert link.receive(2) == CandidateFailure("timeout", "no answer in time")
-    assert isinstance(link.receive(2), CandidateFailure)  # at once: the process is gone
-    assert link.close().returncode != 0
+def test_candidate_that_never_reads_or_answers_is_killed(start: Start) -> None:
+    client = start("time.sleep(600)", answer_s=0.3)
+    client.send(np.zeros((100_000, 8), np.uint8))
+    client.send(shots(1))
+    assert client.receive(2) == CandidateFailure("timeout", "no answer in time")
+    assert isinstance(client.receive(2), CandidateFailure)  # at once: the process has ended
+    assert client.close().returncode != 0
 
 
-def test_a_broken_limit_is_named(start: Start) -> None:
-    link = start("receive(); x = bytearray(400_000_000); time.sleep(60)", memory_gb=0.2)
-    link.send(shots(1))
-    answer = link.receive(2)
+def test_exceeded_limit_is_named(start: Start) -> None:
+    client = start("receive(); x = bytearray(400_000_000); time.sleep(60)", memory_gb=0.2)
+    client.send(shots(1))
+    answer = client.receive(2)
     assert isinstance(answer, CandidateFailure) and answer.error in ("limit", "closed") and "memory" in str(answer)
 
 
-def test_words_of_a_candidate_can_be_written_down(start: Start) -> None:
-    """Half a surrogate pair would be no text to any file, a line break or an escape code more than one line."""
-    link = start('receive(); send(b\'FAIL\', b\'{"error": "E\\\\ud800", "what": "a\\\\nb\\\\u001b[2J"}\')')
-    link.send(shots(1))
-    assert link.receive(2) == CandidateFailure("E ", "a b [2J")
+def test_messages_of_a_candidate_are_one_printable_line(start: Start) -> None:
+    """Lone surrogates cannot be written to a file; line breaks and escape codes would make more than one line."""
+    client = start('receive(); send(b\'FAIL\', b\'{"error": "E\\\\ud800", "what": "a\\\\nb\\\\u001b[2J"}\')')
+    client.send(shots(1))
+    assert client.receive(2) == CandidateFailure("E ", "a b [2J")
 
 
 @pytest.mark.parametrize("made", ["b'[1]'", "b'[' * 60_000", "b'\\xff'"])
-def test_what_was_built_must_be_an_object(start: Start, made: str) -> None:
-    link = start(f"receive(); send(b'MADE', {made}); time.sleep(60)")
-    link.send_spec({"checkpoint": "x"})
-    assert isinstance(link.receive_model_info(), CandidateFailure)
+def test_model_info_must_be_an_object(start: Start, made: str) -> None:
+    client = start(f"receive(); send(b'MADE', {made}); time.sleep(60)")
+    client.send_spec({"checkpoint": "x"})
+    assert isinstance(client.receive_model_info(), CandidateFailure)
 
 
 HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
@@ -178,24 +178,24 @@ HASHES = {"circuit_sha256": "0" * 64, "dsl_sha256": "1" * 64}
         {"n_params": 1},
     ],
 )
-def test_a_forged_account_of_what_was_built_is_none(start: Start, made: dict[str, object]) -> None:
-    """Minus one FLOP would dominate every front; a number beyond the range of floats would crash the verifier."""
+def test_forged_model_info_is_discarded(start: Start, made: dict[str, object]) -> None:
+    """-1 FLOPs would dominate every front; a number beyond the range of floats would crash the verifier."""
     payload = json.dumps(HASHES | made).encode()
-    link = start(f"receive(); send(b'REDY', b''); receive(); send(b'MADE', {payload!r}); time.sleep(60)")
-    link.send_spec({"checkpoint": "x"})
-    assert read_model_info(link) == CandidateFailure("protocol", "the candidate does not say what it built")
+    client = start(f"receive(); send(b'REDY', b''); receive(); send(b'MADE', {payload!r}); time.sleep(60)")
+    client.send_spec({"checkpoint": "x"})
+    assert read_model_info(client) == CandidateFailure("protocol", "the candidate does not say what it built")
 
 
-def test_only_waiting_uses_up_the_time(start: Start) -> None:
-    link = start(ECHO, total_s=3.0)
-    link.send(shots(1))
-    assert isinstance(link.receive(300), np.ndarray)
-    left = link._remaining_s
+def test_only_waiting_counts_towards_the_time_limit(start: Start) -> None:
+    client = start(ECHO, total_s=3.0)
+    client.send(shots(1))
+    assert isinstance(client.receive(300), np.ndarray)
+    left = client._remaining_s
     time.sleep(0.5)  # the verifier decodes
-    link.send(shots(1))
-    assert isinstance(link.receive(300), np.ndarray)
-    assert left - link._remaining_s < 0.4
-    link._remaining_s = 0.0
-    link.send(shots(1))
-    answer = link.receive(300)
+    client.send(shots(1))
+    assert isinstance(client.receive(300), np.ndarray)
+    assert left - client._remaining_s < 0.4
+    client._remaining_s = 0.0
+    client.send(shots(1))
+    answer = client.receive(300)
     assert isinstance(answer, CandidateFailure) and answer.error == "timeout"

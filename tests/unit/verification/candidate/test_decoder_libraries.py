@@ -1,4 +1,4 @@
-"""Decoder libraries are out of reach in the candidate process, by import and by file."""
+"""Decoder libraries cannot be reached in the candidate process, neither by import nor by file."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_hidden_libraries_cannot_be_loaded(hide: bool, sandbox_backend: SandboxB
     assert ended.returncode == (0 if hide else 1), (tmp_path / "log").read_text()
 
 
-def test_a_blocked_import_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocked_import_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.delitem(sys.modules, "sinter", raising=False)
     decoder_libraries.block()

@@ -1,4 +1,4 @@
-"""A person in the repository, between two starts: nothing of theirs is touched, nothing of the run is lost."""
+"""A user changes the repository between two starts: the user's files are unchanged, no round is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def first_row(layout: RunLayout) -> Any:
     return RunMemory(layout.root).history.rows()[0]
 
 
-def test_nothing_to_do_where_nothing_happened(workspace: Path) -> None:
+def test_clean_run_needs_no_recovery(workspace: Path) -> None:
     layout, repo = place(workspace)
     before = {
         path: path.read_bytes() for path in layout.root.rglob("*") if path.is_file() and path.name != "owner.json"
@@ -41,7 +41,7 @@ def test_nothing_to_do_where_nothing_happened(workspace: Path) -> None:
     check(Before.of(workspace), layout.run_id)
 
 
-def test_what_was_salvaged_stays_as_it_was_found(workspace: Path) -> None:
+def test_salvaged_files_are_not_changed_again(workspace: Path) -> None:
     layout, repo = place(workspace)
     half = layout.salvage / "checkout.1" / f".predecoder.yaml.{'0' * 16}.tmp"
     half.parent.mkdir(parents=True)
@@ -49,7 +49,7 @@ def test_what_was_salvaged_stays_as_it_was_found(workspace: Path) -> None:
     assert reconcile(layout, repo) == [] and half.read_text() == "half"
 
 
-def test_deleted_views_come_back_byte_for_byte(workspace: Path) -> None:
+def test_deleted_views_are_restored_byte_for_byte(workspace: Path) -> None:
     layout, repo = place(workspace)
     was = {name: (layout.root / name).read_bytes() for name in VIEWS}
     for name in VIEWS:
@@ -60,24 +60,24 @@ def test_deleted_views_come_back_byte_for_byte(workspace: Path) -> None:
     assert {name: (layout.root / name).read_bytes() for name in VIEWS} == was
 
 
-def test_a_deleted_branch_gets_one_follow_up_and_keeps_its_commit(workspace: Path) -> None:
+def test_deleted_branch_gets_one_follow_up_and_keeps_its_commit(workspace: Path) -> None:
     layout, _ = place(workspace)
     row = first_row(layout)
     git(workspace, "branch", "-D", row.branch)
     git(workspace, "gc", "-q", "--prune=now")
     rows = recover_and_check(workspace, Before.of(workspace), layout.run_id)
-    assert [one.status for one in rows] == ["ok", "branch_manually_deleted"]
+    assert [row.status for row in rows] == ["ok", "branch_manually_deleted"]
     assert rows[1].refers_to_attempt == row.round_attempt_id and rows[1].reconcile_id
     assert git(workspace, "cat-file", "-t", row.commit_sha) == "commit"
 
 
-def test_a_lost_pin_comes_back(workspace: Path) -> None:
+def test_lost_pin_is_restored(workspace: Path) -> None:
     layout, _ = place(workspace)
     git(workspace, "update-ref", "-d", layout.pin(first_row(layout).round_attempt_id))
     recover_and_check(workspace, Before.of(workspace), layout.run_id)
 
 
-def test_a_foreign_branch_pauses_and_nothing_is_touched(workspace: Path) -> None:
+def test_foreign_branch_pauses_and_changes_nothing(workspace: Path) -> None:
     layout, repo = place(workspace)
     git(workspace, "branch", f"exp/{layout.run_id}/07-mine")
     layout.log.unlink()
@@ -90,7 +90,7 @@ def test_a_foreign_branch_pauses_and_nothing_is_touched(workspace: Path) -> None
     recover_and_check(workspace, Before.of(workspace), layout.run_id)
 
 
-def test_a_branch_that_a_person_set_aside_is_put_back(workspace: Path) -> None:
+def test_branch_moved_to_quarantine_by_a_user_is_moved_back(workspace: Path) -> None:
     layout, _ = place(workspace)
     branch = first_row(layout).branch
     git(workspace, "branch", "-m", branch, quarantine_branch_of(branch))
@@ -98,7 +98,7 @@ def test_a_branch_that_a_person_set_aside_is_put_back(workspace: Path) -> None:
     assert branch in refs(workspace)
 
 
-def test_a_person_may_commit_and_check_out_what_they_like(workspace: Path) -> None:
+def test_commits_and_checkouts_of_a_user_are_allowed(workspace: Path) -> None:
     layout, _ = place(workspace)
     (workspace / "notes.md").write_text("mine")
     git(workspace, "add", "notes.md")
@@ -109,7 +109,7 @@ def test_a_person_may_commit_and_check_out_what_they_like(workspace: Path) -> No
     assert git(workspace, "symbolic-ref", "--short", "HEAD") == first_row(layout).branch
 
 
-def test_a_verified_commit_that_is_gone_pauses(workspace: Path) -> None:
+def test_missing_verified_commit_pauses(workspace: Path) -> None:
     layout, repo = place(workspace)
     row = first_row(layout)
     forged = row.model_copy(
@@ -125,38 +125,38 @@ def test_a_verified_commit_that_is_gone_pauses(workspace: Path) -> None:
         reconcile(layout, repo)
 
 
-def test_a_damaged_line_in_the_middle_pauses(workspace: Path) -> None:
+def test_damaged_line_in_the_middle_pauses(workspace: Path) -> None:
     layout, repo = place(workspace)
-    whole = layout.history.read_text()
-    layout.history.write_text("{not json\n" + whole)
+    text = layout.history.read_text()
+    layout.history.write_text("{not json\n" + text)
     with pytest.raises(ManualInterventionRequired, match="damaged"):
         reconcile(layout, repo)
 
 
-def test_a_torn_tail_is_salvaged(workspace: Path) -> None:
+def test_torn_tail_is_salvaged(workspace: Path) -> None:
     layout, repo = place(workspace)
     with layout.attempts.open("a") as stream:
         stream.write('{"kind":"begun","round_attempt_id":"torn')
     assert [action.kind for action in reconcile(layout, repo, dry_run=True)] == ["heal"]
     assert len(recover_and_check(workspace, Before.of(workspace), layout.run_id)) == 1
-    (kept,) = layout.salvage.glob("attempts.jsonl.*")
-    assert kept.read_text().endswith("torn")
+    (salvaged,) = layout.salvage.glob("attempts.jsonl.*")
+    assert salvaged.read_text().endswith("torn")
 
 
-def test_a_second_owner_is_refused_by_name(workspace: Path) -> None:
+def test_second_owner_is_refused_with_the_first_owners_pid(workspace: Path) -> None:
     layout, repo = place(workspace)
     with run_lock.lock_run(layout.root), pytest.raises(UsageError, match="held by process"):
         reconcile(layout, repo)
 
 
-def test_an_unknown_run_is_one_sentence(workspace: Path) -> None:
+def test_unknown_run_is_one_error(workspace: Path) -> None:
     _, repo = place(workspace)
     with pytest.raises(UsageError, match="no run"):
         reconcile(RunLayout(workspace, "20200101-000000"), repo)
 
 
 def grow(workspace: Path, layout: RunLayout, count: int) -> None:
-    """Branches that were planned and committed, and then their process died."""
+    """Add branches of rounds that were planned and committed before their process died."""
     head = git(workspace, "rev-parse", "HEAD")
     tree = git(workspace, "rev-parse", "HEAD^{tree}")
     history, lines = RunMemory(layout.root).history, []
@@ -171,7 +171,7 @@ def grow(workspace: Path, layout: RunLayout, count: int) -> None:
     subprocess.run(["git", "update-ref", "--stdin"], cwd=workspace, input="".join(lines), text=True, check=True)
 
 
-def test_git_is_started_equally_often_however_many_orphans(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_git_processes_does_not_depend_on_orphans(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     layout, repo = place(workspace)
     started: list[str] = []
     execute = host_git._execute

@@ -1,4 +1,4 @@
-"""Run directories that are moved, copied, renamed, linked or deleted, and the secret in them."""
+"""Run directories that are moved, copied, renamed, linked or deleted, and the secret inside."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def layout(tmp_path: Path) -> RunLayout:
     """A run of one verified round."""
-    make_workspace(tmp_path / "lab", ENV)
-    return begin(tmp_path / "lab")
+    make_workspace(tmp_path / "workspace", ENV)
+    return begin(tmp_path / "workspace")
 
 
 def begin(workspace: Path) -> RunLayout:
@@ -48,7 +48,7 @@ def begin(workspace: Path) -> RunLayout:
 
 
 def resume(layout: RunLayout, rounds: int) -> list[str]:
-    """One start of the run; its notes."""
+    """Resume the run once and return its notes."""
     with resume_run(layout.run_id, layout.repo_root, roles=bench.roles()) as run:
         run_rounds(run, rounds)
         return run.notes
@@ -59,7 +59,7 @@ def die(*_: object, **__: object) -> None:
 
 
 def half_done(layout: RunLayout) -> str:
-    """A second round whose process died while it was measured; its branch."""
+    """Return the branch of a second round whose process died during measurement."""
     with (
         pytest.raises(KeyboardInterrupt),
         resume_run(layout.run_id, layout.repo_root, roles=bench.roles()) as run,
@@ -156,8 +156,8 @@ def test_record_of_a_moved_worktree_without_its_directory_is_removed(layout: Run
 
 
 @pytest.mark.parametrize("name", ["runs", "autoqec-data"])
-def test_runs_may_be_a_link_to_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    workspace, disk = tmp_path / "lab", tmp_path / "big" / name
+def test_runs_can_be_a_link_to_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    workspace, disk = tmp_path / "workspace", tmp_path / "big" / name
     make_workspace(workspace, ENV)
     disk.mkdir(parents=True)
     (workspace / "runs").symlink_to(disk)
@@ -165,12 +165,12 @@ def test_runs_may_be_a_link_to_another_disk(tmp_path: Path, monkeypatch: pytest.
     assert (disk / layout.run_id / "history.jsonl").is_file()
     resume(layout, 2)
     assert [row.status for row in recover_and_check(workspace, Before.of(workspace), layout.run_id)] == ["ok", "ok"]
-    code, said = invoke(workspace, monkeypatch, "show", str(layout.root))
-    assert code == 0, said
+    code, output = invoke(workspace, monkeypatch, "show", str(layout.root))
+    assert code == 0, output
 
 
 def test_secret_is_never_staged(tmp_path: Path) -> None:
-    workspace = tmp_path / "lab"
+    workspace = tmp_path / "workspace"
     make_workspace(workspace, ENV)
     (workspace / ".gitignore").unlink(missing_ok=True)
     begin(workspace)
@@ -178,7 +178,7 @@ def test_secret_is_never_staged(tmp_path: Path) -> None:
     assert not [name for name in git(workspace, "diff", "--cached", "--name-only").splitlines() if "runs/" in name]
 
 
-def test_start_that_fails_half_way_leaves_no_run(tmp_path: Path) -> None:
+def test_failed_start_leaves_no_run(tmp_path: Path) -> None:
     make_workspace(tmp_path, ENV)
 
     def fill(partial: RunLayout, run_id: str) -> None:
@@ -192,9 +192,9 @@ def test_start_that_fails_half_way_leaves_no_run(tmp_path: Path) -> None:
 
 def test_directory_that_a_killed_start_left_is_removed_by_the_next(tmp_path: Path) -> None:
     make_workspace(tmp_path, ENV)
-    left = RunLayout(tmp_path, partial_run_id("20200101-000000")).root
-    left.mkdir(parents=True)
-    (left / "secret").write_text("half")
+    remainder = RunLayout(tmp_path, partial_run_id("20200101-000000")).root
+    remainder.mkdir(parents=True)
+    (remainder / "secret").write_text("half")
     layout = begin(tmp_path)
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {".gitignore", layout.run_id}
 
@@ -214,18 +214,18 @@ def test_run_deleted_by_git_clean_is_explained_and_can_be_removed(
     git(workspace, "clean", "-q", "-fdX")
     assert not layout.root.exists()
     for command in (("show",), ("show", layout.run_id), ("reconcile", layout.run_id), ("gc", layout.run_id, "--yes")):
-        _, said = invoke(workspace, monkeypatch, *command)
-        assert layout.run_id in said and "1 branches and 1 pins remain" in said, said
+        _, output = invoke(workspace, monkeypatch, *command)
+        assert layout.run_id in output and "1 branches and 1 pins remain" in output, output
     assert len(refs(workspace)) > 1, "branches are removed only by name"
     code, _ = invoke(workspace, monkeypatch, "gc", layout.run_id, "--yes", "--only", "deleted_run")
     assert code == 0 and list(refs(workspace)) == ["main"]
     assert git(workspace, "for-each-ref", "refs/autoqec") == ""
 
 
-@pytest.mark.parametrize("left", ["nothing", "directory"])
-def test_lost_secret_is_named_as_lost(layout: RunLayout, left: str) -> None:
+@pytest.mark.parametrize("remainder", ["nothing", "directory"])
+def test_lost_secret_is_reported_as_lost(layout: RunLayout, remainder: str) -> None:
     layout.secret.unlink()
-    if left == "directory":
+    if remainder == "directory":
         layout.secret.mkdir()
     with pytest.raises(ManualInterventionRequired, match="secret is missing") as pause:
         resume(layout, 2)
@@ -233,7 +233,7 @@ def test_lost_secret_is_named_as_lost(layout: RunLayout, left: str) -> None:
 
 
 def unchained(path: Path) -> list[dict[str, object]]:
-    """The lines of a file as version 1 wrote them, without hashes."""
+    """Rewrite the lines of a file without hashes, as version 1 wrote them."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     keys = (jsonl.CHAIN_KEY, jsonl.LINE_KEY)
     return [{key: value for key, value in line.items() if key not in keys} for line in lines]
@@ -275,7 +275,7 @@ def test_ref_that_a_power_cut_damaged_is_restored(layout: RunLayout, content: by
     was = git(layout.repo_root, "rev-parse", ref)
     (layout.repo_root / ".git" / ref).write_bytes(content)
     rows = recover_and_check(layout.repo_root, Before.of(layout.repo_root), layout.run_id)
-    assert [found.status for found in rows] == ["ok"], "nobody deleted the branch"
+    assert [found.status for found in rows] == ["ok"], "the branch was not deleted"
     assert git(layout.repo_root, "rev-parse", ref) == was
 
 
@@ -287,7 +287,7 @@ def test_recovery_is_announced(layout: RunLayout) -> None:
 
 
 def killed_before_pointer(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second round that was measured; its process died before it committed the pointer."""
+    """Return a second round that was measured and whose process died before it committed the pointer."""
     with monkeypatch.context() as patch:
         patch.setattr("autoqec.orchestrator.worktree.commit_pointer", die)
         with pytest.raises(KeyboardInterrupt):
@@ -309,7 +309,7 @@ def test_measured_round_is_finished_and_then_verified(
     assert [(row.round, row.verify_verdict) for row in rows[2:]] == [(2, "VERIFIED")], "one follow-up, no third round"
 
 
-def test_round_killed_from_outside_is_no_failure_of_its_config(layout: RunLayout) -> None:
+def test_round_killed_from_outside_is_not_a_failure_of_its_config(layout: RunLayout) -> None:
     def killed(*_: object) -> None:
         raise InfrastructureError("killed from outside twice")
 
@@ -322,7 +322,7 @@ def test_round_killed_from_outside_is_no_failure_of_its_config(layout: RunLayout
     recover_and_check(layout.repo_root, Before.of(layout.repo_root), layout.run_id)
 
 
-def test_candidate_killed_from_outside_is_tried_again(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidate_killed_from_outside_is_retried(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     failures = iter([True, False])
 
     def verify(*arguments: object, **more: object) -> object:
@@ -339,9 +339,7 @@ def test_candidate_killed_from_outside_is_tried_again(layout: RunLayout, monkeyp
     recover_and_check(layout.repo_root, Before.of(layout.repo_root), layout.run_id)
 
 
-def test_candidate_killed_twice_gets_no_verdict_and_a_later_one(
-    layout: RunLayout, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidate_killed_twice_can_be_verified_later(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_: object, **__: object) -> None:
         raise InfrastructureError("killed")
 

@@ -1,4 +1,4 @@
-"""What a person may do while a round is under way: each case happens between its measurement and its judgement."""
+"""Actions of a user during a round: each case happens between measurement and verification."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.store.layout import RunLayout
 from tests.crash.invariants import git
 
 
-def at(view: AnalystView) -> tuple[RunLayout, int]:
+def round_of(view: AnalystView) -> tuple[RunLayout, int]:
     directory = view.round_dir
     return RunLayout(directory.parents[2], directory.parent.name), int(directory.name.removeprefix("round_"))
 
@@ -62,23 +62,23 @@ def moves_the_clock(layout: RunLayout, number: int) -> None:
 
 
 CASES: dict[str, Callable[[RunLayout, int], None]] = {
-    made.__name__: made
-    for made in (
+    action.__name__: action
+    for action in (
         deletes_branch, deletes_older_branch, deletes_worktree, deletes_round, deletes_metrics, deletes_history,
         renames_runs, commits, moves_the_clock,
     )
 }  # fmt: skip
 
 
-def with_mischief(analyst: Callable[[AnalystView], Any], cases: set[str]) -> Callable[[AnalystView], Any]:
-    """The analyst, with the mischief of `cases` done once it has spoken of the third round."""
+def with_interference(analyst: Callable[[AnalystView], Any], cases: set[str]) -> Callable[[AnalystView], Any]:
+    """Wrap the analyst so that the actions of `cases` follow its response for the third round."""
 
-    def analyse_with_mischief(view: AnalystView) -> Any:
-        said = analyst(view)
+    def analyse_with_interference(view: AnalystView) -> Any:
+        response = analyst(view)
         for name in sorted(cases & set(CASES)):
-            layout, number = at(view)
+            layout, number = round_of(view)
             if number == 3:
                 CASES[name](layout, number)
-        return said
+        return response
 
-    return analyse_with_mischief
+    return analyse_with_interference
