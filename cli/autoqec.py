@@ -118,6 +118,12 @@ def _current_option_name(name: str) -> str:
 @click.option("--no-llm", is_flag=True, help="Fail if the chosen ideator calls a language model.")
 @click.option("--model", help="Language model for --ideator llm and hybrid.")
 @click.option(
+    "--price",
+    metavar="in=X,out=Y",
+    help="Price of the language model in US dollars per million tokens (cache_read=Z for cached ones), for a model "
+    "whose price --budget usd does not know.",
+)
+@click.option(
     "--effort",
     type=click.Choice(["low", "medium", "high", "xhigh", "max"]),
     help="Reasoning effort of the language model; default: that of the model.",

@@ -10,6 +10,7 @@ from autoqec.cli.common import Output
 from autoqec.cli.progress import broadcast
 from autoqec.contracts.pins import format_pins
 from autoqec.contracts.profiles import PROFILES
+from autoqec.contracts.settings import ModelSettings
 from autoqec.errors import RunInterruptedError
 from autoqec.launch.options import RunOptions
 from autoqec.launch.session import run_session
@@ -46,6 +47,12 @@ def show_plan(run_options: RunOptions, out: Output) -> None:
             "slurm": run_options.cluster,
         }
     )
+
+
+def _price(model: ModelSettings) -> str:
+    if model.price is None:
+        return ""
+    return f", ${model.price['input']:g} in and ${model.price['output']:g} out per million tokens"
 
 
 def _check_new_run(run_options: RunOptions, out: Output) -> dict[str, Any]:
@@ -93,7 +100,7 @@ def _plan_lines(run_options: RunOptions) -> Iterator[str]:
         yield f"job       {options}; one per round"
     for role, model in run_options.settings.models.items():
         effort = "" if model.effort is None else f", effort {model.effort}"
-        yield f"{role:<9} {model.model or 'default model'} through {model.backend}{effort}"
+        yield f"{role:<9} {model.model or 'default model'} through {model.backend}{effort}{_price(model)}"
     if run_options.settings.budget:
         limits = ", ".join(f"{name} {value:g}" for name, value in run_options.settings.budget.items())
         yield f"budget    {limits}"

@@ -17,6 +17,10 @@ class ModelSettings(Contract):
     model: str | None = Field(default=None, description="null: the default model of a command-line client")
     base_url: str | None = Field(default=None, description="endpoint of the API; null: the provider's")
     effort: str | None = Field(default=None, description="reasoning effort; null: the model's default")
+    price: dict[str, float] | None = Field(
+        default=None,
+        description="US dollars per million tokens as `input`, `output` and `cache_read`; null: the price list's",
+    )
 
 
 class RunSettings(Contract):

@@ -81,7 +81,8 @@ class RunOptions:
 
 OPTION_DEFAULTS: Mapping[str, Any] = {
     "rounds": None, "profile": "dev", "seed": 1, "secret_file": None, "resume": None, "ideator": "tpe", "pin": (),
-    "no_llm": False, "model": None, "effort": None, "cassette": None, "replay_of": None, "ideator_memory": None,
+    "no_llm": False, "model": None, "effort": None, "price": None, "cassette": None, "replay_of": None,
+    "ideator_memory": None,
     "analyst_memory": None, "memory": None, "open_modules": False, "parallel": 1, "threads": 1, "executor": "local",
     "slurm": (), "budget": "",
 }  # fmt: skip

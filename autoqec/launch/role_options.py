@@ -15,6 +15,7 @@ from autoqec.ideators.replay import ReplayIdeator
 from autoqec.llm.base import Effort
 from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config
 from autoqec.llm.errors import LlmAuthError
+from autoqec.llm.prices import Price
 from autoqec.orchestrator.budget import Budget
 from autoqec.orchestrator.run import BUILTIN_IDEATORS
 from autoqec.store.files import load_yaml
@@ -43,7 +44,9 @@ class RoleOptions:
         analyst_memory: RunTime checkpoint whose agent nominates.
         memory: what earlier runs learned; read by the models, extended by every run.
         effort: reasoning effort of every role's model.
-        role_models: models stored with the run; they take precedence over `model`, `effort` and the environment.
+        price: of every role's model, in place of the price list's.
+        role_models: models stored with the run; they take precedence over `model`, `effort`, `price` and the
+            environment.
     """
 
     ideator: str = "tpe"
@@ -57,6 +60,7 @@ class RoleOptions:
     analyst_memory: Path | None = None
     memory: Path | None = None
     effort: Effort | None = None
+    price: Price | None = None
     role_models: Mapping[str, ModelSettings] = field(default_factory=dict)
 
     @property
@@ -68,7 +72,7 @@ class RoleOptions:
         """Return the language model of a role: the one stored with the run, otherwise from options and environment."""
         if role in self.role_models:
             return LMConfig.model_validate(self.role_models[role].model_dump(exclude_none=True))
-        named = {"model": self.model, "effort": self.effort}
+        named = {"model": self.model, "effort": self.effort, "price": self.price}
         return role_config(role, LMConfig.model_validate({key: value for key, value in named.items() if value}))
 
     def resolved_models(self) -> dict[str, ModelSettings]:
@@ -81,6 +85,7 @@ class RoleOptions:
                 model=config.model if config.backend in ("claude", "codex") else config.resolved_model(),
                 base_url=config.base_url,
                 effort=config.effort,
+                price=None if config.price is None else config.price.model_dump(exclude_none=True),
             )
             for role, config in configs.items()
         }
@@ -135,11 +140,11 @@ def check_role_options(choice: RoleOptions, root: Path) -> None:
         )
     if choice.replay_of is not None:
         load_replay(choice.replay_of, root)
-    of_models = (choice.cassette, choice.model, choice.effort, choice.max_usd, choice.max_tokens)
+    of_models = (choice.cassette, choice.model, choice.effort, choice.price, choice.max_usd, choice.max_tokens)
     if not choice.models and any(of_models):
         what = (
             f"ideator `{choice.ideator}` calls no language model: "
-            "--model, --effort, --cassette, usd and tokens do not apply"
+            "--model, --effort, --price, --cassette, usd and tokens do not apply"
         )
         raise UsageError(what, location="--ideator", hint="choose --ideator llm or hybrid")
     _check_files(choice)

@@ -15,6 +15,7 @@ from autoqec.contracts.settings import RunSettings
 from autoqec.errors import UsageError
 from autoqec.launch import role_options as options
 from autoqec.launch.role_options import RoleOptions
+from autoqec.llm.prices import parse_price
 from autoqec.orchestrator.budget import Budget
 from autoqec.store.layout import RunLayout
 
@@ -71,10 +72,12 @@ def role_options(
     cassette: Path | None = chosen["cassette"]
     if cassette is None and settings.cassette and layout is not None:
         cassette = layout.cassette
+    price = parse_price(chosen["price"]) if chosen["price"] else None
     options = RoleOptions(
         ideator=ideator,
         model=chosen["model"],
         effort=chosen["effort"],
+        price=price,
         cassette=cassette,
         replay_of=settings.replay_of,
         max_usd=settings.budget.get("usd"),
@@ -84,12 +87,13 @@ def role_options(
         analyst_memory=_path(settings.analyst_memory, root),
         memory=_path(settings.memory, root),
     )
-    if not {"model", "effort"} & explicit:
+    if not {"model", "effort", "price"} & explicit:
         options = replace(options, role_models=dict(settings.models))
-    elif chosen["model"] is None:  # a new effort for the models that the run has
-        models = {
-            role: model.model_copy(update={"effort": chosen["effort"]}) for role, model in settings.models.items()
-        }
+    elif chosen["model"] is None:  # a new effort or price for the models that the run has
+        changes: dict[str, Any] = {"effort": chosen["effort"]} if "effort" in explicit else {}
+        if price is not None:
+            changes["price"] = price.model_dump(exclude_none=True)
+        models = {role: model.model_copy(update=changes) for role, model in settings.models.items()}
         options = replace(options, role_models=models)
     if info is not None and info.settings is None and options.models and not (options.model or options.cassette):
         what = f"the run was made by an earlier version, which did not store the model of ideator `{ideator}`"

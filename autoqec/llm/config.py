@@ -16,7 +16,7 @@ from autoqec.llm import scripted
 from autoqec.llm.base import Effort, LanguageModel
 from autoqec.llm.cassette import CassetteFile, CassetteLM
 from autoqec.llm.ledger import Ledger, MeteredLM
-from autoqec.llm.prices import cost_usd, price_list
+from autoqec.llm.prices import Price, cost_usd, price_list, set_price
 from autoqec.llm.usage import Usage
 
 Backend = Literal["anthropic", "openai", "gemini", "claude", "codex", "scripted"]
@@ -42,6 +42,7 @@ class LMConfig(Contract):
         api_key_env: Environment variable of the key for `base_url` of OpenAI-compatible and Gemini endpoints; without
             it an explicit `base_url` gets no key.
         timeout_s: Limit of one call with all of its attempts.
+        price: US dollars per million tokens, of a model that the price list does not have.
         max_call_usd: Limit that the `claude` command line enforces.
     """
 
@@ -58,6 +59,7 @@ class LMConfig(Contract):
     timeout_s: float = Field(default=600.0, gt=0)
     max_retries: int = Field(default=2, ge=0, le=10)
     max_call_usd: float | None = Field(default=None, gt=0)
+    price: Price | None = Field(default=None, description="null: that of the price list, if it has one")
 
     def resolved_backend(self) -> Backend:
         """Return the backend that the model's name stands for; UsageError lists those that are known."""
@@ -94,12 +96,14 @@ def require_price(config: LMConfig) -> None:
     Raises:
         UsageError: No price of the model is known, so that every call would be refused.
     """
+    _use_price(config)
     if config.max_call_usd is None and cost_usd(config.resolved_model(), Usage()) is None:
         known = ", ".join(sorted(price_list().models))
         raise UsageError(
             f"no price is known for the model {config.resolved_model()!r}, so a budget in dollars cannot be kept",
             location="--budget usd",
-            hint=f"use --budget tokens=COUNT, or a model with a known price: {known}",
+            hint=f"add --price in=X,out=Y (dollars per million tokens), use --budget tokens=COUNT, or a model with a "
+            f"known price: {known}",
         )
 
 
@@ -128,6 +132,7 @@ def get_lm_client(
         UsageError: No backend fits the model's name.
         LlmAuthError: There is no key.
     """
+    _use_price(config)
     lm = _backend(config) if cassette_file is None or cassette_file.mode != "replay" else None
     if cassette_file is not None:
         lm = CassetteLM(
@@ -154,6 +159,11 @@ def role_clients(
         role: get_lm_client(role_config(role, config, environ), cassette_file=cassette_file, ledger=ledger)
         for role in ROLES
     }
+
+
+def _use_price(config: LMConfig) -> None:
+    if config.price is not None:
+        set_price(config.resolved_model(), config.price)
 
 
 def _backend(config: LMConfig) -> LanguageModel:

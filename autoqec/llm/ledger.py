@@ -159,7 +159,7 @@ class Ledger:
                 raise BudgetExceededError(
                     f"no price is known for the model {model!r}, so a budget in dollars cannot be kept",
                     location=f"role {request.role}",
-                    hint="give the budget in tokens, or choose a model that autoqec/llm/prices.yaml lists",
+                    hint="add --price in=X,out=Y, or use --budget tokens=COUNT",
                 )
             dollars = self.totals.known_usd + (unsettled.usd or 0.0) + bound.usd
             if dollars > self.max_usd:

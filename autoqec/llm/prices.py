@@ -6,12 +6,15 @@ import datetime
 from functools import cache
 from importlib.resources import files
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
-from autoqec.contracts.base import Contract
+from autoqec.contracts.base import Contract, first_validation_error
+from autoqec.errors import UsageError
 from autoqec.llm.base import Request
 from autoqec.llm.usage import Usage
 from autoqec.store.files import load_yaml
+
+MAX_PRICE = 100_000.0  # dollars per million tokens; beyond it, a price is a slip
 
 
 class LongPrompt(Contract):
@@ -22,10 +25,11 @@ class LongPrompt(Contract):
 
 
 class Price(Contract):
-    """US dollars per million tokens."""
+    """US dollars per million tokens. Without a price of cached tokens the price list's factor holds."""
 
-    input: float = Field(ge=0)
-    output: float = Field(ge=0)
+    input: float = Field(ge=0, le=MAX_PRICE)
+    output: float = Field(ge=0, le=MAX_PRICE)
+    cache_read: float | None = Field(default=None, ge=0, le=MAX_PRICE)
     long_prompt: LongPrompt | None = None
 
     def factor(self, prompt_tokens: int) -> float:
@@ -52,6 +56,34 @@ def price_list() -> PriceList:
     return PriceList.model_validate(load_yaml(text, location="autoqec/llm/prices.yaml"))
 
 
+_own_prices: dict[str, Price] = {}
+
+
+def set_price(model: str, price: Price) -> None:
+    """Use this price for the model in the whole process, whatever the price list says."""
+    _own_prices[model] = price
+
+
+def parse_price(text: str) -> Price:
+    """Parse `in=3,out=15[,cache_read=0.3]`, in US dollars per million tokens.
+
+    Without `cache_read`, cached tokens cost as much as others.
+
+    Raises:
+        UsageError: The text has another form.
+    """
+    hint = "--price in=3,out=15 (US dollars per million tokens; cache_read=0.3 for tokens read from a cache)"
+    fields = dict(part.partition("=")[::2] for part in text.replace(" ", "").split(","))
+    names = {"in": "input", "out": "output", "cache_read": "cache_read"}
+    if fields.keys() - names.keys() or not {"in", "out"} <= fields.keys():
+        raise UsageError(f"{text!r} is not a price", location="--price", hint=hint)
+    try:
+        price = Price.model_validate({names[name]: value for name, value in fields.items()})
+    except ValidationError as error:
+        raise UsageError(first_validation_error(error), location="--price", hint=hint) from error
+    return price if price.cache_read is not None else price.model_copy(update={"cache_read": price.input})
+
+
 def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> float | None:
     """Return the cost of `usage` in dollars; None for a model without a known price. Scripted answers cost nothing.
 
@@ -63,14 +95,15 @@ def cost_usd(model: str, usage: Usage, *, cache_write_1h_tokens: int = 0) -> flo
     if model.startswith("scripted:"):
         return 0.0
     prices = price_list()
-    price = prices.models.get(model)
+    price = _own_prices.get(model) or prices.models.get(model)
     if price is None:
         return None
     hour = min(cache_write_1h_tokens, usage.cache_creation_input_tokens)
     minutes = usage.cache_creation_input_tokens - hour
-    prompt = usage.input_tokens + usage.cache_read_input_tokens * prices.cache_read
-    prompt += minutes * prices.cache_write_5m + hour * prices.cache_write_1h
-    return price.factor(usage.prompt_tokens) * (prompt * price.input + usage.output_tokens * price.output) / 1e6
+    prompt = usage.input_tokens + minutes * prices.cache_write_5m + hour * prices.cache_write_1h
+    cache_read = prices.cache_read * price.input if price.cache_read is None else price.cache_read
+    dollars = prompt * price.input + usage.cache_read_input_tokens * cache_read + usage.output_tokens * price.output
+    return price.factor(usage.prompt_tokens) * dollars / 1e6
 
 
 def max_cost_usd(model: str, prompt_tokens: int, request: Request, *, cache_hour: bool = False) -> float | None:

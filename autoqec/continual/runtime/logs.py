@@ -96,7 +96,9 @@ class _Console(logging.StreamHandler[TextIO]):
 class _Json(logging.Formatter):
     """One JSON object per line: time, level, logger, message, the fields, and a traceback if there is one."""
 
-    converter = time.gmtime
+    def __init__(self) -> None:
+        super().__init__()
+        self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
         entry = {

@@ -148,3 +148,22 @@ def test_dry_run_shows_models_and_budget(in_workspace: Workspace) -> None:
     result = in_workspace.autoqec("run", "--resume", run_id, "--dry-run", ANTHROPIC_API_KEY="sk-ant-nothing")
     assert result.code == 0, result.err
     assert "claude-sonnet-5-5 through anthropic, effort high" in result.out and "usd 2" in result.out
+
+
+def test_a_price_makes_a_dollar_budget_possible_and_belongs_to_the_run(
+    in_workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOQEC_IDEATOR_BASE_URL", "http://127.0.0.1:9")
+    argv = ("env.yaml", "--ideator", "hybrid", "--model", "claude-of-this-test", "--budget", "usd=2")
+    with pytest.raises(UsageError, match="no price is known") as raised:
+        parse(*argv)
+    assert "--price" in str(raised.value.hint)
+    started = parse(*argv, "--price", "in=3,out=15")
+    run_id = open_run(in_workspace, started, "hybrid")
+    stored = {"input": 3.0, "output": 15.0, "cache_read": 3.0}
+    assert parse("--resume", run_id).settings.models["ideator"].price == stored
+    changed = parse("--resume", run_id, "--price", "in=4,out=15", "--effort", "low").settings.models["analyst"]
+    assert changed.price == {**stored, "input": 4.0, "cache_read": 4.0} and changed.effort == "low"
+    assert changed.model == "claude-of-this-test"
+    with pytest.raises(UsageError, match="calls no language model"):
+        parse("env.yaml", "--price", "in=3,out=15")

@@ -4,8 +4,10 @@ import datetime
 
 import pytest
 
+from autoqec.errors import UsageError
 from autoqec.llm.base import Message, Request
-from autoqec.llm.prices import cost_usd, max_cost_usd, price_list
+from autoqec.llm.config import LMConfig, get_lm_client, require_price
+from autoqec.llm.prices import cost_usd, max_cost_usd, parse_price, price_list
 from autoqec.llm.usage import Usage
 
 
@@ -42,3 +44,24 @@ def test_upper_bound_covers_every_call() -> None:
     worst = max_cost_usd("claude-opus-5-5", 1000, request)
     real = cost_usd("claude-opus-5-5", Usage(cache_creation_input_tokens=1000, output_tokens=8192))
     assert worst is not None and real is not None and worst >= real
+
+
+def test_a_price_of_ones_own_counts_for_clients_and_budgets() -> None:
+    config = LMConfig(model="qwen-of-this-test", base_url="http://127.0.0.1:9", price=parse_price("in=2,out=8"))
+    require_price(config)
+    assert get_lm_client(config).max_cost_usd(Request(messages=(Message(role="user", content="x"),)), 10) is not None
+    million = Usage(input_tokens=1_000_000, output_tokens=1_000_000, cache_read_input_tokens=1_000_000)
+    assert cost_usd("qwen-of-this-test", million) == pytest.approx(2 + 8 + 2)
+    cached = parse_price("in=2, out=8, cache_read=0.5")
+    require_price(LMConfig(model="qwen-of-this-test", base_url="http://127.0.0.1:9", price=cached))
+    assert cost_usd("qwen-of-this-test", million) == pytest.approx(2 + 8 + 0.5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "3", "in=3", "in=3,out=", "in=-1,out=2", "in=nan,out=2", "in=inf,out=2", "in=1,out=2,x=3", "in=1e9,out=1"],
+)
+def test_a_price_of_another_form_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_price(text)
+    assert raised.value.location == "--price" and "in=3,out=15" in str(raised.value.hint)
