@@ -13,6 +13,9 @@ OutputMode = Literal["soft_priors", "hard_flip"]
 SnapshotMode = Literal["last", "all", "gap", "none"]
 Family = Literal["mlp", "gnn", "neural_bp", "conv", "local"]
 FAMILIES: tuple[Family, ...] = get_args(Family)
+# The field of a family's block that sets its width, and the one that sets its depth; each family has at least one.
+WIDTH_FIELDS = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "local": "hidden"}
+DEPTH_FIELDS = {"mlp": "depth", "gnn": "layers", "neural_bp": "iterations", "conv": "layers", "local": "depth"}
 
 
 class MlpConfig(Contract):

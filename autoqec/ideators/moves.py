@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from autoqec.contracts.base import canonical_json
-from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS, PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import IdeatorResponse, parse_response
 from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
@@ -299,11 +299,11 @@ def _digest(row: dict[str, Any]) -> str | None:
     return space.digest(row["dsl_config"]) if row["dsl_config"] else None
 
 
-def _size(config: Config) -> tuple[int | None, int]:
-    """Width and depth of a config under the names that its family uses."""
-    block = config[config["type"]]
-    width = block.get("hidden") or block.get("channels")
-    return width, block.get("depth") or block.get("layers") or block.get("iterations")
+def _size(config: Config) -> tuple[int | None, int | None]:
+    """Width and depth of a config; None for what its family does not have."""
+    family = config["type"]
+    block = config[family]
+    return block.get(WIDTH_FIELDS.get(family)), block.get(DEPTH_FIELDS.get(family))
 
 
 def _name(config: Config) -> str:

@@ -9,15 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig
+from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, PredecoderDSL, TrainingConfig
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import AutoqecError
 from autoqec.reporting import predict_cost
 from autoqec.reporting.config_diff import differing_keys, flatten_config
 
 Config = dict[str, Any]
-SIZES = {"mlp": "hidden", "gnn": "hidden", "conv": "channels", "neural_bp": "iterations", "local": "hidden"}
-DEPTHS = {"mlp": "depth", "gnn": "layers", "conv": "layers", "local": "depth"}
 SHRINK_FACTORS = (0.75, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05)
 LEARNING_RATE_FACTOR = 1 / 3  # of a learning rate at which the loss diverged
 MIN_BATCH_SIZE = 64
@@ -95,17 +93,19 @@ def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
     """The same family with fewer and fewer channels; finally with a single layer."""
     family = str(config.get("type"))
     block = config.get(family)
-    if family not in SIZES or not isinstance(block, dict):
+    if family not in FAMILIES or not isinstance(block, dict):
         return
     defaults = PredecoderDSL.model_validate({"type": family, family: {}}).config()[family]
-    width = int(block.get(SIZES[family], defaults[SIZES[family]]))
-    depth = int(block.get(DEPTHS[family], defaults[DEPTHS[family]])) if family in DEPTHS else 1
+    size_key = WIDTH_FIELDS.get(family) or DEPTH_FIELDS[family]
+    depth_key = DEPTH_FIELDS.get(family) if family in WIDTH_FIELDS else None
+    width = int(block.get(size_key, defaults[size_key]))
+    depth = int(block.get(depth_key, defaults[depth_key])) if depth_key else 1
     for factor in SHRINK_FACTORS:
         if factor <= start and math.floor(width * factor) >= 1:
-            yield _with_value(config, family, SIZES[family], math.floor(width * factor))
-    if depth > 1:
-        narrowest = _with_value(config, family, SIZES[family], max(1, math.floor(width * SHRINK_FACTORS[-1])))
-        yield _with_value(narrowest, family, DEPTHS[family], 1)
+            yield _with_value(config, family, size_key, math.floor(width * factor))
+    if depth_key and depth > 1:
+        narrowest = _with_value(config, family, size_key, max(1, math.floor(width * SHRINK_FACTORS[-1])))
+        yield _with_value(narrowest, family, depth_key, 1)
 
 
 def _less_harmful(config: Config) -> Iterator[Config]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autoqec.contracts.dsl import FAMILIES, parse_dsl
+from autoqec.contracts.dsl import DEPTH_FIELDS, FAMILIES, WIDTH_FIELDS, parse_dsl
 from autoqec.errors import ContractError
 
 
@@ -15,6 +15,13 @@ def test_exactly_the_block_of_the_type_is_required(family: str) -> None:
     for config in ({"type": family}, {"type": family, other: {}}, {"type": family, family: {}, other: {}}):
         with pytest.raises(ContractError, match=f"`{family}`"):
             parse_dsl(config)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_size(family: str) -> None:
+    block = parse_dsl({"type": family, family: {}}).block.dump()
+    sizes = [fields[family] for fields in (WIDTH_FIELDS, DEPTH_FIELDS) if family in fields]
+    assert sizes and all(block[size] > 0 for size in sizes)
 
 
 @pytest.mark.parametrize(
