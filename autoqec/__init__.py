@@ -5,6 +5,8 @@ The functions below are loaded on first use, so that `import autoqec` stays fast
 
 from typing import TYPE_CHECKING, Any
 
+from autoqec.installation import __version__
+
 if TYPE_CHECKING:
     from autoqec.api import (
         Interval,
@@ -17,8 +19,6 @@ if TYPE_CHECKING:
         run,
         verify,
     )
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Interval", "RoundResult", "RunResult", "__version__", "decode", "load_env", "load_run", "resume", "run", "verify",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import autoqec
 from autoqec.errors import UsageError
+from autoqec.installation import PACKAGE_DIR
 from autoqec.store import layout
 
-BUILTIN = Path(autoqec.__file__).parent / "envs" / "builtin"
+BUILTIN = PACKAGE_DIR / "envs" / "builtin"
 
 
 def builtin_envs() -> dict[str, Path]:

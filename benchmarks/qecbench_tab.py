@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import random
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,14 +26,15 @@ import numpy as np
 import torch
 
 from autoqec import locate
+from autoqec.contracts.base import sha256_json
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import Constraints
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.decoders import flops
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import AutoqecError, RoundError
-from autoqec.ideators.bench_run import sample_configs
-from autoqec.ideators.bench_table import DEFAULT, entry_key, pack
+from autoqec.ideators import space
+from autoqec.ideators.bench_table import DEFAULT, pack
 from autoqec.ideators.space import Config
 from autoqec.qec import backends, sampling, stats
 from autoqec.qec.problem import Problem
@@ -67,7 +69,21 @@ class Job:
 
     @property
     def key(self) -> str:
-        return entry_key(self.env, self.config, self.fidelity, self.seed)
+        """Identifier of the entry; entries that are in the file are not measured again."""
+        return sha256_json({"env": self.env, "config": self.config, "fidelity": self.fidelity, "seed": self.seed})
+
+
+def sample_configs(count: int, seed: str = "qecbench-tab") -> list[space.Config]:
+    """Return the configs of a table: the templates, then distinct uniform samples, the same on every machine."""
+    rng = random.Random(seed)
+    configs = {space.digest(template.config): template.config for template in space.TEMPLATES}
+    while len(configs) < count:
+        params: space.Params = {"type": space.DIMENSION_BY_KEY["type"].draw(rng)}
+        dimensions = space.active_dimensions(params["type"])
+        params |= {dimension.key: dimension.draw(rng) for dimension in dimensions if dimension.key != "type"}
+        config = space.build(params)
+        configs.setdefault(space.digest(config), config)
+    return list(configs.values())[:count]
 
 
 def jobs() -> list[Job]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from autoqec import __version__
 from autoqec.cli.common import Output, options, run_cli, trust_option
+from autoqec.installation import __version__
 
 # name -> (module, one line of help): `--help` needs no command's module.
 COMMANDS = {

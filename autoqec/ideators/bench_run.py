@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -219,15 +218,3 @@ def _hypervolume_at(run: SimulatedRun, seconds: float) -> float:
     """The hypervolume after this much training time."""
     reached = [volume for volume, at in zip(run.hypervolume, run.seconds, strict=True) if at <= seconds]
     return reached[-1] if reached else 0.0
-
-
-def sample_configs(count: int, seed: str = "qecbench-tab") -> list[space.Config]:
-    """The configs of a table: the templates, then distinct uniform draws, the same on every machine."""
-    rng = random.Random(seed)
-    found = {space.digest(one.config): one.config for one in space.TEMPLATES}
-    while len(found) < count:
-        params: space.Params = {"type": space.DIMENSION_BY_KEY["type"].draw(rng)}
-        params |= {one.key: one.draw(rng) for one in space.active_dimensions(params["type"]) if one.key != "type"}
-        config = space.build(params)
-        found.setdefault(space.digest(config), config)
-    return list(found.values())[:count]

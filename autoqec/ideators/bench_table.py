@@ -19,16 +19,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import autoqec
-from autoqec.contracts.base import sha256_json
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.errors import UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
+from autoqec.installation import PACKAGE_DIR
 from autoqec.store import jsonl
 
 Bits = NDArray[np.bool_]
-DEFAULT = Path(autoqec.__file__).parent / "data" / "qecbench_tab.jsonl"
+DEFAULT = PACKAGE_DIR / "data" / "qecbench_tab.jsonl"
 HINT = "omit --table to use the table of the package"
 
 
@@ -41,11 +40,6 @@ def unpack(text: str, shots: int) -> Bits:
     """The inverse of `pack`."""
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     return np.unpackbits(packed, count=shots).astype(bool)
-
-
-def entry_key(env: str, config: Config, fidelity: str, seed: int) -> str:
-    """Identifier of one measurement; the builder skips those that are in the file."""
-    return sha256_json({"env": env, "config": config, "fidelity": fidelity, "seed": seed})
 
 
 @dataclass(frozen=True)

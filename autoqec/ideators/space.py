@@ -68,8 +68,6 @@ class Dimension:
 
 FAMILIES_WITH_HEAD = ("mlp", "gnn", "conv", "local")  # families whose hidden features a head maps
 MESSAGE_FUNCTIONS = ("mlp", "gated_mlp", "attention", "gru_cell", "edge_attention", "residual_mlp")
-SHARINGS = ("none", "per_layer", "per_check")
-DAMPINGS = ("fixed", "learnable_scalar", "learnable_per_iter")
 AGGREGATIONS = ("sum", "mean", "max", "attention_pool", "gated_sum")
 
 # `inputs` is not a dimension: a network that reads its own sector too counts evidence twice that matching uses.

@@ -13,7 +13,7 @@ from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
 from autoqec.orchestrator import loop
 from autoqec.orchestrator.run import RolesFactory, RunContext
-from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
+from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
 from autoqec.store.layout import RunLayout
 from autoqec.system import sandbox
 
@@ -59,7 +59,7 @@ def run_session(
             return built
 
         run = stack.enter_context(_open_run(options, roles, notify, command_line))
-        listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _run_limits(options))))
+        listeners.append(stack.enter_context(LiveStatusWriter(run.layout, _session_limits(options))))
         on_open(run)
         notify(RunOpened(run_id=run.layout.run_id, root=str(run.layout.root)))
         try:
@@ -100,11 +100,11 @@ def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comma
     )
 
 
-def _run_limits(options: RunOptions) -> RunLimits:
+def _session_limits(options: RunOptions) -> SessionLimits:
     """The limits of this session, for `watch`."""
     limits = asdict(options.budget)
     rounds = [number for number in (options.rounds, limits.pop("rounds")) if number is not None]
-    return RunLimits(
+    return SessionLimits(
         **limits,
         rounds=min(rounds, default=None),
         usd=options.choice.max_usd,

@@ -20,7 +20,6 @@ from autoqec.llm.prices import Price, cost_usd, price_list, set_price
 from autoqec.llm.usage import Usage
 
 Backend = Literal["anthropic", "openai", "gemini", "claude", "codex", "scripted"]
-ROLES = ("ideator", "coder", "analyst")
 _KNOWN_MODELS = (
     "claude-* (Messages API), gpt-* and o* (OpenAI), gemini-* (Google), any name with `base_url` (an endpoint that is "
     "compatible with the Messages API, or with Chat Completions under `backend: openai`; AUTOQEC_<ROLE>_BASE_URL of a "
@@ -145,20 +144,6 @@ def get_lm_client(
         )
     assert lm is not None  # without a tape there is a backend
     return MeteredLM(lm, ledger) if ledger is not None else lm
-
-
-def role_clients(
-    config: LMConfig | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    cassette_file: CassetteFile | None = None,
-    ledger: Ledger | None = None,
-) -> dict[str, LanguageModel]:
-    """Return a model for each of the three roles."""
-    return {
-        role: get_lm_client(role_config(role, config, environ), cassette_file=cassette_file, ledger=ledger)
-        for role in ROLES
-    }
 
 
 def _use_price(config: LMConfig) -> None:

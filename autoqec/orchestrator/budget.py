@@ -5,38 +5,23 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import fields
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from autoqec.contracts.limits import RunLimits
 from autoqec.errors import UsageError
 from autoqec.store.run_state import RunState, is_finished
 
-_KEYS = ("rounds", "hours", "compute_hours", "cpu_hours", "gpu_hours", "plateau")
+_KEYS = tuple(field.name for field in fields(RunLimits))
 
 
-@dataclass(frozen=True)
-class Budget:
-    """Limits of a run; None means no limit. All but `hours` are computed from the run's history.
+class Budget(RunLimits):
+    """Limits that the loop checks before every round. All but `hours` are computed from the run's history.
 
     Rounds that are running when a limit is reached are completed. With several at once this includes the round that
     waits for a free slot, unless the limit is `hours`.
-
-    Attributes:
-        rounds: Finished rounds in total.
-        hours: Wall-clock hours since this process started the loop.
-        compute_hours: Hours of training and measurement of all rounds together.
-        cpu_hours: The part of `compute_hours` of rounds without a GPU.
-        gpu_hours: The part of `compute_hours` of rounds with a GPU.
-        plateau: Consecutive finished rounds that did not change the verified Pareto front.
     """
-
-    rounds: int | None = None
-    hours: float | None = None
-    compute_hours: float | None = None
-    cpu_hours: float | None = None
-    gpu_hours: float | None = None
-    plateau: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Budget:

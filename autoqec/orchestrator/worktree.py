@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import autoqec
 from autoqec.contracts.history import Planned
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundError, UsageError
+from autoqec.installation import PACKAGE_DIR
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
@@ -146,7 +146,7 @@ def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> f
 
 def is_config_only(modules_dir: Path) -> bool:
     """Return whether checked-out modules differ from those of the installed package only in predecoder.yaml."""
-    package_modules = Path(autoqec.__file__).resolve().parent / EDITABLE_MODULES.removeprefix("autoqec/")
+    package_modules = PACKAGE_DIR.resolve() / EDITABLE_MODULES.removeprefix("autoqec/")
     return _code_hashes(modules_dir) == _code_hashes(package_modules)
 
 

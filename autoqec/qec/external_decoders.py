@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import stim
 
-import autoqec
 from autoqec.contracts.env import EnvSpec
 from autoqec.errors import UsageError
+from autoqec.installation import IMPORT_DIR
 from autoqec.qec.decoder_trust import ExternalDecoderSpec, external_decoder, locate
 from autoqec.qec.external_process import FAILED, HEADER
 from autoqec.qec.problem import Problem
@@ -126,7 +126,7 @@ def _start(module: ModuleSpec, directory: Path) -> child.Process:
         read_only=tuple(map(Path, paths)),
         scratch=private,
         tmp_mb=int(DISK_MB),
-        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},
+        env={"PYTHONPATH": str(IMPORT_DIR)},
     )
     wrapped = sandbox.wrap([sys.executable, "-P", "-s", "-m", "autoqec.qec.external_process"], policy)
     limits = child.Limits(

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.reporting import live_status, run_report
-from autoqec.reporting.live_status import RunLimits
+from autoqec.reporting.live_status import SessionLimits
 from autoqec.reporting.summary import front_table, last_rounds, run_title
 from autoqec.reporting.text import count, duration, plain
 from autoqec.store.layout import RunLayout
@@ -29,7 +29,7 @@ class Dashboard:
     def refresh(self) -> None:
         """Read the run again. Raises what `run_report.load` raises."""
         self.run = run_report.load(self.layout)
-        self.live = live_status.read(self.layout) if self.run.running else live_status.LiveStatus(RunLimits(), {})
+        self.live = live_status.read(self.layout) if self.run.running else live_status.LiveStatus(SessionLimits(), {})
         self.llm_usage = self.run.llm_usage
         self.finished = self.run.finished_rows
         self.compute_s = sum((row.train_wallclock_s or 0.0) + (row.eval_wallclock_s or 0.0) for row in self.finished)

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from autoqec.contracts.events import Event, LiveProgress, RoundEvent, RoundRecorded
+from autoqec.contracts.limits import RunLimits
 from autoqec.errors import StorageError
 from autoqec.store import atomic
 from autoqec.store.layout import RunLayout
@@ -26,21 +27,17 @@ PUBLISHED_FIELDS = (
 
 
 @dataclass(frozen=True)
-class RunLimits:
-    """Limits of one invocation of a run; None: no limit.
+class SessionLimits(RunLimits):
+    """Limits and settings of the process that runs the rounds; None means no limit.
 
     Attributes:
-        parallel: rounds measured at the same time.
-        began: start of the process, in seconds since the epoch.
-        sandbox: name of the sandbox backend.
+        usd: Cost of the calls of language models in US dollars.
+        tokens: Tokens of these calls.
+        parallel: Rounds measured at the same time.
+        began: Start of the process, in seconds since the epoch.
+        sandbox: Name of the sandbox backend.
     """
 
-    rounds: int | None = None
-    hours: float | None = None
-    compute_hours: float | None = None
-    cpu_hours: float | None = None
-    gpu_hours: float | None = None
-    plateau: int | None = None
     usd: float | None = None
     tokens: int | None = None
     parallel: int = 1
@@ -52,14 +49,14 @@ class RunLimits:
 class LiveStatus:
     """Contents of live.json: the limits, and the payload of the last event of each unfinished round."""
 
-    plan: RunLimits
+    plan: SessionLimits
     rounds: dict[int, LiveProgress]
 
 
 class LiveStatusWriter:
     """Event callback that writes live.json at most once per second; a context manager."""
 
-    def __init__(self, layout: RunLayout, plan: RunLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, layout: RunLayout, plan: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.path, self.plan, self.clock = layout.live, plan, clock
         self._rounds: dict[int, dict[str, Any]] = {}
         self._last = float("-inf")
@@ -98,13 +95,13 @@ def read(layout: RunLayout) -> LiveStatus:
     """Read live.json; no limits and no rounds if it is missing or cannot be read."""
     try:
         data = json.loads(layout.live.read_bytes())
-        names = {item.name for item in fields(RunLimits)}
-        plan = RunLimits(
+        names = {item.name for item in fields(SessionLimits)}
+        plan = SessionLimits(
             **{key: value for key, value in data["plan"].items() if key in names and _has_valid_type(key, value)}
         )
         rounds = {int(number): _parse_progress(int(number), payload) for number, payload in data["rounds"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return LiveStatus(RunLimits(), {})
+        return LiveStatus(SessionLimits(), {})
     return LiveStatus(plan, rounds)
 
 

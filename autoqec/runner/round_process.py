@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import autoqec
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import RunnerConfig
 from autoqec.errors import InfrastructureError, UsageError
+from autoqec.installation import IMPORT_DIR
 from autoqec.runner import collect, devices
 from autoqec.runner.artifact_manifest import resolve_modules_dir
 from autoqec.runner.collect import Artifact
@@ -157,7 +157,7 @@ def wrap_in_sandbox(config: RunnerConfig, spec: ChildSpec, spec_path: Path, priv
         writable=(Path(spec.out_dir),),
         scratch=private,
         hidden_paths=hidden_from_branch_code(Path(config.round_dir)),
-        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1]), **threads, **visible},
+        env={"PYTHONPATH": str(IMPORT_DIR), **threads, **visible},
         loopback=training.sync is not None,
         gpu=gpu,
     )

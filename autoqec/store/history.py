@@ -20,6 +20,7 @@ from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import AttemptState, RunState, apply_lines, apply_rows
 
 Parsed = TypeVar("Parsed")
+State = TypeVar("State", RunState, AttemptState)
 
 
 class History:
@@ -71,23 +72,11 @@ class History:
 
     def state(self) -> RunState:
         """Return the state derived from the rows; only rows that were appended since the last call are applied."""
-        rows = self.rows()
-        parsed = self._parsed[self.layout.history]
-        if parsed.applied < len(rows) or parsed.state is None:
-            parsed.state = apply_rows(parsed.state or RunState(), rows[parsed.applied :])
-            parsed.applied = len(rows)
-        state: RunState = parsed.state
-        return state
+        return self._reduced(self.layout.history, self.rows(), RunState(), apply_rows)
 
     def attempt_state(self) -> AttemptState:
         """Return the state derived from the write-ahead lines, as incrementally as `state`."""
-        lines = self.attempts()
-        parsed = self._parsed[self.layout.attempts]
-        if parsed.applied < len(lines) or parsed.state is None:
-            parsed.state = apply_lines(parsed.state or AttemptState(), lines[parsed.applied :])
-            parsed.applied = len(lines)
-        state: AttemptState = parsed.state
-        return state
+        return self._reduced(self.layout.attempts, self.attempts(), AttemptState(), apply_lines)
 
     def info(self) -> RunInfo:
         """Return the content of run.json.
@@ -132,6 +121,16 @@ class History:
         updated = info.model_copy(update={"settings": settings, "settings_changes": changes})
         atomic.write_json(self.layout.run_info, updated.dump())
         return change
+
+    def _reduced(
+        self, path: Path, values: list[Parsed], initial: State, apply: Callable[[State, list[Parsed]], State]
+    ) -> State:
+        parsed = self._parsed[path]
+        if parsed.applied < len(values) or parsed.state is None:
+            parsed.state = apply(parsed.state or initial, values[parsed.applied :])
+            parsed.applied = len(values)
+        state: State = parsed.state
+        return state
 
     def _read(self, path: Path, parse: Callable[[dict[str, Any], str], Parsed]) -> list[Parsed]:
         parsed = self._parsed.setdefault(path, _ParsedFile())

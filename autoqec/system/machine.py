@@ -14,8 +14,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-import autoqec
 from autoqec.errors import AutoqecError
+from autoqec.installation import PACKAGE_DIR
 from autoqec.system.process import child
 
 PACKAGES = (
@@ -33,8 +33,8 @@ PACKAGES = (
 )
 # The packages whose code can change a figure or a verdict; everything else shows, proposes or stores.
 RESULT_PACKAGES = ("contracts", "qec", "decoders", "runner", "verification")
-_PACKAGE = Path(autoqec.__file__).resolve().parent
-_SURFACE = _PACKAGE / "decoders" / "modules"
+_PACKAGE = PACKAGE_DIR.resolve()
+_EDITABLE_MODULES = _PACKAGE / "decoders" / "modules"
 
 
 def snapshot(directory: Path | str = ".") -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _code_files(roots: Iterable[Path], suffixes: Iterable[str]) -> dict[str, Pat
         for root in roots
         for suffix in suffixes
         for path in root.rglob(f"*.{suffix}")
-        if not path.is_relative_to(_SURFACE) and "__pycache__" not in path.parts
+        if not path.is_relative_to(_EDITABLE_MODULES) and "__pycache__" not in path.parts
     }
 
 

@@ -11,11 +11,11 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import autoqec
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, UsageError
+from autoqec.installation import PACKAGE_DIR
 from autoqec.store.layout import EDITABLE_CONFIG, RoundLayout
 from autoqec.system import sandbox
 from autoqec.verification.shot_stream import artifact_sha256
@@ -133,7 +133,7 @@ def uncounted_bytes(frozen: FrozenArtifact) -> int:
 
 
 def _code_bytes(modules_dir: Path) -> int:
-    own, total = Path(autoqec.__file__).parent / "decoders" / "modules", 0
+    own, total = PACKAGE_DIR / "decoders" / "modules", 0
     for path in modules_dir.rglob("*"):
         if path.is_file() and path.name != Path(EDITABLE_CONFIG).name:
             trusted = own / path.relative_to(modules_dir)

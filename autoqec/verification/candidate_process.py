@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
-from pathlib import Path
 
-import autoqec
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.profiles import Profile
+from autoqec.installation import IMPORT_DIR
 from autoqec.system import sandbox
 from autoqec.system.process import child
 from autoqec.verification.artifact import FrozenArtifact
@@ -49,7 +48,7 @@ def start(frozen: FrozenArtifact, env_text: str, dsl: PredecoderDSL, name: str, 
         fork=False,  # CPU time of a process that its parent never waits for would not be counted
         tmp_mb=int(DISK_MB),
         cwd=artifact,
-        env={"PYTHONPATH": str(Path(autoqec.__file__).resolve().parents[1])},  # this package, not another installed one
+        env={"PYTHONPATH": str(IMPORT_DIR)},  # this package, not another installed one
     )
     wrapped = sandbox.wrap(argv, policy, sandbox_backend=frozen.sandbox_backend)
     # The client limits the time spent waiting for answers; time that the verifier spends decoding must not count.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from autoqec.continual.environments.base import Environment, check_feedback
+from autoqec.continual.environments.base import Environment, Feedback
 from autoqec.errors import ContractError
 
 
@@ -29,7 +29,7 @@ def _episode(env: Environment, actions: list[str]) -> list[str]:
     log = [env.reset()]
     for number, action in enumerate(actions, start=1):
         obs, feedback, done, info = env.step(action)
-        parsed = check_feedback(feedback, location=env.env_id)
+        parsed = Feedback.model_validate(feedback, strict=True)
         assert parsed.score is None or 0.0 <= parsed.score <= 1.0
         assert done is (number == len(actions))
         assert isinstance(obs, str) or (obs is None and done)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import ValidationError
-
-from autoqec.contracts.base import Contract, first_validation_error
+from autoqec.contracts.base import Contract
 from autoqec.errors import ContractError
 
 
@@ -41,14 +38,6 @@ class Feedback(Contract):
     message: str
     extra: dict[str, Any] | None = None
     score: float | None = None
-
-
-def check_feedback(feedback: Mapping[str, Any], *, location: str) -> Feedback:
-    """Validate feedback. ContractError names the first wrong field."""
-    try:
-        return Feedback.model_validate(dict(feedback), strict=True)
-    except ValidationError as error:
-        raise ContractError(first_validation_error(error), location=location) from error
 
 
 Step = tuple[str | None, dict[str, Any], bool, dict[str, Any]]

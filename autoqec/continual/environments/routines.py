@@ -6,8 +6,8 @@ import json
 import math
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -237,27 +237,3 @@ def downsample(losses: list[float], points: int) -> list[float]:
     size = max(1, math.ceil(len(losses) / points))
     parts = [losses[start : start + size] for start in range(0, len(losses), size)]
     return [float(f"{sum(part) / len(part):.6g}") for part in parts]
-
-
-@dataclass
-class TableBuilder:
-    """Builds a table by appending to `path`; configs that are in the file are not measured again."""
-
-    routine: ScreenRoutine
-    path: Path
-    done: set[str] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.done = {parse_dsl(row["dsl_config"]).sha256() for row in jsonl.read(self.path)}
-
-    def add(self, configs: Iterable[Config]) -> int:
-        """Measure the configs that are missing; returns the number of rows added."""
-        added = 0
-        for config in configs:
-            key = parse_dsl(config).sha256()
-            if key not in self.done:
-                info = self.routine.measure(config)
-                jsonl.append(self.path, {name: value for name, value in info.items() if name != "curve"})
-                self.done.add(key)
-                added += 1
-        return added

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
-import autoqec
 from autoqec.continual.agents.memory_agent import LMAgentConfig
 from autoqec.continual.agents.registry import AGENTS, parse_agent_config
 from autoqec.continual.environments.base import EnvDatasetConfig
@@ -18,11 +17,12 @@ from autoqec.continual.memory.factory import parse_memory_config
 from autoqec.continual.named_class import resolve_class_name
 from autoqec.contracts.base import Contract, first_validation_error
 from autoqec.errors import UsageError
+from autoqec.installation import PACKAGE_DIR
 from autoqec.llm import scripted
 from autoqec.llm.config import LMConfig
 from autoqec.store import files
 
-EXAMPLES = Path(autoqec.__file__).parent / "data" / "configs"
+EXAMPLES = PACKAGE_DIR / "data" / "configs"
 
 
 class RunTimeConfig(Contract):

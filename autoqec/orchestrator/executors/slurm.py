@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import autoqec
 from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
@@ -109,7 +109,7 @@ class SlurmRoundFuture:
         """Submit the job and store its id."""
         from autoqec.runner import job
 
-        order, package = self.order, Path(autoqec.__file__).resolve().parents[1]
+        order, package = self.order, IMPORT_DIR
         arguments = (str(self.layout.dir), self.layout.round)
         try:
             number = slurm.submit(

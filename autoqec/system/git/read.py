@@ -66,10 +66,6 @@ class GitReader(ABC):
                 return found.admin
         raise GitError("is no worktree of this repository", location=str(worktree), hint="git worktree list")
 
-    def has_commits(self) -> bool:
-        """Whether HEAD names a commit."""
-        return self.rev_parse("HEAD") is not None
-
     def head_sha(self, worktree: Path | None = None) -> str:
         """Return the commit that is checked out; UsageError before the first one."""
         status, out, _ = self._run(["rev-parse", "--verify", "-q", "HEAD^{commit}"], worktree=worktree)
@@ -98,25 +94,6 @@ class GitReader(ABC):
     def commit_info(self, sha: str) -> Commit:
         """Return the commit object of `sha`."""
         return parse_commit(sha, self._git("cat-file", "commit", "--end-of-options", sha))
-
-    def parents(self, sha: str) -> tuple[str, ...]:
-        """Return the parents of a commit."""
-        return self.commit_info(sha).parents
-
-    def commit_message(self, sha: str) -> str:
-        """Return the message of a commit."""
-        return self.commit_info(sha).message
-
-    def commit_trailers(self, sha: str) -> dict[str, str]:
-        """Return the trailers of a commit."""
-        return self.commit_info(sha).trailers
-
-    def is_ancestor(self, older: str, newer: str) -> bool:
-        """Whether `older` is `newer` or one of its ancestors."""
-        status, _, err = self._run(["merge-base", "--is-ancestor", "--end-of-options", older, newer])
-        if status not in (0, 1):
-            raise git_error(["merge-base"], err)
-        return status == 0
 
     def objects(self, names: Sequence[str]) -> list[tuple[str, bytes] | None]:
         """Return (sha, bytes) of each named object, `<sha>` or `<sha>:<path>`; None for one that does not exist.
@@ -198,12 +175,6 @@ class GitReader(ABC):
         fields = text(self._git("check-attr", "--stdin", "-z", *names, stdin=stdin)).split("\0")
         found = zip(fields[0:-1:3], fields[1::3], fields[2::3], strict=True)
         return [triple for triple in found if triple[2] not in ("unspecified", "unset", "set")]
-
-    def fsck(self) -> list[str]:
-        """Return the complaints of `git fsck`; [] for an intact repository."""
-        status, out, err = self._run(["fsck", "--no-dangling", "--no-progress"])
-        lines = [line for line in (text(out) + err).splitlines() if line and not line.startswith("notice:")]
-        return lines or ([f"git fsck left with {status}"] if status else [])
 
     def worktrees(self) -> list[Worktree]:
         """Return the linked worktrees of git's records, also those without a directory; damaged ones are left out."""

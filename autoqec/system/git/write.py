@@ -90,10 +90,6 @@ class GitWriter(GitReader):
         with repository_lock(self.common) as lock:
             self._update_refs(updates, lock)
 
-    def rename_branch(self, old: str, new: str, sha: str) -> None:
-        """Rename exp/... to quarantine/... and back, if `old` still is at `sha`."""
-        self.update_refs([RefUpdate(f"refs/heads/{new}", sha, None), RefUpdate(f"refs/heads/{old}", None, sha)])
-
     def _update_refs(self, updates: Sequence[RefUpdate], lock: int) -> None:
         changed = {update.ref.removeprefix("refs/heads/") for update in updates if update.old is not None}
         if changed and (in_use := sorted(changed & self.checked_out_branches())):

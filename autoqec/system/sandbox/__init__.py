@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-import autoqec
 from autoqec.errors import AutoqecError, UsageError
+from autoqec.installation import PACKAGE_DIR
 from autoqec.system.process import child
 from autoqec.system.sandbox import bubblewrap, confine, syscalls
 
@@ -195,7 +195,7 @@ def _private_places(directory: Path) -> dict[str, str]:
 def readable() -> tuple[Path, ...]:
     """Return what Python needs: the environment, the interpreter under it, this package; resolved and as named."""
     places = [Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent]
-    places += [Path(autoqec.__file__).parent]
+    places += [PACKAGE_DIR]
     all_forms = [form for place in places for form in (place, place.resolve())]
     return tuple(dict.fromkeys(path for path in all_forms if path != Path("/")))
 
@@ -233,7 +233,7 @@ def _confine_command(argv: Sequence[str], policy: SandboxPolicy, *, landlock: bo
         ).hex(),
         "read": [str(path) for path in (*_system(), *readable(), *_LANDLOCK_EXTRA, *policy.read_only)],
         # Finding this package on the path means listing what lies beside it: names, no file's content.
-        "list": [str(Path(autoqec.__file__).parent.parent)],
+        "list": [str(PACKAGE_DIR.parent)],
         "hidden": [str(path.resolve()) for path in policy.hidden],
         "write": [str(path) for path in (*policy.writable, *filter(None, [policy.scratch]))],
         "devices": [str(path) for path in _devices(policy)],

@@ -20,12 +20,13 @@ from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.errors import UsageError
 from autoqec.ideators import bench, bench_table, space
 from autoqec.ideators.bench import SimulationSettings, hypervolume, simulate
-from autoqec.ideators.bench_run import Oracle, compare, sample_configs, strategy
+from autoqec.ideators.bench_run import Oracle, compare, strategy
 from autoqec.ideators.bench_table import Table, TableEntry, mirror_params, pack, unpack
 from autoqec.qec.stats import count_pairs
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from benchmarks import qecbench_tab
+from benchmarks.qecbench_tab import sample_configs
 
 SHOTS = 40_000
 SETTINGS = SimulationSettings(rounds=20, val_shots=4_000)

@@ -7,7 +7,7 @@ import pytest
 
 from autoqec.errors import UsageError
 from autoqec.llm.anthropic_client import AnthropicLM
-from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_clients, role_config
+from autoqec.llm.config import LMConfig, get_lm_client, require_price, role_config
 from autoqec.llm.errors import LlmAuthError
 from autoqec.llm.prices import price_list
 from autoqec.llm.scripted import ScriptedLM
@@ -81,11 +81,6 @@ def test_a_temperature_that_an_endpoint_rejects_is_dropped_with_one_warning(capl
         assert [lm.call("", "go"), lm.call("", "on")] == ["ok", "ok"]  # the loopback server is as strict as the API
         assert [request.get("temperature") for request in server.requests] == [0.7, None, None]
     assert ["temperature" in record.message for record in caplog.records] == [True]
-
-
-def test_three_roles_share_one_ledger() -> None:
-    clients = role_clients(LMConfig(model="scripted:echo"), environ={})
-    assert sorted(clients) == ["analyst", "coder", "ideator"]
 
 
 def test_import_loads_no_heavy_library() -> None:

@@ -50,7 +50,7 @@ def grown(repo: Repo, number: int, edits: CoderResponse, tips: tuple[str, ...] =
 
 def test_code_commit_names_the_attempt_and_changes_only_editable_modules(repo: Repo) -> None:
     sha = grown(repo, 1, edit(mlp__hidden=64))
-    assert repo.commit_trailers(sha)[worktree.TRAILER] == "attempt-1"
+    assert repo.commit_info(sha).trailers[worktree.TRAILER] == "attempt-1"
     assert [entry.path for entry in repo.diff_entries(repo.head_sha(), sha)] == [f"{EDITABLE_MODULES}/predecoder.yaml"]
     assert repo.rev_parse(f"refs/heads/{rounds.branch(1)}") == sha
     assert repo.dirty_paths() == []
@@ -64,7 +64,7 @@ def test_branch_deleted_during_measurement_is_restored_for_its_pointer(repo: Rep
     written.write_text("{}")
     subprocess.run(["git", "update-ref", "-d", ref], cwd=repo.root, check=True)
     tip = worktree.commit_pointer(repo, layout(repo), planned, sha)
-    assert repo.rev_parse(ref) == tip and repo.parents(tip) == (sha,)
+    assert repo.rev_parse(ref) == tip and repo.commit_info(tip).parents == (sha,)
     assert [entry.path for entry in repo.diff_entries(sha, tip)] == [pointer_on_branch(1)]
 
 
@@ -72,7 +72,7 @@ def test_composition_has_both_changes_and_both_parents(repo: Repo) -> None:
     first, second = grown(repo, 1, edit(mlp__hidden=64)), grown(repo, 2, edit(training__batch_size=2048))
     nothing = edit().model_copy(update={"edits": ()})
     sha = grown(repo, 3, nothing, (second,), base=first)
-    assert repo.parents(sha) == (first, second)
+    assert repo.commit_info(sha).parents == (first, second)
     text = (repo.show_file(sha, f"{EDITABLE_MODULES}/predecoder.yaml") or b"").decode()
     assert "hidden: 64" in text and "batch_size: 2048" in text
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from autoqec.reporting import run_report, summary
 from autoqec.reporting.dashboard import Dashboard
-from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
+from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
 from tests.support import runs
@@ -31,7 +31,7 @@ def layout(tmp_path: Path) -> Iterator[RunLayout]:
         yield found
 
 
-def render(layout: RunLayout, plan: RunLimits, *, later: float = 0.0) -> tuple[Dashboard, str]:
+def render(layout: RunLayout, plan: SessionLimits, *, later: float = 0.0) -> tuple[Dashboard, str]:
     out = io.StringIO()
     console = Console(file=out, width=240, color_system=None, markup=False, highlight=False)
     with LiveStatusWriter(layout, replace(plan, began=NOW - 600)):
@@ -42,7 +42,7 @@ def render(layout: RunLayout, plan: RunLimits, *, later: float = 0.0) -> tuple[D
 
 
 def test_end_of_the_run_is_estimated_from_its_history(layout: RunLayout) -> None:
-    dashboard, text = render(layout, RunLimits(rounds=8, sandbox="bubblewrap"))
+    dashboard, text = render(layout, SessionLimits(rounds=8, sandbox="bubblewrap"))
     assert dashboard.seconds_left() == pytest.approx(3 * ROUND_S)
     assert "5 of 8 rounds, 1 verified, 1 on the front · 1:07 per round · about 3:22 left of the run" in text
     assert "0.08 compute hours · sandbox bubblewrap" in text
@@ -50,38 +50,38 @@ def test_end_of_the_run_is_estimated_from_its_history(layout: RunLayout) -> None
 
 
 def test_elapsed_time_of_the_current_round_counts_up_to_one_round(layout: RunLayout) -> None:
-    assert render(layout, RunLimits(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
-    assert render(layout, RunLimits(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
-    assert render(layout, RunLimits(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
-    assert render(layout, RunLimits(rounds=5))[0].seconds_left() == 0
+    assert render(layout, SessionLimits(rounds=8), later=30)[0].seconds_left() == pytest.approx(3 * ROUND_S - 30)
+    assert render(layout, SessionLimits(rounds=8), later=9000)[0].seconds_left() == pytest.approx(2 * ROUND_S)
+    assert render(layout, SessionLimits(rounds=8, parallel=3))[0].seconds_left() == pytest.approx(ROUND_S)
+    assert render(layout, SessionLimits(rounds=5))[0].seconds_left() == 0
 
 
 def test_nearest_limit_determines_the_estimated_end(layout: RunLayout) -> None:
-    assert render(layout, RunLimits(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
-    compute = render(layout, RunLimits(compute_hours=600 / 3600))[0]
+    assert render(layout, SessionLimits(rounds=1000, hours=0.25))[0].seconds_left() == pytest.approx(300)
+    compute = render(layout, SessionLimits(compute_hours=600 / 3600))[0]
     assert compute.seconds_left() == pytest.approx(5 * ROUND_S)  # as much as was already used
-    assert render(layout, RunLimits(plateau=4))[0].seconds_left() is None
-    assert "compute hours · at most 2 GPU hours" in render(layout, RunLimits(gpu_hours=2))[1]
-    text = render(layout, RunLimits(hours=2, plateau=4, compute_hours=1))[1]
+    assert render(layout, SessionLimits(plateau=4))[0].seconds_left() is None
+    assert "compute hours · at most 2 GPU hours" in render(layout, SessionLimits(gpu_hours=2))[1]
+    text = render(layout, SessionLimits(hours=2, plateau=4, compute_hours=1))[1]
     assert "0.17 of 2 hours · 0.08 of 1 compute hours · ends after 4 rounds without a change of the front" in text
 
 
 def test_no_end_is_estimated_without_history_or_plan(tmp_path: Path) -> None:
     empty = runs.make_run(tmp_path / "workspace", 0)
     with run_lock.lock_run(empty.root):
-        dashboard, text = render(empty, RunLimits(rounds=8))
+        dashboard, text = render(empty, SessionLimits(rounds=8))
     assert dashboard.seconds_left() is None and "left of the run" not in text and "0 of 8 rounds" in text
 
 
 def test_status_of_a_dead_owner_is_ignored(tmp_path: Path) -> None:
     layout = runs.make_run(tmp_path / "workspace", 5)
-    dashboard, text = render(layout, RunLimits(rounds=8))
+    dashboard, text = render(layout, SessionLimits(rounds=8))
     assert dashboard.seconds_left() is None and "5 rounds" in text
 
 
 def test_failures_show_their_reason(tmp_path: Path) -> None:
     layout = runs.make_run(tmp_path / "workspace", 2, only_failures=True)
-    text = render(layout, RunLimits())[1]
+    text = render(layout, SessionLimits())[1]
     assert "the loss is not finite at step 12" in text and "train_error" in text
 
 
@@ -104,16 +104,8 @@ def test_rounds_of_a_summary_fit_a_narrow_screen(layout: RunLayout) -> None:
 
 
 def test_overdue_last_round_has_no_estimated_end(layout: RunLayout) -> None:
-    text = render(layout, RunLimits(rounds=6), later=9000)[1]
+    text = render(layout, SessionLimits(rounds=6), later=9000)[1]
     assert "the last round takes longer than the earlier ones" in text and "0:00 left" not in text
-
-
-def test_every_limit_of_a_budget_is_in_the_live_status() -> None:
-    from dataclasses import fields
-
-    from autoqec.orchestrator.budget import Budget
-
-    assert {field.name for field in fields(Budget)} <= {field.name for field in fields(RunLimits)}
 
 
 def timed(row: dict[str, object]) -> dict[str, object]:

@@ -17,7 +17,7 @@ from autoqec.contracts.events import (
     VerdictReached,
 )
 from autoqec.reporting import live_status
-from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
+from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
 from autoqec.store.layout import RunLayout
 from tests.support import rounds
 
@@ -32,7 +32,7 @@ def layout(tmp_path: Path) -> RunLayout:
 
 
 def test_file_has_plan_and_rounds_and_is_removed_at_the_end(layout: RunLayout) -> None:
-    plan = RunLimits(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
+    plan = SessionLimits(rounds=5, usd=3.0, parallel=2, began=12.5, sandbox="bubblewrap")
     with LiveStatusWriter(layout, plan, clock=iter(range(100)).__next__) as writer:
         assert live_status.read(layout).plan == plan
         writer(SequentialTestProgress(round=2, **COUNTS, budget=100_000))
@@ -53,7 +53,7 @@ def test_file_has_plan_and_rounds_and_is_removed_at_the_end(layout: RunLayout) -
 
 def test_file_is_written_at_most_once_per_second(layout: RunLayout) -> None:
     times = iter([0.0, 0.1, 0.2, 1.5, 1.6])
-    with LiveStatusWriter(layout, RunLimits(), clock=lambda: next(times)) as writer:
+    with LiveStatusWriter(layout, SessionLimits(), clock=lambda: next(times)) as writer:
         intervals = []
         for step in (1, 2, 3):
             writer(TrainingProgress(round=1, step=step))
@@ -76,24 +76,24 @@ def test_file_is_written_at_most_once_per_second(layout: RunLayout) -> None:
 )
 def test_unreadable_file_is_an_empty_status(layout: RunLayout, text: str) -> None:
     layout.live.write_text(text, encoding="utf-8")
-    assert live_status.read(layout) == live_status.LiveStatus(RunLimits(), {})
+    assert live_status.read(layout) == live_status.LiveStatus(SessionLimits(), {})
 
 
 def test_invalid_values_of_the_plan_are_skipped(layout: RunLayout) -> None:
     plan: dict[str, Any] = {"rounds": "many", "hours": True, "usd": 2.0, "sandbox": 7, "unknown": 1}
     layout.live.write_text(json.dumps({"plan": plan, "rounds": {}}), encoding="utf-8")
-    assert live_status.read(layout).plan == RunLimits(usd=2.0)
+    assert live_status.read(layout).plan == SessionLimits(usd=2.0)
 
 
 def test_unwritable_directory_does_not_fail_the_run(layout: RunLayout) -> None:
     layout.root.rmdir()
     layout.root.symlink_to("/proc/self/fdinfo")  # no file can be created in it, not even by root
-    with LiveStatusWriter(layout, RunLimits()) as writer:
+    with LiveStatusWriter(layout, SessionLimits()) as writer:
         writer(TrainingProgress(round=1, step=1))
 
 
 def test_irreplaceable_file_does_not_fail_the_run(layout: RunLayout) -> None:
     layout.live.mkdir()
-    with LiveStatusWriter(layout, RunLimits()) as writer:
+    with LiveStatusWriter(layout, SessionLimits()) as writer:
         writer(TrainingProgress(round=1, step=1))
     assert live_status.read(layout).rounds == {}

@@ -99,13 +99,13 @@ def test_untrusted_text_does_not_control_the_terminal(tmp_path: Path) -> None:
 
 
 def test_progress_of_the_verification_is_shown_in_another_terminal(tmp_path: Path) -> None:
-    from autoqec.reporting.live_status import LiveStatusWriter, RunLimits
+    from autoqec.reporting.live_status import LiveStatusWriter, SessionLimits
 
     layout = runs.make_run(tmp_path / "workspace", 2)
     runs.add_pending_round(layout, 3, "a third idea")
     counts = {"shots": 5000, "errors_reference": 70, "errors_candidate": 50, "fixed": 34, "broken": 14}
     screen_of, lines = console(terminal=True), console()
-    with run_lock.lock_run(layout.root), LiveStatusWriter(layout, RunLimits(rounds=9)) as writer:
+    with run_lock.lock_run(layout.root), LiveStatusWriter(layout, SessionLimits(rounds=9)) as writer:
         writer(RoundStarted(round=3, phase="thinking"))
         writer(SequentialTestProgress(round=3, **counts, budget=100_000, e_value=13.5, threshold=40.0))
         writer._write()  # without waiting for the second between two writes

@@ -74,7 +74,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in (*machine.RESULT_PACKAGES, "decoders/modules", "report/templates", "lm", "store"):
         (root / name).mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(machine, "_PACKAGE", root)
-    monkeypatch.setattr(machine, "_SURFACE", root / "decoders" / "modules")
+    monkeypatch.setattr(machine, "_EDITABLE_MODULES", root / "decoders" / "modules")
     return root
 
 

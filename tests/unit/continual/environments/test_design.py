@@ -29,7 +29,6 @@ from autoqec.continual.environments.design import (
 from autoqec.continual.environments.design_text import DesignTextEnv
 from autoqec.continual.environments.routines import (
     ScreenRoutine,
-    TableBuilder,
     TabularRoutine,
     downsample,
     loss_of,
@@ -260,18 +259,6 @@ def test_trainings_are_serialized(monkeypatch):
     for thread in threads:
         thread.join()
     assert most[0] == 1
-
-
-def test_tabulation_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "autoqec.continual.environments.routines._train_and_measure",
-        lambda *args: {"relative_low": 0.1, "n_params": 1, "flops_per_syndrome": 1, "curve": [1.0]},
-    )
-    configs = [{"type": "mlp", "mlp": {"hidden": hidden}} for hidden in (8, 16, 32)]
-    path = tmp_path / "t.jsonl"
-    assert TableBuilder(screen(), path).add(configs[:2]) == 2
-    assert TableBuilder(screen(), path).add(configs) == 1
-    assert len(TabularRoutine.read(path).rows) == 3
 
 
 def test_designs_in_batches_with_a_hall_of_fame(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from autoqec.continual.environments.base import Environment, StepResult, check_feedback
+from autoqec.continual.environments.base import Environment, Feedback, StepResult
 from autoqec.continual.environments.math_qa import MathQAEnv, extract_boxed
 from autoqec.continual.environments.mcq import MCQEnv
 from autoqec.continual.environments.qa import QAEnv
@@ -96,7 +96,7 @@ def test_hooks_normalize_question_target_and_action():
 )
 def test_numbers_and_latex_are_compared_by_value(action, target, correct):
     feedback = MathQAEnv("q", target).evaluate(action)
-    check_feedback(feedback, location="math")
+    Feedback.model_validate(feedback, strict=True)
     assert feedback["correct"] is correct
 
 
@@ -166,7 +166,7 @@ def test_observation_lists_the_choices():
 
 def test_schema_refuses_other_keys_and_types():
     good = {"correct": True, "target": "x", "message": "m"}
-    check_feedback({**good, "extra": {"a": 1}, "score": 0.5}, location="x")
+    Feedback.model_validate({**good, "extra": {"a": 1}, "score": 0.5}, strict=True)
     for bad in ({**good, "correct": 1}, {**good, "note": "x"}, {"correct": True}):
-        with pytest.raises(ContractError):
-            check_feedback(bad, location="x")
+        with pytest.raises(ValidationError):
+            Feedback.model_validate(bad, strict=True)
