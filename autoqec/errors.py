@@ -101,10 +101,19 @@ class RoundError(AutoqecError):
 
     Attributes:
         status: RoundStatus of the round's row; also the code of the error.
+        cause: FailureCause of the round's row; None if the status says it all.
     """
 
     exit_code = 1
 
-    def __init__(self, status: str, message: str, *, location: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        status: str,
+        message: str,
+        *,
+        location: str | None = None,
+        hint: str | None = None,
+        cause: str | None = None,
+    ) -> None:
         super().__init__(message, location=location, hint=hint, code=status)
-        self.status = status
+        self.status, self.cause = status, cause

@@ -21,6 +21,21 @@ RoundStatus = Literal[
 ]
 ROUND_STATUS_VALUES: tuple[str, ...] = get_args(RoundStatus)
 
+# Why a round has no result, in terms that decide what to try instead.
+FailureCause = Literal[
+    "bad config",
+    "module code",
+    "does not fit",
+    "cost limit",
+    "not finite",
+    "out of memory",
+    "time limit",
+    "disk limit",
+    "process limit",
+    "no sandbox",
+    "crash",
+]
+
 ForkFrom = str | tuple[str, ...]
 ComposeMode = Literal["pure", "with_edit"]
 
@@ -86,6 +101,9 @@ class RoundMetrics(Contract):
 
     status: RoundStatus = Field(description="how the round ended")
     status_reason: str | None = Field(default=None, description="why, if the status is not `ok`")
+    failure_cause: FailureCause | None = Field(
+        default=None, description="kind of the failure that `status_reason` describes; null in earlier versions"
+    )
     delta_ler: float | None = Field(
         default=None, description="ler_plain_classical - ler_predecoder, positive is better"
     )

@@ -70,7 +70,7 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
     try:
         planned, edits, tips = _plan_round(run, attempt)
     except RoundError as failure:
-        return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure))
+        return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure), cause=failure.cause)
     except AutoqecError as error:
         _record_row(run, round_recorder.aborted_row(attempt, why=f"no proposal was made: {error.message}"), on_event)
         raise
@@ -84,8 +84,14 @@ def start_round(run: Run, on_event: OnEvent) -> StartedRound:
         _branch_config(run.layout.worktree(planned.branch))
         require_sandbox(run.layout.worktree(planned.branch) / EDITABLE_MODULES)
     except MergeConflictError as conflict:
-        more = {"conflicting_files": conflict.files}
-        return _end_early(run, attempt, on_event, status="compose_conflict", reason=conflict.message, **more)
+        return _end_early(
+            run,
+            attempt,
+            on_event,
+            status="compose_conflict",
+            reason=conflict.message,
+            conflicting_files=conflict.files,
+        )
     except RoundError as failure:
         return _reject_edit(run, attempt, failure, on_event)
     return StartedRound(attempt, sha)
@@ -147,7 +153,7 @@ def require_sandbox(modules_dir: Path) -> None:
             f"{sandbox.INSTALL}; {sandbox.OPT_OUT_VARIABLE}=1 runs the code with all your permissions, but then the "
             "round cannot be VERIFIED"
         )
-        raise RoundError("killed_by_safety", what, hint=hint)
+        raise RoundError("killed_by_safety", what, hint=hint, cause="no sandbox")
 
 
 def _branch_config(place: Path) -> dict[str, Any]:
@@ -155,9 +161,9 @@ def _branch_config(place: Path) -> dict[str, Any]:
     try:
         config = files.load_yaml(files.read_text(place / EDITABLE_CONFIG), location=EDITABLE_CONFIG)
     except UsageError as error:
-        raise RoundError("compile_error", str(error)) from error
+        raise RoundError("compile_error", str(error), cause="bad config") from error
     if not isinstance(config, dict):
-        raise RoundError("compile_error", f"{EDITABLE_CONFIG} is not a mapping")
+        raise RoundError("compile_error", f"{EDITABLE_CONFIG} is not a mapping", cause="bad config")
     return config
 
 
@@ -211,13 +217,13 @@ def _plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, lis
     try:
         proposal = _apply_pins(run, run.roles.ideator(view) or search("tpe")(view))
     except ContractError as error:
-        raise RoundError("compile_error", f"the ideator's reply: {error}") from error
+        raise RoundError("compile_error", f"the ideator's reply: {error}", cause="bad config") from error
     failpoint("ideated")
     bases = [_base_commit(run, parent) for parent in _parent_rounds(run, parent_branches(proposal.fork_from))]
     try:
         edits = _request_edits(run, proposal, bases)
     except ContractError as error:
-        raise RoundError("compile_error", f"the coder's reply: {error}") from error
+        raise RoundError("compile_error", f"the coder's reply: {error}", cause="bad config") from error
     planned = Planned(
         round_attempt_id=attempt.id,
         round=attempt.round,
@@ -315,9 +321,18 @@ def _record_row(run: Run, row: HistoryRow, on_event: OnEvent) -> None:
     on_event(RoundRecorded(round=row.round, phase="done", row=row))
 
 
-def _end_early(run: Run, attempt: Attempt, on_event: OnEvent, *, status: str, reason: str, **more: Any) -> StartedRound:
+def _end_early(
+    run: Run,
+    attempt: Attempt,
+    on_event: OnEvent,
+    *,
+    status: str,
+    reason: str,
+    cause: str | None = None,
+    **more: Any,
+) -> StartedRound:
     """Record a round that ended before it could be measured."""
-    metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason})
+    metrics = RoundMetrics.model_validate({"status": status, "status_reason": reason, "failure_cause": cause})
     on_event(RoundEnded(round=attempt.round, status=metrics.status, status_reason=reason))
     row = round_recorder.build_row(attempt, metrics, finished_at=utc_now(), **more)
     _record_row(run, row, on_event)
@@ -344,4 +359,4 @@ def _reject_edit(run: Run, attempt: Attempt, failure: RoundError, on_event: OnEv
             place = {"branch": quarantine_branch, "commit_sha": sha}
         if updates:
             run.repo.update_refs(updates)
-    return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure), **place)
+    return _end_early(run, attempt, on_event, status=failure.status, reason=str(failure), cause=failure.cause, **place)

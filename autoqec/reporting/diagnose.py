@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autoqec.contracts.base import sha256_bytes
-from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.round import FailureCause, RoundMetrics
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.reporting import predict_cost, suggest_fix
 from autoqec.reporting.measurements import relative_drop, validation_effect
@@ -23,10 +23,7 @@ from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
 
-Cause = Literal[
-    "env broken", "bad config", "module code", "does not fit", "cost limit", "not finite", "out of memory",
-    "time limit", "disk limit", "process limit", "crash", "does harm", "no effect", "conflict", "aborted", "none",
-]  # fmt: skip
+Cause = FailureCause | Literal["env broken", "does harm", "no effect", "conflict", "aborted", "none"]
 
 
 @dataclass(frozen=True)
@@ -81,29 +78,31 @@ def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
             advice = "compose branches that changed different keys"
             diagnoses.append(Diagnosis(row.round, row.status, "conflict", what, advice))
         else:
-            diagnoses.append(diagnose_round(layout.round(row.round), env_yaml))
+            diagnoses.append(diagnose_round(layout.round(row.round), env_yaml, row))
     return [diagnosis for diagnosis in diagnoses if diagnosis.cause != "none"]
 
 
-def diagnose_round(layout: RoundLayout, env_yaml: str | None = None) -> Diagnosis:
+def diagnose_round(layout: RoundLayout, env_yaml: str | None = None, metrics: RoundMetrics | None = None) -> Diagnosis:
     """Diagnose one round directory.
 
     Args:
         layout: The round.
         env_yaml: Text of the run's env; without it neither env nor cost limits are checked.
+        metrics: The round's metrics, if its row holds them; else metrics.json is read.
     """
-    metrics = _metrics(layout)
+    metrics = metrics or _metrics(layout)
     config = _config(layout)
-    diagnosis = _cause(metrics, layout, config, env_yaml)
-    change, patched = suggest_fix.suggest_config(
-        diagnosis.cause, metrics.status_reason or "", config, _phase(layout), env_yaml
-    )
+    if metrics.status == "ok":
+        diagnosis = _diagnose_measured(metrics, layout)
+    else:
+        diagnosis = _diagnose_failed(metrics, layout, config, env_yaml)
+    change, patched = suggest_fix.suggest_config(diagnosis.cause, config, _phase(layout), env_yaml)
     if patched is None:
         return diagnosis
     return replace(diagnosis, change=change, config=patched)
 
 
-def _cause(
+def _diagnose_failed(
     metrics: RoundMetrics, layout: RoundLayout, config: dict[str, Any] | None, env_yaml: str | None
 ) -> Diagnosis:
     reason = " ".join((metrics.status_reason or "").split())
@@ -112,43 +111,55 @@ def _cause(
         paths = tuple(str(path) for path in (*see, layout.metrics) if path.exists())
         return Diagnosis(layout.round, metrics.status, cause, what, advice, paths)
 
-    if metrics.status == "ok":
-        return _diagnose_measured(metrics, layout)
     if env_yaml is not None and metrics.status == "compile_error":
         problem = predict_cost.env_problem(env_yaml)
         if problem is not None:
             return diagnosis("env broken", "fix the env file and start a new run with it", what=problem)
+    cause = metrics.failure_cause or _cause_of_version_1(metrics.status, reason, layout, config)
+    if cause == "bad config":
+        known = config is not None or metrics.failure_cause is None  # a proposal that was rejected left no config
+        problems = suggest_fix.config_problems(config) if known else []
+        return diagnosis(cause, "; ".join(problems) or "propose a config that is valid", layout.config)
+    if cause == "not finite":
+        return diagnosis(cause, f"use a smaller learning rate for {_phase(layout)}", layout.train_log, layout.config)
+    logs = () if cause in ("cost limit", "out of memory", "module code", "does not fit") else (layout.train_log,)
+    return diagnosis(cause, _ADVICE[cause], *(() if cause == "crash" else (layout.config,)), *logs)
+
+
+def _cause_of_version_1(status: str, reason: str, layout: RoundLayout, config: dict[str, Any] | None) -> FailureCause:
+    """Find the cause of a failure from its text: files of version 1 hold nothing else."""
     if "exceeds the env's limit" in reason:
-        advice = "use a smaller network, or raise the limit in the env's `constraints`"
-        return diagnosis("cost limit", advice, layout.config)
+        return "cost limit"
     if "not finite" in reason or any(math.isnan(loss) for loss in train_log.read(layout.train_log).losses[-1:]):
-        advice = f"use a smaller learning rate for {_phase(layout)}"
-        return diagnosis("not finite", advice, layout.train_log, layout.config)
+        return "not finite"
     if any(marker in reason.lower() for marker in ("out of memory", "memory ", "alloc")):
-        return diagnosis("out of memory", "use smaller batches, then a smaller network", layout.config)
-    for marker, cause, advice in _LIMITS:
+        return "out of memory"
+    for marker, cause in _LIMITS_OF_VERSION_1.items():
         if reason.startswith(marker):
-            return diagnosis(cause, advice, layout.config, layout.train_log)
+            return cause
     if "modules/" in reason:
-        return diagnosis(
-            "module code", "fix the named line of the editable module on the branch of the round", layout.config
-        )
+        return "module code"
     if suggest_fix.config_problems(config):
-        return diagnosis("bad config", "; ".join(suggest_fix.config_problems(config)), layout.config)
-    if metrics.status == "compile_error":
-        return diagnosis("does not fit", "the config is valid but does not fit this env or the parent", layout.config)
-    return diagnosis("crash", "repeat the round with `autoqec run-round`; it is deterministic", layout.train_log)
+        return "bad config"
+    return "does not fit" if status == "compile_error" else "crash"
 
 
-_LIMITS: tuple[tuple[str, Cause, str], ...] = (
-    (
-        "wall clock",
-        "time limit",
-        "use a smaller network or larger batches; on a busy machine a normal round may exceed the limit, too",
-    ),
-    ("disk", "disk limit", "the editable modules write too much data"),
-    ("processes", "process limit", "the editable modules start processes"),
-)
+_LIMITS_OF_VERSION_1: dict[str, FailureCause] = {
+    "wall clock": "time limit",
+    "disk": "disk limit",
+    "processes": "process limit",
+}
+_ADVICE: dict[FailureCause, str] = {
+    "cost limit": "use a smaller network, or raise the limit in the env's `constraints`",
+    "out of memory": "use smaller batches, then a smaller network",
+    "time limit": "use a smaller network or larger batches; on a busy machine a normal round may exceed the limit, too",
+    "disk limit": "the editable modules write too much data",
+    "process limit": "the editable modules start processes",
+    "module code": "fix the named line of the editable module on the branch of the round",
+    "does not fit": "the config is valid but does not fit this env or the parent",
+    "no sandbox": "install a sandbox; `autoqec doctor` says how",
+    "crash": "repeat the round with `autoqec run-round`; it is deterministic",
+}
 
 
 def _diagnose_measured(metrics: RoundMetrics, layout: RoundLayout) -> Diagnosis:

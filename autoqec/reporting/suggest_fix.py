@@ -22,13 +22,12 @@ MIN_BATCH_SIZE = 64
 
 
 def suggest_config(
-    cause: str, reason: str, config: Config | None, phase: str, env_yaml: str | None
+    cause: str, config: Config | None, phase: str, env_yaml: str | None
 ) -> tuple[dict[str, list[Any]] | None, Config | None]:
     """Suggest a config for a cause that `diagnose` found.
 
     Args:
         cause: A `Cause` of `diagnose`.
-        reason: The recorded status reason.
         config: The config of the round.
         phase: What the round was doing when it ended: `training` or `finetuning`.
         env_yaml: The run's env; without it a smaller network is not checked against the env's limits.
@@ -38,7 +37,7 @@ def suggest_config(
     """
     if config is None:
         return None, None
-    for candidate in _candidates(cause, reason, config, phase, env_yaml):
+    for candidate in _candidates(cause, config, phase, env_yaml):
         try:
             patched = PredecoderDSL.model_validate(candidate).config()
         except ValidationError:
@@ -63,7 +62,7 @@ def config_problems(config: Config | None) -> list[str]:
     return []
 
 
-def _candidates(cause: str, reason: str, config: Config, phase: str, env_yaml: str | None) -> Iterator[Config]:
+def _candidates(cause: str, config: Config, phase: str, env_yaml: str | None) -> Iterator[Config]:
     training = config.get("training") or {}
     if cause == "bad config":
         yield _without_invalid_keys(config)

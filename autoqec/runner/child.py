@@ -13,11 +13,12 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.round import FailureCause
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.decoders import checkpoint, flops, overlay
 from autoqec.decoders.base import Predecoder
@@ -77,7 +78,8 @@ class RoundTask:
             ("flops_per_syndrome", cost.flops_per_syndrome, limits.max_flops_per_syndrome),
         ):
             if value > limit:
-                raise RoundError("compile_error", f"{name} = {value} exceeds the env's limit of {limit}")
+                what = f"{name} = {value} exceeds the env's limit of {limit}"
+                raise RoundError("compile_error", what, cause="cost limit")
         if self.dsl.training.init == "parent":
             load_parent_weights(self.model, problem, spec.parent_checkpoint)
         self.agent = PredecoderAgent(self.model, cost.flops_per_syndrome)
@@ -138,38 +140,54 @@ def load_parent_weights(model: Predecoder, problem: Problem, parent: str | None)
     checkpoint.restore(model, state, location=parent)
 
 
-def classify_failure(error: BaseException, building: bool, modules_dir: str | None) -> tuple[ChildStatus, str]:
-    """Return the status and reason of a failure, with its location in the editable modules if it is there."""
-    if isinstance(error, RoundError):
-        return error.status, str(error)  # type: ignore[return-value]
+class Failure(NamedTuple):
+    """What result.json says of a failure."""
+
+    status: ChildStatus
+    reason: str
+    cause: FailureCause
+
+
+def classify_failure(error: BaseException, building: bool, modules_dir: str | None) -> Failure:
+    """Return the status, reason and cause of a failure, with its location in the editable modules if it is there."""
     status: ChildStatus = "compile_error" if building else "train_error"
+    cause: FailureCause = "does not fit" if building else "crash"
+    if isinstance(error, RoundError):
+        return Failure(error.status, str(error), error.cause or cause)  # type: ignore[arg-type]
     if isinstance(error, AutoqecError):
-        return status, str(error)
+        return Failure(status, str(error), cause)
     text = f"{type(error).__name__}: {error}"
+    # torch and the C++ runtime have no exception type of their own for it
     if isinstance(error, MemoryError) or any(message in text for message in OUT_OF_MEMORY_MESSAGES):
-        return "killed_by_safety", f"out of memory: {text}"
+        return Failure("killed_by_safety", f"out of memory: {text}", "out of memory")
     modules_root = str(modules_dir or Path(overlay.__file__).parent / "modules")
     inside = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(modules_root)]
-    place = f"modules/{Path(inside[-1].filename).name}:{inside[-1].lineno}: " if inside else ""
-    return status, place + text
+    if inside:
+        place = f"modules/{Path(inside[-1].filename).name}:{inside[-1].lineno}"
+        return Failure(status, f"{place}: {text}", "module code")
+    return Failure(status, text, cause)
 
 
 def main(argv: list[str]) -> int:
     """Run the spec in argv[0], write result.json and exit the process."""
     spec = ChildSpec.read(json.loads(Path(argv[0]).read_text(encoding="utf-8")), location=argv[0])
     task = RoundTask(spec)
-    status: ChildStatus = "ok"
-    reason: str | None = None
+    failure: Failure | None = None
     try:
         task.run()
     except BaseException as error:  # branch code may raise anything; each failure has a status
         traceback.print_exc()
-        status, reason = classify_failure(error, task.building, spec.modules_dir)
+        failure = classify_failure(error, task.building, spec.modules_dir)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     task.results["rss_peak_gb"] = round(usage.ru_maxrss / 2**20, 4)
     if torch.cuda.is_available():
         task.results["vram_peak_gb"] = round(torch.cuda.max_memory_allocated() / 2**30, 4)
-    result = ChildResult(status=status, reason=one_line(reason) if reason else None, **task.results)
+    if failure is None:
+        result = ChildResult(status="ok", **task.results)
+    else:
+        result = ChildResult(
+            status=failure.status, reason=one_line(failure.reason), cause=failure.cause, **task.results
+        )
     atomic.write_json(task.layout.dir / RESULT, result.dump())
     sys.stdout.flush()
     sys.stderr.flush()

@@ -36,7 +36,7 @@ def work(round_dir: str, number: int) -> None:
         return
     if order.needs_sandbox and sandbox.probe() == "none":
         reason = f"the branch changes code, and the node has no sandbox; hint: {sandbox.INSTALL}"
-        runner.record_failed_round(order.config, "killed_by_safety", reason)
+        runner.record_failed_round(order.config, "killed_by_safety", reason, "no sandbox")
         return
     try:
         runner.run_round(order.config, is_cancelled=is_cancelled)
@@ -53,7 +53,7 @@ def work(round_dir: str, number: int) -> None:
         if isinstance(error, UncompletedJobError) and not is_cancelled():
             minutes = slurm.minutes(order.options["time"])
             reason = f"SLURM job {os.environ[JOB_ID]}: time limit of {minutes} minutes reached"
-            runner.record_failed_round(order.config, "killed_by_safety", reason)
+            runner.record_failed_round(order.config, "killed_by_safety", reason, "time limit")
         raise
 
 

@@ -75,7 +75,7 @@ class WorkerGroup:
             self._listen(name)
             status = self._statuses.get(name, {})
             if "reason" in status:
-                raise RoundError(status["status"], f"{name}: {status['reason']}")
+                raise RoundError(status["status"], f"{name}: {status['reason']}", cause=status["cause"])
             if code is not None and (code != 0 or "done" not in status):
                 ending = f"signal {-code}" if code < 0 else f"status {code}"
                 raise RoundError("train_error", f"{name} (process {process.pid}) was ended by {ending}")
@@ -156,11 +156,12 @@ class Worker:
     def failed(self, error: BaseException) -> None:
         """Report a failure with its reason."""
         if isinstance(error, RoundError):
-            self._status_pipe.send({"status": error.status, "reason": str(error)})
+            self._status_pipe.send({"status": error.status, "reason": str(error), "cause": error.cause})
         elif isinstance(error, AutoqecError):
-            self._status_pipe.send({"status": "train_error", "reason": str(error)})
+            self._status_pipe.send({"status": "train_error", "reason": str(error), "cause": None})
         else:
-            self._status_pipe.send({"status": "train_error", "reason": f"{type(error).__name__}: {error}"})
+            reason = f"{type(error).__name__}: {error}"
+            self._status_pipe.send({"status": "train_error", "reason": reason, "cause": None})
 
 
 def _run_worker(

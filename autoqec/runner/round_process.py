@@ -14,7 +14,7 @@ from typing import Any
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import Profile
-from autoqec.contracts.round import RunnerConfig
+from autoqec.contracts.round import FailureCause, RunnerConfig
 from autoqec.errors import InfrastructureError, UsageError
 from autoqec.installation import IMPORT_DIR
 from autoqec.runner import collect, devices
@@ -30,6 +30,12 @@ from autoqec.system.process import child
 LOG_TAIL_BYTES = 2_000
 MAX_PROCESSES = 64
 GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES",)  # which GPUs are this job's; SLURM sets it
+CAUSES: dict[child.LimitName, FailureCause] = {
+    "wall clock": "time limit",
+    "memory": "out of memory",
+    "disk": "disk limit",
+    "processes": "process limit",
+}
 KEPT_SNAPSHOT_MODES = ("all", "gap")  # snapshots of other modes are kept only of a round without a checkpoint
 
 
@@ -186,7 +192,10 @@ def _collect_result(
     except collect.ArtifactRejectedError as error:
         return [], failed_result("train_error", f"a file that the round's process left was rejected: {error}")
     if process_result.limit_broken is not None:
-        return kept, failed_result("killed_by_safety", process_result.limit_broken, seconds=process_result.wallclock_s)
+        cause = CAUSES[process_result.limit] if process_result.limit else None
+        return kept, failed_result(
+            "killed_by_safety", process_result.limit_broken, cause, seconds=process_result.wallclock_s
+        )
     if child_result is None:
         ending = _exit_description(process_result.returncode)
         reason = f"the child ended with {ending} and left no result{last_log_line(log)}"
@@ -199,9 +208,11 @@ def _collect_result(
     return kept, child_result
 
 
-def failed_result(status: ChildStatus, reason: str, *, seconds: float | None = None) -> ChildResult:
+def failed_result(
+    status: ChildStatus, reason: str, cause: FailureCause | None = "crash", *, seconds: float | None = None
+) -> ChildResult:
     """Return the result of a round that failed outside the child; `seconds` of its work count in the budget."""
-    return ChildResult(status=status, reason=one_line(reason), train_wallclock_s=seconds)
+    return ChildResult(status=status, reason=one_line(reason), cause=cause, train_wallclock_s=seconds)
 
 
 def last_log_line(log: Path) -> str:

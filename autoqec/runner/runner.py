@@ -13,7 +13,7 @@ from typing import Any
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.profiles import PROFILES
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.contracts.timing import utc_now
 from autoqec.errors import ContractError, UsageError
 from autoqec.runner.artifact_manifest import find_worktree, write_artifact_manifest
@@ -65,7 +65,7 @@ def run_round(
     try:
         parse_dsl(config.predecoder_config)
     except ContractError as error:
-        outcome = ChildOutcome(failed_result("compile_error", str(error)))
+        outcome = ChildOutcome(failed_result("compile_error", str(error), "bad config"))
     else:
         outcome = run_in_child(config, PROFILES[config.profile].scaled(share), layout, on_event, check_cancelled)
     check_cancelled()
@@ -79,7 +79,9 @@ def run_round(
     return metrics
 
 
-def record_failed_round(config: RunnerConfig, status: ChildStatus, reason: str) -> RoundMetrics:
+def record_failed_round(
+    config: RunnerConfig, status: ChildStatus, reason: str, cause: FailureCause = "crash"
+) -> RoundMetrics:
     """Write the metrics (unless they exist) and the pointer of a round whose own process was cut off.
 
     The caller knows that the round is not running any more.
@@ -91,7 +93,7 @@ def record_failed_round(config: RunnerConfig, status: ChildStatus, reason: str) 
     if metrics is None:
         atomic.make_dir(layout.dir)
         atomic.write_text(layout.config, files.dump_config(config.predecoder_config))
-        metrics = build_metrics(config, layout, ChildOutcome(failed_result(status, reason)))
+        metrics = build_metrics(config, layout, ChildOutcome(failed_result(status, reason, cause)))
         atomic.write_json(layout.metrics, metrics.dump())
     if repo_root is not None:
         write_round_pointer(config, metrics, repo_root=repo_root)
@@ -151,6 +153,7 @@ def build_metrics(
     return RoundMetrics(
         status=result.status,
         status_reason=result.reason,
+        failure_cause=result.cause if result.status != "ok" else None,
         n_params=result.n_params,
         flops_per_syndrome=result.flops_per_syndrome,
         train_seed=config.seed,

@@ -122,4 +122,5 @@ def _anonymous_file(size: int) -> int:
         f"cannot allocate {size / 1e6:.1f} MB of shared memory{reason}",
         location="training.replay",
         hint="lower `training.replay.shots` or `training.batch_size`",
+        cause="out of memory",
     )

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.profiles import Profile
+from autoqec.contracts.round import FailureCause
 from autoqec.contracts.verdict import PairedCounts
 from autoqec.store.layout import RoundLayout
 
@@ -38,6 +39,7 @@ class ChildResult(Contract):
 
     status: ChildStatus
     reason: str | None = Field(default=None, max_length=REASON_LENGTH)
+    cause: FailureCause | None = None
     val: PairedCounts | None = None
     n_params: int | None = None
     flops_per_syndrome: int | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from autoqec.contracts.events import JobReported, OnEvent
 from autoqec.contracts.job import JobOrder
 from autoqec.contracts.profiles import PROFILES, Profile
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.installation import IMPORT_DIR
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.failpoint import failpoint
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 
 POLL_FILES_S, POLL_SLURM_S = 0.5, 5.0  # SLURM less often, since all users share its controller
 FILE_LAG_S = 10.0  # after a job ended, until files that its node wrote are visible here
+_CAUSES: dict[str, FailureCause] = {
+    "TIMEOUT": "time limit",
+    "DEADLINE": "time limit",
+    "OUT_OF_MEMORY": "out of memory",
+}
 MARGIN_MIN, MARGIN_GB = 15, 1.0  # so that the round's own limits apply before those of the job
 
 
@@ -225,7 +230,10 @@ class SlurmRoundFuture:
             return metrics
         over_limit = job_status.state in slurm.LIMIT_STATES
         return runner.record_failed_round(
-            self.order.config, "killed_by_safety" if over_limit else "train_error", self._failure_reason(job_status)
+            self.order.config,
+            "killed_by_safety" if over_limit else "train_error",
+            self._failure_reason(job_status),
+            _CAUSES.get(job_status.state, "crash"),
         )
 
     def _failure_reason(self, job_status: slurm.Job) -> str:

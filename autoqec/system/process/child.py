@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Literal, Self
 
 from autoqec.errors import StorageError, UsageError
 from autoqec.system.process import procfs
@@ -42,6 +42,8 @@ DEFAULT_ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "NUMEXPR_NUM_THREADS": "1",
 }
+
+LimitName = Literal["wall clock", "memory", "processes", "disk"]
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,20 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
-    """How a child ended. `returncode` is negative for a signal; `limit_broken` names the limit, with figures."""
+    """How a child ended.
+
+    Attributes:
+        returncode: Negative for a signal.
+        limit_broken: The limit that was exceeded, with figures; None if none was.
+        limit: Which limit that is.
+    """
 
     returncode: int
     wallclock_s: float
     rss_peak_gb: float
     cpu_s: float
     limit_broken: str | None
+    limit: LimitName | None = None
 
     @property
     def sigkilled(self) -> bool:
@@ -237,7 +246,7 @@ class _LimitMonitor:
         self._disk_due = 0.0
         self._peak = 0
         self._cpu_s = 0.0
-        self._limit_broken: str | None = None
+        self._exceeded: tuple[LimitName, str] | None = None
         self._stopped = threading.Event()
         self._duration_s: float | None = None
 
@@ -259,22 +268,22 @@ class _LimitMonitor:
         processes = procfs.process_tree(self._process.pid)[1:]  # the supervisor is ours
         rss = procfs.rss_bytes(processes)
         self._peak = max(self._peak, rss)
-        self._limit_broken = self._exceeded_limit(rss, len(processes))
-        return self._limit_broken is not None or self._stopped.is_set()
+        self._exceeded = self._exceeded_limit(rss, len(processes))
+        return self._exceeded is not None or self._stopped.is_set()
 
-    def _exceeded_limit(self, rss: int, processes: int) -> str | None:
+    def _exceeded_limit(self, rss: int, processes: int) -> tuple[LimitName, str] | None:
         limits, seconds = self._limits, self.seconds
         if seconds > limits.wallclock_s:
-            return f"wall clock {seconds:.1f} s > {limits.wallclock_s:g} s"
+            return "wall clock", f"wall clock {seconds:.1f} s > {limits.wallclock_s:g} s"
         if limits.memory_gb is not None and (exceeded := _exceeded_memory(rss, limits.memory_gb)) is not None:
             return exceeded
         if limits.processes is not None and processes > limits.processes:
-            return f"processes {processes} > {limits.processes}"
+            return "processes", f"processes {processes} > {limits.processes}"
         if limits.disk_mb is not None and limits.disk_dir is not None and seconds >= self._disk_due:
             used = disk_bytes(limits.disk_dir) / 1e6
             self._disk_due = self.seconds + max(0.1, 10 * (self.seconds - seconds))
             if used > limits.disk_mb:
-                return f"disk {used:.0f} MB > {limits.disk_mb:g} MB"
+                return "disk", f"disk {used:.0f} MB > {limits.disk_mb:g} MB"
         return None
 
     def end(self) -> None:
@@ -309,12 +318,13 @@ class _LimitMonitor:
         # started the tree, this one, so that only a larger one says something about the tree.
         limit_gb, own_peak = self._limits.memory_gb, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if self._process.returncode in SIGKILLED and limit_gb is not None and usage.ru_maxrss > own_peak:
-            self._limit_broken = self._limit_broken or _exceeded_memory(self._peak, limit_gb)
+            self._exceeded = self._exceeded or _exceeded_memory(self._peak, limit_gb)
         return True
 
     def result(self) -> Result:
         assert self._process.returncode is not None and self._duration_s is not None
-        return Result(self._process.returncode, self._duration_s, self._peak / GB, self._cpu_s, self._limit_broken)
+        limit, text = self._exceeded or (None, None)
+        return Result(self._process.returncode, self._duration_s, self._peak / GB, self._cpu_s, text, limit)
 
 
 def disk_bytes(directory: Path) -> int:
@@ -329,8 +339,8 @@ def disk_bytes(directory: Path) -> int:
     return total
 
 
-def _exceeded_memory(rss: int, limit_gb: float) -> str | None:
-    return f"memory {rss / GB:.2f} GB > {limit_gb:g} GB" if rss > limit_gb * GB else None
+def _exceeded_memory(rss: int, limit_gb: float) -> tuple[LimitName, str] | None:
+    return ("memory", f"memory {rss / GB:.2f} GB > {limit_gb:g} GB") if rss > limit_gb * GB else None
 
 
 def _signal(pid: int, number: int) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import autoqec
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.dsl import PredecoderDSL, TrainingConfig, parse_dsl
-from autoqec.contracts.round import RoundMetrics, RunnerConfig
+from autoqec.contracts.round import FailureCause, RoundMetrics, RunnerConfig
 from autoqec.errors import UsageError
 from autoqec.reporting.diagnose import diagnose_round, diagnose_run
 from autoqec.reporting.predict_cost import predict_cost
@@ -108,6 +108,28 @@ def test_out_of_memory_at_the_smallest_batch_shrinks_the_network(round_directory
     config = with_training(batch_size=64)
     found = diagnose_round(round_directory(config, status="killed_by_safety", status_reason="memory 9 GB > 8 GB"))
     assert found.change == {"mlp.hidden": [256, 192]}
+
+
+@pytest.mark.parametrize("cause", get_args(FailureCause))
+def test_a_recorded_cause_is_not_read_from_the_text(round_directory: Left, cause: str) -> None:
+    """The text is for people and may change; only files of version 1 have nothing else."""
+    reason = "modules/mlp.py: memory and disk exceeds the env's limit, the loss is not finite"
+    found = diagnose_round(round_directory(status="train_error", status_reason=reason, failure_cause=cause))
+    assert found.cause == cause and found.advice
+
+
+def test_a_run_with_a_rejected_proposal_is_diagnosed(tmp_path: Path) -> None:
+    """Such a round ended before it was measured, so that its row is all there is of it."""
+    layout = RunLayout(tmp_path, rounds.RUN_ID)
+    layout.round(1).dir.mkdir(parents=True)
+    atomic.write_text(layout.env, load_env(SMOKE)[1])
+    history = History(layout)
+    history.write_info(rounds.info(env_yaml_sha256=sha256_bytes(layout.env.read_bytes())))
+    ended = {"status": "compile_error", "status_reason": "the ideator's reply: no type", "failure_cause": "bad config"}
+    row = rounds.row(1, **ended, branch=None, commit_sha=None, verify_verdict=None, verdict="ignore")
+    history.append_row(row)
+    (found,) = diagnose_run(layout)
+    assert (found.round, found.cause) == (1, "bad config")
 
 
 def test_machine_limits_suggest_a_smaller_config(round_directory: Left) -> None:

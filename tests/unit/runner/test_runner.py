@@ -22,7 +22,7 @@ from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.round import RoundMetrics
 from autoqec.decoders import checkpoint
-from autoqec.errors import InfrastructureError, UsageError
+from autoqec.errors import ContractError, InfrastructureError, RoundError, UsageError
 from autoqec.qec import sampling
 from autoqec.qec.problem import Problem
 from autoqec.runner import artifact_manifest, round_process, runner
@@ -240,56 +240,90 @@ def test_invalid_config_fails_before_training(env_text: str, tmp_path: Path) -> 
 
 def test_network_above_the_envs_limits_fails_before_training(env_text: str, tmp_path: Path) -> None:
     metrics = run_failing_round(env_text, tmp_path, {"type": "mlp", "mlp": {"hidden": 1024}})
+    assert metrics.failure_cause == "cost limit"
     assert metrics.status == "compile_error" and "exceeds" in (metrics.status_reason or "")
     assert metrics.n_params is not None and metrics.n_params > 200_000 and metrics.train_steps is None
 
 
 @pytest.mark.parametrize(
-    ("inserted", "status", "reason"),
+    ("inserted", "status", "cause", "reason"),
     [
-        ({"at_top": "raise RuntimeError('half a module')"}, "compile_error", r"modules/mlp.py:\d+: RuntimeError: half"),
+        (
+            {"at_top": "raise RuntimeError('half a module')"},
+            "compile_error",
+            "module code",
+            r"modules/mlp.py:\d+: RuntimeError: half",
+        ),
         (
             {"in_forward": "if self.training and len(x) > 1: raise KeyError('lost')"},
             "train_error",
+            "module code",
             r"modules/mlp.py:\d+: KeyError: 'lost'",
         ),
         (
             {"in_forward": "x = x * float('nan') if self.training and len(x) > 100 else x"},
             "killed_by_safety",
+            "not finite",
             r"not finite at step 0",
         ),
-        ({"in_forward": "if len(x) > 1: import os; os._exit(3)"}, "train_error", "status 3 and left no result"),
-        ({"in_forward": "if len(x) > 1: import time; time.sleep(60)"}, "killed_by_safety", r"wall clock .* > 2 s"),
+        (
+            {"in_forward": "if len(x) > 1: import os; os._exit(3)"},
+            "train_error",
+            "crash",
+            "status 3 and left no result",
+        ),
+        (
+            {"in_forward": "if len(x) > 1: import time; time.sleep(60)"},
+            "killed_by_safety",
+            "time limit",
+            r"wall clock .* > 2 s",
+        ),
         (
             {"in_forward": "if len(x) > 1: self.hoard = torch.ones(400_000_000)"},
             "killed_by_safety",
+            "out of memory",
             r"memory 1\.\d+ GB",
         ),
         (
             {"in_forward": "for i in range(5 * (len(x) > 1)): open(f'f{i}', 'wb').write(b'x' * 4_000_000)"},
             "killed_by_safety",
+            "disk limit",
             r"disk \d+ MB > 8 MB",
         ),
     ],
 )
 def test_failing_branch_code_has_a_status_and_reason(
-    env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inserted: dict[str, str], status: str, reason: str
+    env_text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    inserted: dict[str, str],
+    status: str,
+    cause: str,
+    reason: str,
 ) -> None:
     tight = {"round_wallclock_s": 2 if "wall" in reason else 60, "memory_gb": 1.2}
     monkeypatch.setitem(PROFILES, "smoke", PROFILES["smoke"].model_copy(update=tight))
     if "disk" in reason:
         inserted = {"in_forward": inserted["in_forward"] + "\nif len(x) > 1: import time; time.sleep(20)"}
     metrics = run_failing_round(env_text, tmp_path, modules_dir=copy_modules(tmp_path / "modules", **inserted))
-    assert metrics.status == status, metrics.status_reason
+    assert (metrics.status, metrics.failure_cause) == (status, cause), metrics.status_reason
     assert re.search(reason, metrics.status_reason or ""), metrics.status_reason
     assert metrics.train_wallclock_s is not None or status == "compile_error", "what it took counts in the budget"
 
 
 def test_every_exception_has_a_status() -> None:
-    assert classify_failure(SystemExit(0), building=False, modules_dir=None) == ("train_error", "SystemExit: 0")
+    assert classify_failure(SystemExit(0), building=False, modules_dir=None) == (
+        "train_error",
+        "SystemExit: 0",
+        "crash",
+    )
     assert classify_failure(KeyboardInterrupt(), building=True, modules_dir=None)[0] == "compile_error"
     for memory in (MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")):
-        assert classify_failure(memory, building=False, modules_dir=None)[0] == "killed_by_safety"
+        failure = classify_failure(memory, building=False, modules_dir=None)
+        assert (failure.status, failure.cause) == ("killed_by_safety", "out of memory")
+    other = RoundError("compile_error", "worded differently some day", cause="cost limit")
+    assert classify_failure(other, building=True, modules_dir=None).cause == "cost limit"
+    assert classify_failure(ContractError("no parent"), building=True, modules_dir=None).cause == "does not fit"
 
 
 @pytest.mark.parametrize("parent", [None, "other"])
