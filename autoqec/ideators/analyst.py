@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.messages import AnalystResponse, parse_response
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import PairedCounts, PairedEffect
 from autoqec.contracts.views import AnalystView
+from autoqec.store.round_files import read_metrics
 
 
 def analyse(view: AnalystView) -> AnalystResponse:
@@ -17,7 +16,7 @@ def analyse(view: AnalystView) -> AnalystResponse:
     Args:
         view: The measured round, as from `RunMemory.l3_for_analyst`.
     """
-    metrics = RoundMetrics.read(json.loads(view.metrics_path.read_bytes()), location=str(view.metrics_path))
+    metrics = read_metrics(view.metrics_path)
     response = _of_failure(metrics) if metrics.status != "ok" else _of_measurement(metrics)
     return parse_response(AnalystResponse, canonical_json(response))
 

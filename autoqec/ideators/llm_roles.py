@@ -10,7 +10,6 @@ import ast
 import json
 import re
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -33,6 +32,7 @@ from autoqec.ideators.view_text import format_ideator_view, format_loss_curves, 
 from autoqec.llm.base import LanguageModel, Message, Request
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.progress import read_loss_curves
+from autoqec.store.round_files import load_contract, read_metrics
 
 MAX_SOURCE_CHARS = 60_000  # of source code shown to the Coder
 _MACHINE_DEPENDENT_FIELDS = (
@@ -211,7 +211,7 @@ class LlmAnalyst(Role):
 
     def request(self, view: AnalystView) -> Request:
         """The prompt for a view: figures of the round, its loss by phase, and the round before."""
-        metrics, layout = _metrics(view.metrics_path), _round_layout(view)
+        metrics, layout = read_metrics(view.metrics_path), _round_layout(view)
         rule_based = analyst.analyse(view)
         curves = {} if layout is None else read_loss_curves(layout.progress)
         blocks = [
@@ -232,7 +232,7 @@ class LlmAnalyst(Role):
         )
 
     def _response(self, view: AnalystView, answer: AnalystResponse) -> AnalystResponse:
-        status = _metrics(view.metrics_path).status
+        status = read_metrics(view.metrics_path).status
         if answer.verdict == "candidate" and status != "ok":
             raise ContractError(f"a round that ended as {status} cannot be nominated", location="verdict")
         return _validated(
@@ -260,10 +260,6 @@ def _check_edit(edit: FileEdit) -> None:
         raise ContractError(f"{edit.path} does not parse: {error}", location="edits.text") from None
 
 
-def _metrics(path: Path) -> RoundMetrics:
-    return RoundMetrics.read(json.loads(path.read_bytes()), location=str(path))
-
-
 def _metrics_json(metrics: RoundMetrics) -> str:
     """Figures without times and paths, which differ between machines."""
     kept = {
@@ -287,7 +283,4 @@ def _previous_metrics(layout: RoundLayout | None) -> RoundMetrics | None:
     if layout is None or layout.round < 2:
         return None
     previous = RoundLayout(layout.dir.with_name(f"round_{layout.round - 1}"), layout.round - 1)
-    try:
-        return _metrics(previous.metrics)
-    except (OSError, ValueError, ContractError):
-        return None
+    return load_contract(previous.metrics, RoundMetrics)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -10,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,6 +18,7 @@ from autoqec.contracts.events import OnEvent
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.names import RUN_REF
 from autoqec.contracts.provenance import Manifest
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError, UsageError
 from autoqec.orchestrator import verify_round
 from autoqec.orchestrator.archive_format import MANIFEST, pack, unpack
@@ -32,6 +31,7 @@ from autoqec.orchestrator.secret import read_published_secret
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
+from autoqec.store.round_files import read_contract
 from autoqec.store.run_state import fold
 from autoqec.system import machine, sandbox
 from autoqec.system.git import GitError, Repo
@@ -156,12 +156,12 @@ def _run_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
 
 def _shot_files(layout: RunLayout) -> Iterator[tuple[str, bytes]]:
     """Sample the shots of every verification again from the published secret; shots of an archive are in `shots`."""
-    from autoqec.verification import report, shot_cache
+    from autoqec.verification import shot_cache
 
     secret = read_published_secret(layout)
     env = files.load_env(layout.env)[0]
     for round_state in History(layout).state().rounds.values():
-        saved_report = report.read(layout.round(round_state.row.round))
+        saved_report = read_contract(layout.round(round_state.row.round).report_json, VerifyReport)
         if saved_report is not None:
             for digest, data in shot_cache.redraw_chunks(saved_report, env, secret):
                 path = layout.shots / shot_cache.file_name(digest)
@@ -339,14 +339,11 @@ def _check_artifacts(layout: RunLayout, place: RoundLayout) -> list[str]:
     Raises:
         ContractError: An artifact differs, or is missing without such a record.
     """
-    if not place.manifest.is_file():
+    manifest = read_contract(place.manifest, Manifest)
+    if manifest is None:
         return []
-    try:
-        recorded: dict[str, Any] = json.loads(place.manifest.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ContractError(f"is damaged ({error})", location=str(place.manifest)) from error
     removal_log, removed_names = removed_files(layout), []
-    for artifact in Manifest.read(recorded, location=str(place.manifest)).artifacts:
+    for artifact in manifest.artifacts:
         path = place.dir / artifact.name
         name = path.relative_to(layout.root).as_posix()
         if not path.is_file() and removal_log.get(name) == artifact.sha256:

@@ -12,12 +12,13 @@ from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import recover
-from autoqec.orchestrator.recovery.inspect import inspect_run, read_pointer_at, read_round_files
+from autoqec.orchestrator.recovery.inspect import inspect_run, read_pointer_at
 from autoqec.orchestrator.recovery.state import RunInspection
 from autoqec.orchestrator.secret import read_secret
 from autoqec.orchestrator.verify_round import Candidate, verify_candidate
 from autoqec.store import run_log
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout
+from autoqec.store.round_files import load_round
 from autoqec.store.run_state import RoundState, fold
 from autoqec.system.git import Repo
 from autoqec.system.scratch import scratch
@@ -44,7 +45,7 @@ def restore_round(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent 
         round_state = _find_quarantined(inspect_run(repo, layout, memory), number)
         tip = repo.rev_parse(f"refs/heads/{round_state.row.branch}")
         pointer = read_pointer_at(repo, str(tip), number)
-        files = read_round_files(layout.round(number))
+        files = load_round(layout.round(number))
         pointer, metrics = _require_measured(layout, pointer, files.metrics, round_state)
         with scratch("modules") as directory:
             modules_dir = directory / "modules"

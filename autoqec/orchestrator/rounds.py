@@ -31,11 +31,12 @@ from autoqec.errors import AutoqecError, ContractError, InfrastructureError, Rou
 from autoqec.ideators import analyst, coder
 from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.failpoint import failpoint
-from autoqec.orchestrator.recovery.inspect import read_job_order, read_round_files
+from autoqec.orchestrator.recovery.inspect import read_job_order
 from autoqec.orchestrator.run import Run, search
 from autoqec.orchestrator.verify_round import Candidate, verify_candidate
 from autoqec.store import atomic, files
 from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES, RoundLayout, pointer_on_branch, quarantine_branch_of
+from autoqec.store.round_files import load_round
 from autoqec.store.run_log import LOGGER
 from autoqec.store.run_state import Attempt, RoundState
 from autoqec.system import sandbox
@@ -192,7 +193,7 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
         except (ContractError, UsageError, InfrastructureError) as error:
             LOGGER.warning("not verified", exc_info=True, extra={"round": number})
             unverified_reason = f"not verified: {error}"
-    recorded_files = read_round_files(layout)
+    recorded_files = load_round(layout)
     pointer = _read_committed_pointer(run, layout, opened.planned, tip)
     row = round_recorder.build_row(
         attempt,

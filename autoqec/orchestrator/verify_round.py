@@ -22,11 +22,12 @@ from autoqec.orchestrator import round_recorder, worktree
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.recovery.inspect import read_config, read_round_files, require_own_directory
+from autoqec.orchestrator.recovery.inspect import require_own_directory
 from autoqec.orchestrator.secret import is_closed, read_published_secret, read_secret
 from autoqec.store import files, run_log
 from autoqec.store.history import History
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout
+from autoqec.store.round_files import load_config, load_round, read_contract
 from autoqec.store.run_state import RoundState, fold
 from autoqec.system.git import GitError, Repo
 from autoqec.system.scratch import scratch
@@ -169,10 +170,10 @@ def replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEvent) -> Rep
         UsageError: The round has no report.
         ContractError: Report, commit, env or artifact do not belong together.
     """
-    from autoqec.verification import report, verifier
+    from autoqec.verification import verifier
 
     place = layout.round(number)
-    saved_report = report.read(place)
+    saved_report = read_contract(place.report_json, VerifyReport)
     if saved_report is None:
         raise UsageError(
             "the round has no report to replay", location=str(place.dir), hint=f"autoqec verify {place.dir}"
@@ -205,7 +206,7 @@ def _recorded_candidate(
         secret = read_published_secret(layout, info)
     else:
         secret = read_secret(layout, info)
-    metrics = read_round_files(layout.round(number)).metrics
+    metrics = load_round(layout.round(number)).metrics
     if metrics is None:
         raise UsageError("cannot be read", location=str(layout.round(number).metrics), hint=f"restore round {number}")
     row = round_state.row
@@ -253,7 +254,7 @@ def _parent_request(memory: RunMemory, info: RunInfo, branch: str, secret: bytes
     if round_state is None or round_state.row.verify_verdict != "VERIFIED":
         raise UsageError(f"parent {branch} is not VERIFIED")
     number = round_state.row.round
-    place = read_round_files(layout.round(number))
+    place = load_round(layout.round(number))
     if place.metrics is None or place.report is None:
         raise UsageError(f"metrics or report of parent round {number} cannot be read")
     modules_dir = directory / str(number)
@@ -277,7 +278,7 @@ def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secre
         env_text=env_text,
         round=place,
         checkpoint=place.checkpoint,
-        dsl_config=parse_dsl(read_config(place.config), location=str(place.config)).config(),
+        dsl_config=parse_dsl(load_config(place.config), location=str(place.config)).config(),
         secret=secret,
         profile=PROFILES[info.profile].scaled(share),
         run_id=info.run_id,
@@ -300,9 +301,7 @@ def _place_of_unrecorded_report(memory: RunMemory, candidate: Candidate, request
     The index is used only if attempts.jsonl registered it for this attempt. The number of earlier discoveries is at
     most the present one.
     """
-    from autoqec.verification import report
-
-    saved = report.read(request.round)
+    saved = read_contract(request.round.report_json, VerifyReport)
     own = {
         line.attempt_index
         for line in memory.attempt_state.registered_tests

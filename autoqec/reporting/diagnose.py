@@ -6,7 +6,6 @@ Reads metrics.json, config.yaml, train.log, progress.csv and the run's env; need
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -15,13 +14,13 @@ from typing import Any, Literal
 
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.round import FailureCause, RoundMetrics
-from autoqec.errors import AutoqecError, ContractError, UsageError
+from autoqec.errors import ContractError, UsageError
 from autoqec.reporting import predict_cost, suggest_fix
 from autoqec.reporting.measurements import relative_drop, validation_effect
 from autoqec.store import train_log
-from autoqec.store.files import load_yaml
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.round_files import load_config, read_contract
 
 Cause = FailureCause | Literal["env broken", "does harm", "no effect", "conflict", "aborted", "none"]
 
@@ -91,7 +90,7 @@ def diagnose_round(layout: RoundLayout, env_yaml: str | None = None, metrics: Ro
         metrics: The round's metrics, if its row holds them; else metrics.json is read.
     """
     metrics = metrics or _metrics(layout)
-    config = _config(layout)
+    config = load_config(layout.config)
     if metrics.status == "ok":
         diagnosis = _diagnose_measured(metrics, layout)
     else:
@@ -188,20 +187,12 @@ def _env_problem(text: str | None, recorded: str) -> str | None:
 
 def _metrics(layout: RoundLayout) -> RoundMetrics:
     try:
-        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), location=str(layout.metrics))
-    except FileNotFoundError:
-        raise UsageError("has no metrics.json", location=str(layout.dir), hint="name a round directory") from None
-    except (OSError, ValueError, ContractError) as error:
+        metrics = read_contract(layout.metrics, RoundMetrics)
+    except (OSError, ContractError) as error:
         raise UsageError(f"metrics.json cannot be read: {error}", location=str(layout.dir)) from error
-
-
-def _config(layout: RoundLayout) -> dict[str, Any] | None:
-    text = _text(layout.config)
-    try:
-        config = None if text is None else load_yaml(text, location=str(layout.config))
-    except AutoqecError:
-        return None
-    return config if isinstance(config, dict) else None
+    if metrics is None:
+        raise UsageError("has no metrics.json", location=str(layout.dir), hint="name a round directory")
+    return metrics
 
 
 def _phase(layout: RoundLayout) -> str:

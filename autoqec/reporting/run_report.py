@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,11 +10,12 @@ from typing import Any
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import VerifyReport
-from autoqec.errors import AutoqecError, ContractError
+from autoqec.errors import AutoqecError
 from autoqec.reporting.round_details import DetailsReader, RoundDetails
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
-from autoqec.store.layout import RoundLayout, RunLayout
+from autoqec.store.layout import RunLayout
+from autoqec.store.round_files import load_contract
 from autoqec.store.run_state import Attempt, RoundState, RunState
 from autoqec.system import run_lock
 from autoqec.system.process import procfs
@@ -133,7 +133,7 @@ class RunReport:
     @cached_property
     def best_verification(self) -> VerifyReport | None:
         """Verification report of the best round; None if there is none, or it cannot be read."""
-        return read_verification(self.layout.round(self.best.row.round)) if self.best else None
+        return _verification(self.layout, self.best.row) if self.best else None
 
     @cached_property
     def linked_anchors(self) -> frozenset[str]:
@@ -177,7 +177,7 @@ class RunReport:
         """Verification report of a round, read from disk unless the page holds it already."""
         if entry.key in self.details:
             return self.details[entry.key].verification
-        return read_verification(self.layout.round(entry.row.round)) if entry.row.verify_verdict else None
+        return _verification(self.layout, entry.row) if entry.row.verify_verdict else None
 
     def dump(self) -> dict[str, object]:
         """The object that `show --json` prints."""
@@ -222,7 +222,7 @@ def _with_details(report: RunReport, n_runs: int) -> RunReport:
         listed=tuple(entry for entry in report.rounds if entry.key in listed),
         details={
             # Also of a round whose row holds no verdict: an interrupted verification may have left its report.
-            entry.key: reader.read(entry.row, read_verification(report.layout.round(entry.row.round)))
+            entry.key: reader.read(entry.row, _verification(report.layout, entry.row))
             for entry in detailed
         },
     )
@@ -234,15 +234,6 @@ def _importance(entry: RoundEntry) -> tuple[bool, bool, bool, int]:
     return entry.on_front, verdict == "VERIFIED", verdict is not None, entry.row.round
 
 
-def read_verification(files: RoundLayout) -> VerifyReport | None:
-    """Verification report of a round; None if there is none, or it cannot be read."""
-    path = files.report_json
-    try:
-        return VerifyReport.read(json.loads(path.read_bytes()), location=str(path))
-    except (OSError, ValueError, ContractError):
-        return None
-
-
 def has_legacy_verdict(row: HistoryRow) -> bool:
     """Whether version 1 recorded SUSPICIOUS, its word for an inconclusive test."""
     return row.current_verdict != row.verify_verdict
@@ -252,8 +243,13 @@ def verification_seconds(layout: RunLayout, row: HistoryRow) -> float:
     """Duration of a verification; 0 without one. Rows of version 1 do not hold it, but the report does."""
     if row.verify_verdict is None or row.verify_wallclock_s is not None:
         return row.verify_wallclock_s or 0.0
-    report = read_verification(layout.round(row.round))
+    report = _verification(layout, row)
     return report.judge_wallclock_s if report else 0.0
+
+
+def _verification(layout: RunLayout, row: HistoryRow) -> VerifyReport | None:
+    """Verification report of a round; None if there is none, or it cannot be read."""
+    return load_contract(layout.round(row.round).report_json, VerifyReport)
 
 
 def is_running(layout: RunLayout) -> bool:

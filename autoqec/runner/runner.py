@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from autoqec.runner.round_process import ChildOutcome, failed_result, run_in_chi
 from autoqec.runner.spec import SCRATCH_DIR, ChildStatus
 from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
+from autoqec.store.round_files import read_contract
 from autoqec.system import git
 
 
@@ -89,7 +89,7 @@ def record_failed_round(
     repo_root, config = resolve_config(config)
     layout = RoundLayout(Path(config.round_dir), config.round_idx)
     shutil.rmtree(layout.dir / SCRATCH_DIR, ignore_errors=True)
-    metrics = load_metrics(layout)
+    metrics = read_contract(layout.metrics, RoundMetrics)
     if metrics is None:
         atomic.make_dir(layout.dir)
         atomic.write_text(layout.config, files.dump_config(config.predecoder_config))
@@ -98,14 +98,6 @@ def record_failed_round(
     if repo_root is not None:
         write_round_pointer(config, metrics, repo_root=repo_root)
     return metrics
-
-
-def load_metrics(layout: RoundLayout) -> RoundMetrics | None:
-    """Read metrics.json; None if it does not exist."""
-    try:
-        return RoundMetrics.read(json.loads(layout.metrics.read_bytes()), location=str(layout.metrics))
-    except FileNotFoundError:
-        return None
 
 
 def resolve_config(config: RunnerConfig) -> tuple[Path | None, RunnerConfig]:

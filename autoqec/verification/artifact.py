@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import stat
@@ -16,7 +15,7 @@ from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.contracts.provenance import Manifest
 from autoqec.errors import ContractError, UsageError
 from autoqec.installation import PACKAGE_DIR
-from autoqec.store.layout import EDITABLE_CONFIG, RoundLayout
+from autoqec.store.layout import EDITABLE_CONFIG
 from autoqec.system import sandbox
 from autoqec.verification.shot_stream import artifact_sha256
 
@@ -140,16 +139,6 @@ def _code_bytes(modules_dir: Path) -> int:
             trusted_size = len(zlib.compress(trusted.read_bytes(), 9)) if trusted.is_file() else 0
             total += max(0, len(zlib.compress(path.read_bytes(), 9)) - trusted_size)
     return total
-
-
-def load_manifest(round_dir: RoundLayout) -> Manifest | None:
-    """Read the round's manifest; None if it has none."""
-    try:
-        return Manifest.read(json.loads(round_dir.manifest.read_text()), location=str(round_dir.manifest))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ContractError(f"not valid JSON ({error})", location=str(round_dir.manifest)) from error
 
 
 def check_manifest(manifest: Manifest | None, env_sha256: str, frozen: FrozenArtifact, where: str) -> None:

@@ -16,12 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import Composition, CompositionParent, CompositionVerdict, PairedCounts
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import backends
 from autoqec.qec.problem import Problem
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
 from autoqec.store.layout import hidden_from_branch_code
+from autoqec.store.round_files import read_contract
 from autoqec.verification import artifact, candidate_process
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate.client import CandidateFailure
@@ -160,7 +162,7 @@ def _freeze(parent: VerifyRequest, directory: Path) -> FrozenArtifact:
     place.mkdir()
     hidden = hidden_from_branch_code(parent.round.dir)
     frozen = artifact.freeze(parent.checkpoint, parent.dsl, parent.branch_modules, place, hidden)
-    manifest = artifact.load_manifest(parent.round)
+    manifest = read_contract(parent.round.manifest, Manifest)
     artifact.check_manifest(manifest, parent.env_sha256, frozen, str(parent.round.manifest))
     if parent.expected_artifact not in (None, frozen.sha256):
         raise ContractError(f"round {number} was verified as {parent.expected_artifact} and is now {frozen.sha256}")

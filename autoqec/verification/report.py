@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -25,21 +24,6 @@ def write(round_dir: RoundLayout, report: VerifyReport) -> None:
         raise ContractError("a report is never overwritten", location=str(round_dir.report_json))
     atomic.write_text(round_dir.report_md, render(report))
     atomic.write_json(round_dir.report_json, report.dump())
-
-
-def read(round_dir: RoundLayout) -> VerifyReport | None:
-    """Read the round's report; None if it has none.
-
-    Raises:
-        ContractError: The file cannot be read.
-    """
-    path = round_dir.report_json
-    try:
-        return VerifyReport.read(json.loads(path.read_text()), location=str(path))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ContractError(f"not valid JSON ({error})", location=str(path)) from error
 
 
 def render(report: VerifyReport) -> str:

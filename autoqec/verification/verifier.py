@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 from autoqec.contracts.events import OnEvent, ignore
+from autoqec.contracts.provenance import Manifest
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError
 from autoqec.store.layout import hidden_from_branch_code
+from autoqec.store.round_files import read_contract
 from autoqec.system.scratch import scratch
 from autoqec.verification import artifact, report, shot_stream
 from autoqec.verification.assemble import build_report
@@ -34,7 +36,7 @@ def verify(request: VerifyRequest, *, on_event: OnEvent | None = None) -> Verify
         ContractError: Artifact, env or manifest do not belong together, or the replay disagrees. Nothing is written.
         UsageError: Branch code would have to run without a sandbox. Nothing is written.
     """
-    saved_report = report.read(request.round)
+    saved_report = read_contract(request.round.report_json, VerifyReport)
     if saved_report is not None:
         replayed = replay(saved_report, request, on_event=on_event)
         if not replayed.agrees:
@@ -52,7 +54,7 @@ def verify(request: VerifyRequest, *, on_event: OnEvent | None = None) -> Verify
 def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None) -> VerifyReport:
     """Verify without writing a report."""
     start_time = time.monotonic()
-    manifest = artifact.load_manifest(request.round)
+    manifest = read_contract(request.round.manifest, Manifest)
     with scratch("judge") as directory:
         frozen = _freeze(request, directory)
         artifact.check_manifest(manifest, request.env_sha256, frozen, str(request.round.manifest))

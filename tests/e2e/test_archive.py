@@ -11,6 +11,7 @@ import pytest
 
 from autoqec.cli.workspace import make_workspace
 from autoqec.contracts.events import ignore
+from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, UsageError
 from autoqec.locate import builtin_envs
 from autoqec.orchestrator import archive as archive_module
@@ -21,8 +22,9 @@ from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.orchestrator.verify_round import replay
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
+from autoqec.store.round_files import read_contract
 from autoqec.system.git import Repo
-from autoqec.verification import report, shot_cache, shot_stream
+from autoqec.verification import shot_cache, shot_stream
 from tests.support.archives import git, unpacked
 from tests.unit.system.test_run_lock import owner_process
 
@@ -101,7 +103,7 @@ def test_shots_that_cannot_be_redrawn_are_read_from_the_archive(
 ) -> None:
     """Another version of stim draws other shots for a seed, here simulated by the next seed."""
     layout, _, archive = packed
-    verification = report.read(layout.round(1))
+    verification = read_contract(layout.round(1).report_json, VerifyReport)
     assert verification is not None
     bare = tmp_path / "bare.tar"
     package_run(layout, Repo.discover(layout.repo_root), bare, shots=False)

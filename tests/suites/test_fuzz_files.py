@@ -23,10 +23,11 @@ from hypothesis import strategies as st
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.provenance import Manifest
 from autoqec.errors import AutoqecError
 from autoqec.store import files
 from autoqec.store.layout import RunLayout
-from autoqec.verification import artifact
+from autoqec.store.round_files import read_contract
 from tests.support.hostile_input import mutated_bytes, mutated_value, only_inside
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +118,7 @@ def check_manifest(data: st.DataObject, layout: RunLayout) -> None:
     try:
         manifest.write_bytes(data.draw(mutated_bytes(honest) | value))
         with only_inside(layout.repo_root):
-            check_reader(lambda: artifact.load_manifest(layout.round(1)))
+            check_reader(lambda: read_contract(layout.round(1).manifest, Manifest))
     finally:
         manifest.write_bytes(honest)
 

@@ -16,7 +16,6 @@ from autoqec.continual.environments.mcq import LETTERS, MCQEnv
 from autoqec.continual.runtime import checkpoints
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
-from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.errors import UsageError
 from autoqec.ideators import analyst as mechanical
@@ -24,6 +23,7 @@ from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.llm.base import LanguageModel
 from autoqec.store import files
+from autoqec.store.round_files import read_metrics
 
 MAX_SHOWN = 30  # most recent measured rounds in the observation
 
@@ -99,7 +99,7 @@ def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[AnalystView]
     def nominate(view: AnalystView) -> AnalystResponse:
         mechanical_response = mechanical.analyse(view)
         metrics_path = view.metrics_path
-        metrics = RoundMetrics.read(json.loads(metrics_path.read_bytes()), location=str(metrics_path))
+        metrics = read_metrics(metrics_path)
         if metrics.status != "ok" or not metrics.val_shots:
             return mechanical_response
         config = files.load_yaml(files.read_text(metrics_path.parent / "config.yaml"), location="config.yaml")

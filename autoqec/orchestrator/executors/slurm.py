@@ -23,6 +23,7 @@ from autoqec.orchestrator import worktree
 from autoqec.orchestrator.failpoint import failpoint
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout, pointer_on_branch
+from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox, slurm
 
 if TYPE_CHECKING:
@@ -175,12 +176,10 @@ class SlurmRoundFuture:
 
     def _finished_metrics(self) -> RoundMetrics | None:
         """Return the metrics if the round is complete: the pointer in the worktree is the last file that it writes."""
-        from autoqec.runner.runner import load_metrics
-
         worktree_dir = self.order.config.code_cwd
         if worktree_dir is None or not (Path(worktree_dir) / pointer_on_branch(self.layout.round)).exists():
             return None
-        return load_metrics(self.layout)
+        return read_contract(self.layout.metrics, RoundMetrics)
 
     def _query_job(self) -> slurm.Job:
         """Return the state of the job; an order without a job id gets the id of its job, or is submitted."""

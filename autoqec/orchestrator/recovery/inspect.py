@@ -7,20 +7,19 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from autoqec.contracts.base import Contract
 from autoqec.contracts.history import RunInfo
 from autoqec.contracts.job import JobOrder
-from autoqec.contracts.provenance import Manifest, Pointer
-from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.contracts.views import AnalystView
 from autoqec.errors import AutoqecError, ManualInterventionRequired
 from autoqec.orchestrator import worktree
 from autoqec.orchestrator.memory import RunMemory
-from autoqec.orchestrator.recovery.state import BranchTip, RoundFiles, RunInspection
-from autoqec.store import atomic, files, jsonl
+from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RunInspection
+from autoqec.store import atomic, jsonl
 from autoqec.store.layout import (
     RoundLayout,
     RunLayout,
@@ -29,6 +28,7 @@ from autoqec.store.layout import (
     quarantine_branch_of,
     round_branch_of,
 )
+from autoqec.store.round_files import load_contract, load_round
 from autoqec.store.run_state import Attempt
 from autoqec.system.git import Repo
 from autoqec.system.git.parsing import parse_commit
@@ -84,7 +84,7 @@ def inspect_run(repo: Repo, layout: RunLayout, memory: RunMemory | None = None) 
         pointers={branch: pointer for branch, pointer in pointers.items() if pointer is not None},
         rounds={attempt.round: _read_open_round(layout.round(attempt.round)) for attempt in open_attempts},
         reports={
-            attempt_id: _load_contract(layout.round(row.round).report_json, VerifyReport)
+            attempt_id: load_contract(layout.round(row.round).report_json, VerifyReport)
             for attempt_id, row in verified.items()
         },
         committed_pointers={key: pointer for key, pointer in committed.items() if pointer is not None},
@@ -160,32 +160,19 @@ def _parse_pointer(git_object: tuple[str, bytes] | None, where: str) -> Pointer 
         return str(error)
 
 
-def _read_open_round(layout: RoundLayout) -> RoundFiles:
-    """Return the files of a round without a row, with the nomination of the Analyst without a language model."""
-    round_files = read_round_files(layout)
-    if round_files.metrics is None:
-        return round_files
+def _read_open_round(layout: RoundLayout) -> OpenRound:
+    """The files of a round without a row, and the response of the rule-based Analyst to it."""
+    found = OpenRound(**vars(load_round(layout)))
+    if found.metrics is None:
+        return found
     from autoqec.ideators import analyst
 
-    view = AnalystView(metrics_path=layout.metrics)
-    pointer = _load_contract(layout.pointer, Pointer)
-    return replace(round_files, nomination=analyst.analyse(view), pointer=pointer)
-
-
-def read_round_files(layout: RoundLayout) -> RoundFiles:
-    """Return the complete files of a round directory."""
-    manifest = _load_contract(layout.manifest, Manifest)
-    return RoundFiles(
-        metrics=_load_contract(layout.metrics, RoundMetrics),
-        report=_load_contract(layout.report_json, VerifyReport),
-        config=read_config(layout.config),
-        sandbox=manifest.sandbox.get("tier") if manifest else None,
-    )
+    return replace(found, nomination=analyst.analyse(AnalystView(metrics_path=layout.metrics)))
 
 
 def read_job_order(layout: RoundLayout, attempt_id: str) -> JobOrder | None:
     """Return the job order of this attempt's round; None if there is no complete one."""
-    order = _load_contract(layout.job, JobOrder)
+    order = load_contract(layout.job, JobOrder)
     return order if order is not None and order.config.round_attempt_id == attempt_id else None
 
 
@@ -193,22 +180,6 @@ def _has_job(layout: RunLayout, attempt: Attempt) -> bool:
     if attempt.planned is None or not layout.worktree(attempt.planned.branch).is_dir():
         return False
     return read_job_order(layout.round(attempt.round), attempt.id) is not None
-
-
-def _load_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
-    try:
-        return kind.read(json.loads(path.read_bytes()), location=str(path))
-    except (OSError, ValueError, AutoqecError):
-        return None
-
-
-def read_config(path: Path) -> dict[str, Any] | None:
-    """Return the mapping in a config file; None if the file is missing or is not a mapping."""
-    try:
-        value = files.load_yaml(files.read_text(path), location=str(path))
-    except AutoqecError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 def _leftover_files(layout: RunLayout, open_attempts: Iterable[Attempt]) -> list[Path]:

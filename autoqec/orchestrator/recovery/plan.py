@@ -15,7 +15,7 @@ from autoqec.contracts.provenance import Pointer
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.consistency import find_contradictions
-from autoqec.orchestrator.recovery.state import BranchTip, Kind, RecoveryAction, RoundFiles, RunInspection
+from autoqec.orchestrator.recovery.state import BranchTip, Kind, OpenRound, RecoveryAction, RunInspection
 from autoqec.store.layout import branch_round, quarantine_branch_of, round_branch_of
 from autoqec.store.run_state import Attempt, RoundState, fold
 
@@ -172,7 +172,7 @@ def _close_branch(state: RunInspection, attempt: Attempt, branch: str, tip: Bran
 
 def _is_measured(state: RunInspection, attempt: Attempt, branch: str, tip: BranchTip) -> bool:
     """Return whether the Runner finished the round, and only the commit of its pointer is missing."""
-    files = state.rounds.get(attempt.round, RoundFiles())
+    files = state.rounds.get(attempt.round, OpenRound())
     if files.metrics is None or files.pointer is None or files.pointer.commit_sha != tip.sha:
         return False
     return _pointer_problem(state, attempt, branch, files.pointer) is None
@@ -207,7 +207,7 @@ def _finish(state: RunInspection, attempt: Attempt, pointer: Pointer, tip: Branc
     Nomination and report are taken from disk. Without a nomination the Analyst without a language model nominates; a
     candidate without a report is recorded as not verified and can be verified later.
     """
-    files = state.rounds.get(attempt.round, RoundFiles())
+    files = state.rounds.get(attempt.round, OpenRound())
     metrics, nominated, report = files.metrics, attempt.nominated, files.report
     if metrics is None or tip.parents[:1] != (pointer.commit_sha,):
         return None

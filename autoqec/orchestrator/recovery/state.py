@@ -10,9 +10,9 @@ from typing import Any, Literal
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.messages import AnalystResponse
 from autoqec.contracts.provenance import Pointer
-from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.store.layout import RunLayout
+from autoqec.store.round_files import RoundFiles
 from autoqec.store.run_state import Attempt
 
 Kind = Literal[
@@ -41,17 +41,12 @@ class BranchTip:
 
 
 @dataclass(frozen=True)
-class RoundFiles:
-    """The complete files of one round directory; None for a file that is missing or incomplete.
+class OpenRound(RoundFiles):
+    """The files of a round without a row.
 
-    `nomination` is the one of the Analyst without a language model for `metrics`; None without metrics.
+    nomination: the response of the rule-based Analyst to `metrics`; None without metrics.
     """
 
-    metrics: RoundMetrics | None = None
-    report: VerifyReport | None = None
-    config: dict[str, Any] | None = None
-    sandbox: str | None = None
-    pointer: Pointer | None = None
     nomination: AnalystResponse | None = None
 
 
@@ -86,7 +81,7 @@ class RunInspection:
     branches: Mapping[str, BranchTip]
     pins: Mapping[str, str] = field(default_factory=dict)
     pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
-    rounds: Mapping[int, RoundFiles] = field(default_factory=dict)
+    rounds: Mapping[int, OpenRound] = field(default_factory=dict)
     reports: Mapping[str, VerifyReport | None] = field(default_factory=dict)
     committed_pointers: Mapping[str, Pointer | str] = field(default_factory=dict)
     jobs: frozenset[str] = frozenset()

@@ -10,7 +10,7 @@ import pytest
 
 from autoqec.orchestrator import round_recorder
 from autoqec.orchestrator.recovery.plan import plan_recovery
-from autoqec.orchestrator.recovery.state import BranchTip, RecoveryAction, RoundFiles, RunInspection
+from autoqec.orchestrator.recovery.state import BranchTip, OpenRound, RecoveryAction, RunInspection
 from autoqec.store.layout import RunLayout, quarantine_branch_of
 from autoqec.store.run_state import AttemptState, apply_lines
 from tests.support import rounds
@@ -121,7 +121,7 @@ def test_pointer_commit_without_metrics_is_quarantined() -> None:
 
 
 def whole(verdict: str = "candidate") -> dict[str, Any]:
-    files = RoundFiles(rounds.metrics(1), rounds.report(1) if verdict == "candidate" else None, rounds.CONFIG)
+    files = OpenRound(rounds.metrics(1), rounds.report(1) if verdict == "candidate" else None, rounds.CONFIG)
     return {
         "branches": {branch(1): pointer_tip(1)},
         "pointers": {branch(1): rounds.pointer(1)},
@@ -147,7 +147,7 @@ def test_ignored_round_is_finished_without_verification() -> None:
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_report_of_another_round_gives_no_verdict(wrong: dict[str, Any]) -> None:
-    found = whole() | {"rounds": {1: RoundFiles(rounds.metrics(1), rounds.report(1, **wrong))}}
+    found = whole() | {"rounds": {1: OpenRound(rounds.metrics(1), rounds.report(1, **wrong))}}
     row = only_row(plan_recovery(state(*VERIFIED, **found)))
     assert (row.status, row.verdict, row.verify_verdict) == ("ok", "candidate", None)
     assert "autoqec verify runs/20260101-000000/round_1" in row.verify_reasons[0]
@@ -157,7 +157,7 @@ def test_report_of_another_round_gives_no_verdict(wrong: dict[str, Any]) -> None
     "lines", [LINES, (*LINES, rounds.nominated(1)), VERIFIED], ids=["planned", "nominated", "charged"]
 )
 def test_measured_round_is_recorded_not_aborted(lines: Any) -> None:
-    files = RoundFiles(rounds.metrics(1), config=rounds.CONFIG, nomination=rounds.nominated(1).analyst)
+    files = OpenRound(rounds.metrics(1), config=rounds.CONFIG, nomination=rounds.nominated(1).analyst)
     row = only_row(plan_recovery(state(*lines, **whole() | {"rounds": {1: files}})))
     assert (row.status, row.verdict, row.verify_verdict, row.branch) == ("ok", "candidate", None, branch(1))
     assert row.analysis == "On 4000 val shots it did 1." and "autoqec verify" in row.verify_reasons[0]
@@ -165,7 +165,7 @@ def test_measured_round_is_recorded_not_aborted(lines: Any) -> None:
 
 def measured(**more: Any) -> RunInspection:
     """Return a round whose process died between the Runner's last file and the commit of the pointer."""
-    files = RoundFiles(rounds.metrics(1), pointer=rounds.pointer(1), nomination=rounds.nominated(1).analyst)
+    files = OpenRound(rounds.metrics(1), pointer=rounds.pointer(1), nomination=rounds.nominated(1).analyst)
     tip = BranchTip(sha("code 1"), (sha("baseline"),), "attempt-1")
     return state(*LINES, **{"branches": {branch(1): tip}, "rounds": {1: files}, **more})
 
@@ -177,7 +177,7 @@ def test_pointer_of_measured_round_is_committed_first() -> None:
 
 @pytest.mark.parametrize("wrong", [{"round_attempt_id": "another"}, {"commit_sha": sha("else")}], ids=["id", "commit"])
 def test_pointer_file_of_another_attempt_is_not_committed(wrong: dict[str, Any]) -> None:
-    files = RoundFiles(rounds.metrics(1), pointer=rounds.pointer(1, **wrong))
+    files = OpenRound(rounds.metrics(1), pointer=rounds.pointer(1, **wrong))
     assert only_row(plan_recovery(measured(rounds={1: files}))).status == "orphaned_branch"
 
 

@@ -13,9 +13,9 @@ from autoqec.contracts.job import JobOrder
 from autoqec.contracts.round import RoundMetrics
 from autoqec.errors import UsageError
 from autoqec.runner import job, round_process
-from autoqec.runner.runner import load_metrics
 from autoqec.store import atomic
 from autoqec.store.layout import RoundLayout
+from autoqec.store.round_files import read_contract
 from autoqec.system import machine, sandbox
 
 from .conftest import SMALL, config_for
@@ -39,7 +39,7 @@ def ordered(env_text: str, round_dir: Path, **more: Any) -> RoundLayout:
 
 def measured(layout: RoundLayout) -> RoundMetrics | None:
     job.work(str(layout.dir), 1)
-    return load_metrics(layout)
+    return read_contract(layout.metrics, RoundMetrics)
 
 
 def test_order_is_claimed_and_measured(env_text: str, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_requeued_job_keeps_a_finished_round(env_text: str, tmp_path: Path) -> N
     metrics = measured(layout)
     with pytest.raises(UsageError, match="finished round"):
         job.work(str(layout.dir), 1)
-    assert load_metrics(layout) == metrics
+    assert read_contract(layout.metrics, RoundMetrics) == metrics
 
 
 def cancel_at_first_tick(monkeypatch: pytest.MonkeyPatch, layout: RoundLayout) -> list[int]:
@@ -135,7 +135,7 @@ def test_order_cancelled_as_the_child_ends_leaves_no_result(
         monkeypatch.setattr(job.runner, "run_round", stopped)
         with suppress(UsageError):
             job.work(str(layout.dir), 1)
-        assert load_metrics(layout) is None
+        assert read_contract(layout.metrics, RoundMetrics) is None
 
 
 def test_directory_moved_during_the_round_is_a_usage_error(
@@ -176,6 +176,6 @@ def test_slurms_warning_ends_the_round_with_its_limit(
     monkeypatch.setattr(job.runner, "run_round", warned)
     with pytest.raises(UncompletedJobError):
         job.work(str(layout.dir), 1)
-    metrics = load_metrics(layout)
+    metrics = read_contract(layout.metrics, RoundMetrics)
     assert metrics is not None and metrics.status == "killed_by_safety"
     assert metrics.status_reason == f"SLURM job {os.environ[job.JOB_ID]}: time limit of 5 minutes reached"

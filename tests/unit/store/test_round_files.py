@@ -1,0 +1,72 @@
+"""Files of a round directory: whole ones are read, damaged ones are left out or named."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import autoqec
+from autoqec.contracts.round import RoundMetrics
+from autoqec.contracts.verdict import VerifyReport
+from autoqec.errors import ContractError
+from autoqec.store.files import dump_config
+from autoqec.store.layout import RoundLayout
+from autoqec.store.round_files import RoundFiles, load_contract, load_round, read_contract, read_metrics
+from tests.support import rounds
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> RoundLayout:
+    found = RoundLayout(tmp_path / "round_1", 1)
+    found.dir.mkdir()
+    found.metrics.write_text(json.dumps(rounds.metrics(1).dump()), encoding="utf-8")
+    found.report_json.write_text(json.dumps(rounds.report(1).dump()), encoding="utf-8")
+    found.pointer.write_text(json.dumps(rounds.pointer(1).dump()), encoding="utf-8")
+    found.config.write_text(dump_config(rounds.CONFIG), encoding="utf-8")
+    return found
+
+
+def test_every_file_is_read_once_and_missing_ones_are_none(layout: RoundLayout) -> None:
+    found = load_round(layout)
+    assert found == RoundFiles(rounds.metrics(1), rounds.report(1), rounds.CONFIG, None, rounds.pointer(1))
+    assert found.sandbox is None
+    assert load_round(RoundLayout(layout.dir.with_name("round_2"), 2)) == RoundFiles()
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"status": "ok"}', "", "\ufeff{}"])
+def test_a_damaged_file_is_left_out_or_named(layout: RoundLayout, damage: str) -> None:
+    layout.metrics.write_text(damage, encoding="utf-8")
+    assert load_round(layout).metrics is None and load_round(layout).report is not None
+    assert load_contract(layout.metrics, RoundMetrics) is None
+    with pytest.raises(ContractError) as caught:
+        read_contract(layout.metrics, RoundMetrics)
+    assert str(layout.metrics) in str(caught.value)
+
+
+def test_metrics_that_are_needed_must_exist(layout: RoundLayout) -> None:
+    assert read_metrics(layout.metrics) == rounds.metrics(1)
+    layout.metrics.unlink()
+    assert read_contract(layout.metrics, RoundMetrics) is None
+    with pytest.raises(ContractError, match="is missing"):
+        read_metrics(layout.metrics)
+
+
+def test_an_unreadable_file_is_left_out(layout: RoundLayout) -> None:
+    layout.report_json.unlink()
+    layout.report_json.mkdir()
+    assert load_contract(layout.report_json, VerifyReport) is None
+
+
+def test_no_other_module_parses_these_files() -> None:
+    root = Path(autoqec.__file__).parent
+    readers = {"RoundMetrics.read", "VerifyReport.read", "Manifest.read"}
+    found = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in readers
+    }
+    assert found == set()
