@@ -1,7 +1,7 @@
-"""Figures of agents and environments, each a ratio within one run: `make bench` takes them along.
+"""Measure agents and environments, each figure as a ratio within one run; part of `make bench`.
 
-Wall-clock is what these are about, so each is the best of several repetitions. Take them on a machine that does nothing
-else: two workers get two shares of a busy one, and look faster than they are. The load stands beside the figure.
+The figures are wall-clock ratios, each the best of several repetitions. Run them on an idle machine: on a busy one, two
+workers get two shares of the CPU and look faster than they are. The load is recorded with the figure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ REPEATS = 3
 WORKERS, EPISODES, LM_LATENCY_S = 100, 1000, 0.05
 DESIGNS, CORES = 8, 2
 KILL_TEST = (
-    "tests/unit/runtime/test_checkpoints.py::test_c24_killed_at_fifty_places_the_resume_equals_the_uninterrupted_run"
+    "tests/unit/continual/runtime/test_checkpoints.py"
+    "::test_resume_after_any_of_fifty_kills_equals_the_uninterrupted_run"
 )
 
 
@@ -41,7 +42,7 @@ def slow(request: Request) -> str:
 
 
 def validation_row() -> Row:
-    """A hundred threads, one model, one memory that must not change."""
+    """Measure validation with a hundred threads, one model and one memory that must not change."""
     rows = tuple({"question": f"q{number}", "answer": "a"} for number in range(EPISODES))
     dataset = QAEnvDataset(QAEnvDatasetConfig(items=rows))
     agent = MemoryAgent(MemoryAgentConfig(), ScriptedLM(slow))
@@ -64,7 +65,7 @@ def validation_row() -> Row:
 
 
 def parallel_row() -> Row:
-    """The screen routine on designs of one size, one after the other and in two processes that stand already."""
+    """Measure the screening routine on designs of one size, sequentially and in two running worker processes."""
     text = files.dump_config(files.load_env(locate.env_file("smoke"))[0].dump())
     features = EnvFeatures.of(files.parse_env(text, location="smoke"))
     routine = ScreenRoutine(text, train_shots=40_000, finetune_shots=0, val_shots=10_000)
@@ -74,14 +75,14 @@ def parallel_row() -> Row:
     ]
     serial, times = SerialEnvironments(envs, 0), list[tuple[float, float]]()
     with ParallelEnvironments([env.clone() for env in envs], 0, n_workers=CORES) as parallel:
-        same = serial.get_reward(routine) == parallel.get_reward(routine)  # and both are warm
+        same = serial.get_reward(routine) == parallel.get_reward(routine)  # and warms both up
         for _ in range(REPEATS):
             marks = [time.perf_counter()]
             for batch in (serial, parallel):
                 batch.get_reward(routine)
                 marks.append(time.perf_counter())
             times.append((marks[1] - marks[0], marks[2] - marks[1]))
-    ratio = min(one for one, _ in times) / min(two for _, two in times)
+    ratio = min(serial_s for serial_s, _ in times) / min(parallel_s for _, parallel_s in times)
     return Row(
         f"ParallelEnvironments, {CORES} workers, screen routine",
         f"{ratio:.2f} x serial; {'the same' if same else 'OTHER'} rewards",
@@ -91,14 +92,14 @@ def parallel_row() -> Row:
 
 
 def kill_row() -> Row:
-    """The test that kills a run at fifty of its writes; quiet, but for its end."""
+    """Run the test that kills a run at fifty of its disk writes, without its output."""
     with contextlib.redirect_stdout(io.StringIO()):
         status = pytest.main(["-q", "-p", "no:cacheprovider", str(Path(HERE).parent / KILL_TEST)])
     return Row(
         "a run killed at one of its writes, then resumed",
-        "50 of 50 end as the one never interrupted" if status == 0 else f"NOT ALL (pytest status {int(status)})",
+        "50 of 50 equal the uninterrupted run" if status == 0 else f"NOT ALL (pytest status {int(status)})",
         "aim: all",
-        "50 places, evenly spread over fsync, replace, mkdir, write, symlink, unlink",
+        "50 calls, evenly spread over fsync, replace, mkdir, write, symlink, unlink",
     )
 
 

@@ -1,7 +1,7 @@
-"""What nets reach against the best classical decoder: `make bench ARGS=--aims`, about an hour of one core.
+"""Measure networks against the best classical decoder: `make bench ARGS=--aims`, about an hour on one core.
 
-Each net is trained by the Runner, in its sandbox, as a round is (`runner.run_round`), and then decodes fresh shots of
-the circuit beside the panel. A round that stands in the directory is measured again, not trained again.
+Each network is trained by the Runner in its sandbox, as in a round (`runner.run_round`), and then decodes fresh shots
+of the circuit next to the baselines. A round that exists in the directory is measured again without training.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 from benchmarks.table import Row, record
 
-SUITE = "nets: aims"
+SUITE = "networks: aims"
 CHUNK = 10_000
 DECODER_TITLES = {
     "mwpm": "plain matching",
@@ -43,11 +43,11 @@ DECODER_TITLES = {
 
 @dataclass(frozen=True)
 class BenchmarkTarget:
-    """One net. train, finetune: shots of either phase. points: (p, fresh shots, the aim in words).
+    """One network. train, finetune: shots of the two phases. points: (p, fresh shots, the aim as text).
 
-    bar: the best classical decoder, with the env's settings but for `tuned`; the net drives the env's backend with
-    those too, so that the two differ by the net alone. likeliest: fresh shots at the env's p for Tesseract, which finds
-    the most likely error.
+    reference: the best classical decoder, with the env's settings updated by `reference_overrides`; the network's inner
+    decoder uses the same settings, so that they differ only by the network. likeliest: fresh shots at the env's p for
+    Tesseract, which finds the most likely error.
     """
 
     name: str
@@ -157,7 +157,7 @@ def installed(decoder: str) -> bool:
 
 
 def gap_recovered_row(aim: BenchmarkTarget, trained_on: Problem, agent: PredecoderAgent) -> Row:
-    """How far the net comes from the bar towards the most likely error. Tesseract takes milliseconds a shot."""
+    """Measure how much of the gap from the reference to most-likely-error decoding (Tesseract) the network closes."""
     problem, soft = trained_on, backends.make_soft_backend(trained_on, agent.output_mode)
     seed = sampling.band_seed(problem.env.seed_policy.holdout, "likeliest")
     fresh = sampling.sample(problem, aim.likeliest, seed)
@@ -172,10 +172,10 @@ def gap_recovered_row(aim: BenchmarkTarget, trained_on: Problem, agent: Predecod
     reference, net, likeliest = failures.sum(axis=1)
     rng = np.random.default_rng(0)
     kinds, how_many = np.unique(failures, axis=1, return_counts=True)
-    again = rng.multinomial(aim.likeliest, how_many / aim.likeliest, 10_000) @ kinds.T
-    low, high = np.percentile((again[:, 0] - again[:, 1]) / (again[:, 0] - again[:, 2]), [2.5, 97.5])
+    resampled = rng.multinomial(aim.likeliest, how_many / aim.likeliest, 10_000) @ kinds.T
+    low, high = np.percentile((resampled[:, 0] - resampled[:, 1]) / (resampled[:, 0] - resampled[:, 2]), [2.5, 97.5])
     return Row(
-        f"{aim.title} p={problem.p:g}: share of the gap to the most likely error that the net recovers",
+        f"{aim.title} p={problem.p:g}: share of the gap to most-likely-error decoding that the network closes",
         f"{100 * (reference - net) / (reference - likeliest):.0f}% [{100 * low:.0f}, {100 * high:.0f}]",
         f"from {aim.reference} to Tesseract on the same fresh shots; aim: >= 70%, a stretch; interval by bootstrap",
         f"{aim.likeliest:,} shots; {reference:,}, {net:,} and {likeliest:,} failures",
@@ -183,7 +183,7 @@ def gap_recovered_row(aim: BenchmarkTarget, trained_on: Problem, agent: Predecod
 
 
 def train_or_load(aim: BenchmarkTarget, env_text: str, layout: RoundLayout) -> dict[str, Any]:
-    """Cost of the net in `layout`, trained now unless it was before."""
+    """Return the cost of the network in `layout`, and train it if it does not exist."""
     cache_path = layout.dir / "bench.json"
     if cache_path.exists():
         found: dict[str, Any] = json.loads(cache_path.read_text())
@@ -226,9 +226,9 @@ def progress(event: Event) -> None:
 def compare(
     aim: BenchmarkTarget, trained_on: Problem, agent: PredecoderAgent, p: float, shots: int
 ) -> dict[str, PairedEffect]:
-    """Paired effects against the plain backend and the bar on fresh shots at p.
+    """Return paired effects against the baseline decoder and the reference on fresh shots at p.
 
-    Away from where it trained, the log-odds move with the public priors, as the judge moves them.
+    At another p than that of the training, the log-odds are shifted with the public priors, as in a verification.
     """
     env = trained_on.env
     problem = Problem.from_env(env, p)
@@ -260,10 +260,10 @@ def percent(effect: PairedEffect) -> str:
 
 
 def main(names: list[str], directory: Path) -> None:
-    """Rows are recorded one by one: what was measured stays when the rest is interrupted."""
+    """Measure the named targets, or all; each row is recorded at once, so that an interruption keeps earlier rows."""
     known = {aim.name for aim in BENCHMARK_TARGETS}
     if unknown := [name for name in names if name not in known]:
-        raise SystemExit(f"unknown aim {unknown[0]!r}; hint: choose of {', '.join(sorted(known))}")
+        raise SystemExit(f"unknown aim {unknown[0]!r}; hint: choose from {', '.join(sorted(known))}")
     for aim in BENCHMARK_TARGETS:
         if names and aim.name not in names:
             continue

@@ -1,6 +1,6 @@
-"""Figures of decoding and sampling, each a ratio within one run: `make bench`; of nets, `make bench ARGS=--aims`.
+"""Measure decoding and sampling as ratios within one run: `make bench`; networks: `make bench ARGS=--aims`.
 
-CPU seconds, not wall-clock, and the median of several repetitions, so that a busy machine says the same.
+Times are CPU seconds and the median of several repetitions, so that a busy machine gives the same figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPEATS = 5
 
 
 def median_cpu_s(work: Callable[[], object]) -> float:
-    """Median CPU seconds of one call."""
+    """Return the median CPU seconds of one call."""
     durations = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -36,7 +36,7 @@ def median_cpu_s(work: Callable[[], object]) -> float:
 
 
 def decode_rebuilt(problem: Problem, log_odds: np.ndarray, detection_events: np.ndarray) -> np.ndarray:
-    """The slow way: a DEM and a Matching anew for every shot, under the shot's own probabilities."""
+    """Decode by building a DEM and a Matching for every shot, with the probabilities of that shot."""
     graph = problem.matching_graph
     events = sampling.unpack(detection_events, problem.n_detectors)
     predictions = np.zeros((len(detection_events), problem.n_observables), bool)
@@ -56,7 +56,7 @@ def reweighted_dem(graph: MatchingGraph, log_odds: np.ndarray, n_detectors: int)
 
 
 def soft_rows() -> list[Row]:
-    """Random weights about the priors. Rebuilding goes through a DEM, as one would without this project."""
+    """Measure per-shot weights around the priors against rebuilding a DEM and a Matching for every shot."""
     rows = []
     for distance in (5, 7):
         problem = surface(distance)
@@ -75,7 +75,7 @@ def soft_rows() -> list[Row]:
         rows.append(
             Row(
                 f"per-shot-weighted matching, d={distance} p=.005",
-                f"{slow / fast:.1f} x the shots a second ({1e6 * fast:.0f} µs a shot)",
+                f"{slow / fast:.1f} x the shots per second ({1e6 * fast:.0f} µs per shot)",
                 "a DEM and a Matching rebuilt for every shot; aim: >= 30 x",
                 f"{n:,} and {few} shots, median of {REPEATS}; {match_c_status()}",
             )
@@ -86,7 +86,7 @@ def soft_rows() -> list[Row]:
 
 
 def minimum_weight_row(problem: Problem, shots: sampling.Shots, log_odds: np.ndarray) -> Row:
-    """Weights of the edge sets found, against those of a Matching built for the shot."""
+    """Compare weights of the found edge sets with those of a Matching built for each shot."""
     graph = problem.matching_graph
     events = sampling.unpack(shots.detection_events, problem.n_detectors)[:, graph.in_sector]
     weights = -log_odds.astype(float)
@@ -107,7 +107,7 @@ def minimum_weight_row(problem: Problem, shots: sampling.Shots, log_odds: np.nda
 
 
 def match_c_status() -> str:
-    return "in C" if weighted_mwpm.compiled_matcher() is not None else "without C: no compiler at install"
+    return "in C" if weighted_mwpm.compiled_matcher() is not None else "without C: no compiler during installation"
 
 
 def plain_rows() -> list[Row]:
@@ -123,9 +123,9 @@ def plain_rows() -> list[Row]:
         theirs = median_cpu_s(lambda b=bare, s=shots: b.decode_batch(s.detection_events, bit_packed_shots=True))  # type: ignore[misc]
         rows.append(
             Row(
-                f"plain backend, d={distance} p=.005",
-                f"{theirs / mine:.2f} x the shots a second",
-                "bare PyMatching decode_batch on the whole DEM; aim: >= 0.8 x",
+                f"baseline decoder, d={distance} p=.005",
+                f"{theirs / mine:.2f} x the shots per second",
+                "PyMatching decode_batch on the full DEM; aim: >= 0.8 x",
                 f"50,000 shots, median of {REPEATS}",
             )
         )
@@ -142,7 +142,7 @@ def sampling_rows() -> list[Row]:
         rows.append(
             Row(
                 f"training data with edge labels, d={distance} p=.005",
-                f"{theirs / mine:.2f} x the shots a second",
+                f"{theirs / mine:.2f} x the shots per second",
                 "stim's DEM sampler with its errors, bit-packed; aim: >= 0.5 x",
                 f"16,384 shots, median of {REPEATS}",
             )
@@ -152,8 +152,10 @@ def sampling_rows() -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--aims", nargs="*", metavar="NAME", help="train and measure nets instead: all, or those named")
-    parser.add_argument("--dir", type=Path, default=Path("outputs/aims"), help="where trained nets stay")
+    parser.add_argument(
+        "--aims", nargs="*", metavar="NAME", help="train and measure networks instead: all, or the named ones"
+    )
+    parser.add_argument("--dir", type=Path, default=Path("outputs/aims"), help="directory of trained networks")
     args = parser.parse_args()
     if args.aims is not None:
         aims.main(args.aims, args.dir)
@@ -162,9 +164,9 @@ def main() -> None:
     record("decoding and sampling", rows)
     report_rows = report.rows()
     record("the report", report_rows)
-    at_once = parallel.rows()
-    record("rounds at once", at_once)
-    for row in [*rows, *report_rows, *at_once]:
+    concurrent_rows = parallel.rows()
+    record("concurrent rounds", concurrent_rows)
+    for row in [*rows, *report_rows, *concurrent_rows]:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 
 

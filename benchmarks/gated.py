@@ -1,6 +1,6 @@
 """Cost of matching under per-shot weights, of complementary gaps and of gated decoding, as ratios within one process.
 
-`make bench` records the rows without a network. With one: `python -m benchmarks.gated ENV CHECKPOINT [SHOTS]`.
+`make bench` records the rows that need no network. With one: `python -m benchmarks.gated ENV CHECKPOINT [SHOTS]`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Figures of the training loops: many processes against one, and flips learned by reward. Part of `make bench`."""
+"""Measure training loops: several processes against one, and flips learned by reward. Part of `make bench`."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def training_phases(problem: Problem, dsl: PredecoderDSL, labelled: int, rewarde
 
 
 def run(kind: type[MinibatchRl], agent: PredecoderAgent, phase: Phase, **more: Any) -> list[dict[str, str]]:
-    """Lines of progress.csv."""
-    with tempfile.TemporaryDirectory() as place:
-        layout = RoundLayout(Path(place), 1)
+    """Train and return the lines of progress.csv."""
+    with tempfile.TemporaryDirectory() as directory:
+        layout = RoundLayout(Path(directory), 1)
         settings = {"agent": agent, "sampler": phase.sampler, "algo": phase.algo, "logger": TrainLogger(layout)}
         n = phase.n_shots
         kind(**settings, n_steps=n, log_interval_steps=n // 4, seed=SEED, **more).train()
@@ -64,7 +64,7 @@ def run(kind: type[MinibatchRl], agent: PredecoderAgent, phase: Phase, **more: A
 
 
 def speed_rows(distance: int) -> list[Row]:
-    """Policy gradient, backend in the sampler: one process against sampler, copier and optimizer."""
+    """Measure policy gradient with the decoder in the sampler: one process against sampler, copier and optimizer."""
     problem = surface(distance)
     training = {"batch_size": BATCH, "policy_gradient": {}}
     dsl = hard_flip(training, 256)
@@ -78,13 +78,13 @@ def speed_rows(distance: int) -> list[Row]:
     apart = float(last["CumTrainTime"]) / int(last["CumUpdates"])
     return [
         Row(
-            f"AsyncRl, updates in the same wall-clock, d={distance} p=.005, replay ratio 1",
-            f"{alone / apart:.2f} x ({1e3 * apart:.1f} ms an update)",
-            f"MinibatchRl ({1e3 * alone:.1f} ms an update), policy gradient, backend in the sampler; aim: >= 1.5 x",
-            f"{UPDATES} and {last['CumUpdates']} updates of {BATCH} shots, once each; {load()} processes wanted a core",
+            f"AsyncRl, updates in the same wall-clock time, d={distance} p=.005, replay ratio 1",
+            f"{alone / apart:.2f} x ({1e3 * apart:.1f} ms per update)",
+            f"MinibatchRl ({1e3 * alone:.1f} ms per update), policy gradient, decoder in the sampler; aim: >= 1.5 x",
+            f"{UPDATES} and {last['CumUpdates']} updates of {BATCH} shots, once each; load {load()}",
         ),
         Row(
-            f"the most that sampling apart can give, d={distance} p=.005",
+            f"upper bound of the gain by separate sampling, d={distance} p=.005",
             f"{(sample + update) / max(sample, update):.2f} x",
             f"CPU time of a batch: {1e3 * sample:.1f} ms to draw, act and decode, {1e3 * update:.1f} ms to learn from",
             f"{PARTS} batches of {BATCH} shots",
@@ -93,7 +93,7 @@ def speed_rows(distance: int) -> list[Row]:
 
 
 def batch_cpu_s(problem: Problem, dsl: PredecoderDSL) -> tuple[float, float]:
-    """CPU seconds of the sampler and of the algorithm for one batch, in one process."""
+    """Return CPU seconds of the sampler and of the algorithm for one batch, in one process."""
     phase, agent = training_phases(problem, dsl, BATCH, UPDATES * BATCH)[1], agent_of(problem, dsl)
     phase.sampler.initialize(agent)
     phase.algo.initialize(agent, n_itr=UPDATES, batch_size=BATCH)
@@ -104,8 +104,10 @@ def batch_cpu_s(problem: Problem, dsl: PredecoderDSL) -> tuple[float, float]:
         drawn = time.process_time()
         phase.algo.optimize_agent(itr, samples)
         durations.append((drawn - start, time.process_time() - drawn))
-    # Shots near failure come from draws that serve many batches: their mean, not their median, is what a batch costs.
-    return float(np.mean([one for one, _ in durations])), float(np.median([other for _, other in durations]))
+    # Near-failure shots come from draws that serve many batches: the cost of a batch is their mean, not their median.
+    return float(np.mean([sample_s for sample_s, _ in durations])), float(
+        np.median([update_s for _, update_s in durations])
+    )
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Measured:
 
 
 def measure(problem: Problem, agent: PredecoderAgent | None, shots: sampling.Shots) -> Measured:
-    """Decoding errors, detection events the backend sees, and its CPU time a shot. None: without a predecoder."""
+    """Return decoding errors, remaining detection events, and CPU time of the decoder per shot. None: no predecoder."""
     plain = backends.make_backend(problem.env.backend, problem)
     cleaned, frame = shots.detection_events, np.zeros_like(shots.observables)
     if agent is not None:
@@ -138,7 +140,7 @@ def measure(problem: Problem, agent: PredecoderAgent | None, shots: sampling.Sho
 
 
 def flip_rows() -> list[Row]:
-    """hard_flip at d=5: labels, then reward."""
+    """Measure hard_flip at d=5, trained by labels, then by reward."""
     problem = surface(5)
     dsl = hard_flip({"batch_size": BATCH, "finetune_learning_rate": REWARD_RATE, "policy_gradient": {}}, 384)
     agent = agent_of(problem, dsl)
@@ -147,23 +149,26 @@ def flip_rows() -> list[Row]:
     found = {"no predecoder": measure(problem, None, shots)}
     run(MinibatchRl, agent, labels)
     agent.eval_mode(0)
-    found["labels alone"] = measure(problem, agent, shots)
+    found["labels only"] = measure(problem, agent, shots)
     run(MinibatchRl, agent, reward)
     agent.eval_mode(0)
     found["labels, then policy gradient"] = measure(problem, agent, shots)
     plain = found["no predecoder"]
     rows = []
-    for name, one in found.items():
-        low, high = stats.clopper_pearson(int(one.failed.sum()), TESTED)
+    for name, result in found.items():
+        low, high = stats.clopper_pearson(int(result.failed.sum()), TESTED)
         against = "fresh holdout shots, the same for all rows"
-        if one is not plain:
-            fixed, broken = int((plain.failed & ~one.failed).sum()), int((~plain.failed & one.failed).sum())
+        if result is not plain:
+            fixed, broken = (
+                int((plain.failed & ~result.failed).sum()),
+                int((~plain.failed & result.failed).sum()),
+            )
             against = f"no predecoder: {fixed} shots fixed, {broken} broken"
         rows.append(
             Row(
                 f"hard_flip d=5 p=.005, {name}",
-                f"LER {one.failed.mean():.3e} [{low:.3e}, {high:.3e}], {one.residual:.2f} detections left, "
-                f"{one.us:.2f} µs a shot in the backend",
+                f"LER {result.failed.mean():.3e} [{low:.3e}, {high:.3e}], {result.residual:.2f} detection events left, "
+                f"{result.us:.2f} µs per shot in the decoder",
                 against,
                 f"{TESTED:,} shots; {LABELLED:,} labelled, {REWARDED:,} near-failure shots by reward, seed {SEED}",
             )
@@ -171,40 +176,41 @@ def flip_rows() -> list[Row]:
     return rows
 
 
-# name, distance, config, shots of a batch
+# name, distance, config, batch size
 NETS: tuple[tuple[str, int, dict[str, Any], int], ...] = (
     ("dense template, d=5", 5, {"type": "mlp", "mlp": {}}, 512),
     ("dense template, d=7", 7, {"type": "mlp", "mlp": {}}, 512),
     ("dense hard_flip, d=7", 7, {"type": "mlp", "mlp": {"inputs": "all"}, "output_mode": "hard_flip"}, 256),
-    ("graph net, d=5", 5, {"type": "gnn", "gnn": {}}, 128),
+    ("graph network, d=5", 5, {"type": "gnn", "gnn": {}}, 128),
 )
 
 
 def precision_rows() -> list[Row]:
-    """One supervised step in bfloat16 (autocast) and compiled, against float32 as it is."""
+    """Measure one supervised step in bfloat16 (autocast) and compiled, against eager float32."""
     rows = []
     for name, distance, config, batch in NETS:
         problem = surface(distance)
         plain, _ = step(problem, config, batch)
-        half, _ = step(problem, config, batch, half=True)
-        with tempfile.TemporaryDirectory() as place:
-            os.environ["TORCHINDUCTOR_CACHE_DIR"] = place  # a branch's net is a new one: nothing is compiled yet
-            built, first = step(problem, config, batch, compiled=True)
+        bfloat16, _ = step(problem, config, batch, bfloat16=True)
+        with tempfile.TemporaryDirectory() as directory:
+            os.environ["TORCHINDUCTOR_CACHE_DIR"] = directory  # the network of a branch is new: nothing is compiled yet
+            compiled_s, first = step(problem, config, batch, compiled=True)
         rows.append(
             Row(
                 f"a training step in other precision, {name}",
-                f"bfloat16 {plain / half:.2f} x, torch.compile {plain / built:.2f} x (first step {first:.0f} s)",
+                f"bfloat16 {plain / bfloat16:.2f} x, "
+                f"torch.compile {plain / compiled_s:.2f} x (first step {first:.0f} s)",
                 f"float32, {1e3 * plain:.1f} ms of CPU",
-                f"median of {STEPS} steps of {batch} shots each, one core; {load()} processes wanted a core",
+                f"median of {STEPS} steps of {batch} shots each, one core; load {load()}",
             )
         )
     return rows
 
 
 def step(
-    problem: Problem, config: dict[str, Any], batch: int, *, half: bool = False, compiled: bool = False
+    problem: Problem, config: dict[str, Any], batch: int, *, bfloat16: bool = False, compiled: bool = False
 ) -> tuple[float, float]:
-    """CPU seconds of one supervised step, and seconds of the first."""
+    """Return CPU seconds of one supervised step, and wall-clock seconds of the first."""
     agent = agent_of(problem, parse_dsl(config))
     sampler, algo = EdgeLabelSampler(problem, batch, SEED), SupervisedEdges(learning_rate=1e-3, weight_decay=0.0)
     sampler.initialize(agent)
@@ -213,7 +219,7 @@ def step(
     if compiled:
         agent.model = torch.compile(agent.model)
     durations, start = [], time.perf_counter()
-    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
         algo.optimize_agent(0, samples)
         first = time.perf_counter() - start
         for itr in range(STEPS):
@@ -224,19 +230,19 @@ def step(
 
 
 def load() -> str:
-    """Processes that wanted a core in the last minute."""
+    """Return the load average of the last minute."""
     return Path("/proc/loadavg").read_text().split()[0] if Path("/proc/loadavg").exists() else "unknown"
 
 
 SUITES: dict[str, tuple[str, Callable[[], list[Row]]]] = {
-    "speed": ("many processes", lambda: speed_rows(7)),
+    "speed": ("several processes", lambda: speed_rows(7)),
     "flips": ("hard_flip by reward", flip_rows),
     "precision": ("precision and compilation", precision_rows),
 }
 
 
 def main(parts: list[str]) -> None:
-    """speed, flips, precision; the first two where none is named."""
+    """Measure the named parts (speed, flips, precision), by default the first two."""
     torch.set_num_threads(1)
     for part in parts or ["speed", "flips"]:
         suite, measured = SUITES[part]

@@ -1,9 +1,9 @@
-"""Two rounds at once on two cores against one after another: real runs, the same proposals, in one call.
+"""Measure two concurrent rounds on two cores against serial rounds: real runs with the same proposals.
 
-Wall-clock, so the machine has to be idle: the load is said beside the figures, and the CPU seconds of both runs, for
-where the serial run burns more of them, the machine was slower then. A judgement works on two cores by itself, so a run
-with judgements is no serial one to begin with; hence a row without, and what this machine makes of two measurements
-side by side that share nothing but it.
+The figures are wall-clock ratios, so that the machine must be idle; load and CPU seconds of both runs are recorded
+with them (more CPU seconds in the serial run mean that the machine was slower then). A verification uses two cores
+itself, so that a run with verifications is never fully serial; hence a row without them, and one with two
+measurements that share nothing but the machine.
 """
 
 from __future__ import annotations
@@ -26,41 +26,40 @@ from autoqec.orchestrator.executors.local import run_round
 from autoqec.orchestrator.run import search
 from benchmarks.table import Row, record
 
-# A rate: with few rounds, the last one that runs alone weighs more than all else.
+# Enough rounds that the last one, which runs alone, does not dominate the rate.
 ROUNDS, SEED = 20, 1
 ENV = locate.BUILTIN / "smoke.yaml"
 MLP = {"type": "mlp", "mlp": {"hidden": 32}}
 
 
 def nominate_nothing(view: AnalystView) -> AnalystResponse:
-    """The analyst, who nominates nothing."""
+    """Return the analyst's response without a nomination."""
     return analyst.analyse(view).model_copy(update={"verdict": "ignore"})
 
 
 def cpu_seconds() -> float:
-    """CPU seconds of this process and of every process that it waited for."""
+    """Return CPU seconds of this process and of all processes that it waited for."""
     spent = os.times()
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def time_run(place: Path, parallel: int, *, judged: bool) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU, of ROUNDS rounds of a search at random."""
-    make_workspace(place, ENV)
-    roles = loop.Roles(search("random"), analyst=analyst.analyse if judged else nominate_nothing)
-    with loop.start_run(place / "env.yaml", place, "smoke", SEED, "random", roles=roles) as run:
+def time_run(directory: Path, parallel: int, *, verify: bool) -> tuple[float, float]:
+    """Return wall-clock and CPU seconds of ROUNDS rounds of a random search."""
+    make_workspace(directory, ENV)
+    roles = loop.Roles(search("random"), analyst=analyst.analyse if verify else nominate_nothing)
+    with loop.start_run(directory / "env.yaml", directory, "smoke", SEED, "random", roles=roles) as run:
         start, spent = time.perf_counter(), cpu_seconds()
         loop.run_rounds(run, ROUNDS, parallel=parallel)
         return time.perf_counter() - start, cpu_seconds() - spent
 
 
-def side_by_side(place: Path, count: int) -> float:
-    """Seconds of that many measurements of one config at once, without a run."""
+def measure_concurrently(directory: Path, count: int) -> float:
+    """Return wall-clock seconds of `count` concurrent measurements of one config, without a run."""
 
     def measure(number: int) -> None:
-        directory = str(place / f"round_{number}")
         config = RunnerConfig(
             env_yaml=ENV.read_text(encoding="utf-8"), predecoder_config=MLP, profile="smoke", seed=SEED,
-            round_dir=directory, run_id="alone", round_idx=number,
+            round_dir=str(directory / f"round_{number}"), run_id="measurement", round_idx=number,
         )  # fmt: skip
         status = run_round(config, ignore).status
         assert status == "ok", status
@@ -73,29 +72,39 @@ def side_by_side(place: Path, count: int) -> float:
 
 def rows() -> list[Row]:
     load, cores = os.getloadavg()[0], os.cpu_count()
-    with tempfile.TemporaryDirectory() as place:
-        side_by_side(Path(place, "warm"), 1)  # caches, bytecode
-        turns = [(side_by_side(Path(place, f"one-{i}"), 1), side_by_side(Path(place, f"two-{i}"), 2)) for i in range(3)]
+    with tempfile.TemporaryDirectory() as directory:
+        measure_concurrently(Path(directory, "warm"), 1)  # caches, bytecode
+        turns = [
+            (measure_concurrently(Path(directory, f"one-{i}"), 1), measure_concurrently(Path(directory, f"two-{i}"), 2))
+            for i in range(3)
+        ]
         alone, both = (min(took) for took in zip(*turns, strict=True))
         took = {
-            (judged, count): time_run(Path(place, f"{judged}-{count}"), count, judged=judged)
-            for judged in (False, True)
+            (verify, count): time_run(Path(directory, f"{verify}-{count}"), count, verify=verify)
+            for verify in (False, True)
             for count in (1, 2)
         }
 
-    def row(name: str, against: str, judged: bool) -> Row:
-        (one, one_cpu), (two, two_cpu) = took[judged, 1], took[judged, 2]
-        seconds = f"{one:.0f} and {two:.0f} s by the clock, {one_cpu:.0f} and {two_cpu:.0f} s of CPU"
+    def row(name: str, against: str, verify: bool) -> Row:
+        (serial_s, serial_cpu_s), (parallel_s, parallel_cpu_s) = took[verify, 1], took[verify, 2]
+        seconds = (
+            f"{serial_s:.0f} and {parallel_s:.0f} s wall-clock, {serial_cpu_s:.0f} and {parallel_cpu_s:.0f} s of CPU"
+        )
         runs = f"{ROUNDS} smoke rounds each: {seconds}; {cores} cores, load before: {load:.1f}"
-        return Row(f"2 rounds at once on 2 cores, {name}", f"{one / two:.2f} x the rounds an hour", against, runs)
+        return Row(
+            f"2 concurrent rounds on 2 cores, {name}",
+            f"{serial_s / parallel_s:.2f} x the rounds per hour",
+            against,
+            runs,
+        )
 
     return [
-        row("none of them judged", "one after another; aim: >= 1.7 x", False),
-        row("with their judgements", "one after another, a judgement on two cores there too; aim: >= 1.7 x", True),
+        row("without verification", "serial rounds; aim: >= 1.7 x", False),
+        row("with verification", "serial rounds, whose verification also uses two cores; aim: >= 1.7 x", True),
         Row(
-            "2 measurements side by side",
+            "2 concurrent measurements",
             f"{2 * alone / both:.2f} x one",
-            "what the machine itself makes of two: no run, no git, no judge",
+            "limit of the machine: no run, no git, no verification",
             f"one config, best of {len(turns)}, {cores} cores",
         ),
     ]
@@ -103,7 +112,7 @@ def rows() -> list[Row]:
 
 def main() -> None:
     found = rows()
-    record("rounds at once", found)
+    record("concurrent rounds", found)
     for row in found:
         print(f"{row.name}: {row.figure} (against {row.against}; {row.runs})")
 

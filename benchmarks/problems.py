@@ -1,4 +1,4 @@
-"""The experiments that figures are taken on."""
+"""Problems that the benchmarks use."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Builds QECBench-Tab: trains every config of the table once and keeps what became of each shot.
+"""Build QECBench-Tab: train every config of the table once and store the outcome of each shot.
 
-    python -m benchmarks.qecbench_tab                    # goes on where it was stopped; Ctrl-C at any time
-    python -m benchmarks.qecbench_tab --seconds 600      # no new cell after ten minutes
-    python -m benchmarks.qecbench_tab --dry-run          # how many cells stand, how many are missing
+    python -m benchmarks.qecbench_tab                    # continues where it was stopped; Ctrl-C at any time
+    python -m benchmarks.qecbench_tab --seconds 600      # start no entry after ten minutes
+    python -m benchmarks.qecbench_tab --dry-run          # show how many entries exist and how many are missing
 
-520 configs on the d=3 surface code (one training seed), 50 of them with 3 seeds at 3 fidelities, 24 on d=5. A cell is
-one JSON line, appended whole; one that stands in the file is never measured again. A config that breaks the bounds, or
-whose training fails, is an outcome like any other. Seconds are this process's processor time, one thread: training, and
-decoding each distinct syndrome once.
+520 configs on the d=3 surface code (one training seed), 50 of them with 3 seeds at 3 fidelities, 24 on d=5. An entry
+is one JSON line, appended atomically and never measured again. A config that exceeds the limits, or whose training
+fails, is a regular outcome. Seconds are CPU seconds of this single-threaded process: training, and decoding each
+distinct syndrome once.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ CONFIGS, MULTI_FIDELITY, LARGE = 520, 50, 24
 FIDELITIES = {"full": 1.0, "quarter": 0.25, "sixteenth": 0.0625}
 SEEDS = (0, 1, 2)
 SMALL_ENV, LARGE_ENV = "surface_d3_depol", "surface_d5_depol"
-SHOTS = {SMALL_ENV: 1_000_000, LARGE_ENV: 40_000}  # the first half stands for val, the second for the judge's
-# Tighter than the envs': what is refused is something to learn, and a larger net sees too few shots here to gain.
+SHOTS = {SMALL_ENV: 1_000_000, LARGE_ENV: 40_000}  # first half: validation shots; second half: verification shots
+# Tighter than the envs' limits, so that refusals occur; larger networks would see too few shots to gain.
 BOUNDS = Constraints(max_params=200_000, max_flops_per_syndrome=2_000_000)
-# A second or two of one core at full fidelity, ten at most; slow nets give up shots, not time.
+# One to ten seconds on one core at full fidelity; slow networks get fewer shots instead of more time.
 FULL = PROFILES["smoke"].model_copy(update={"train_shots": 65_536, "finetune_shots": 2_048, "train_gflops": 40})
 
 
 @dataclass(frozen=True)
 class Job:
-    """One cell to be measured."""
+    """One entry to measure."""
 
     env: str
     config: Config
@@ -87,11 +87,14 @@ def sample_configs(count: int, seed: str = "qecbench-tab") -> list[space.Config]
 
 
 def jobs() -> list[Job]:
-    """Every cell of the table: the broad sweep first, so that a table that was stopped is of use already."""
+    """Return every entry of the table, the broad sweep first, so that an incomplete table is useful."""
     configs = sample_configs(CONFIGS)
     broad = [Job(SMALL_ENV, config, "full", SEEDS[0]) for config in configs]
     deep = [
-        Job(SMALL_ENV, one, level, seed) for one in configs[:MULTI_FIDELITY] for level in FIDELITIES for seed in SEEDS
+        Job(SMALL_ENV, config, level, seed)
+        for config in configs[:MULTI_FIDELITY]
+        for level in FIDELITIES
+        for seed in SEEDS
     ]
     large = [Job(LARGE_ENV, config, "full", SEEDS[0]) for config in configs[:LARGE]]
     return list({job.key: job for job in (*broad, *large, *deep)}.values())
@@ -104,10 +107,10 @@ def profile_of(fidelity: str) -> Profile:
 
 
 class EnvBenchmark:
-    """One env under the table's bounds, its benchmark shots, and how a config is measured on them.
+    """One env with the limits of the table, its benchmark shots, and the measurement of a config on them.
 
-    The nets of the search space read the other sector alone, and few detectors fire: a million shots at d=3 hold some
-    hundred inputs of a net and some ten thousand syndromes, each of them decoded once.
+    Networks of the search space read only the out-of-sector detectors, and detection events are rare: a million shots
+    at d=3 contain about a hundred distinct inputs and ten thousand syndromes, each of which is decoded once.
     """
 
     def __init__(self, env: str, shots: int) -> None:
@@ -118,22 +121,22 @@ class EnvBenchmark:
         self.backend = backends.make_soft_backend(self.problem)
         self.plain = self._wrong(self.backend)
         self._syndromes, self._syndrome_of = np.unique(self.shots.detection_events, axis=0, return_inverse=True)
-        seen = sampling.unpack(self._syndromes, self.problem.n_detectors)
-        seen[:, self.problem.graph.in_sector] = 0
-        self._inputs, self._input_of = np.unique(seen, axis=0, return_inverse=True)
+        events = sampling.unpack(self._syndromes, self.problem.n_detectors)
+        events[:, self.problem.graph.in_sector] = 0
+        self._inputs, self._input_of = np.unique(events, axis=0, return_inverse=True)
 
     def _wrong(self, backend: backends.Backend) -> np.ndarray:
         return stats.error_mask(backend.decode(self.shots.detection_events), self.shots.observables)
 
     def failures(self, agent: PredecoderAgent) -> np.ndarray:
-        """bool [shots]: where predecoder + plain backend miss any observable."""
+        """Return bool [shots]: whether predecoder and inner decoder mispredict any observable."""
         agent.eval_mode(0)
         log_odds = agent.infer(self._inputs)[self._input_of]
         answers = self.backend.decode_soft(self._syndromes, log_odds)
         return stats.error_mask(answers[self._syndrome_of], self.shots.observables)
 
     def references(self) -> Iterator[dict[str, Any]]:
-        """The env's classical decoders on the same shots."""
+        """Yield the results of the env's classical decoders on the same shots."""
         spec = self.problem.env
         for name in dict.fromkeys((spec.plain, *spec.baselines)):
             failures = self._wrong(backends.make_backend(name, self.problem))
@@ -143,7 +146,7 @@ class EnvBenchmark:
             }  # fmt: skip
 
     def measure(self, job: Job, profile: Profile) -> dict[str, Any]:
-        """The line of one cell. Whatever training raises is its outcome."""
+        """Return the line of one entry; an error in training is its outcome."""
         start, known = time.process_time(), dict[str, Any]()
         status, reason, failures = "ok", None, None
         try:
@@ -162,7 +165,7 @@ class EnvBenchmark:
         }  # fmt: skip
 
     def _train_and_decode(self, job: Job, profile: Profile, known: dict[str, Any]) -> np.ndarray:
-        """`failures` of the trained net."""
+        """Return `failures` of the trained network."""
         dsl, problem = parse_dsl(job.config), self.problem
         model = compile_predecoder(dsl, problem, seed=job.seed)
         cost = flops.count(model, problem.n_detectors)
@@ -180,13 +183,13 @@ class EnvBenchmark:
 
 
 def build(out: Path, todo: list[Job], *, seconds: float = float("inf"), shots: int | None = None) -> int:
-    """Append the cells of `todo` that `out` does not hold; how many were measured. No new cell after `seconds`.
+    """Append the entries of `todo` that are missing in `out` and return their number; start none after `seconds`.
 
-    shots: of every env, where they are not to be the table's own.
+    shots: shots per env, instead of those of the table.
     """
     start, done, env_benchmarks = time.monotonic(), {line["key"] for line in jsonl.read(out)}, dict[str, EnvBenchmark]()
     measured = 0
-    importlib.import_module("torch._dynamo")  # the first net would load it, and its seconds would tell of that
+    importlib.import_module("torch._dynamo")  # otherwise the first network would load it, within its measured seconds
     for job in todo:
         if job.key in done:
             continue
@@ -207,14 +210,14 @@ def build(out: Path, todo: list[Job], *, seconds: float = float("inf"), shots: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no cell after this long")
-    parser.add_argument("--limit", type=int, help="only the first N cells of the plan")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no entry after this time")
+    parser.add_argument("--limit", type=int, help="only the first N entries of the plan")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     todo = jobs()[: args.limit]
     done = {line["key"] for line in jsonl.read(args.out)}
-    print(f"{sum(job.key in done for job in todo)} of {len(todo)} cells stand in {args.out}")
+    print(f"{sum(job.key in done for job in todo)} of {len(todo)} entries are in {args.out}")
     if not args.dry_run:
         build(args.out, todo, seconds=args.seconds)
 

@@ -1,4 +1,4 @@
-"""How long `autoqec report` takes, and how large its page is: part of `make bench`."""
+"""Measure the time of `autoqec report` and the size of its page; part of `make bench`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ROUNDS = (50, 10_000)
 
 
 def rows() -> list[Row]:
-    with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as place:
-        return [row for rounds in ROUNDS for row in report_timing_rows(Path(place) / str(rounds), rounds)]
+    with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
+        return [row for rounds in ROUNDS for row in report_timing_rows(Path(directory) / str(rounds), rounds)]
 
 
 def report_timing_rows(root: Path, rounds: int) -> list[Row]:
@@ -31,7 +31,7 @@ def report_timing_rows(root: Path, rounds: int) -> list[Row]:
         Row(
             f"autoqec report, {rounds:,} rounds",
             f"{seconds:.2f} s of CPU",
-            f"the whole command, its start and git included{aim}",
+            f"the complete command, including its start and git{aim}",
             f"median of {REPEATS}",
         ),
         Row(f"report.html, {rounds:,} rounds", size, "aim: < 1 MB for 50 rounds", "1 page"),
@@ -39,7 +39,7 @@ def report_timing_rows(root: Path, rounds: int) -> list[Row]:
 
 
 def report_cpu_s(layout: RunLayout) -> float:
-    """CPU seconds of one `autoqec report RUN`, in a process of its own with those that it starts."""
+    """Return CPU seconds of one `autoqec report RUN`, including its child processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     argv = [sys.executable, "-m", "autoqec.cli", "report", str(layout.root), "--out", str(layout.html)]
     subprocess.run(argv, cwd=Path(__file__).parents[1], check=True, capture_output=True)

@@ -1,8 +1,8 @@
-"""What the orchestrator itself costs: a round's overhead, how it grows, and recovery at a start.
+"""Measure the orchestrator: overhead of a round, its growth with the run, and recovery at a start.
 
-`python -m benchmarks.rounds`. Runner and judge answer at once (`tests.crash.canned`) and the ideator reads no history,
-so what is left of a round is its files, every fsync, and its git. Counts of git processes are exact; seconds are
-medians, and ratios are within one run.
+Run `python -m benchmarks.rounds`. Runner and verifier are fakes (`tests.crash.canned`) and the ideator reads no
+history, so that the remaining cost of a round is files with every fsync, and git. Counts of git processes are exact;
+seconds are medians, and ratios are within one run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WIDTHS = itertools.count(4)
 
 
 class GitProcessCounter:
-    """Counts the git processes that start while it is in force."""
+    """Counts the git processes that start inside its block."""
 
     def __init__(self) -> None:
         self.count, self._execute = 0, host_git._execute
@@ -61,20 +61,20 @@ class GitProcessCounter:
         host_git._execute = self._execute
 
 
-def make_two_round_run(place: Path) -> RunLayout:
-    """A lab with a run of two rounds in it."""
-    make_workspace(place, builtin_envs()["smoke"])
-    with start_run(place / "env.yaml", place, "smoke", 1, roles=roles()) as run:
+def make_two_round_run(directory: Path) -> RunLayout:
+    """Make a workspace with a run of two rounds."""
+    make_workspace(directory, builtin_envs()["smoke"])
+    with start_run(directory / "env.yaml", directory, "smoke", 1, roles=roles()) as run:
         run_rounds(run, 2)
         return run.layout
 
 
 def roles() -> Roles:
-    """An ideator that thinks nothing, a coder that writes what it is told, an analyst that nominates."""
+    """Return a trivial ideator, a coder that writes the proposal, and an analyst that nominates every round."""
 
     def ideator(view: IdeatorView) -> IdeatorResponse:
         config = driver.changed(mlp__hidden=next(WIDTHS), training__finetune_share=0.0)
-        return IdeatorResponse(hypothesis="one more net", slug="net", fork_from="baseline", proposal=config)
+        return IdeatorResponse(hypothesis="one more network", slug="net", fork_from="baseline", proposal=config)
 
     return Roles(ideator, coder=driver.literal, analyst=driver.nominate)
 
@@ -85,10 +85,10 @@ def append_rounds(
     verified: Callable[[int], bool] = lambda number: number % 10 == 0,
     measured: Callable[[int], dict[str, Any]] = lambda number: {},
 ) -> None:
-    """History, attempts, branches and pins of `count` more rounds, as they would be.
+    """Append history, attempts, branches and pins of `count` rounds, as a run would write them.
 
-    verified: Which rounds stand verified, by number, each with its registered test and its report.
-    measured: Config and figures of a round, by number; without them, those of the round before.
+    verified: Whether a round, by number, is VERIFIED, with its registered test and report.
+    measured: Config and figures of a round, by number; by default those of the previous round.
     """
     memory, verified_fields = RunMemory(layout.root), round_recorder.verification_fields(rounds.report(1))
     first, row, info = memory.next_round(), memory.history.rows()[-1], memory.history.info()
@@ -113,12 +113,12 @@ def append_rounds(
 
 
 def _commits(layout: RunLayout, first: int, count: int, base: str, *, pinned: bool = False) -> list[tuple[str, str]]:
-    """A code commit and a commit on top of it for each round, its branch and pin at the latter; by one git."""
-    who, stream = "committer a <a@example.org> 1735700000 +0000\n", []
+    """Make a code commit and a pointer commit for each round, with branch and pin, in one git process."""
+    committer, stream = "committer a <a@example.org> 1735700000 +0000\n", []
     for number in range(first, first + count):
         ref = f"commit refs/heads/{layout.branch(number, 'net')}\n"
-        stream.append(f"{ref}mark :{2 * number}\n{who}data 4\ncode\nfrom {base}\n")
-        stream.append(f"{ref}mark :{2 * number + 1}\n{who}data 7\npointer\n")
+        stream.append(f"{ref}mark :{2 * number}\n{committer}data 4\ncode\nfrom {base}\n")
+        stream.append(f"{ref}mark :{2 * number + 1}\n{committer}data 7\npointer\n")
         if pinned:
             stream.append(f"reset {layout.pin(f'attempt-{number}')}\nfrom :{2 * number + 1}\n\n")
     marks = layout.repo_root / ".git" / "marks"
@@ -129,7 +129,7 @@ def _commits(layout: RunLayout, first: int, count: int, base: str, *, pinned: bo
 
 
 def append_orphans(layout: RunLayout, count: int) -> None:
-    """As many attempts that died after their code commit."""
+    """Append `count` attempts that died after their code commit."""
     memory = RunMemory(layout.root)
     first, base = memory.next_round(), memory.history.info().baseline_sha
     _commits(layout, first, count, base)
@@ -140,26 +140,26 @@ def append_orphans(layout: RunLayout, count: int) -> None:
 
 
 def append_pareto_rounds(layout: RunLayout, count: int) -> None:
-    """So many more rounds, each verified and none dominated: every one gains more and costs more than the last."""
+    """Append `count` verified rounds, none of them dominated: each has a larger gain and a larger cost."""
     append_rounds(layout, count, verified=lambda number: True)
 
 
 def cpu_seconds() -> float:
-    """Seconds of this process and of the git processes that have ended."""
-    own, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime
+    """Return CPU seconds of this process and of finished git processes."""
+    this_process, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return this_process.ru_utime + this_process.ru_stime + children.ru_utime + children.ru_stime
 
 
 @dataclass(frozen=True)
 class Cost:
-    """seconds: by the clock, fsync and all; busy: of processors, which a loaded machine says the same of."""
+    """seconds: wall-clock, including fsync. cpu_s: CPU seconds, which do not depend on the load of the machine."""
 
     seconds: float
     cpu_s: float
     git_processes: int
 
     def __str__(self) -> str:
-        return f"{self.seconds:.3f} s by the clock, {self.cpu_s:.3f} s of CPU, {self.git_processes} git processes"
+        return f"{self.seconds:.3f} s wall-clock, {self.cpu_s:.3f} s of CPU, {self.git_processes} git processes"
 
 
 def cost_of(work: Callable[[], object]) -> Cost:
@@ -170,7 +170,7 @@ def cost_of(work: Callable[[], object]) -> Cost:
 
 
 def measure_round(layout: RunLayout) -> Cost:
-    """One more round: the median of several in one start."""
+    """Measure one more round: the median of several in one start."""
     with resume_run(layout.run_id, layout.repo_root, roles=roles()) as run:
         done = sum(row.status == "ok" for row in run.memory.history.rows())
         costs = [cost_of(partial(run_rounds, run, done + number)) for number in range(1, REPEATS + 1)]
@@ -199,15 +199,15 @@ def overhead_rows(sizes: tuple[int, ...] = (10, 1000, 10_000)) -> list[Row]:
     found: dict[int, Cost] = {}
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
-            layout = make_two_round_run(Path(directory) / "lab")
+            layout = make_two_round_run(Path(directory) / "workspace")
             append_rounds(layout, size - 2)
             found[size] = measure_round(layout)
     first = found[sizes[0]]
-    aim = "aim: <= 0.3 s; Runner and judge answer at once, every fsync as ever"
-    rows = [Row(f"a round's overhead at round {sizes[0]}", str(first), aim, _runs())]
+    aim = "aim: <= 0.3 s; fake Runner and verifier, real fsync"
+    rows = [Row(f"overhead of a round at round {sizes[0]}", str(first), aim, _runs())]
     for size in sizes[1:]:
         cost = found[size]
-        figure = f"{cost.seconds / first.seconds:.2f} x by the clock, {cost.cpu_s / first.cpu_s:.2f} x of CPU ({cost})"
+        figure = f"{cost.seconds / first.seconds:.2f} x wall-clock, {cost.cpu_s / first.cpu_s:.2f} x of CPU ({cost})"
         rows.append(Row(f"the same at round {size:,}", figure, f"round {sizes[0]}; aim: <= 1.5 x", _runs()))
     return rows
 
@@ -215,18 +215,18 @@ def overhead_rows(sizes: tuple[int, ...] = (10, 1000, 10_000)) -> list[Row]:
 def start_rows(sizes: tuple[int, int] = (100, 1000)) -> list[Row]:
     rows = []
     cases: dict[str, Callable[[RunLayout, int], None]] = {
-        "branches and rows, all well": append_rounds,
+        "consistent branches and rows": append_rounds,
         "orphans": append_orphans,
-        "on the front": append_pareto_rounds,
+        "rounds on the Pareto front": append_pareto_rounds,
     }
     for name, prepare in cases.items():
         found = {}
         for size in sizes:
             with tempfile.TemporaryDirectory(prefix="autoqec-bench-") as directory:
-                layout = make_two_round_run(Path(directory) / "lab")
+                layout = make_two_round_run(Path(directory) / "workspace")
                 prepare(layout, size)
                 if prepare is not append_orphans:
-                    reconcile(layout, Repo.discover(layout.repo_root))  # so that its views stand
+                    reconcile(layout, Repo.discover(layout.repo_root))  # writes its views
                 for_each_ref_s = time_for_each_ref(layout)
                 found[size] = (measure_startup(layout), for_each_ref_s)
         (small, _), (large, for_each_ref_s) = (found[size] for size in sizes)
@@ -237,9 +237,9 @@ def start_rows(sizes: tuple[int, int] = (100, 1000)) -> list[Row]:
 
 
 def _load() -> str:
-    """How many processes wanted the machine meanwhile, where it was more than one."""
+    """Return the load average if it exceeds the measurement itself."""
     load = os.getloadavg()[0]
-    return f"; {load:.0f} processes wanted the machine's {os.cpu_count()} cores" if load > 2 else ""
+    return f"; load {load:.0f} on {os.cpu_count()} cores" if load > 2 else ""
 
 
 def _runs() -> str:

@@ -1,4 +1,4 @@
-"""Two judges' worth of plain decoding at once: part of `make bench`."""
+"""Measure baseline decoding in two concurrent processes; part of `make bench`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATS, SHOTS = 5, 100_000
 
 
 def decode(seed: int) -> float:
-    """CPU seconds of decoding SHOTS shots."""
+    """Return CPU seconds of decoding SHOTS shots."""
     problem = surface(5)
     backend, shots = backends.make_backend("mwpm", problem), sampling.sample(problem, SHOTS, seed)
     backend.decode(shots.detection_events[:1_000])
@@ -25,15 +25,15 @@ def decode(seed: int) -> float:
 
 
 def rows() -> list[Row]:
-    """CPU seconds, not wall-clock: what two at once cost each other; a machine's other load would hide in the clock."""
+    """Compare CPU seconds, which show the mutual slowdown independently of other load on the machine."""
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
         alone = statistics.median(pool.submit(decode, seed).result() for seed in range(REPEATS))
         both = statistics.median(value for seed in range(REPEATS) for value in pool.map(decode, (seed, seed + REPEATS)))
     return [
         Row(
-            "plain backend on 2 processes, d=5 p=.005",
-            f"{2 * alone / both:.2f} x the shots a CPU second of one",
-            "one process alone; aim: >= 1.8 x, each process having a core",
-            f"{SHOTS:,} shots a process, median of {REPEATS}",
+            "baseline decoder in 2 processes, d=5 p=.005",
+            f"{2 * alone / both:.2f} x the shots per CPU second of one",
+            "one process; aim: >= 1.8 x with one core per process",
+            f"{SHOTS:,} shots per process, median of {REPEATS}",
         )
     ]

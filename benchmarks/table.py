@@ -1,10 +1,10 @@
-"""What was measured: benchmarks/results.json, and the table of it in benchmarks/README.md.
+"""Records of measurements: benchmarks/results.json, and its table in benchmarks/README.md.
 
-One row: suite, name, figure (with its unit), against (what it is a ratio against, or the aim it is held to), runs
-(shots or runs it rests on), machine, date. A suite's rows replace that suite's earlier rows; nothing else is touched.
+A row has suite, name, figure (with its unit), against (the reference of a ratio, or the aim), runs (number of shots or
+runs), machine and date. New rows of a suite replace the earlier rows of that suite.
 
     from benchmarks.table import Row, record
-    record("judge", [Row("false VERIFIED", "0.1%", "aim <= 5%", "2,000 streams of 20")])
+    record("verification", [Row("false VERIFIED", "0.1%", "aim <= 5%", "2,000 streams of 20")])
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ RESULTS, README = HERE / "results.json", HERE / "README.md"
 COLUMNS = ("name", "figure", "against", "runs", "machine", "date")
 HEAD = """# Benchmarks
 
-Written by `make bench` and `make prove-verifier` from `results.json`; do not edit by hand. Every figure says what it
-is measured against, on how many shots or runs, on which machine and when. None is extrapolated.
-Ideators compared, search and models alike: [QECBench-Tab](qecbench_tab.md).
+Written by `make bench` and `make prove-verifier` from `results.json`; do not edit by hand. Every figure has its
+reference, the number of shots or runs, machine and date. None is extrapolated.
+Comparison of ideators, searches and models: [QECBench-Tab](qecbench_tab.md).
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured figure. against: what it is a ratio against, or the aim it is held to. runs: shots or runs."""
+    """One measured figure. against: the reference of a ratio, or the aim. runs: number of shots or runs."""
 
     name: str
     figure: str
@@ -43,7 +43,7 @@ class Row:
 def record(
     suite: str, rows: Sequence[Row], *, replace_suite: bool = True, results: Path = RESULTS, readme: Path = README
 ) -> None:
-    """Replace the suite's rows (not whole: those of the same names) and write the table again; whole files or none."""
+    """Replace the rows of a suite (or only those of the same names) and write results and table atomically."""
     stamp = {"machine": machine_name(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
     names = {row.name for row in rows}
     kept = [row for row in load(results) if row["suite"] != suite or not (replace_suite or row["name"] in names)]
@@ -63,7 +63,7 @@ def load(results: Path = RESULTS) -> list[dict[str, Any]]:
 def render(rows: Sequence[dict[str, Any]]) -> str:
     out = [HEAD]
     for suite in dict.fromkeys(row["suite"] for row in rows):
-        out += [f"## {suite}\n", "| figure of | measured | against | shots or runs | machine | date |"]
+        out += [f"## {suite}\n", "| measurement | result | against | shots or runs | machine | date |"]
         out += ["|---|---|---|---|---|---|"]
         out += ["| " + " | ".join(_cell(row[name]) for name in COLUMNS) + " |" for row in rows if row["suite"] == suite]
         out.append("")
@@ -75,7 +75,7 @@ def _cell(value: Any) -> str:
 
 
 def machine_name() -> str:
-    """Processor, cores and accelerator, in words; no host name."""
-    seen = machine.snapshot()
-    gpu = seen["gpu"].get("name")
-    return f"{seen['cpu']['model']}, {seen['cpu']['cores']} cores" + (f", {gpu}" if gpu else "")
+    """Return processor, cores and accelerator as text, without a host name."""
+    snapshot = machine.snapshot()
+    gpu = snapshot["gpu"].get("name")
+    return f"{snapshot['cpu']['model']}, {snapshot['cpu']['cores']} cores" + (f", {gpu}" if gpu else "")
