@@ -102,7 +102,7 @@ def main(env_path: Path, checkpoint: Path, shots: int) -> None:
     decoders["ungated"] = ungated.decode
     for threshold in GATES:
         gated = CheckpointDecoder.of(env, checkpoint)
-        gated.gate = Gate(problem, threshold)
+        gated.decoder.gate = Gate(problem, threshold)
         decoders[f"gate {threshold:g}"] = gated.decode
     drawn = sampling.sample(problem, shots, sampling.band_seed(env.seed_policy.holdout, "gated"))
     timed = drawn.detection_events[:20_000]

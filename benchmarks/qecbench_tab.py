@@ -74,13 +74,18 @@ class Job:
 
 
 def sample_configs(count: int, seed: str = "qecbench-tab") -> list[space.Config]:
-    """Return the configs of a table: the templates, then distinct uniform samples, the same on every machine."""
+    """Return the configs of a table: the templates, then distinct uniform samples, the same on every machine.
+
+    None has a gate: entries hold the outcome of the network on every shot.
+    """
     rng = random.Random(seed)
-    configs = {space.digest(template.config): template.config for template in space.TEMPLATES}
+    templates = [space.without(template.config, space.OPTIONAL_KEYS) for template in space.TEMPLATES]
+    configs = {space.digest(config): config for config in templates}
     while len(configs) < count:
         params: space.Params = {"type": space.DIMENSION_BY_KEY["type"].draw(rng)}
-        dimensions = space.active_dimensions(params["type"])
-        params |= {dimension.key: dimension.draw(rng) for dimension in dimensions if dimension.key != "type"}
+        for dimension in space.active_dimensions(params["type"]):
+            if dimension.key not in ("type", *space.OPTIONAL_KEYS):
+                params[dimension.key] = dimension.draw(rng)
         config = space.build(params)
         configs.setdefault(space.digest(config), config)
     return list(configs.values())[:count]

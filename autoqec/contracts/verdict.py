@@ -108,7 +108,9 @@ class Cost(Contract):
     counted_by: CountedBy = Field(
         description="code that counted: the trusted compiler, or the sandboxed candidate process (a lower bound)"
     )
-    candidate_us_per_shot: float = Field(description="CPU time of the candidate process per shot, in microseconds")
+    candidate_us_per_shot: float = Field(
+        description="CPU time of the candidate process per shot sent to it, in microseconds"
+    )
     startup_cpu_s: float | None = Field(
         default=None, description="CPU seconds between the import of the editable modules and the first answer"
     )

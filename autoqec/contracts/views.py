@@ -23,6 +23,7 @@ class IdeatorView(Contract):
     profile: dict[str, Any] = Field(description="the profile, as Profile dumps it")
     baseline_config: dict[str, Any] = Field(description="config of the baseline commit")
     inputs: str = Field(default="other_sector", description="what a network of this env can read")
+    gate_available: bool = Field(default=False, description="whether a config of this env can have a `gate`")
     pins: dict[str, Any] = Field(default={}, description="keys that the run keeps fixed, with their values")
     history: SkipValidation[tuple[dict[str, Any], ...]] = Field(description="recorded rounds, oldest first")
     pending: SkipValidation[tuple[dict[str, Any], ...]] = Field(default=(), description="planned rounds without a row")

@@ -14,9 +14,8 @@ import torch
 from autoqec.contracts.env import EnvSpec
 from autoqec.decoders import checkpoint
 from autoqec.decoders.base import Predecoder
-from autoqec.decoders.gating import Gate
+from autoqec.decoders.gating import make_decoder
 from autoqec.errors import AutoqecError, ContractError, UsageError
-from autoqec.qec.backends import make_soft_backend
 from autoqec.qec.graph import DecodingGraph, MatchingGraph, TannerGraph
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import unpack
@@ -33,7 +32,7 @@ class CheckpointDecoder:
         problem: The problem that is decoded.
         shift: float32 [n_edges], difference of the priors from those of the training problem.
         n_unknown_edges: Edges that the training problem lacks; they keep their own priors.
-        gate: Selects the shots that the predecoder decodes; None if the config has no gate.
+        decoder: The inner decoder, behind the gate that selects the shots that the predecoder decodes.
         other_circuit: Whether translation-invariant weights decode another distance or number of rounds.
     """
 
@@ -50,8 +49,7 @@ class CheckpointDecoder:
         self._same_edges = np.array_equal(columns, np.arange(len(trained)))
         self._prior = decoded.astype(np.float32)
         self.shift = np.where(self._known_edges, decoded - trained[columns], 0).astype(np.float32)
-        self.gate = None if model.gate is None else Gate(problem, model.gate)
-        self._inner = make_soft_backend(problem, model.output_mode)
+        self.decoder = make_decoder(problem, model.output_mode, model.gate)
 
     @classmethod
     def of(
@@ -109,22 +107,13 @@ class CheckpointDecoder:
         for start in range(0, len(detection_events), chunk):
             part = detection_events[start : start + chunk]
             try:
-                predictions[start : start + chunk] = self._decode_chunk(part)
+                predictions[start : start + chunk] = self.decoder.decode_with(part, self._log_odds)
             except ValueError as error:  # the log-odds are finite and of the right shape
                 raise UsageError(
                     f"no errors of the model explain a shot ({error})",
                     location="detection events",
                     hint="decode shots of the circuit that the model describes",
                 ) from error
-        return predictions
-
-    def _decode_chunk(self, detection_events: np.ndarray) -> np.ndarray:
-        if self.gate is None:
-            return self._inner.decode_soft(detection_events, self._log_odds(detection_events))
-        predictions, ambiguous = self.gate.split(detection_events)
-        if ambiguous.any():
-            shots = detection_events[ambiguous]
-            predictions[ambiguous] = self._inner.decode_soft(shots, self._log_odds(shots))
         return predictions
 
     def _log_odds(self, detection_events: np.ndarray) -> np.ndarray:

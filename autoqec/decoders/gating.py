@@ -6,6 +6,9 @@ plain prediction; the others are ambiguous, and go through the predecoder and th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 
 from autoqec.contracts.dsl import OutputMode
@@ -63,29 +66,75 @@ class Gate:
         return self.ambiguous_shots / max(self.shots, 1)
 
 
+def has_gap(problem: Problem) -> bool:
+    """Whether a config for this problem can have a gate, see `Gate`."""
+    try:
+        Gate(problem, 1.0)
+    except UsageError:
+        return False
+    return True
+
+
 REMOVE_HINT = "remove `gate` from the config"
 
 
-class GatedDecoder:
-    """An inner decoder behind a gate: per-shot log-odds take effect on ambiguous shots only."""
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """The shots of a batch that a predecoder decodes, and the predictions of the others.
 
-    def __init__(self, inner: SoftBackend, gate: Gate) -> None:
-        self.name = inner.name
-        self.gate = gate
-        self._inner = inner
+    Attributes:
+        detection_events: uint8 [k, ceil(n_detectors / 8)], bit-packed, of the selected shots.
+        mask: bool [n], the selected shots.
+        predictions: bool [n, n_observables], final for shots that are not selected.
+    """
+
+    detection_events: np.ndarray
+    mask: np.ndarray
+    predictions: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.detection_events)
+
+
+class GatedDecoder:
+    """The env's inner decoder with per-shot log-odds, behind a gate if the config has one.
+
+    Attributes:
+        gate: None if every shot is decoded with log-odds.
+    """
+
+    def __init__(self, inner: SoftBackend, n_observables: int, gate: Gate | None) -> None:
+        self.inner, self.gate = inner, gate
+        self._n_observables = n_observables
 
     def decode(self, detection_events: np.ndarray) -> np.ndarray:
         """See `Backend.decode`; the gate does not change predictions under the priors."""
-        return self._inner.decode(detection_events)
+        return self.inner.decode(detection_events)
 
-    def decode_soft(self, detection_events: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-        """See `SoftBackend.decode_soft`."""
+    def select(self, detection_events: np.ndarray) -> Selection:
+        """Find the shots for which log-odds are needed: the ambiguous ones, or all without a gate."""
+        if self.gate is None:
+            n = len(detection_events)
+            return Selection(detection_events, np.ones(n, bool), np.zeros((n, self._n_observables), bool))
         predictions, ambiguous = self.gate.split(detection_events)
-        predictions[ambiguous] = self._inner.decode_soft(detection_events[ambiguous], log_odds[ambiguous])
+        return Selection(detection_events[ambiguous], ambiguous, predictions)
+
+    def complete(self, selection: Selection, log_odds: np.ndarray) -> np.ndarray:
+        """Decode the selected shots under their log-odds, float32 [k, n_edges]; return bool [n, n_observables]."""
+        predictions = selection.predictions.copy()
+        if len(selection):
+            predictions[selection.mask] = self.inner.decode_soft(selection.detection_events, log_odds)
         return predictions
 
+    def decode_with(self, detection_events: np.ndarray, network: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        """Decode with a network that maps selected, bit-packed detection events to log-odds."""
+        selection = self.select(detection_events)
+        return (
+            self.complete(selection, network(selection.detection_events)) if len(selection) else selection.predictions
+        )
 
-def make_decoder(problem: Problem, output_mode: OutputMode, gate: float | None) -> SoftBackend | GatedDecoder:
+
+def make_decoder(problem: Problem, output_mode: OutputMode, gate: float | None) -> GatedDecoder:
     """Build the env's inner decoder for a predecoder, behind a gate if its config has one.
 
     Args:
@@ -97,4 +146,4 @@ def make_decoder(problem: Problem, output_mode: OutputMode, gate: float | None) 
         UsageError: The problem has no complementary gap, see `Gate`.
     """
     inner = make_soft_backend(problem, output_mode)
-    return inner if gate is None else GatedDecoder(inner, Gate(problem, gate))
+    return GatedDecoder(inner, problem.n_observables, None if gate is None else Gate(problem, gate))

@@ -121,7 +121,7 @@ def _round(
     source = index if settings.reported is None else settings.reported[index]
     reported_entry = table.entries[source]
     # The history shows the entry that was measured, but a template as it was proposed: it would be proposed forever.
-    is_template = any(response.proposal == one.config for one in space.TEMPLATES)
+    is_template = any(response.proposal == space.without(one.config, space.OPTIONAL_KEYS) for one in space.TEMPLATES)
     config = response.proposal if is_template else space.build(settings.params_transform(table.entries[index].params))
     val_effect = _effect(table.counts(source, val))
     if val_effect is None:
@@ -165,7 +165,7 @@ def _view(table: Table, history: list[dict[str, Any]], seed: int) -> IdeatorView
         seed=seed,
         env={"code": {"kind": "table", "name": table.env}},
         profile={},
-        baseline_config=space.TEMPLATES[0].config,
+        baseline_config=space.without(space.TEMPLATES[0].config, space.OPTIONAL_KEYS),
         history=tuple(history),
     )
 

@@ -78,7 +78,7 @@ def mutate(
         if not dimensions:
             break
         dimension = rng.choice(dimensions)
-        value = dimension.step(params[dimension.key], rng)
+        value = dimension.step_from(params, rng)
         if value is None:
             continue
         params = params | {dimension.key: value}

@@ -42,6 +42,7 @@ class SearchState:
         verified: forkable verified rows, best first.
         baseline: config of the baseline commit.
         inputs: what a network of this env reads; `all` for a code without another sector.
+        gate_available: whether a config of this env can have a gate.
         finetunes: whether the env's inner decoder can be fine-tuned through.
         pins: keys that the run keeps fixed, with their values; they are not dimensions of its search.
     """
@@ -55,6 +56,7 @@ class SearchState:
     verified: tuple[dict[str, Any], ...]
     baseline: Config
     inputs: str
+    gate_available: bool
     finetunes: bool
     pins: Params
 
@@ -81,6 +83,7 @@ class SearchState:
             verified=tuple(verified),
             baseline=apply_pins(space.normalise(view.baseline_config), pins),
             inputs=view.inputs,
+            gate_available=view.gate_available,
             finetunes=view.env.get("backend", "mwpm") == "mwpm",
             pins=pins,
         )
@@ -89,13 +92,18 @@ class SearchState:
         """A generator that depends on the seed of the run, the number of proposals and the purpose."""
         return random.Random(f"{self.seed}/{self.n_proposed}/{purpose}")
 
+    @cached_property
+    def fixed_keys(self) -> frozenset[str]:
+        """Keys that are not searched: those of the pins, and `gate` if the env has no complementary gap."""
+        return frozenset(self.pins) | (frozenset() if self.gate_available else set(space.OPTIONAL_KEYS))
+
     def active_dimensions(self, family: str) -> list[space.Dimension]:
-        """Dimensions of a family that are not pinned."""
-        return [one for one in space.active_dimensions(family) if one.key not in self.pins]
+        """Dimensions of a family that are searched."""
+        return [dimension for dimension in space.active_dimensions(family) if dimension.key not in self.fixed_keys]
 
     def params_of(self, config: Config) -> Params | None:
         """Values of the dimensions that are searched, with the family; None if one lies outside the space."""
-        return space.params_of(config, exclude=self.pins.keys() - {"type"})
+        return space.params_of(config, exclude=self.fixed_keys - {"type"})
 
     def build(self, params: Params) -> Config | None:
         """The config of these values and the pins; None if they contradict each other."""
@@ -105,9 +113,14 @@ class SearchState:
             return None
 
     def with_pins(self, config: Config) -> Config | None:
-        """The config with the env's inputs and the pins; None for a family other than the pinned one."""
+        """The config with the env's inputs and the pins; None for a family other than the pinned one.
+
+        It has no gate if the env has no complementary gap and no pin asks for one.
+        """
         if config["type"] != self.pins.get("type", config["type"]):
             return None
+        if not self.gate_available:
+            config = space.without(config, space.OPTIONAL_KEYS)
         try:
             return apply_pins(with_inputs(config, self.inputs), self.pins)
         except ContractError:
@@ -235,7 +248,7 @@ def with_inputs(config: Config, inputs: str) -> Config:
 def extend(state: SearchState) -> Move | None:
     """Change one or two keys of one of the best verified branches by a step; None without a verified branch.
 
-    If only training keys change, half of the children start from the weights of the parent.
+    If only training keys or the gate change, half of the children start from the weights of the parent.
     """
     rng = state.rng("extend")
     for _ in range(MAX_TRIES if state.verified else 0):
@@ -243,15 +256,14 @@ def extend(state: SearchState) -> Move | None:
         steps = _steps(state, parent["dsl_config"], rng)
         if not steps:
             continue
-        keep_weights = all(key.startswith("training.") for key in steps) and rng.random() < 0.5
+        keep_weights = all(key == "gate" or key.startswith("training.") for key in steps) and rng.random() < 0.5
         keep_weights &= "training.init" not in state.pins
-        flat = space.flatten(parent["dsl_config"]) | steps
+        before = space.flatten(parent["dsl_config"])
         init = {"training.init": "parent" if keep_weights else "fresh"}
-        config = space.normalise(space.unflatten(flat | init | state.pins))
+        config = space.normalise(space.unflatten(before | steps | init | state.pins))
         if state.is_new(config):
             changes = ", ".join(
-                f"{key} {space.format_value(space.get(parent['dsl_config'], key))} -> {space.format_value(steps[key])}"
-                for key in steps
+                f"{key} {space.format_value(before.get(key))} -> {space.format_value(steps[key])}" for key in steps
             )
             rationale = "; ".join(space.DIMENSION_BY_KEY[key].rationale for key in steps)
             weights = "from its weights" if keep_weights else "from fresh weights"
@@ -264,7 +276,8 @@ def extend(state: SearchState) -> Move | None:
 def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
     dimensions = [one for one in state.active_dimensions(config["type"]) if one.key != "type"]
     chosen = rng.sample(dimensions, min(1 if rng.random() < 0.6 else 2, len(dimensions)))
-    steps = {one.key: one.step(space.get(config, one.key), rng) for one in chosen}
+    flat = space.flatten(config)
+    steps = {dimension.key: dimension.step_from(flat, rng) for dimension in chosen}
     return {key: value for key, value in steps.items() if value is not None}
 
 

@@ -60,7 +60,7 @@ def suggestions(state: SearchState) -> Iterator[Params]:
         trial = study.ask()
         params: Params = {"type": state.pins["type"]} if "type" in state.pins else {}
         for dimension in space.SEARCH_SPACE:
-            if dimension.key in state.pins:
+            if dimension.key in state.fixed_keys:
                 continue
             if not dimension.families or params["type"] in dimension.families:
                 params[dimension.key] = dimension.rounded(_suggest(trial, dimension))
@@ -75,7 +75,7 @@ def _add_trials(study: Any, state: SearchState) -> None:
         params = state.params_of(row["dsl_config"]) if row["dsl_config"] else None
         if params is None:
             continue
-        params = {key: value for key, value in params.items() if key not in state.pins}
+        params = {key: value for key, value in params.items() if key not in state.fixed_keys}
         distributions = {key: _distribution(space.DIMENSION_BY_KEY[key]) for key in params}
         pending = row["status"] is None
         study.add_trial(

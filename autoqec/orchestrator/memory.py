@@ -135,7 +135,12 @@ class RunMemory:
     # ---- role views
 
     def l2_for_ideator(
-        self, env: EnvSpec, baseline_config: dict[str, Any], *, inputs: str = "other_sector"
+        self,
+        env: EnvSpec,
+        baseline_config: dict[str, Any],
+        *,
+        inputs: str = "other_sector",
+        gate_available: bool = False,
     ) -> IdeatorView:
         """Return the Ideator's view: plain values derived from the history and the verified front only.
 
@@ -143,6 +148,7 @@ class RunMemory:
             env: The env of the run.
             baseline_config: The config of the baseline commit.
             inputs: The detectors that a predecoder of this env can read.
+            gate_available: Whether a config of this env can have a `gate`.
 
         Returns:
             The view; its `pending` are planned rounds without a row.
@@ -156,6 +162,7 @@ class RunMemory:
             profile=PROFILES[info.profile].dump(),
             baseline_config=baseline_config,
             inputs=inputs,
+            gate_available=gate_available,
             pins=dict(info.pins),
             history=tuple(found.summary for found in state.rounds.values()),
             pending=tuple(_pending(attempt) for attempt in planned if attempt.id not in state.rounds),

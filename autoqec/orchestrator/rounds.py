@@ -214,7 +214,10 @@ def finish_round(run: Run, opened: StartedRound, metrics: RoundMetrics, on_event
 
 def _plan_round(run: Run, attempt: Attempt) -> tuple[Planned, CoderResponse, list[str]]:
     """Return the plan of the round, its edits and the commits to merge. Raises RoundError for an invalid reply."""
-    view = run.memory.l2_for_ideator(run.env, run.baseline_config, inputs=run.inputs)
+    options = run.network_options
+    view = run.memory.l2_for_ideator(
+        run.env, run.baseline_config, inputs=options.inputs, gate_available=options.gate_available
+    )
     try:
         proposal = _apply_pins(run, run.roles.ideator(view) or search("tpe")(view))
     except ContractError as error:

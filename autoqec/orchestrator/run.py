@@ -28,7 +28,7 @@ from autoqec.orchestrator.failpoint import failpoint
 from autoqec.orchestrator.hold import hold_run
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import recover
-from autoqec.orchestrator.run_checks import StartCheck, check_resume, check_start
+from autoqec.orchestrator.run_checks import NetworkOptions, StartCheck, check_resume, check_start
 from autoqec.orchestrator.run_directory import create_run_directory
 from autoqec.orchestrator.secret import read_secret
 from autoqec.store import atomic, run_log
@@ -79,7 +79,7 @@ class RunContext:
 
     Attributes:
         baseline_config: The config of the baseline commit.
-        inputs: The detectors that a predecoder of this env can read.
+        network_options: What a predecoder of this env can have.
         threads: Threads of each Runner child; results depend on the number in their last digits.
         notes: Messages for the user.
         held: Releases the run when it is closed.
@@ -91,7 +91,7 @@ class RunContext:
     env: EnvSpec
     env_text: str
     baseline_config: dict[str, Any]
-    inputs: str
+    network_options: NetworkOptions
     threads: int
     memory: RunMemory
     notes: list[str]
@@ -184,7 +184,9 @@ def start_run(
 
     layout = create_run_directory(start.repo.root, fill)
     try:
-        run = _open(start.repo, layout, start.env, start.env_text, start.baseline_config, start.inputs, roles, threads)
+        run = _open(
+            start.repo, layout, start.env, start.env_text, start.baseline_config, start.network_options, roles, threads
+        )
     except BaseException:
         shutil.rmtree(layout.root, ignore_errors=True)
         raise
@@ -223,7 +225,9 @@ def resume_run(
     start = check_resume(run_id, repo)
     layout, workspace = start.layout, start.repo
     roles = roles or Roles(search(start.info.ideator))
-    run = _open(workspace, layout, start.env, start.env_text, start.baseline_config, start.inputs, roles, threads)
+    run = _open(
+        workspace, layout, start.env, start.env_text, start.baseline_config, start.network_options, roles, threads
+    )
     run.notes.extend(start.notes)
     run_log.record(RunResumed(run_id=run_id, notes=tuple(run.notes)))
     try:
@@ -241,14 +245,16 @@ def _open(
     env: EnvSpec,
     env_text: str,
     baseline_config: dict[str, Any],
-    inputs: str,
+    network_options: NetworkOptions,
     roles: Roles | RolesFactory,
     threads: int,
 ) -> Run:
     """Take the lock of the run, then build its roles."""
     memory, notes, held = RunMemory(layout.root), list[str](), ExitStack()
     info = memory.history.info()
-    context = RunContext(repo, layout, info, env, env_text, baseline_config, inputs, threads, memory, notes, held)
+    context = RunContext(
+        repo, layout, info, env, env_text, baseline_config, network_options, threads, memory, notes, held
+    )
     owner = held.enter_context(hold_run(layout))
     if owner.warning:
         notes.append(owner.warning)

@@ -30,7 +30,7 @@ class StartCheck:
         env_text: The env file with its circuit files included, as the run stores it.
         baseline: The commit that rounds fork from.
         baseline_config: The config of that commit's editable modules.
-        inputs: The detectors that a predecoder of this env can read.
+        network_options: What a predecoder of this env can have.
         notes: Messages for the user.
     """
 
@@ -39,7 +39,7 @@ class StartCheck:
     env_text: str
     baseline: str
     baseline_config: dict[str, Any]
-    inputs: str
+    network_options: NetworkOptions
     secret: bytes
     notes: tuple[str, ...]
 
@@ -69,11 +69,11 @@ def check_start(
     runs_root = runs_dir(workspace.root)
     _require_writable(runs_root if runs_root.exists() or runs_root.is_symlink() else workspace.root)
     secret = new_secret(secret_file)
-    inputs = readable_inputs(env)
+    network_options = find_network_options(env)
     message = f"HEAD is detached: the baseline is commit {baseline[:12]}; your branches are not changed"
     linked = preflight.linked_worktree_note(workspace, workspace.linked_worktree, baseline)
     notes = tuple(note for note in (linked, message if workspace.head_ref() is None else None) if note is not None)
-    return StartCheck(workspace, env, env_text, baseline, baseline_config, inputs, secret, notes)
+    return StartCheck(workspace, env, env_text, baseline, baseline_config, network_options, secret, notes)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class ResumeCheck:
     env: EnvSpec
     env_text: str
     baseline_config: dict[str, Any]
-    inputs: str
+    network_options: NetworkOptions
     notes: tuple[str, ...]
 
 
@@ -121,7 +121,7 @@ def check_resume(run_id: str, repo: Path | str) -> ResumeCheck:
     notes = _require_unchanged(workspace, layout, info, env_text)
     _require_writable(layout.root)
     config = baseline_config_at(workspace, info.baseline_sha)
-    return ResumeCheck(workspace, layout, info, env, env_text, config, readable_inputs(env), tuple(notes))
+    return ResumeCheck(workspace, layout, info, env, env_text, config, find_network_options(env), tuple(notes))
 
 
 def _require_unchanged(repo: Repo, layout: RunLayout, info: RunInfo, env_text: str) -> list[str]:
@@ -159,18 +159,29 @@ def baseline_config_at(repo: Repo, commit: str) -> dict[str, Any]:
         ) from error
 
 
-def readable_inputs(env: EnvSpec) -> str:
-    """Build the decoding problem at every noise point, so that an undecodable circuit is found before the run exists.
+@dataclass(frozen=True)
+class NetworkOptions:
+    """What a predecoder of an env can have.
 
-    Returns:
-        What a predecoder may read: `all` if no detector lies outside the inner decoder's sector, else `other_sector`.
+    Attributes:
+        inputs: What it can read: `all` if no detector lies outside the inner decoder's sector, else `other_sector`.
+        gate_available: Whether its config can have a `gate`, which needs the complementary gap of matching.
     """
+
+    inputs: str
+    gate_available: bool
+
+
+def find_network_options(env: EnvSpec) -> NetworkOptions:
+    """Build the decoding problem at every noise point, so that a circuit that cannot be decoded is found at start."""
+    from autoqec.decoders.gating import has_gap
     from autoqec.qec import external_decoders
     from autoqec.qec.problem import Problem
 
     external_decoders.require_installed(env)
     problems = [Problem.from_env(env, p) for p in env.points]
-    return "other_sector" if len(problems[0].graph.out_of_sector) else "all"
+    inputs = "other_sector" if len(problems[0].graph.out_of_sector) else "all"
+    return NetworkOptions(inputs, gate_available=all(has_gap(problem) for problem in problems))
 
 
 def code_change(info: RunInfo) -> str | None:

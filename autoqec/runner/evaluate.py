@@ -37,14 +37,16 @@ def decode_both(
     Returns:
         Two bool arrays [n]: whether each decoder got any observable wrong.
     """
-    backend = gating.make_decoder(problem, agent.output_mode, agent.gate)
-    plain = (backend.decode(shots.detection_events) != shots.observables).any(axis=1)
+    decoder = gating.make_decoder(problem, agent.output_mode, agent.gate)
+    plain = (decoder.decode(shots.detection_events) != shots.observables).any(axis=1)
     candidate = np.empty(len(shots), bool)
     for start in range(0, len(shots), CHUNK):
         part = slice(start, min(start + CHUNK, len(shots)))
         packed = shots.detection_events[part]
-        log_odds = agent.infer(sampling.unpack(packed, problem.n_detectors))
-        candidate[part] = (backend.decode_soft(packed, log_odds) != shots.observables[part]).any(axis=1)
+        predictions = decoder.decode_with(
+            packed, lambda selected: agent.infer(sampling.unpack(selected, problem.n_detectors))
+        )
+        candidate[part] = (predictions != shots.observables[part]).any(axis=1)
         if on_progress is not None:
             on_progress(count_pairs(plain[: part.stop], candidate[: part.stop]), len(shots))
     return plain, candidate

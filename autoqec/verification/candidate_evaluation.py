@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from autoqec.contracts.dsl import OutputMode
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, ReportVersion, StoppedBy
 from autoqec.decoders import gating
-from autoqec.qec import backends
+from autoqec.decoders.gating import GatedDecoder, Selection
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots
 from autoqec.qec.stats import NO_PAIRS, add_pairs, count_pairs, error_mask, paired_effect
@@ -26,17 +26,47 @@ from autoqec.verification.candidate.client import CandidateClient, CandidateFail
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_stream import ShotStream
 
+GUARD_SHOTS = 512  # a chunk without a gate has more
+
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
 class GuardChunk:
-    """A chunk of the test with the candidate's answer, kept for the guards."""
+    """Shots of the test that the candidate answered, with its answers and their predictions, kept for the guards."""
 
     shots: Shots
     log_odds: FloatArray
     predictions: BoolArray
+
+    def joined(self, other: GuardChunk) -> GuardChunk:
+        """Return both chunks as one."""
+        mine, theirs = self.shots, other.shots
+        shots = Shots(
+            np.concatenate([mine.detection_events, theirs.detection_events]),
+            np.concatenate([mine.observables, theirs.observables]),
+        )
+        return GuardChunk(
+            shots,
+            np.concatenate([self.log_odds, other.log_odds]),
+            np.concatenate([self.predictions, other.predictions]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkAnswer:
+    """The candidate's answer to a chunk.
+
+    Attributes:
+        shots: The whole chunk.
+        selection: Shots that were sent, and the predictions of the others.
+        log_odds: float32 [len(selection), n_edges], or why there are none.
+    """
+
+    shots: Shots
+    selection: Selection
+    log_odds: FloatArray | CandidateFailure
 
 
 @dataclass
@@ -45,8 +75,8 @@ class CandidateEvaluation:
 
     Attributes:
         failures: Reason -> shots without a usable answer, each scored as an error.
-        shots_sent: Shots sent in all draws together.
-        guard_chunk: The first chunk of the test, for the guards.
+        shots_sent: Shots sent in all draws together; under a gate, only ambiguous ones are sent.
+        guard_chunk: The first `GUARD_SHOTS` or more shots of the test that were sent, for the guards.
     """
 
     problem: Problem
@@ -59,83 +89,101 @@ class CandidateEvaluation:
     guard_chunk: GuardChunk | None = None
 
     def __post_init__(self) -> None:
-        self.backend = gating.make_decoder(self.problem, self.output_mode, self.gate)
+        self.decoder = gating.make_decoder(self.problem, self.output_mode, self.gate)
         self.priors = self.problem.variables(self.output_mode).log_odds.astype(np.float32)
 
     @property
     def ambiguous_share(self) -> float | None:
         """Return the share of shots that the config's gate sends to the predecoder; None without a gate."""
-        return self.backend.gate.ambiguous_share if isinstance(self.backend, gating.GatedDecoder) else None
+        gate = self.decoder.gate
+        return None if gate is None else gate.ambiguous_share
+
+    def send(self, decoder: GatedDecoder, detection_events: NDArray[np.uint8]) -> Selection:
+        """Send the shots that need the network, if there are any."""
+        selection = decoder.select(detection_events)
+        if len(selection):
+            self.client.send(selection.detection_events)
+            self.shots_sent += len(selection)
+        return selection
+
+    def receive(self, selection: Selection) -> FloatArray | CandidateFailure:
+        """Return the oldest outstanding answer, float32 [len(selection), n_edges]."""
+        n_edges = len(self.priors)
+        return self.client.receive(n_edges) if len(selection) else np.empty((0, n_edges), np.float32)
 
     def answers(
-        self, problem: Problem, purpose: str, shots: int
-    ) -> Generator[tuple[Shots, FloatArray | CandidateFailure], None, None]:
+        self, decoder: GatedDecoder, problem: Problem, purpose: str, shots: int
+    ) -> Generator[ChunkAnswer, None, None]:
         """Yield chunks with their answers; the next request is sent before the caller decodes the current answer.
 
         Stopping early is safe: outstanding answers are received and dropped.
         """
-        n_edges = len(self.priors)
-        pending: deque[Shots] = deque()
+        pending: deque[tuple[Shots, Selection]] = deque()
         try:
             for chunk in self.shot_stream.chunks(problem, purpose, shots):
-                self.client.send(chunk.detection_events)
-                self.shots_sent += len(chunk)
-                pending.append(chunk)
+                pending.append((chunk, self.send(decoder, chunk.detection_events)))
                 if len(pending) == 2:
-                    yield pending[0], self.client.receive(n_edges)
+                    yield ChunkAnswer(*pending[0], self.receive(pending[0][1]))
                     pending.popleft()
             while pending:
-                yield pending[0], self.client.receive(n_edges)
+                yield ChunkAnswer(*pending[0], self.receive(pending[0][1]))
                 pending.popleft()
         finally:
             while self.client.outstanding:
-                self.client.receive(n_edges)
+                self.client.receive(len(self.priors))
 
     def score_answer(
-        self,
-        backend: backends.SoftBackend,
-        shots: Shots,
-        answer: FloatArray | CandidateFailure,
-        shift: FloatArray | None = None,
+        self, decoder: GatedDecoder, answer: ChunkAnswer, shift: FloatArray | None = None
     ) -> tuple[BoolArray, BoolArray | None]:
         """Decode under an answer and compare with the labels.
 
         Args:
-            backend: Inner decoder.
-            shots: Detection events and labels.
-            answer: Log-odds, float32 [n, n_edges], or why there are none.
+            decoder: Inner decoder and gate.
+            answer: A chunk with the candidate's answer.
             shift: Added to the log-odds, float32 [n_edges]: the difference of the priors at this p and the target p.
 
         Returns:
             Shots decoded wrongly, bool [n], and the predictions if the whole chunk was usable.
         """
-        candidate_errors = np.ones(len(shots), bool)
-        if isinstance(answer, CandidateFailure):
-            self.failures[str(answer)] += len(shots)
-            return candidate_errors, None
-        usable = np.isfinite(answer).all(axis=1)
+        shots, selection, log_odds = answer.shots, answer.selection, answer.log_odds
+        if isinstance(log_odds, CandidateFailure):
+            self.failures[str(log_odds)] += len(selection)
+            return np.ones(len(shots), bool), None
+        usable = np.asarray(np.isfinite(log_odds).all(axis=1))
         if not usable.all():
             self.failures["not finite"] += int((~usable).sum())
-        log_odds = answer[usable] if shift is None else answer[usable] + shift
-        predictions = backend.decode_soft(shots.detection_events[usable], log_odds)
-        candidate_errors[usable] = error_mask(predictions, shots.observables[usable])
+            log_odds = np.where(usable[:, None], log_odds, self.priors)
+        predictions = decoder.complete(selection, log_odds if shift is None else log_odds + shift)
+        candidate_errors = error_mask(predictions, shots.observables)
+        candidate_errors[np.flatnonzero(selection.mask)[~usable]] = True
         return candidate_errors, predictions if usable.all() else None
 
     def test(self, monitor: Monitor, on_progress: Callable[[Monitor], None]) -> StoppedBy:
         """Feed the monitor chunk by chunk until it stops or an answer is unusable."""
-        with closing(self.answers(self.problem, "test", monitor.budget)) as answers:
-            for shots, answer in answers:
-                reference = error_mask(self.backend.decode(shots.detection_events), shots.observables)
-                candidate_errors, predictions = self.score_answer(self.backend, shots, answer)
+        with closing(self.answers(self.decoder, self.problem, "test", monitor.budget)) as answers:
+            for answer in answers:
+                shots = answer.shots
+                reference = error_mask(self.decoder.decode(shots.detection_events), shots.observables)
+                candidate_errors, predictions = self.score_answer(self.decoder, answer)
                 reason = monitor.add(count_pairs(reference, candidate_errors))
                 on_progress(monitor)
                 if self.failures:
                     return "guard"
-                if self.guard_chunk is None and predictions is not None and not isinstance(answer, CandidateFailure):
-                    self.guard_chunk = GuardChunk(shots, answer, predictions)
+                if predictions is not None:
+                    self._keep_for_guards(answer, predictions)
                 if reason is not None:
                     return reason
         raise AssertionError("the monitor stops at its budget")
+
+    def _keep_for_guards(self, answer: ChunkAnswer, predictions: BoolArray) -> None:
+        """Keep the shots that were sent, until there are enough."""
+        kept, mask = self.guard_chunk, answer.selection.mask
+        if isinstance(answer.log_odds, CandidateFailure) or not len(answer.selection):
+            return
+        if kept is None or len(kept.shots) < GUARD_SHOTS:
+            shots = Shots(answer.selection.detection_events, answer.shots.observables[mask])
+            chunk = GuardChunk(shots, answer.log_odds, predictions[mask])
+            self.guard_chunk = chunk if kept is None else kept.joined(chunk)
 
     def effect(
         self, shots: int, baselines: Baselines, on_progress: Callable[[PairedCounts], None]
@@ -151,9 +199,9 @@ class CandidateEvaluation:
             The effect by baseline name.
         """
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
-        for chunk, answer in self.answers(self.problem, "effect", shots):
-            candidate_errors, _ = self.score_answer(self.backend, chunk, answer)
-            for name, errors in baselines.error_mask(chunk).items():
+        for answer in self.answers(self.decoder, self.problem, "effect", shots):
+            candidate_errors, _ = self.score_answer(self.decoder, answer)
+            for name, errors in baselines.error_mask(answer.shots).items():
                 totals[name] = add_pairs(totals[name], count_pairs(errors, candidate_errors))
             on_progress(totals[self.problem.env.plain])
         return {name: paired_effect(counts, reference=name, p=self.problem.p) for name, counts in totals.items()}
@@ -163,12 +211,12 @@ class CandidateEvaluation:
 
         Its log-odds are for the target p; the difference of the public priors is added edge by edge.
         """
-        backend, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other, rules)
+        decoder, baselines = gating.make_decoder(other, self.output_mode, self.gate), Baselines(other, rules)
         shift = other.variables(self.output_mode).log_odds.astype(np.float32) - self.priors
         totals = dict.fromkeys(baselines.names, NO_PAIRS)
-        for chunk, answer in self.answers(other, f"point:{other.p:g}", shots):
-            candidate_errors, _ = self.score_answer(backend, chunk, answer, shift)
-            for name, errors in baselines.error_mask(chunk).items():
+        for answer in self.answers(decoder, other, f"point:{other.p:g}", shots):
+            candidate_errors, _ = self.score_answer(decoder, answer, shift)
+            for name, errors in baselines.error_mask(answer.shots).items():
                 totals[name] = add_pairs(totals[name], count_pairs(errors, candidate_errors))
         return tuple(paired_effect(counts, reference=name, p=other.p) for name, counts in totals.items())
 
@@ -181,24 +229,31 @@ class CandidateEvaluation:
         shots = self.shot_stream.chunk(self.problem, "guards", 0)
         coins = self.shot_stream.rng("canary").integers(0, 2, len(shots)).astype(bool)
         flipped = Shots(shots.detection_events, shots.observables ^ coins[:, None])
-        self.client.send(flipped.detection_events)
-        self.shots_sent += len(flipped)
-        candidate_errors, _ = self.score_answer(self.backend, flipped, self.client.receive(len(self.priors)))
+        selection = self.send(self.decoder, flipped.detection_events)
+        candidate_errors, _ = self.score_answer(self.decoder, ChunkAnswer(flipped, selection, self.receive(selection)))
         return int((~candidate_errors).sum()), len(flipped)
 
+    def decode_kept(self, guard_chunk: GuardChunk, log_odds: FloatArray) -> BoolArray | None:
+        """Decode the kept shots under other answers; None if one is not finite."""
+        ungated = GatedDecoder(self.decoder.inner, self.problem.n_observables, None)
+        selection = ungated.select(guard_chunk.shots.detection_events)
+        _, predictions = self.score_answer(ungated, ChunkAnswer(guard_chunk.shots, selection, log_odds))
+        return predictions
+
     def run_ablations(self, guard_chunk: GuardChunk) -> tuple[PairedCounts, PairedCounts, PairedCounts]:
-        """Decode the kept chunk with information removed; see `guards.ablation`.
+        """Decode the kept shots with information removed; see `guards.ablation`.
 
         Returns:
             Priors alone against the baseline decoder, another shot's log-odds against it, and these against the own.
         """
         shots, truth = guard_chunk.shots, guard_chunk.shots.observables
-        plain = error_mask(self.backend.decode(shots.detection_events), truth)
+        inner = self.decoder.inner
+        plain = error_mask(inner.decode(shots.detection_events), truth)
         own = error_mask(guard_chunk.predictions, truth)
         priors = np.broadcast_to(self.priors, guard_chunk.log_odds.shape)
-        by_priors = error_mask(self.backend.decode_soft(shots.detection_events, priors), truth)
+        by_priors = error_mask(inner.decode_soft(shots.detection_events, priors), truth)
         others = guard_chunk.log_odds[derangement(len(shots), self.shot_stream.rng("shuffle"))]
-        by_others = error_mask(self.backend.decode_soft(shots.detection_events, others), truth)
+        by_others = error_mask(inner.decode_soft(shots.detection_events, others), truth)
         return count_pairs(plain, by_priors), count_pairs(plain, by_others), count_pairs(own, by_others)
 
 

@@ -27,7 +27,7 @@ from autoqec.store.round_files import read_contract
 from autoqec.verification import artifact, candidate_process
 from autoqec.verification.artifact import FrozenArtifact
 from autoqec.verification.candidate.client import CandidateFailure
-from autoqec.verification.candidate_evaluation import CandidateEvaluation
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer
 from autoqec.verification.request import VerifyRequest
 from autoqec.verification.shot_stream import ShotStream, joint_sha256
 
@@ -194,13 +194,11 @@ def _error_masks(
             if isinstance(answer, CandidateFailure):
                 raise ContractError(str(answer))
         for chunk in shot_stream.chunks(problem, SHOT_PURPOSE, profile.judge_effect_shots):
-            for evaluation in evaluations:
-                evaluation.client.send(chunk.detection_events)
+            selections = [evaluation.send(evaluation.decoder, chunk.detection_events) for evaluation in evaluations]
             error_masks = [error_mask(plain.decode(chunk.detection_events), chunk.observables)]
-            for evaluation in evaluations:
-                candidate_errors, _ = evaluation.score_answer(
-                    evaluation.backend, chunk, evaluation.client.receive(len(evaluation.priors))
-                )
+            for evaluation, selection in zip(evaluations, selections, strict=True):
+                scored = ChunkAnswer(chunk, selection, evaluation.receive(selection))
+                candidate_errors, _ = evaluation.score_answer(evaluation.decoder, scored)
                 if evaluation.failures:
                     raise ContractError(f"no usable answer: {next(iter(evaluation.failures))}")
                 error_masks.append(candidate_errors)

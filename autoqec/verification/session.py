@@ -161,11 +161,10 @@ class VerificationSession:
         split = rebatched_answers(second, guard_chunk, order)
         differing = None
         if split is not None:
-            candidate_errors, predictions = evaluation.score_answer(evaluation.backend, guard_chunk.shots, split)
-            if predictions is None:
-                differing = len(candidate_errors)
-            else:
-                differing = int(error_mask(predictions, guard_chunk.predictions).sum())
+            predictions = evaluation.decode_kept(guard_chunk, split)
+            differing = (
+                len(split) if predictions is None else int(error_mask(predictions, guard_chunk.predictions).sum())
+            )
         found.append(guards.batch_independence(guard_chunk.log_odds, split, differing))
         found.append(guards.ablation(*evaluation.run_ablations(guard_chunk)))
 

@@ -80,4 +80,5 @@ def install(
     set_attribute(
         verifier, "verify", lambda request, **more: verify(request, verdict=verdict(request.round.round), **more)
     )
-    set_attribute(run_checks, "readable_inputs", lambda env: "other_sector")
+    options = run_checks.NetworkOptions("other_sector", gate_available=False)
+    set_attribute(run_checks, "find_network_options", lambda env: options)

@@ -1,4 +1,4 @@
-"""Composition of two verified rounds: the verifier compares the child with both on one draw; a replay agrees."""
+"""Two verified rounds, merged: the judge compares the child with both on one draw, and a replay says the same."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from autoqec.contracts.views import AnalystView, IdeatorView
 from autoqec.ideators import space
 from autoqec.ideators.analyst import analyse
 from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
+from autoqec.verification import assemble
 from tests.conftest import Workspace, made_workspace
 
-# Changes in different lines of predecoder.yaml, so that git can merge them.
+# Changed in different lines of predecoder.yaml, so that git can merge them.
 CHANGES: tuple[dict[str, Any], ...] = ({"mlp.hidden": 128}, {"training.batch_size": 1024})
 
 
@@ -39,42 +40,34 @@ def nominate(view: AnalystView) -> Any:
     return analyse(view).model_copy(update={"verdict": "candidate"})
 
 
-def force_verified(path: Path) -> None:
-    """Replace the verdict: so few shots verify nothing, and this test is about what follows from a verdict."""
-    text = path.read_text(encoding="utf-8")
-    for verdict in ("SUSPICIOUS", "FAILED"):
-        for key in ('"verdict":', '"verify_verdict":'):
-            text = text.replace(f'{key}"{verdict}"', f'{key}"VERIFIED"').replace(
-                f'{key} "{verdict}"', f'{key} "VERIFIED"'
-            )
-    path.write_text(text, encoding="utf-8")
-
-
 @pytest.mark.long
-def test_composition_is_compared_with_its_parents(tmp_path: Path) -> None:
+def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At so few shots nothing is verified: the parents' verdict is replaced, what follows from it is tested."""
     workspace: Workspace = made_workspace(tmp_path)
     secret = tmp_path / "secret"
     secret.write_bytes(b"known to the tests alone, and so no secret")
     roles = Roles(ideate, analyst=nominate)
-    with start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, secret_file=secret, roles=roles) as run:
+    with (
+        monkeypatch.context() as verified,
+        start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, secret_file=secret, roles=roles) as run,
+    ):
+        verified.setattr(assemble, "decide", lambda *evidence: ("VERIFIED", ["as the test needs it"]))
         run_rounds(run, 2)
     history = run.layout.history
-    for path in (history, *(run.layout.round(number).report_json for number in (1, 2))):
-        force_verified(path)
     with resume_run(run.info.run_id, workspace.root, roles=roles) as run:
         run_rounds(run, 3)
     row = json.loads(history.read_text(encoding="utf-8").splitlines()[-1])
-    round_layout = run.layout.round(3)
-    report = VerifyReport.read(json.loads(round_layout.report_json.read_bytes()), location="report")
+    place = run.layout.round(3)
+    report = VerifyReport.read(json.loads(place.report_json.read_bytes()), location="report")
     found = report.composition
     assert found is not None, report.not_tested
-    assert [parent.round for parent in found.parents] == [1, 2]
-    for parent in found.parents:
-        report_of_parent = json.loads(run.layout.round(parent.round).report_json.read_bytes())
-        assert parent.artifact_sha256 == report_of_parent["artifact_sha256"]
+    assert [one.round for one in found.parents] == [1, 2]
+    for one in found.parents:
+        parent = json.loads(run.layout.round(one.round).report_json.read_bytes())
+        assert one.artifact_sha256 == parent["artifact_sha256"]
     assert (row["composition_verdict"], row["composition_bundle_id"]) == (found.verdict, found.bundle_id)
-    replayed = workspace.autoqec("verify", str(round_layout.dir), "--replay", "--json")
+    replayed = workspace.autoqec("verify", str(place.dir), "--replay", "--json")
     assert replayed.code == 0, replayed.out + replayed.err
     (run.layout.round(1).checkpoint).unlink()
-    without = workspace.autoqec("verify", str(round_layout.dir), "--replay", "--json")
+    without = workspace.autoqec("verify", str(place.dir), "--replay", "--json")
     assert without.code == 1 and without.objects[-1]["differences"][0].startswith("composition counts were")

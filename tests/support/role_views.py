@@ -10,7 +10,14 @@ from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 
 
 def ideator_view(history: Iterable[dict[str, Any]] = (), **more: Any) -> IdeatorView:
-    fields: dict[str, Any] = {"run_id": "20260101-000000", "seed": 1, "env": {}, "profile": {}, "baseline_config": {}}
+    fields: dict[str, Any] = {
+        "run_id": "20260101-000000",
+        "seed": 1,
+        "env": {},
+        "gate_available": True,
+        "profile": {},
+        "baseline_config": {},
+    }
     return IdeatorView(**{**fields, **more, "history": tuple(history), "pending": tuple(more.get("pending", ()))})
 
 

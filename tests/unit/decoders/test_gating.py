@@ -15,7 +15,7 @@ from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
 from autoqec.decoders.equivalence import find_equivalent
-from autoqec.decoders.gating import Gate, GatedDecoder, make_decoder
+from autoqec.decoders.gating import Gate, make_decoder
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.backends import make_soft_backend
 from autoqec.qec.logical_classes import LogicalClassMatcher
@@ -24,7 +24,7 @@ from autoqec.qec.sampling import pack, sample, unpack
 from autoqec.runner.agents import PredecoderAgent
 from autoqec.runner.evaluate import decode_both
 from autoqec.sinter import CompiledPredecoder
-from autoqec.verification.candidate_evaluation import CandidateEvaluation
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer
 from autoqec.verification.shot_stream import ShotStream
 from tests.support.envs import problem, repetition, surface
 from tests.support.verification import SECRET
@@ -91,7 +91,9 @@ def test_sinter_verifier_and_validation_decode_alike(tmp_path: Path, mode: str) 
         log_odds = model(torch.from_numpy(unpack(events, prob.n_detectors)).float()).numpy()
     stream = ShotStream(SECRET, "a" * 64, (0, 9))
     evaluation = CandidateEvaluation(prob, stream, None, dsl.output_mode, dsl.gate)  # type: ignore[arg-type]
-    errors, predictions = evaluation.score_answer(evaluation.backend, shots, log_odds)
+    selection = evaluation.decoder.select(events)
+    answer = ChunkAnswer(shots, selection, log_odds[selection.mask])
+    errors, predictions = evaluation.score_answer(evaluation.decoder, answer)
     assert predictions is not None and np.array_equal(predictions, expected)
     _, candidate = decode_both(prob, PredecoderAgent(model, 1000), shots)
     assert np.array_equal(candidate, errors) and errors.any()
@@ -105,8 +107,8 @@ def test_confident_shots_do_not_reach_the_network(tmp_path: Path, monkeypatch: p
     log_odds = decoder._log_odds
     monkeypatch.setattr(decoder, "_log_odds", lambda shots: sizes.append(len(shots)) or log_odds(shots))
     decoder.decode(events)
-    assert decoder.gate is not None
-    assert sizes == [decoder.gate.ambiguous_shots] and 0 < decoder.gate.ambiguous_share < 0.5
+    assert decoder.decoder.gate is not None
+    assert sizes == [decoder.decoder.gate.ambiguous_shots] and 0 < decoder.decoder.gate.ambiguous_share < 0.5
 
 
 def test_gate_above_every_gap_equals_no_gate(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_other_error_rate_moves_the_gap_with_the_priors(tmp_path: Path) -> None:
     events = sample(noisy, 1000, 1).detection_events
     decoder.decode(events)
     gaps = LogicalClassMatcher(noisy).complementary_gap(events)
-    assert decoder.gate is not None and decoder.gate.ambiguous_shots == (np.abs(gaps) < GATE).sum()
+    assert decoder.decoder.gate is not None and decoder.decoder.gate.ambiguous_shots == (np.abs(gaps) < GATE).sum()
 
 
 def test_inner_decoder_without_gap_is_rejected() -> None:
@@ -144,7 +146,13 @@ def test_inner_decoder_without_gap_is_rejected() -> None:
 
 
 def test_no_gate_is_the_inner_decoder() -> None:
-    assert not isinstance(make_decoder(problem(3), "soft_priors", None), GatedDecoder)
+    prob = problem(3)
+    decoder = make_decoder(prob, "soft_priors", None)
+    events = sample(prob, 200, 1).detection_events
+    selection = decoder.select(events)
+    assert decoder.gate is None and np.array_equal(selection.detection_events, events)
+    log_odds = np.random.default_rng(0).normal(-4, 1, (200, prob.graph.n_edges)).astype(np.float32)
+    assert np.array_equal(decoder.complete(selection, log_odds), decoder.inner.decode_soft(events, log_odds))
 
 
 def test_configs_that_differ_in_the_gate_are_not_equivalent() -> None:

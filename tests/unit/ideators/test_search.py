@@ -153,7 +153,8 @@ def test_extension_changes_one_or_two_keys_of_a_verified_branch() -> None:
         keys = set(space.changed_keys(move.config, BASELINE)) - {"training.init"}
         assert 1 <= len(keys) <= 2
         if move.config["training"]["init"] == "parent":
-            assert all(key.startswith("training.") for key in keys), "weights fit only where the architecture stays"
+            same_network = all(key == "gate" or key.startswith("training.") for key in keys)
+            assert same_network, "weights fit only where the architecture stays"
 
 
 def test_only_existing_verified_branches_are_extended() -> None:
@@ -220,3 +221,21 @@ def test_inputs_are_all_for_a_code_with_one_sector(propose: Any) -> None:
     first = propose(view([], inputs="all"))
     second = propose(view([as_row(1, first)], inputs="all"))
     assert {reply.proposal[reply.proposal["type"]]["inputs"] for reply in (first, second)} == {"all"}
+
+
+@pytest.mark.parametrize("propose", SEARCH_STRATEGIES)
+def test_gate_is_searched_only_where_the_env_has_a_gap(propose: Any) -> None:
+    for available in (True, False):
+        history: list[dict[str, Any]] = []
+        for number in range(1, 13):
+            reply = propose(view(history, gate_available=available))
+            history.append(as_row(number, reply, verify_verdict="VERIFIED", delta_vs_baseline_holdout=0.001 * number))
+        gates = {row["dsl_config"].get("gate") for row in history}
+        assert len(gates) > 2 if available else gates == {None}
+
+
+def test_rounds_without_a_gate_inform_the_search_for_one() -> None:
+    ungated = {key: value for key, value in BASELINE.items() if key != "gate"}
+    params = moves.SearchState.read(view([row(1, ungated)])).params_of(ungated)
+    assert params is not None and "gate" not in params
+    assert "gate" in next(tpe.suggestions(moves.SearchState.read(view([row(1, ungated)]))))

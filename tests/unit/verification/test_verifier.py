@@ -23,7 +23,7 @@ from autoqec.system.process import child, procfs
 from autoqec.verification import report as report_files
 from autoqec.verification import verifier
 from autoqec.verification.assemble import simultaneous_effect
-from autoqec.verification.candidate_evaluation import CandidateEvaluation, derangement, same_edges
+from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, derangement, same_edges
 from autoqec.verification.compare import report_differences
 from autoqec.verification.sequential import Monitor
 from autoqec.verification.shot_cache import ShotCache
@@ -260,9 +260,9 @@ def test_memory_does_not_grow_with_shots(monkeypatch: pytest.MonkeyPatch) -> Non
     def peak(chunks: int) -> int:
         evaluation = CandidateEvaluation(problem, ShotStream(support.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
         monkeypatch.setattr(
-            evaluation.backend,
+            evaluation.decoder.inner,
             "decode_soft",
-            lambda detection_events, odds: evaluation.backend.decode(detection_events),
+            lambda detection_events, odds: evaluation.decoder.decode(detection_events),
         )
         tracemalloc.start()
         monitor = Monitor(0.05, 1, 0, chunks * CHUNK)
@@ -282,10 +282,11 @@ def test_unusable_answers_count_as_errors() -> None:
     evaluation = CandidateEvaluation(problem, ShotStream(support.SECRET, "a" * 64, (0, 9)), StubClient(problem))  # type: ignore[arg-type]
     shots = evaluation.shot_stream.chunk(problem, "test", 0)
     odds = np.tile(problem.graph.log_odds.astype(np.float32), (CHUNK, 1))
-    honest_lost, predictions = evaluation.score_answer(evaluation.backend, shots, odds)
+    selection = evaluation.decoder.select(shots.detection_events)
+    honest_lost, predictions = evaluation.score_answer(evaluation.decoder, ChunkAnswer(shots, selection, odds))
     assert predictions is not None and not evaluation.failures and honest_lost.sum() < CHUNK / 5
     odds[::2, 0] = np.inf
-    lost, predictions = evaluation.score_answer(evaluation.backend, shots, odds)
+    lost, predictions = evaluation.score_answer(evaluation.decoder, ChunkAnswer(shots, selection, odds))
     assert predictions is None and lost[::2].all() and (lost[1::2] == honest_lost[1::2]).all()
     assert evaluation.failures == {"not finite": CHUNK // 2}
 
