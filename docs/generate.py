@@ -1,6 +1,6 @@
-"""Writes what the docs say about contracts: JSON Schemas and the field tables between markers.
+"""Generates the JSON Schemas and the field tables of the contract pages.
 
-`python -m docs.generate` writes; a test compares what lies here with the models.
+`python -m docs.generate` writes them; a test compares the files with the models.
 """
 
 from __future__ import annotations
