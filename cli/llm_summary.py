@@ -39,6 +39,7 @@ def summarize_findings(
         return
     from autoqec.contracts.events import Event, LlmCalled
     from autoqec.ideators.llm_reader import LlmReader
+    from autoqec.llm.errors import LlmError
     from autoqec.reporting.text import plain
 
     calls: list[LlmCalled] = []
@@ -47,7 +48,11 @@ def summarize_findings(
         if isinstance(event, LlmCalled):
             calls.append(event)
 
-    answer = LlmReader(_client(model), on_event=on_event)(findings, topic)
+    try:
+        answer = LlmReader(_client(model), on_event=on_event)(findings, topic)
+    except LlmError as error:
+        out.note(f"{model} cannot be called: {plain(str(error), 400)}")
+        return
     costs = [call.cost_usd for call in calls]
     cost = None if None in costs else sum(filter(None, costs))
     if answer is None:

@@ -121,10 +121,20 @@ def execute_run(run_options: RunOptions, out: Output) -> int:
     if session.learned:
         out.note(f"{pluralize(session.learned, 'round')} added to {run_options.choice.memory}")
     print_summary(target, report)
+    for model in session.unusable_models:
+        out.note(f"Language model {plain(model, 600)}")
     out.note(f"Stopped: {outcome.stop_reason}")
     if outcome.interrupted:
         out.note(f"Resume: autoqec run --resume {session.layout.run_id}")
-    out.emit({"event": "run_finished", "stopped": outcome.stop_reason, **report.dump()})
+    out.emit(
+        {
+            "event": "run_finished",
+            "stopped": outcome.stop_reason,
+            "unusable_models": session.unusable_models,
+            **report.dump(),
+        }
+    )
     if outcome.interrupted:
         return RunInterruptedError.exit_code
-    return 0 if any(row.status == "ok" for row in outcome.rows or report.rows) else 1
+    has_result = any(row.status == "ok" for row in outcome.rows or report.rows)
+    return 0 if has_result and not session.unusable_models else 1

@@ -281,6 +281,14 @@ class LlmGivenUp(LlmEvent):
     what: str = Field(description="its message")
 
 
+class LlmUnusable(LlmEvent):
+    """No call of this role's model can succeed: wrong key, unknown model or no credit. The run calls it no more."""
+
+    kind: Literal["lm_unusable"] = "lm_unusable"
+    model: str = Field(description="name of the model")
+    what: str = Field(description="what the provider said")
+
+
 class LlmBudgetExhausted(Event):
     """No further call and no further round."""
 

@@ -15,6 +15,7 @@ from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmBadAns
 T = TypeVar("T")
 
 MAX_TOOL_TURNS = 6
+MAX_REJECTED_CHARS = 40_000  # of a rejected answer that the model is shown
 MAX_OUTPUT_TOKENS = 64_000  # of a retry after an answer that was cut off
 
 
@@ -35,19 +36,30 @@ class Role:
     def _request_with_retry(
         self, request: Request, check: Callable[[Any], T], tools: ViewTools | None = None
     ) -> T | None:
-        """Return `check(parsed answer)`, after one retry that shows the error to the model; None if that fails too.
+        """Return `check(parsed answer)`, after one retry that shows the model its answer and the error.
 
-        BudgetExceededError and CassetteMissError are raised: the caller decides what they mean for the run.
+        Returns:
+            None if the second answer is rejected too, or there is none.
+
+        Raises:
+            BudgetExceededError: The caller decides what it means for the run.
+            CassetteMissError: The same.
+            LlmError: No call of this model can succeed (`is_permanent`).
         """
         for is_retry in (False, True):
+            response = None
             try:
-                return check(self._run_tool_loop(request, tools).parsed)
+                response = self._run_tool_loop(request, tools)
+                return check(response.parsed)
             except (BudgetExceededError, CassetteMissError):
                 raise
             except (LlmBadAnswerError, LlmTruncatedError, ContractError) as error:
                 self._on_event(LlmGivenUp(**self._about(error)) if is_retry else LlmRetried(**self._about(error)))
-                request = _retry_request(request, error)
+                answer = response.text if response is not None else getattr(error, "answer", None)
+                request = _retry_request(request, error, answer)
             except LlmError as error:
+                if error.is_permanent:
+                    raise
                 self._on_event(LlmGivenUp(**self._about(error)))
                 return None
         return None
@@ -85,11 +97,14 @@ class Role:
         return {"role": self.name, "error": type(error).__name__, "what": sanitize(error, 400)}
 
 
-def _retry_request(request: Request, error: Exception) -> Request:
-    """The same request with the error at its end, and with more output tokens after an answer that was cut off."""
+def _retry_request(request: Request, error: Exception, answer: str | None) -> Request:
+    """The same request with the rejected answer and the error, and more output tokens after one that was cut off."""
     *before, last = request.messages
-    note = data_block("why your last answer was rejected", sanitize(error, 600))
-    turn = Message(role="user", content=f"{last.content}\n{note}\nAnswer again, without this error.")
+    notes = [data_block("why your last answer was rejected", sanitize(error, 600))]
+    if answer:
+        notes.insert(0, data_block("your last answer", sanitize(answer, MAX_REJECTED_CHARS)))
+    shown = "\n".join(notes)
+    turn = Message(role="user", content=f"{last.content}\n{shown}\nAnswer again, without this error.")
     truncated = isinstance(error, LlmTruncatedError)
     max_tokens = min(2 * request.max_tokens, MAX_OUTPUT_TOKENS) if truncated else request.max_tokens
     return request.model_copy(update={"messages": (*before, turn), "max_tokens": max_tokens})

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, OnEvent
+from autoqec.contracts.events import LlmBudgetExhausted, LlmGivenUp, LlmUnusable, OnEvent
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.errors import ContractError, UsageError
 from autoqec.launch.role_options import RoleOptions
-from autoqec.llm.config import get_lm_client
+from autoqec.llm.config import get_lm_client, round_timeout_s
+from autoqec.llm.deadline import calls_end_within
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.reporting.machine_state import round_statistics
 from autoqec.reporting.predict_cost import predict_cost
@@ -38,6 +42,9 @@ class LlmRoles:
 
         self._choice, self._run, self._on_event = choice, run, on_event
         self.budget_message: str | None = None
+        self._unusable_models: set[str] = set()
+        self._round_timeout_s = round_timeout_s()
+        self._model_seconds: defaultdict[str, float] = defaultdict(float)  # by attempt
         layout = run.layout
         if choice.cassette is not None and choice.cassette.resolve() != layout.cassette:
             shutil.copyfile(choice.cassette, layout.cassette)  # the archive of a run contains its cassette
@@ -57,10 +64,11 @@ class LlmRoles:
         if checkpoint is not None:
             from autoqec.continual.runtime import checkpoint_agents
 
-            return self._with_ledger(self._with_fallback("ideator", checkpoint_agents.ideator(checkpoint, lm)))
+            agent = checkpoint_agents.ideator(checkpoint, lm)
+            return self._with_ledger("ideator", self._with_fallback("ideator", agent))
         cost = partial(predict_cost, self._run.env_text)
         role = LlmIdeator(lm, on_event=self._on_event, predict_cost=cost, machine=self._machine())
-        return self._with_ledger(self._with_run_memory(role))
+        return self._with_ledger("ideator", self._with_run_memory(role))
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """As `machine_state` for the run, but without loading torch; the machine is inspected once."""
@@ -76,6 +84,8 @@ class LlmRoles:
             except (BudgetExceededError, CassetteMissError):
                 raise
             except (UsageError, ContractError, LlmError) as error:
+                if isinstance(error, LlmError) and error.is_permanent:
+                    raise
                 self._on_event(LlmGivenUp(role=name, error=type(error).__name__, what=str(error)[:400]))
                 return None
 
@@ -99,7 +109,7 @@ class LlmRoles:
         cost = partial(predict_cost, self._run.env_text)
         limits = self._run.env.constraints.dump()
         return self._with_ledger(
-            LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
+            "coder", LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
         )
 
     def analyst(self) -> Callable[[AnalystView], AnalystResponse | None]:
@@ -110,24 +120,45 @@ class LlmRoles:
         if checkpoint is not None:
             from autoqec.continual.runtime import checkpoint_agents
 
-            return self._with_ledger(self._with_fallback("analyst", checkpoint_agents.analyst(checkpoint, lm)))
-        return self._with_ledger(LlmAnalyst(lm, on_event=self._on_event))
+            agent = checkpoint_agents.analyst(checkpoint, lm)
+            return self._with_ledger("analyst", self._with_fallback("analyst", agent))
+        return self._with_ledger("analyst", LlmAnalyst(lm, on_event=self._on_event))
 
-    def _with_ledger(self, role: Callable[[V], R | None]) -> Callable[[V], R | None]:
-        """Book the calls of a role under the attempt of its round; None once the budget is used up."""
+    def _with_ledger(self, name: str, role: Callable[[V], R | None]) -> Callable[[V], R | None]:
+        """Book the calls of a role under the attempt of its round, and end them with the round's time limit.
+
+        The wrapped role returns None once the budget is used up, and once no call of its model can succeed.
+        """
+        model = self._clients[name].model
 
         def call_role(view: V) -> R | None:
-            if self.budget_message is not None:
+            if self.budget_message is not None or model in self._unusable_models:
                 return None
             try:
-                with self._ledger.round(self._attempt(view)):
+                with self._ledger.round(attempt := self._attempt(view)), self._time_limit(attempt):
                     return role(view)
             except BudgetExceededError as error:
                 self.budget_message = f"budget of the language models: {error.message}"
                 self._on_event(LlmBudgetExhausted(what=error.message))
                 return None
+            except LlmError as error:
+                if not error.is_permanent:
+                    raise
+                self._unusable_models.add(model)
+                self._on_event(LlmUnusable(role=name, model=model, what=str(error)[:400]))
+                return None
 
         return call_role
+
+    @contextmanager
+    def _time_limit(self, attempt: str) -> Iterator[None]:
+        """End the calls inside the block when those of the attempt have taken `round_timeout_s` in total."""
+        start = time.monotonic()
+        with calls_end_within(self._round_timeout_s - self._model_seconds[attempt]):
+            try:
+                yield
+            finally:
+                self._model_seconds[attempt] += time.monotonic() - start
 
     def _attempt(self, view: IdeatorView | CoderView | AnalystView) -> str:
         """The attempt of a view: the Analyst's by its directory, otherwise the latest."""

@@ -71,7 +71,8 @@ class RoleOptions:
     def config(self, role: str) -> LMConfig:
         """Return the language model of a role: the one stored with the run, otherwise from options and environment."""
         if role in self.role_models:
-            return LMConfig.model_validate(self.role_models[role].model_dump(exclude_none=True))
+            stored = LMConfig.model_validate(self.role_models[role].model_dump(exclude_none=True))
+            return stored.model_copy(update={"timeout_s": role_config(role).timeout_s})  # of this machine
         named = {"model": self.model, "effort": self.effort, "price": self.price}
         return role_config(role, LMConfig.model_validate({key: value for key, value in named.items() if value}))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
-from autoqec.contracts.events import Event, OnEvent, RunOpened
+from autoqec.contracts.events import Event, LlmUnusable, OnEvent, RunOpened
 from autoqec.errors import RunInterruptedError
 from autoqec.launch.options import RunOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
@@ -20,11 +20,17 @@ from autoqec.system import sandbox
 
 @dataclass(frozen=True)
 class SessionResult:
-    """How a session ended; learned: rounds added to the memory of `--memory`."""
+    """How a session ended.
+
+    Attributes:
+        learned: Rounds added to the memory of `--memory`.
+        unusable_models: One line per language model of which no call could succeed.
+    """
 
     layout: RunLayout
     outcome: loop.LoopResult
     learned: int
+    unusable_models: tuple[str, ...] = ()
 
 
 def run_session(
@@ -49,7 +55,11 @@ def run_session(
     with ExitStack() as stack:
         listeners, limits = [on_event], RunBudget()
 
+        unusable_models: list[str] = []
+
         def notify(event: Event) -> None:
+            if isinstance(event, LlmUnusable):
+                unusable_models.append(f"{event.model} was not called again: {event.what}")
             for listener in listeners:
                 listener(event)
 
@@ -69,7 +79,7 @@ def run_session(
         except KeyboardInterrupt as error:
             hint = f"autoqec run --resume {run.layout.run_id}"
             raise RunInterruptedError("interrupted during a round", location=run.layout.run_id, hint=hint) from error
-        return SessionResult(run.layout, outcome, learn(options.choice, run))
+        return SessionResult(run.layout, outcome, learn(options.choice, run), tuple(unusable_models))
 
 
 def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, command_line: Sequence[str]) -> loop.Run:

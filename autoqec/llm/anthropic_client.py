@@ -26,6 +26,7 @@ from autoqec.llm.base import (
     estimate_tokens,
     parse_output,
 )
+from autoqec.llm.deadline import call_deadline
 from autoqec.llm.errors import (
     NO_KEY_HINT,
     LlmAuthError,
@@ -35,6 +36,7 @@ from autoqec.llm.errors import (
     LlmRefusalError,
     LlmTruncatedError,
     LlmUnavailableError,
+    rejected_request,
 )
 from autoqec.llm.reported import token_count
 from autoqec.llm.transport import CallAttempts, count_lost_attempt, current_attempts, deadline_transport
@@ -90,7 +92,7 @@ class AnthropicLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         """Ask the model; see `LanguageModel.complete`. Any answer that is not a message of the API is a bad answer."""
         start = time.monotonic()
-        attempts = CallAttempts(deadline=start + self._timeout_s)
+        attempts = CallAttempts(deadline=call_deadline(self._timeout_s))
         token = current_attempts.set(attempts)
         try:
             message = self._ask(request, attempts)
@@ -116,13 +118,16 @@ class AnthropicLM(BaseLanguageModel):
 
         body = self._body(request)
         body.pop("max_tokens"), body.pop("extra_body", None)
+        token = current_attempts.set(CallAttempts(deadline=call_deadline(self._timeout_s)))
         try:
             count = token_count(self._client.messages.count_tokens(**body).input_tokens, "input_tokens")
             return count or estimate_tokens(request.text())
         except (anthropic.AuthenticationError, anthropic.PermissionDeniedError) as error:
             raise _lm_error(error, self.model) from None
-        except (anthropic.AnthropicError, *_FORM_ERRORS):
+        except (anthropic.AnthropicError, LlmUnavailableError, *_FORM_ERRORS):
             return estimate_tokens(request.text())
+        finally:
+            current_attempts.reset(token)
 
     def max_cost_usd(self, request: Request, prompt_tokens: int) -> float | None:
         """Return the most that the call can cost in dollars; None if no price is known."""
@@ -320,5 +325,5 @@ def _lm_error(error: Exception, model: str) -> LlmError:
         return LlmAuthError(f"the provider rejects the API key: {detail}", location=model, hint="check the key")
     status = getattr(error, "status_code", None)
     if isinstance(error, anthropic.APIStatusError) and status in (400, 402, 404, 413, 422):
-        return LlmBadRequestError(f"the provider rejects the request ({status}): {detail}", location=model)
+        return rejected_request(status, detail, model)
     return LlmUnavailableError(f"no answer after all retries: {detail}", location=model)

@@ -18,7 +18,7 @@ def track_attempts(request: Any, call_next: Any) -> Any:
     import httpx2
 
     attempts = current_attempts.get()
-    if attempts is None or not request.url.endswith(_MESSAGES_PATH):
+    if attempts is None:
         return call_next(request)
     if time.monotonic() > attempts.deadline:
         raise LlmUnavailableError("no answer within the time limit of the call")
@@ -30,7 +30,7 @@ def track_attempts(request: Any, call_next: Any) -> Any:
         raise
     if response.status_code != 200:
         check_pause(requested_pause_s(response.headers), attempts.deadline)
-    elif not request.stream:
+    elif request.url.endswith(_MESSAGES_PATH) and not request.stream:
         body = _json_object(response.http_response.content)
         if body is None or not isinstance(body.get("usage"), dict) or not isinstance(body.get("content"), list):
             attempts.lost += 1

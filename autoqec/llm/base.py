@@ -189,7 +189,9 @@ def parse_output(output: type[BaseModel], text: str) -> BaseModel:
         return output.model_validate_json(text)
     except ValidationError as error:
         raise LlmBadAnswerError(
-            f"the answer is no {output.__name__}: {first_validation_error(error)}", location=output.__name__
+            f"the answer is no {output.__name__}: {first_validation_error(error)}",
+            location=output.__name__,
+            answer=text,
         ) from None
 
 

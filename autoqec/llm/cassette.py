@@ -156,6 +156,7 @@ class CassetteLM(BaseLanguageModel):
             usage=usage,
             cost_usd=error["cost_usd"],
             lost_attempts=error["lost_attempts"],
+            answer=error.get("answer"),  # cassettes of earlier versions have none
         )
 
 
@@ -168,4 +169,5 @@ def _error_row(error: LlmError) -> dict[str, Any]:
         "usage": error.usage.dump() if error.usage else None,
         "cost_usd": error.cost_usd,
         "lost_attempts": error.lost_attempts,
+        "answer": error.answer,
     }

@@ -27,6 +27,7 @@ from autoqec.llm.base import (
     estimate_tokens,
     with_parsed_output,
 )
+from autoqec.llm.deadline import call_deadline
 from autoqec.llm.errors import LlmAuthError, LlmBadAnswerError, LlmBadRequestError, LlmError, LlmUnavailableError
 from autoqec.llm.output_schema import strict_schema
 from autoqec.system.process import child
@@ -124,7 +125,7 @@ class CliLM(BaseLanguageModel):
         prompt = _prompt(request) if self._program == "claude" else "\n\n".join([*request.system, _prompt(request)])
         empty = work / "empty"
         empty.mkdir()
-        limits = child.Limits(wallclock_s=self._timeout_s)
+        limits = child.Limits(wallclock_s=max(0.001, call_deadline(self._timeout_s) - time.monotonic()))
         env = {
             name: os.environ[name]
             for name in (*_SHARED_ENV_VARS, *_PROGRAM_ENV_VARS[self._program])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -120,6 +121,19 @@ def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str,
         return LMConfig.model_validate(fields)
     except ValidationError as error:
         raise UsageError(first_validation_error(error), location=f"AUTOQEC_{role.upper()}_*") from error
+
+
+def round_timeout_s(environ: Mapping[str, str] | None = None) -> float:
+    """Return the limit of all calls of a round in seconds: AUTOQEC_ROUND_LLM_TIMEOUT_S, by default 30 minutes."""
+    name = "AUTOQEC_ROUND_LLM_TIMEOUT_S"
+    text = (os.environ if environ is None else environ).get(name) or "1800"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"{text!r} is not a number of seconds above 0", location=f"environment variable {name}")
+    return seconds
 
 
 def get_lm_client(

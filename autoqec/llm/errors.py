@@ -18,9 +18,12 @@ class LlmError(AutoqecError):
         usage: Tokens that the provider charged, if known.
         cost_usd: Their cost, if known.
         lost_attempts: Requests that were sent and not answered, so that their cost is unknown.
+        answer: Text of an answer that was rejected, to be shown to the model.
+        is_permanent: Whether every further call would fail in the same way.
     """
 
     exit_code = 1
+    is_permanent = False
 
     def __init__(
         self,
@@ -31,8 +34,10 @@ class LlmError(AutoqecError):
         usage: Usage | None = None,
         cost_usd: float | None = None,
         lost_attempts: int = 0,
+        answer: str | None = None,
     ) -> None:
         super().__init__(redact(message), location=location, hint=hint)
+        self.answer = answer
         self.usage, self.cost_usd, self.lost_attempts = usage, cost_usd, lost_attempts
 
 
@@ -56,12 +61,27 @@ class LlmAuthError(LlmError):
     """There is no key, or the provider refuses it."""
 
     exit_code = 2
+    is_permanent = True
 
 
 class LlmBadRequestError(LlmError):
-    """The provider refuses the request itself: unknown model, prompt too long, no credit."""
+    """The provider refuses the request itself, such as a prompt that is too long."""
 
     exit_code = 2
+
+
+class LlmNoAccessError(LlmBadRequestError):
+    """The provider has no such model, or there is no credit."""
+
+    is_permanent = True
+
+
+def rejected_request(status: int, detail: str, model: str) -> LlmBadRequestError:
+    """Return the error of a request that a provider rejected with an HTTP status, with what it said."""
+    message = f"the provider rejects the request ({status}): {detail}"
+    if status in (402, 404) or "credit balance" in detail:
+        return LlmNoAccessError(message, location=model, hint="check the name of the model and the account")
+    return LlmBadRequestError(message, location=model)
 
 
 class CassetteMissError(LlmError):

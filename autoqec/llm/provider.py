@@ -19,15 +19,16 @@ from autoqec.llm.base import (
     estimate_tokens,
     parse_output,
 )
+from autoqec.llm.deadline import call_deadline
 from autoqec.llm.errors import (
     NO_KEY_HINT,
     LlmAuthError,
     LlmBadAnswerError,
-    LlmBadRequestError,
     LlmError,
     LlmRefusalError,
     LlmTruncatedError,
     LlmUnavailableError,
+    rejected_request,
 )
 from autoqec.llm.redact import add_secret
 from autoqec.llm.transport import CallAttempts, check_pause, current_attempts, requested_pause_s
@@ -107,7 +108,7 @@ class ProviderLM(BaseLanguageModel):
     def complete(self, request: Request) -> Response:
         """Ask the model; see `LanguageModel.complete`. An answer that is not of the API's form is a bad answer."""
         start = time.monotonic()
-        attempts = CallAttempts(deadline=start + self._timeout_s)
+        attempts = CallAttempts(deadline=call_deadline(self._timeout_s))
         token = current_attempts.set(attempts)
         try:
             body = self._send_with_retries(request, attempts)
@@ -128,6 +129,8 @@ class ProviderLM(BaseLanguageModel):
 
     def _send_with_retries(self, request: Request, attempts: CallAttempts) -> dict[str, Any]:
         for tries in range(self._max_retries + 1):
+            if time.monotonic() > attempts.deadline:
+                raise LlmUnavailableError("no answer within the time limit of the call", location=self.model)
             try:
                 return self._send_accepted(request)
             except RequestFailedError as error:
@@ -164,10 +167,8 @@ class ProviderLM(BaseLanguageModel):
             raise LlmAuthError(
                 f"the provider rejects the key: {error}", location=self.model, hint="check the key"
             ) from None
-        if error.status in _PERMANENT:
-            raise LlmBadRequestError(
-                f"the provider rejects the request ({error.status}): {error}", location=self.model
-            ) from None
+        if error.status is not None and error.status in _PERMANENT:
+            raise rejected_request(error.status, str(error), self.model) from None
 
     def _to_response(
         self, request: Request, body: dict[str, Any], attempts: CallAttempts, duration_ms: int

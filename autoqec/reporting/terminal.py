@@ -18,6 +18,7 @@ from autoqec.contracts.events import (
     LlmBudgetExhausted,
     LlmGivenUp,
     LlmRetried,
+    LlmUnusable,
     RoundEnded,
     RoundEvent,
     RoundMeasured,
@@ -148,6 +149,8 @@ def _llm_line(event: Event) -> str | None:
             return f"  the answer for the {event.role} was invalid; its model is asked again: {plain(event.what)}"
         case LlmGivenUp():
             return f"  the {event.role} proceeds without its model in this round: {plain(event.what)}"
+        case LlmUnusable():
+            return f"  {plain(event.model)} is not called again, its roles proceed without it: {plain(event.what)}"
         case LlmBudgetExhausted():
             return f"  the budget of the language models is used up: {plain(event.what)}"
     return None

@@ -146,6 +146,17 @@ def test_without_key_or_cassette_no_run_starts(tmp_path: Path) -> None:
     assert result.code == 2 and "no key" in result.err and not (workspace.root / "runs").exists()
 
 
+def test_a_rejected_key_ends_the_calls_and_shows_in_summary_and_exit_status(tmp_path: Path) -> None:
+    workspace = made_workspace(tmp_path)
+    with MessagesServer(key=KEY) as server:
+        server.answer = lambda body: fail(401, "invalid x-api-key")
+        result = started(workspace, server)
+    assert result.code == 1, result.err
+    assert len(server.requests) == 1, "three roles have the same model"
+    assert "was not called again" in result.err and "invalid x-api-key" in result.err
+    assert [row.status for row in History(only_run(workspace)).rows()] == ["ok"], "the search finished the round"
+
+
 FAULTS = (
     rate_limited(),
     rate_limited(retry_after_ms=None, retry_after_s=0.05),

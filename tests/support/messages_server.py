@@ -134,6 +134,7 @@ class MessagesServer:
         self.billed = {"input": 0, "output": 0, "creation": 0, "read": 0}  # of answers delivered whole
         self.answer: Callable[[dict[str, Any]], Behaviour] = lambda body: say("ok")
         self.can_count = True
+        self.count_fault: Behaviour | None = None  # of every request to count_tokens
         self._script: deque[Behaviour] = deque()
         self._cached: set[str] = set()
         self._lock = threading.Lock()
@@ -301,6 +302,9 @@ def make_handler(server: MessagesServer) -> type[BaseHTTPRequestHandler]:
             if path == "/v1/messages/count_tokens" and server.can_count:
                 check(body, server.models, counting=True)
                 server.counted.append(body)
+                if fault := server.count_fault:
+                    time.sleep(fault.delay_s)
+                    raise ApiError(fault.status, fault.message, fault.headers)
                 return self._send(200, {"input_tokens": sum(map(tokens, prompt_parts(body)))})
             if path != "/v1/messages":
                 raise ApiError(404, "Not found")

@@ -30,6 +30,7 @@ from autoqec.llm.errors import (
     LlmAuthError,
     LlmBadRequestError,
     LlmError,
+    LlmNoAccessError,
     LlmRefusalError,
     LlmTruncatedError,
     LlmUnavailableError,
@@ -258,6 +259,8 @@ def test_one_retry_shows_the_error(bad: Any, reason: str) -> None:
     first, second = (str(request.messages[-1].content) for request in lm.requests)
     assert reason in second and reason not in first
     assert second.startswith(first)
+    rejected = json.dumps(bad) if isinstance(bad, dict) else bad if bad == "prose instead of JSON" else ""
+    assert rejected in second and (not rejected or rejected not in first)
     assert events.kinds().count("lm_retry") == 1
 
 
@@ -270,7 +273,7 @@ def test_two_bad_answers_give_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [LlmRefusalError("no"), LlmUnavailableError("busy"), LlmAuthError("key"), LlmBadRequestError("400")]
+    "error", [LlmRefusalError("no"), LlmUnavailableError("busy"), LlmBadRequestError("prompt too long")]
 )
 def test_errors_of_the_provider_give_none_without_a_retry(error: LlmError) -> None:
     events, lm = Events(), ScriptedLM([error, answer(gnn())])
@@ -278,8 +281,16 @@ def test_errors_of_the_provider_give_none_without_a_retry(error: LlmError) -> No
     assert len(lm.requests) == 1 and events.kinds() == ["lm_given_up"]
 
 
-@pytest.mark.parametrize("error", [BudgetExceededError("spent"), CassetteMissError("no such call")])
-def test_budget_and_cassette_errors_are_raised(error: LlmError) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        BudgetExceededError("spent"),
+        CassetteMissError("no such call"),
+        LlmAuthError("key"),
+        LlmNoAccessError("no such model"),
+    ],
+)
+def test_errors_that_end_the_calls_are_raised(error: LlmError) -> None:
     with pytest.raises(type(error)):
         LlmIdeator(ScriptedLM([error]))(view())
 
@@ -303,7 +314,7 @@ def test_every_api_fault_ends_with_a_reply_or_none(server: MessagesServer, tmp_p
         (malformed(),),
         (cut(say("x" * 99)),),
         (say("prose"), say("prose")),
-        (fail(401),),
+        (fail(400),),
         (say("y" * 2_000_001), say("z")),
     ]
     replies = []

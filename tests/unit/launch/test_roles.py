@@ -11,7 +11,7 @@ import pytest
 from autoqec.continual.runtime.main import evaluate
 from autoqec.continual.runtime.run_memory import CrossRunMemory
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.contracts.events import ignore
+from autoqec.contracts.events import Event, LlmUnusable, ignore
 from autoqec.contracts.history import Begun
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView
@@ -19,6 +19,8 @@ from autoqec.errors import UsageError
 from autoqec.launch import role_options
 from autoqec.launch.role_options import RoleOptions
 from autoqec.launch.roles import RunBudget, build_roles, learn
+from autoqec.llm import anthropic_client
+from autoqec.llm.config import round_timeout_s
 from autoqec.llm.errors import CassetteMissError, LlmAuthError
 from autoqec.llm.ledger import Ledger
 from autoqec.orchestrator.run import BUILTIN_IDEATORS, Roles, Run, search, start_run
@@ -29,6 +31,7 @@ from autoqec.store.run_state import fold
 from autoqec.system import machine
 from tests.conftest import Workspace
 from tests.support import rounds
+from tests.support.messages_server import Behaviour, MessagesServer, fail, say, say_json, trickled
 from tests.support.role_views import coder_view
 from tests.unit.continual.runtime.test_checkpoint_agents import config, measured
 
@@ -72,7 +75,7 @@ def test_every_ideator_is_selected_by_name() -> None:
         (RoleOptions("replay", replay_of="20260101-000000"), "run not found"),
         (RoleOptions("tpe", model="claude-opus-5-5"), "calls no language model"),
         (RoleOptions("random", max_usd=1.0), "calls no language model"),
-        (RoleOptions("llm", model="gpt-unheard-of"), "no backend"),
+        (RoleOptions("llm", model="mistral-large"), "no backend"),
         (RoleOptions("llm", cassette=Path("nowhere.jsonl")), "not found"),
         (RoleOptions("policy", ideator_memory=Path("ep_000001")), "needs a language model"),
         (RoleOptions("llm", ideator_memory=Path("nowhere/ep_000001")), "checkpoint"),
@@ -228,10 +231,82 @@ def test_every_round_is_learned_once(run: Run, tmp_path: Path) -> None:
 def test_trained_analyst_nominates_or_falls_back_to_the_interval(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     event_kinds: list[str] = []
     view = measured(tmp_path)
-    for say, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
-        (tmp_path / "analyst.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": say}) + "\n")
+    for reply, ends in (("VERIFIED", "candidate"), ("hard to tell", None)):
+        (tmp_path / "analyst.jsonl").write_text(json.dumps({"when": "verdict of the verifier", "say": reply}) + "\n")
         choice = RoleOptions("hybrid", model=f"scripted:{tmp_path / 'analyst.jsonl'}", analyst_memory=checkpoint)
         roles, _ = build_roles(choice, run, lambda event: event_kinds.append(f"{event.kind} {event.payload()['role']}"))
         nomination = roles.analyst(view)
         assert (nomination.verdict if nomination else None) == ends
     assert event_kinds == ["lm_given_up analyst"]
+
+
+@pytest.fixture(params=[False, True], ids=["whole", "stream"])
+def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessagesServer]:
+    """A loopback server as the endpoint of every role, with and without streaming."""
+    if request.param:
+        monkeypatch.setattr(anthropic_client, "STREAM_ABOVE", 0)
+    with MessagesServer(key="none") as server:
+        for role in ("IDEATOR", "CODER", "ANALYST"):
+            monkeypatch.setenv(f"AUTOQEC_{role}_BASE_URL", server.url)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("fault", "model"),
+    [
+        (fail(401), "claude-opus-5-5"),
+        (fail(403), "claude-opus-5-5"),
+        (fail(400, "Your credit balance is too low"), "claude-opus-5-5"),
+        (say("never"), "claude-of-next-year"),
+    ],
+)
+def test_a_permanent_fault_ends_the_calls_to_the_model(
+    run: Run, served: MessagesServer, fault: Behaviour, model: str
+) -> None:
+    served.answer = lambda body: fault
+    events: list[Event] = []
+    roles, limits = build_roles(RoleOptions("llm", model=model), run, events.append)
+    assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
+    assert roles.coder(coder_view(GNN)) is None
+    assert len(served.requests) == 1
+    assert [event.model for event in events if isinstance(event, LlmUnusable)] == [model]
+    assert limits.exhausted(fold([]), 0.0) is None, "the search goes on"
+
+
+def test_a_fault_of_one_request_does_not_end_the_calls(run: Run, served: MessagesServer) -> None:
+    served.answer = lambda body: fail(400, "prompt is too long")
+    events: list[Event] = []
+    roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, events.append)
+    assert roles.ideator(view(run)) is None and roles.ideator(view(run)) is None
+    assert len(served.requests) == 2 and not any(isinstance(event, LlmUnusable) for event in events)
+
+
+def test_a_rejected_answer_and_the_reason_are_shown_to_the_model(run: Run, served: MessagesServer) -> None:
+    served.script(say("prose instead of a proposal"), say_json({**ANSWER, "slug": "Not A Slug"}))
+    roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, ignore)
+    assert roles.ideator(view(run)) is None
+    (retry,) = [body["messages"][-1]["content"] for body in served.requests[1:]]
+    assert "prose instead of a proposal" in retry and "Invalid JSON" in retry
+    assert "prose instead" not in str(served.requests[0])
+
+
+def test_all_calls_of_a_round_end_with_its_time_limit(
+    run: Run, served: MessagesServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOQEC_ROUND_LLM_TIMEOUT_S", "0.4")
+    served.answer = lambda body: trickled(say_json(ANSWER), 0.05)
+    events: list[Event] = []
+    roles, _ = build_roles(RoleOptions("llm", model="claude-opus-5-5"), run, events.append)
+    assert roles.ideator(view(run)) is None and len(served.requests) == 1
+    assert roles.coder(coder_view(GNN)) is None and len(served.requests) == 1, "no time is left in this round"
+    assert [event.kind for event in events] == ["lm_given_up", "lm_given_up"]
+    served.answer = lambda body: say_json(ANSWER)
+    run.memory.history.append_attempt(Begun(round_attempt_id="attempt-2", round=2))
+    assert roles.ideator(view(run)) is not None, "the next round has its own time"
+
+
+def test_the_time_limit_of_a_round_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert round_timeout_s({}) == 1800.0
+    for text in ("soon", "0", "-1", "nan", "inf"):
+        with pytest.raises(UsageError, match="AUTOQEC_ROUND_LLM_TIMEOUT_S"):
+            round_timeout_s({"AUTOQEC_ROUND_LLM_TIMEOUT_S": text})

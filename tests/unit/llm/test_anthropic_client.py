@@ -24,6 +24,7 @@ from autoqec.llm.reported import MAX_TOKENS
 from autoqec.llm.transport import requested_pause_s
 from autoqec.llm.usage import Usage
 from tests.support.messages_server import (
+    Behaviour,
     MessagesServer,
     cut,
     edited,
@@ -280,6 +281,13 @@ def test_retry_after_is_parsed_like_the_package_does() -> None:
     assert requested_pause_s({"retry-after": DATE}) > 1e9
     assert requested_pause_s({"retry-after": "Wed, 21 Oct 1999 07:28:00 GMT"}) == 0
     assert requested_pause_s({"retry-after": "soon"}) == requested_pause_s({}) == 0
+
+
+@pytest.mark.parametrize("fault", [rate_limited(retry_after_ms=3_600_000), slow(fail(500), 3.0)])
+def test_counting_falls_back_to_an_estimate_within_the_time_limit(server: MessagesServer, fault: Behaviour) -> None:
+    server.count_fault = fault
+    assert lm(server, timeout_s=0.5).count_tokens(request("go " * 100)) >= 100
+    assert len(server.counted) == 1
 
 
 def test_slowly_streamed_answer_is_cut_off(server: MessagesServer, stream: bool) -> None:
