@@ -1,4 +1,4 @@
-"""Two verified rounds, merged: the judge compares the child with both on one draw, and a replay says the same."""
+"""Composition of two verified rounds: the verifier compares the child with both on one draw; a replay agrees."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autoqec.orchestrator.loop import Roles, resume_run, run_rounds, start_run
 from autoqec.verification import assemble
 from tests.conftest import Workspace, made_workspace
 
-# Changed in different lines of predecoder.yaml, so that git can merge them.
+# Changes in different lines of predecoder.yaml, so that git can merge them.
 CHANGES: tuple[dict[str, Any], ...] = ({"mlp.hidden": 128}, {"training.batch_size": 1024})
 
 
@@ -42,23 +42,23 @@ def nominate(view: AnalystView) -> Any:
 
 @pytest.mark.long
 def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At so few shots nothing is verified: the parents' verdict is replaced, what follows from it is tested."""
+    """Replace the verdict of the parents, which so few shots cannot verify; test what follows from a verdict."""
     workspace: Workspace = made_workspace(tmp_path)
     secret = tmp_path / "secret"
-    secret.write_bytes(b"known to the tests alone, and so no secret")
+    secret.write_bytes(b"a fixed secret, used only in tests")
     roles = Roles(ideate, analyst=nominate)
     with (
         monkeypatch.context() as verified,
         start_run(workspace.root / "env.yaml", workspace.root, "smoke", 1, secret_file=secret, roles=roles) as run,
     ):
-        verified.setattr(assemble, "decide", lambda *evidence: ("VERIFIED", ["as the test needs it"]))
+        verified.setattr(assemble, "decide", lambda *evidence: ("VERIFIED", ["replaced by the test"]))
         run_rounds(run, 2)
     history = run.layout.history
     with resume_run(run.info.run_id, workspace.root, roles=roles) as run:
         run_rounds(run, 3)
     row = json.loads(history.read_text(encoding="utf-8").splitlines()[-1])
-    place = run.layout.round(3)
-    report = VerifyReport.read(json.loads(place.report_json.read_bytes()), location="report")
+    round_layout = run.layout.round(3)
+    report = VerifyReport.read(json.loads(round_layout.report_json.read_bytes()), location="report")
     found = report.composition
     assert found is not None, report.not_tested
     assert [one.round for one in found.parents] == [1, 2]
@@ -66,8 +66,8 @@ def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: p
         parent = json.loads(run.layout.round(one.round).report_json.read_bytes())
         assert one.artifact_sha256 == parent["artifact_sha256"]
     assert (row["composition_verdict"], row["composition_bundle_id"]) == (found.verdict, found.bundle_id)
-    replayed = workspace.autoqec("verify", str(place.dir), "--replay", "--json")
+    replayed = workspace.autoqec("verify", str(round_layout.dir), "--replay", "--json")
     assert replayed.code == 0, replayed.out + replayed.err
     (run.layout.round(1).checkpoint).unlink()
-    without = workspace.autoqec("verify", str(place.dir), "--replay", "--json")
+    without = workspace.autoqec("verify", str(round_layout.dir), "--replay", "--json")
     assert without.code == 1 and without.objects[-1]["differences"][0].startswith("composition counts were")

@@ -81,7 +81,7 @@ def test_candidates_are_a_separate_view_that_no_role_receives(tmp_path: Path) ->
     assert [entry["round_attempt_id"] for entry in before.pareto] == ["attempt-2"]
 
 
-def test_views_come_back_byte_for_byte(tmp_path: Path) -> None:
+def test_views_are_rebuilt_byte_for_byte(tmp_path: Path) -> None:
     found = memory(tmp_path, rounds.row(1), rounds.row(2, verify_verdict="FAILED"))
     written = found.rebuild_views()
     assert len(written) == 5 and found.rebuild_views() == [] and found.stale_views() == []

@@ -20,7 +20,7 @@ def test_snapshot_is_json_and_has_figures(tmp_path: Path) -> None:
     assert found["packages"]["torch"].split(".")[0].isdigit()
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_import_loads_no_heavy_library() -> None:
     code = "import sys; from autoqec.system import machine; machine.snapshot(); print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ended.stdout == "False\n"
