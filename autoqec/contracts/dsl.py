@@ -107,7 +107,7 @@ class LocalConfig(Contract):
     hidden: int = Field(default=32, ge=2, le=1024, description="width of each hidden layer")
     depth: int = Field(default=2, ge=1, le=8, description="number of hidden layers; the first belongs to the class")
     space: int = Field(default=1, ge=0, le=16, description="reach of the window along x and y, in lattice steps")
-    time: int = Field(default=1, ge=0, le=16, description="reach of the window in rounds")
+    time: int = Field(default=2, ge=0, le=16, description="reach of the window in rounds")
 
 
 class SyncConfig(Contract):

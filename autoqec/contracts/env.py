@@ -142,13 +142,23 @@ class BiasedNoise(CircuitDepolarizing):
     eta: float = Field(gt=0, le=1e6, description="ratio of phase flips to bit flips")
 
 
+class Si1000Noise(CircuitDepolarizing):
+    """SI1000 of superconducting qubits with strength p (Gidney et al., Quantum 5, 605, 2021); gates are CZ.
+
+    CZ gates: p. Single-qubit gates and idling: p/10. Resets: 2p. Measurements: 5p. Idling while others are reset or
+    measured: 2p.
+    """
+
+    model: Literal["si1000"] = Field(default="si1000", description="selects this noise model")  # type: ignore[assignment]
+
+
 class FileNoise(Contract):
     """Noise written in the code's own file: one operating point, no p."""
 
     model: Literal["from_file"] = Field(default="from_file", description="selects this noise model")
 
 
-Noise = Annotated[CircuitDepolarizing | BiasedNoise | FileNoise, Field(discriminator="model")]
+Noise = Annotated[CircuitDepolarizing | BiasedNoise | Si1000Noise | FileNoise, Field(discriminator="model")]
 
 Band = tuple[int, int]
 

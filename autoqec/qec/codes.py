@@ -14,10 +14,12 @@ from autoqec.contracts.env import (
     CssFileCode,
     DemFileCode,
     EnvSpec,
+    Si1000Noise,
     StimFileCode,
 )
 from autoqec.errors import UsageError
 from autoqec.qec import bicycle
+from autoqec.qec.si1000 import si1000
 from autoqec.store.files import load_yaml
 
 Source: TypeAlias = stim.Circuit | stim.DetectorErrorModel
@@ -76,7 +78,9 @@ def _build(env: EnvSpec, p: float | None) -> Source:
             after_reset_flip_probability=p,
             before_round_data_depolarization=p,
         )
-    return biased(circuit, env.noise.eta) if isinstance(env.noise, BiasedNoise) else circuit
+    if isinstance(env.noise, BiasedNoise):
+        return biased(circuit, env.noise.eta)
+    return si1000(circuit, p) if isinstance(env.noise, Si1000Noise) else circuit
 
 
 def biased(circuit: stim.Circuit, eta: float) -> stim.Circuit:

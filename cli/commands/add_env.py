@@ -42,6 +42,11 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with 
 @click.option("--lz", type=click.Path(path_type=Path), help="Z logicals; default: computed.")
 @click.option("--p", "points", metavar="P,P,…", help="Physical error rates.")
 @click.option("--target", type=float, help="Error rate of the search, one of --p; default: the middle one.")
+@click.option(
+    "--noise",
+    type=click.Choice(["circuit_depolarizing", "si1000"]),
+    help="Noise model of generated circuits; default: circuit_depolarizing.",
+)
 @click.option("--eta", type=float, help="Bias towards Z errors; default: depolarizing noise.")
 @click.option(
     "--backend",
@@ -186,7 +191,7 @@ def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
     if kind in ("stim_file", "dem_file"):
         unused = [
             f"--{key}"
-            for key, option in (("p", "points"), ("target", "target"), ("eta", "eta"))
+            for key, option in (("p", "points"), ("target", "target"), ("noise", "noise"), ("eta", "eta"))
             if given_options[option] is not None
         ]
         if unused:
@@ -204,8 +209,12 @@ def _noise(given_options: dict[str, Any], kind: str) -> dict[str, Any]:
     if not values:
         raise UsageError("the list is empty", location="--p", hint="--p 0.003,0.005,0.01")
     target = sorted(values)[len(values) // 2] if given_options["target"] is None else given_options["target"]
-    noise = {"model": "circuit_depolarizing", "p": values, "target_p": target}
-    return noise if given_options["eta"] is None else {**noise, "model": "circuit_biased", "eta": given_options["eta"]}
+    noise = {"model": given_options["noise"] or "circuit_depolarizing", "p": values, "target_p": target}
+    if given_options["eta"] is None:
+        return noise
+    if given_options["noise"] is not None:
+        raise UsageError("biased noise is a model of its own", location="--eta", hint="leave --noise out")
+    return {**noise, "model": "circuit_biased", "eta": given_options["eta"]}
 
 
 def _split_list(text: str | None) -> list[str]:

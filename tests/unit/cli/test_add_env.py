@@ -54,6 +54,15 @@ def test_eta_rounds_and_target_are_written(here: Path) -> None:
     assert (env.noise.model, env.noise.eta, env.target, env.code.rounds) == ("circuit_biased", 10, 0.005, 2)  # type: ignore[union-attr]
 
 
+def test_noise_model_of_superconducting_qubits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("s", "--code", "surface_code:rotated_memory_x", "--distance", "3", "--p", "0.002", "--noise", "si1000")
+    assert made(*argv) == 0
+    env, _ = load_env(here / "s.yaml")
+    assert (env.noise.model, env.target) == ("si1000", 0.002)
+    assert made("t", *argv[1:], "--eta", "10") == 2
+    assert "leave --noise out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("ending", ["stim", "dem"])
 def test_path_of_stim_file_is_relative_to_env(here: Path, ending: str) -> None:
     (here / "envs").mkdir()
