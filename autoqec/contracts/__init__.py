@@ -1,1 +1,1 @@
-"""What files and messages may hold. No I/O; imports nothing of autoqec but errors."""
+"""Contracts: frozen models of files and messages. No I/O; imports only `autoqec.errors`."""

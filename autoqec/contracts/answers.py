@@ -22,7 +22,7 @@ class ModelOutput(Contract):
 
     @classmethod
     def model_json_schema(cls, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The schema without titles."""
+        """Return the schema without titles."""
         schema: dict[str, Any] = _without_titles(super().model_json_schema(*args, **kwargs))
         return schema
 

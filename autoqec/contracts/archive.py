@@ -1,4 +1,4 @@
-"""archive.json: what a packaged run holds. Everything in it may come from an attacker."""
+"""Manifest of a packaged run, archive.json. All of its content is untrusted."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from autoqec.contracts.provenance import SHA1, SHA256
 BUNDLE, RUN = "branches.bundle", "run"
 MAX_BYTES = 8 * 2**30
 MAX_MEMBERS = 200_000
-# Of the process that works on a run alone: who holds it, its log and locks, a secret that is not published.
+# Files of the process that holds a run: its owner, log and locks, and a secret that is not published.
 EXCLUDED_FILES = ("owner.json", "live.json", "logs", "secret", "history.jsonl.lock", "attempts.jsonl.lock")
 
-# Endings of the files that a run writes: a directory of such a name would stand where a file is expected.
+# Suffixes of the files that a run writes: a directory of such a name would replace an expected file.
 _FILES = (".json", ".jsonl", ".yaml", ".md", ".log", ".pt", ".csv", ".txt", ".html", ".hex", ".b8", ".tmp")
 
 
 def member_name(name: str) -> str:
-    """Return `name` if a member of an archive may be called so. Raises ValueError."""
+    """Return `name` if it is allowed for a member of an archive. Raises ValueError otherwise."""
     top, _, rest = plain_path(name).partition("/")
     if name != BUNDLE and (top != RUN or not rest):
         raise ValueError(f"{name!r} is neither {BUNDLE} nor a file below {RUN}/")

@@ -34,7 +34,7 @@ class Contract(BaseModel):
 
 
 def first_validation_error(error: ValidationError) -> str:
-    """Return the first fault of a pydantic error in one clause: `field.path: message`."""
+    """Return the first error of a pydantic ValidationError in one clause: `field.path: message`."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "value"
     message = first["msg"].removeprefix("Value error, ")
@@ -43,7 +43,7 @@ def first_validation_error(error: ValidationError) -> str:
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one spelling of a value: sorted keys, no spaces, UTF-8, no NaN."""
+    """Return canonical JSON of a value: sorted keys, no spaces, UTF-8, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 

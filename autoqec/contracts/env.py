@@ -1,4 +1,4 @@
-"""EnvSpec: what is decoded, under which noise and within which limits. The content of env.yaml."""
+"""EnvSpec: the content of an env file, with code, noise, inner decoder, baselines and limits."""
 
 from __future__ import annotations
 
@@ -260,18 +260,18 @@ class EnvSpec(Contract):
     def _noise_fits_code(self) -> EnvSpec:
         from_file = self.noise.model == "from_file"
         if (self.code.kind in ("stim_file", "dem_file")) != from_file:
-            raise ValueError("noise model `from_file` belongs to code kinds `stim_file` and `dem_file` alone")
+            raise ValueError("noise model `from_file` requires code kind `stim_file` or `dem_file`, and vice versa")
         if self.backend == "mwpm" and "mwpm" not in self.baselines:
             raise ValueError("the plain backend `mwpm` must be among the baselines")
         if self.backend != "mwpm" and any(name in GRAPH_BACKENDS for name in self.baselines):
-            raise ValueError(f"backend `{self.backend}` goes without a graph, so matching can't be among the baselines")
+            raise ValueError(f"backend `{self.backend}` has no matching graph, so matching cannot be a baseline")
         if self.backend == "mwpm" and self.bp.sector is not None:
-            raise ValueError("`bp.sector` belongs to backends `bposd` and `bplsd`; matching finds its sector by itself")
+            raise ValueError("`bp.sector` requires backend `bposd` or `bplsd`; matching determines its sector itself")
         return self
 
     @property
     def plain(self) -> str:
-        """Name of the inner decoder alone, which every gain is measured against."""
+        """Name of the baseline decoder: the inner decoder alone, relative to which gains are measured."""
         return self.backend
 
     @property

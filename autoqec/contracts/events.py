@@ -18,7 +18,7 @@ from autoqec.contracts.verdict import PairedCounts
 
 
 class Event(Contract):
-    """Something that happened in a run. `frequent` kinds are left out of the run's log."""
+    """An event of a run. Kinds that are `frequent` are logged at level DEBUG."""
 
     frequent: ClassVar[bool] = False
 
@@ -62,7 +62,7 @@ class RunStopped(Event):
 
 
 class RunOpened(Event):
-    """The run's directory is known."""
+    """A run was started or resumed, so its directory is known."""
 
     kind: Literal["run_opened"] = "run_opened"
     run_id: str = Field(description="identifier of the run")
@@ -114,7 +114,7 @@ class JobReported(RoundEvent):
 
 
 class Progress(RoundEvent):
-    """How far a phase is. Steps in training, shots out of `budget` elsewhere; what is not known is None."""
+    """Progress of a phase: optimizer steps in training, otherwise shots out of `budget`; unknown values are None."""
 
     frequent: ClassVar[bool] = True
 
@@ -165,7 +165,7 @@ class LiveProgress(Progress):
 
 
 class RoundMeasured(RoundEvent):
-    """The Runner is done. The payload is flat: the metrics stand beside the round."""
+    """The Runner finished. The payload is flat: the keys of the metrics are beside the round."""
 
     kind: Literal["measured"] = "measured"
     metrics: RoundMetrics = Field(description="content of metrics.json")
@@ -230,7 +230,7 @@ class VerdictReached(RoundEvent):
 
 
 class RoundRecorded(RoundEvent):
-    """The round's row stands in history.jsonl."""
+    """The round's row was appended to history.jsonl."""
 
     kind: Literal["round_recorded"] = "round_recorded"
     row: HistoryRow = Field(description="the row of history.jsonl")

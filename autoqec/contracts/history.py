@@ -52,7 +52,7 @@ class Begun(Contract):
 
 
 class Planned(Contract):
-    """Line written before any git call: everything that the round is meant to be."""
+    """Line written before any git call: the complete plan of the round."""
 
     kind: Literal["planned"] = Field(default="planned", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")
@@ -77,7 +77,7 @@ class Nominated(Contract):
 
 
 class AlphaSpent(Contract):
-    """Line written before the verifier draws its first shot: the attempt counts from here on."""
+    """Line written before the verifier samples its first shot: from then on the test counts in the error budget."""
 
     kind: Literal["charged"] = Field(default="charged", description="selects this line")
     round_attempt_id: str = Field(description="identifier of the attempt")
@@ -176,9 +176,9 @@ class HistoryRow(RoundMetrics):
     @model_validator(mode="after")
     def _identity(self) -> HistoryRow:
         if (self.round_attempt_id is None) == (self.reconcile_id is None):
-            raise ValueError("a row has either `round_attempt_id` or `reconcile_id`, never both, never neither")
+            raise ValueError("a row has exactly one of `round_attempt_id` and `reconcile_id`")
         if self.fork_from_canonical != canonical_fork(self.fork_from):
-            raise ValueError("`fork_from_canonical` does not spell `fork_from`")
+            raise ValueError("`fork_from_canonical` does not match `fork_from`")
         if self.status == "compose_conflict" and (self.branch or self.commit_sha):
             raise ValueError("a compose conflict leaves no branch and no commit")
         if self.verify_verdict == "VERIFIED" and not (self.branch and self.commit_sha):

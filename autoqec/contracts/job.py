@@ -1,4 +1,4 @@
-"""Order for a round that is measured by a cluster's job."""
+"""Job order: the input of a cluster job that measures one round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that come from outside and become paths or git refs: what they may look like."""
+"""Checks of untrusted names that become paths or git refs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 RUN_ID = r"^[0-9]{8}-[0-9]{6}(-[1-9][0-9]{0,5})?$"
 _RUN = RUN_ID.removeprefix("^").removesuffix("$")
-# What a run writes: branches of rounds, also in quarantine, and a pin per attempt.
+# Refs of a run: branches of rounds, also in quarantine, and a pin per attempt.
 RUN_REF = (
     rf"^refs/(heads/(exp|quarantine)/{_RUN}/[0-9]{{2,9}}-[a-z0-9-]{{1,200}}|autoqec/pin/{_RUN}/[A-Za-z0-9-]{{1,100}})$"
 )
@@ -35,7 +35,7 @@ def plain_path(name: str) -> str:
 
 
 def distinct_paths(names: Iterable[str]) -> None:
-    """Check that the files of a list can lie side by side on every file system.
+    """Check that the files of a list can coexist on every file system.
 
     Raises:
         ValueError: Two names are equal, differ only in case or Unicode form, or one is a directory of the other.

@@ -1,4 +1,4 @@
-"""The front of verified decoders, and the only dominance code."""
+"""Pareto front of verified decoders, and the only implementation of dominance."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def objectives(entry: ParetoEntry) -> Objectives:
 
 
 def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """At least as good everywhere and better somewhere; every coordinate is maximised."""
+    """Return whether `a` dominates `b`: no coordinate is smaller and one is larger; all are maximized."""
     return all(a >= b for a, b in zip(one, other, strict=True)) and any(a > b for a, b in zip(one, other, strict=True))
 
 
 def non_dominated(entries: Iterable[ParetoEntry]) -> list[ParetoEntry]:
-    """The front, best delta first; independent of the order it is given in. Equal points are all kept."""
+    """Return the Pareto front, largest delta first, regardless of the input order. Equal points are all kept."""
     pool = list(entries)
     kept = non_dominated_points([objectives(entry) for entry in pool])
     front = [entry for entry, keep in zip(pool, kept, strict=True) if keep]
@@ -68,13 +68,13 @@ def non_dominated(entries: Iterable[ParetoEntry]) -> list[ParetoEntry]:
 
 
 def sort_key(entry: ParetoEntry) -> tuple[float, float, float, str]:
-    """The order of the front: largest delta first, then the cheaper, then the smaller; ids decide between equals."""
+    """Return the sort key of the front: largest delta, then fewest FLOPs, then fewest parameters, then the id."""
     delta, flops, size = objectives(entry)
     return (-delta, -flops, -size, entry.round_attempt_id)
 
 
 def non_dominated_points(points: Sequence[Objectives]) -> list[bool]:
-    """Which of these points in three coordinates, all maximised, no other `dominates`; n log n steps.
+    """Return which of these points in three coordinates, all maximised, no other `dominates`; n log n steps.
 
     Points are taken best first coordinate first, so that a later one can only lose to an earlier one; of those, a
     staircase is kept: as the second coordinate falls, the best third one rises.
@@ -100,5 +100,5 @@ def non_dominated_points(points: Sequence[Objectives]) -> list[bool]:
 
 
 def preview(front: Sequence[ParetoEntry]) -> list[ParetoEntry]:
-    """The top of a front that is sorted as `non_dominated` sorts it."""
+    """Return the first entries of a front in the order of `non_dominated`."""
     return list(front[:PREVIEW_SIZE])

@@ -75,7 +75,7 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
 
 
 def format_pins(pins: Pins) -> str:
-    """`training.loop=async, type=mlp`; empty without pins."""
+    """Return the pins as text, such as `training.loop=async, type=mlp`; empty without pins."""
     return ", ".join(f"{key}={value}" for key, value in pins.items())
 
 

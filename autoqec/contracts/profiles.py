@@ -1,4 +1,4 @@
-"""Profiles: named amounts of shots, training and time, in one table."""
+"""Profiles: named amounts of shots and training, with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ProfileName = Literal["smoke", "dev", "prod"]
 
 
 class Profile(Contract):
-    """Budgets count shots and floating-point operations, so that they repeat exactly; seconds only kill."""
+    """Amounts of work are shots and floating-point operations, so that rounds are reproducible; seconds are limits."""
 
     name: ProfileName = Field(description="name of the profile")
     train_shots: int = Field(description="labelled shots for training on edge labels")
@@ -28,7 +28,7 @@ class Profile(Contract):
     disk_mb: int = Field(description="artifacts of one round")
 
     def scaled(self, share: float) -> Profile:
-        """This profile with that share of the shots that are decoded to measure; training and limits stay."""
+        """Return the profile with this share of validation and verification shots and the same training and limits."""
         names = ("val_shots", "judge_test_shots", "judge_effect_shots", "judge_point_shots")
         return self.model_copy(update={name: max(1, round(getattr(self, name) * share)) for name in names})
 

@@ -1,4 +1,4 @@
-"""Where a result came from: the pointer on the branch and the manifest beside the artifacts."""
+"""Provenance of a result: the pointer on the branch and the manifest beside the artifacts."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Pointer(Contract):
     @model_validator(mode="after")
     def _check_fork_spelling(self) -> Pointer:
         if self.fork_from_canonical != canonical_fork(self.fork_from):
-            raise ValueError("`fork_from_canonical` does not spell `fork_from`")
+            raise ValueError("`fork_from_canonical` does not match `fork_from`")
         if (self.fork_from_ordered is not None) != isinstance(self.fork_from, tuple):
             raise ValueError("`fork_from_ordered` belongs to compositions only")
         return self

@@ -1,4 +1,4 @@
-"""Settings that belong to a run and not to one start of it; `--resume` inherits them from run.json."""
+"""Settings of a run, which `--resume` inherits from run.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a round ran and how long each of its phases took."""
+"""Start, end and phase durations of a round."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Timing(Contract):
 
     @property
     def phases(self) -> list[tuple[str, float]]:
-        """Name and seconds of each phase that was recorded, in order."""
+        """Return name and seconds of each recorded phase, in order."""
         known = [
             ("proposal", self.proposal_wallclock_s),
             ("setup", self.setup_wallclock_s),
@@ -38,7 +38,7 @@ class Timing(Contract):
         return [(name, seconds) for name, seconds in known if seconds is not None]
 
     def describe(self) -> str:
-        """`2026-01-02 03:04:05 UTC, 42.0 s: proposal 0.5 s, training 40.0 s`; empty if no start was recorded."""
+        """Return a text: `2026-01-02 03:04:05 UTC, 42.0 s: proposal 0.5 s, training 40.0 s`; empty without a start."""
         if self.started_at is None:
             return ""
         total = seconds_between(self.started_at, self.finished_at)
@@ -49,13 +49,13 @@ class Timing(Contract):
 
 
 def utc_now() -> datetime:
-    """The current time in UTC, to the millisecond."""
+    """Return the current time in UTC, to the millisecond."""
     now = datetime.now(UTC)
     return now.replace(microsecond=now.microsecond // 1000 * 1000)
 
 
 def seconds_between(start: datetime | None, end: datetime | None) -> float | None:
-    """Seconds from `start` to `end`; None if either is unknown, 0 if two clocks disagree about their order."""
+    """Return the seconds from `start` to `end`; None if either is unknown, 0 if clocks disagree about their order."""
     if start is None or end is None:
         return None
     return max(0.0, round((end - start).total_seconds(), 3))

@@ -1,4 +1,4 @@
-"""VerifyReport: the verdict on one artifact, with the evidence that it rests on."""
+"""VerifyReport: the verdict on one artifact, with its evidence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPORT_VERSION: ReportVersion = 2
 
 
 def current_verdict(verdict: Verdict, version: ReportVersion | None) -> Verdict:
-    """Translate a recorded verdict into today's terms: version 1 wrote SUSPICIOUS for INCONCLUSIVE.
+    """Translate a recorded verdict to the present terms: version 1 wrote SUSPICIOUS for INCONCLUSIVE.
 
     Args:
         verdict: As recorded in a report or a history row.

@@ -1,4 +1,4 @@
-"""What each role of a round receives: one frozen model per role."""
+"""Views: the input of each role of a round, one frozen model per role."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autoqec.contracts.round import ComposeMode
 
 
 class IdeatorView(Contract):
-    """The run as the Ideator sees it, from history and the verified front alone.
+    """Input of the Ideator: the run, derived from the history and the verified Pareto front only.
 
     Rows are read-only mappings; they are shared with the run's state and not copied.
     """

@@ -67,7 +67,7 @@ class Gate:
 
 
 def has_gap(problem: Problem) -> bool:
-    """Whether a config for this problem can have a gate, see `Gate`."""
+    """Return whether a config for this problem can have a gate, see `Gate`."""
     try:
         Gate(problem, 1.0)
     except UsageError:

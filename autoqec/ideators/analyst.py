@@ -22,7 +22,7 @@ def analyse(view: AnalystView) -> AnalystResponse:
 
 
 def describe_measurement(metrics: RoundMetrics) -> str:
-    """The measured figures of a round that ended ok, in one sentence or two."""
+    """Return the measured figures of a round that ended ok, in one or two sentences."""
     return _figures(metrics, _effect(metrics))
 
 
@@ -48,7 +48,7 @@ def _of_measurement(metrics: RoundMetrics) -> dict[str, str]:
 
 
 def _effect(metrics: RoundMetrics) -> PairedEffect | None:
-    """The effect against the inner decoder alone, on the round's validation shots; None without all counts."""
+    """Return the effect against the inner decoder alone, on the round's validation shots; None without all counts."""
     from autoqec.qec import stats
 
     counts = (
@@ -113,7 +113,7 @@ def _conclusion(effect: PairedEffect | None) -> str:
 
 
 def _detectable(effect: PairedEffect) -> str:
-    """The effect that this number of shots detects."""
+    """Return the effect that this number of shots detects."""
     from autoqec.qec.stats import detectable_effect
 
     counts = effect.counts

@@ -112,7 +112,7 @@ def _round(
     settings: SimulationSettings,
     scale: ObjectiveScale,
 ) -> tuple[dict[str, Any], ParetoPoint | None]:
-    """The row that the ideator sees, and the point of the front if the round is verified."""
+    """Return the row that the ideator sees, and the point of the front if the round is verified."""
     half = table.baseline.size // 2
     slices = max(1, half // settings.val_shots)
     start = (seed % slices) * settings.val_shots
@@ -159,7 +159,7 @@ def _verified(effect: PairedEffect | None, min_gain: float) -> bool:
 
 
 def _view(table: Table, history: list[dict[str, Any]], seed: int) -> IdeatorView:
-    """The view that `RunMemory.l2_for_ideator` would give."""
+    """Return the view that `RunMemory.l2_for_ideator` would give."""
     return IdeatorView(
         run_id="bench",
         seed=seed,
@@ -201,7 +201,7 @@ class ObjectiveScale:
 
     @classmethod
     def of(cls, table: Table) -> ObjectiveScale:
-        """The scale of a table."""
+        """Return the scale of a table."""
         test_shots, measured = (
             slice(table.baseline.size // 2, None),
             [entry for entry in table.entries if entry.differing_shots is not None],
@@ -217,7 +217,7 @@ class ObjectiveScale:
         )
 
     def point(self, relative: float, flops: int, n_params: int) -> ParetoPoint:
-        """A point of the front with coordinates in [0, 1], larger is better; costs on a log scale."""
+        """Return a point of the front with coordinates in [0, 1], larger is better; costs on a log scale."""
         return (
             min(max(relative / self.gain, 0.0), 1.0),
             _cost_score(flops, self.flops),
@@ -233,7 +233,7 @@ def _cost_score(value: int, bounds: tuple[int, int]) -> float:
 
 
 def hypervolume(points: Sequence[ParetoPoint]) -> float:
-    """Volume of [0, 1]^3 that the points dominate, with the origin as reference point."""
+    """Return the volume of [0, 1]^3 that the points dominate, with the origin as reference point."""
     volume, below, done = 0.0, 0.0, sorted(points, key=lambda point: point[2])
     for index, point in enumerate(done):
         if point[2] > below:
@@ -252,7 +252,7 @@ def _area(points: Sequence[tuple[float, float]]) -> float:
 
 
 def verifiable_entries(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[int, ParetoPoint]]:
-    """Index and point of every entry that the verifier would verify."""
+    """Return the index and point of every entry that the verifier would verify."""
     scale, test_shots, verifiable = ObjectiveScale.of(table), slice(table.baseline.size // 2, None), []
     for index, entry in enumerate(table.entries):
         effect = _effect(table.counts(index, test_shots))
@@ -262,12 +262,12 @@ def verifiable_entries(table: Table, min_gain: float = MIN_GAIN) -> list[tuple[i
 
 
 def max_hypervolume(table: Table, min_gain: float = MIN_GAIN) -> float:
-    """The hypervolume of all entries that the verifier would verify, which is 100%."""
+    """Return the hypervolume of all entries that the verifier would verify, which is 100%."""
     return hypervolume([point for _, point in verifiable_entries(table, min_gain)])
 
 
 def paired_bootstrap(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of the paired differences over seeds with its 95% bootstrap interval, resampled with a fixed seed."""
+    """Return the mean paired difference over seeds with its 95% bootstrap interval, resampled with a fixed seed."""
     differences = np.asarray(one, float) - np.asarray(other, float)
     rng = np.random.default_rng(0)
     means = differences[rng.integers(0, differences.size, (BOOTSTRAP_RESAMPLES, differences.size))].mean(axis=1)

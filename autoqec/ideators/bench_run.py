@@ -54,7 +54,7 @@ class Score:
     dollars: float
 
     def dump(self) -> dict[str, Any]:
-        """All fields as plain values."""
+        """Return all fields as plain values."""
         return asdict(self)
 
 
@@ -91,7 +91,7 @@ class Oracle:
 
 
 def strategy(name: str, table: Table, settings: SimulationSettings, *, known: Iterable[str] = ()) -> ProposeFn:
-    """A strategy by name: `tpe`, `random`, `evolve`, `hybrid:Q` (oracle of quality Q) or `hybrid:none` (no answers).
+    """Return a strategy: `tpe`, `random`, `evolve`, `hybrid:Q` (oracle of quality Q) or `hybrid:none` (no answers).
 
     Args:
         name: name of the strategy.
@@ -215,6 +215,6 @@ def _score(
 
 
 def _hypervolume_at(run: SimulatedRun, seconds: float) -> float:
-    """The hypervolume after this much training time."""
+    """Return the hypervolume after this much training time."""
     reached = [volume for volume, at in zip(run.hypervolume, run.seconds, strict=True) if at <= seconds]
     return reached[-1] if reached else 0.0

@@ -37,7 +37,7 @@ def pack(bits: Bits) -> str:
 
 
 def unpack(text: str, shots: int) -> Bits:
-    """The inverse of `pack`."""
+    """Return the inverse of `pack`."""
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     return np.unpackbits(packed, count=shots).astype(bool)
 
@@ -109,7 +109,7 @@ class Table:
         return cls(entries, unpack(baseline["failures"], baseline["shots"]), env=baseline["env"])
 
     def nearest(self, params: Params, used_entries: set[int]) -> int:
-        """Index of the nearest unused entry of the same family, or of any family if that one is used up."""
+        """Return the index of the nearest unused entry of the same family, or of any family if that one is used up."""
         family = [index for index in self._by_family.get(params["type"], []) if index not in used_entries]
         pool = family or [index for index in range(len(self.entries)) if index not in used_entries]
         if not pool:
@@ -153,7 +153,7 @@ MAX_LINEAR_INT = 16  # ranges of whole numbers up to here are mirrored linearly,
 
 
 def identity(params: Params) -> Params:
-    """The params themselves."""
+    """Return the params themselves."""
     return params
 
 
@@ -174,7 +174,7 @@ def mirror_params(params: Params) -> Params:
 
 
 def shuffled_indices(table: Table, seed: int) -> list[int]:
-    """Index of the entry whose figures are reported for each entry: a random permutation."""
+    """Return the index of the entry whose figures are reported for each entry: a random permutation."""
     order = list(range(len(table.entries)))
     random.Random(f"shuffled/{seed}").shuffle(order)
     return order

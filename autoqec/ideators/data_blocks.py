@@ -12,7 +12,7 @@ _DIRECTORY = re.compile(r"(?<![\w.])/(?:[\w.@+-]+/)+")
 
 
 def sanitize(text: Any, limit: int) -> str:
-    """Text as one line without control characters and without directories of this machine.
+    """Return text as one line without control characters and without directories of this machine.
 
     Args:
         text: any value; None is the empty string.

@@ -24,14 +24,14 @@ SECOND_KEY_PROBABILITY = 0.3  # that a second key is mutated
 
 
 def propose(view: IdeatorView) -> IdeatorResponse:
-    """The next proposal, as a function of the view alone. Round 1 is the best known template."""
+    """Return the next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = SearchState.read(view)
     move = moves.next_template(state) or _child(state) or moves.unseen_config(state, moves.draw)
     return moves.to_response(move, source=f"evolve {state.n_proposed}")
 
 
 def _child(state: SearchState) -> Move | None:
-    """A mutant of the best of a sample; None with too few measured rounds, or if every mutant was tried."""
+    """Return a mutant of the best of a sample; None with too few measured rounds, or if every mutant was tried."""
     population = [row for row in state.observed if moves.objectives(row) and state.params_of(row["dsl_config"])]
     if len(population) < N_STARTUP_ROUNDS:
         return None
@@ -49,7 +49,7 @@ def _child(state: SearchState) -> Move | None:
 
 
 def best_ranked(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row that the fewest others dominate; ties are broken by gain, then by recency."""
+    """Return the row that the fewest others dominate; ties are broken by gain, then by recency."""
     points = {row["round"]: moves.objectives(row) for row in rows}
     known = [point for point in points.values() if point]
 

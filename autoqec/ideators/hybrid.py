@@ -46,12 +46,12 @@ class Hybrid:
         return chosen.model_copy(update={"source": f"hybrid {chosen.source}"[:200]})
 
     def uses_model(self, state: SearchState) -> bool:
-        """Whether the model is asked; never on the first round, which tries a template."""
+        """Return whether the model is asked; never on the first round, which tries a template."""
         return state.n_proposed > 0 and state.rng("hybrid").random() < self._share
 
 
 def sampler_summary(state: SearchState, search_response: IdeatorResponse) -> dict[str, Any]:
-    """What the search knows: the best rounds with their families and ranges, and its own next proposal."""
+    """Return what the search knows: the best rounds with their families and ranges, and its own next proposal."""
     measured = [(row, point) for row in state.observed if (point := moves.objectives(row))]
     measured.sort(key=lambda pair: pair[1], reverse=True)
     good = [row for row, _ in measured[: max(1, int(GOOD_SHARE * len(measured)))]]

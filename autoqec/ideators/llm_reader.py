@@ -48,7 +48,7 @@ class LlmReader(Role):
         return self._request_with_retry(self.request(findings, topic), lambda answer: _checked_points(answer, known))
 
     def request(self, findings: Sequence[dict[str, Any]], topic: FindingsTopic) -> Request:
-        """The prompt for findings about a topic."""
+        """Return the prompt for findings about a topic."""
         shown = (sanitize(json.dumps(_without_paths(finding), sort_keys=True), 900) for finding in findings)
         turn = data_block(f"findings: {topic}", fit_lines(shown, MAX_FINDINGS_CHARS))
         return Request(
@@ -60,12 +60,12 @@ class LlmReader(Role):
 
 
 def _without_paths(finding: dict[str, Any]) -> dict[str, Any]:
-    """The finding without paths of this machine and whole configs."""
+    """Return the finding without paths of this machine and whole configs."""
     return {name: value for name, value in finding.items() if value and name not in ("see", "config")}
 
 
 def _checked_points(answer: ReaderAnswer, known: set[Any]) -> ReaderAnswer:
-    """The answer with its text sanitized. ContractError for a round that no finding names."""
+    """Return the answer with its text sanitized. ContractError for a round that no finding names."""
     for point in answer.points:
         unknown = sorted(set(point.rounds) - known)
         if unknown:

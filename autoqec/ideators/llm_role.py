@@ -98,7 +98,7 @@ class Role:
 
 
 def _retry_request(request: Request, error: Exception, answer: str | None) -> Request:
-    """The same request with the rejected answer and the error, and more output tokens after one that was cut off."""
+    """Return the request with the rejected answer and the error, and more output tokens after a truncated one."""
     *before, last = request.messages
     notes = [data_block("why your last answer was rejected", sanitize(error, 600))]
     if answer:

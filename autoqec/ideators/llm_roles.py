@@ -80,7 +80,7 @@ class LlmIdeator(Role):
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
     def request(self, view: IdeatorView) -> Request:
-        """The prompt for a view: at most 5k tokens for a run of any length."""
+        """Return the prompt for a view: at most 5k tokens for a run of any length."""
         turn = format_ideator_view(view) + "\nPropose the next round."
         return Request(
             role=self.name,
@@ -92,7 +92,7 @@ class LlmIdeator(Role):
         )
 
     def _response(self, view: IdeatorView, answer: IdeatorAnswer) -> IdeatorResponse:
-        """The answer as the contract's message. ContractError for parents, config or cost that are not possible."""
+        """Return the answer as IdeatorResponse. Raises ContractError for invalid parents, config or cost."""
         parents = _parent_branches(view, answer.fork_from)
         proposal = apply_pins(answer.proposal.config(), view.pins)
         dsl = parse_dsl(proposal)
@@ -114,7 +114,7 @@ class LlmIdeator(Role):
 
 
 def _parent_branches(view: IdeatorView, fork_from: tuple[int | str, ...]) -> tuple[str, ...]:
-    """Branches of the parents, each named by round number or by branch; () for the baseline."""
+    """Return the branches of the parents, each named by round number or by branch; () for the baseline."""
     if fork_from in ((), ("baseline",)):
         return ()
     branches = {row["round"]: row["branch"] for row in view.history if row.get("forkable")}
@@ -163,7 +163,7 @@ class LlmCoder(Role):
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
 
     def request(self, view: CoderView) -> Request:
-        """The prompt for a view, with as much of the editable code as fits."""
+        """Return the prompt for a view, with as much of the editable code as fits."""
         task = {"hypothesis": sanitize(view.hypothesis, 400), "proposal": view.proposal}
         blocks = [data_block("task", json.dumps(task, indent=1, sort_keys=True))]
         remaining = MAX_SOURCE_CHARS
@@ -181,7 +181,7 @@ class LlmCoder(Role):
         )
 
     def _response(self, view: CoderView, answer: CoderAnswer) -> CoderResponse:
-        """The answer with the config file written from its config; its edits are Python files that parse."""
+        """Return the answer with the config file written from its config; its edits are Python files that parse."""
         default_response = coder.code(view.model_copy(update={"proposal": answer.dsl_config.config()}))
         if answer.edits and not view.modules:
             raise ContractError("this run does not allow edits of code", location="edits")
@@ -210,7 +210,7 @@ class LlmAnalyst(Role):
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer))
 
     def request(self, view: AnalystView) -> Request:
-        """The prompt for a view: figures of the round, its loss by phase, and the round before."""
+        """Return the prompt for a view: figures of the round, its loss by phase, and the round before."""
         metrics, layout = read_metrics(view.metrics_path), _round_layout(view)
         rule_based = analyst.analyse(view)
         curves = {} if layout is None else read_loss_curves(layout.progress)
@@ -273,7 +273,7 @@ def _metrics_json(metrics: RoundMetrics) -> str:
 
 
 def _round_layout(view: AnalystView) -> RoundLayout | None:
-    """The round's directory; None where the view names a directory that is not a round's."""
+    """Return the round's directory; None if the view names a directory that is not a round's."""
     directory = view.round_dir
     number = directory.name.removeprefix("round_")
     return RunLayout(directory.parents[2], directory.parent.name).round(int(number)) if number.isdigit() else None

@@ -89,7 +89,7 @@ class SearchState:
         )
 
     def rng(self, purpose: str) -> random.Random:
-        """A generator that depends on the seed of the run, the number of proposals and the purpose."""
+        """Return a generator that depends on the seed of the run, the number of proposals and the purpose."""
         return random.Random(f"{self.seed}/{self.n_proposed}/{purpose}")
 
     @cached_property
@@ -102,18 +102,18 @@ class SearchState:
         return [dimension for dimension in space.active_dimensions(family) if dimension.key not in self.fixed_keys]
 
     def params_of(self, config: Config) -> Params | None:
-        """Values of the dimensions that are searched, with the family; None if one lies outside the space."""
+        """Return the values of the searched dimensions and the family; None if one lies outside the space."""
         return space.params_of(config, exclude=self.fixed_keys - {"type"})
 
     def build(self, params: Params) -> Config | None:
-        """The config of these values and the pins; None if they contradict each other."""
+        """Return the config of these values and the pins; None if they contradict each other."""
         try:
             return self.with_pins(space.build(params))
         except ContractError:
             return None
 
     def with_pins(self, config: Config) -> Config | None:
-        """The config with the env's inputs and the pins; None for a family other than the pinned one.
+        """Return the config with the env's inputs and the pins; None for a family other than the pinned one.
 
         It has no gate if the env has no complementary gap and no pin asks for one.
         """
@@ -127,7 +127,7 @@ class SearchState:
             return None
 
     def is_new(self, config: Config) -> bool:
-        """Whether no measured or pending config is equivalent to `config`."""
+        """Return whether no measured or pending config is equivalent to `config`."""
         if space.digest(config) in self.seen_digests:
             return False
         tried = self._by_recipe.get(self._recipe(parse_dsl(config)))
@@ -151,7 +151,7 @@ class SearchState:
         return by_recipe
 
     def config_of(self, fork_from: ForkFrom) -> Config | None:
-        """The config of a branch or of the baseline; None for an unknown branch."""
+        """Return the config of a branch or of the baseline; None for an unknown branch."""
         if fork_from == "baseline":
             return self.baseline
         return next((row["dsl_config"] for row in self.observed if row["branch"] == fork_from), None)
@@ -198,12 +198,12 @@ def objectives(row: dict[str, Any]) -> tuple[float, float, float] | None:
 
 
 def slug(text: str) -> str:
-    """The text as lower-case words joined by dashes, at most 40 characters."""
+    """Return the text as lower-case words joined by dashes, at most 40 characters."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:40].strip("-") or "try"
 
 
 def next_template(state: SearchState) -> Move | None:
-    """The first template that was not tried yet."""
+    """Return the first template that was not tried yet."""
     for one in space.TEMPLATES:
         config = state.with_pins(one.config)
         if config is not None and state.is_new(config):
@@ -212,7 +212,7 @@ def next_template(state: SearchState) -> Move | None:
 
 
 def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterator[Params]]) -> Move:
-    """A config of the space that was never tried, forked from the baseline.
+    """Return a config of the space that was never tried, forked from the baseline.
 
     Args:
         state: state of the search.
@@ -241,7 +241,7 @@ def draw(state: SearchState) -> Iterator[Params]:
 
 
 def with_inputs(config: Config, inputs: str) -> Config:
-    """The config with this choice of the network's inputs."""
+    """Return the config with this choice of the network's inputs."""
     return config | {config["type"]: config[config["type"]] | {"inputs": inputs}}
 
 
@@ -297,7 +297,7 @@ def compose(state: SearchState) -> Move | None:
 
 
 def merge_configs(base: Config, one: Config, other: Config) -> Config | None:
-    """The changes of `one` and `other` to `base`; None if they overlap, are empty or contradict each other."""
+    """Return the changes of `one` and `other` to `base`; None if they overlap, are empty or contradict each other."""
     mine, theirs = space.changed_keys(one, base), space.changed_keys(other, base)
     if not mine or not theirs or set(mine) & set(theirs):
         return None
@@ -325,7 +325,7 @@ def _name(config: Config) -> str:
 
 
 def _hypothesis(config: Config) -> str:
-    """The hypothesis of a drawn config: its size, head and training."""
+    """Return the hypothesis of a drawn config: its size, head and training."""
     width, depth = _size(config)
     training = config["training"]
     size = f"width {width}, {depth} layers" if width else f"{depth} iterations"

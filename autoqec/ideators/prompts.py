@@ -52,7 +52,7 @@ rounds only where a finding names them. If the findings do not suffice for a con
 
 
 def ideator_prompt(view: IdeatorView) -> tuple[str, str]:
-    """The system prompt of the Ideator for the env of its view: the task, then what is known about the problem."""
+    """Return the system prompt of the Ideator for the env of its view: the task, then facts about the problem."""
     env = view.env
     backend = env.get("backend") or "mwpm"
     decoder, variable = INNER_DECODERS[backend]
@@ -72,7 +72,7 @@ Name only rounds that are listed as forkable. A config that was measured before 
 
 
 def describe_baselines(env: Mapping[str, Any]) -> str:
-    """The baselines of an env by name and meaning."""
+    """Return the baselines of an env by name and meaning."""
     return ", ".join(f"{name} ({BASELINES.get(name, 'external decoder')})" for name in env.get("baselines") or ())
 
 

@@ -14,7 +14,7 @@ _LIMITS = (("n_params", "max_params"), ("flops_per_syndrome", "max_flops_per_syn
 
 
 def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
-    """The round, measured or running, whose config is equivalent to `dsl`; None for a new config."""
+    """Return the round, measured or running, whose config is equivalent to `dsl`; None for a new config."""
     from autoqec.decoders.equivalence import find_equivalent
 
     finetunes = view.env.get("backend", "mwpm") == "mwpm"
@@ -31,7 +31,7 @@ def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
 
 
 def exceeded_limits(cost: Mapping[str, int], constraints: Mapping[str, int]) -> list[str]:
-    """Limits of the env that a predicted cost exceeds, one sentence each.
+    """Return the limits of the env that a predicted cost exceeds, one sentence each.
 
     Args:
         cost: `n_params` and `flops_per_syndrome` of a config.

@@ -8,7 +8,7 @@ from autoqec.ideators import moves
 
 
 def propose(view: IdeatorView) -> IdeatorResponse:
-    """The next proposal, as a function of the view alone. Round 1 is the best known template."""
+    """Return the next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = moves.SearchState.read(view)
     first = moves.next_template(state)
     if first is not None:

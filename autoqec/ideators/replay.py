@@ -63,7 +63,7 @@ class ReplayIdeator:
         )
 
     def _fork(self, old: ForkFrom, state: SearchState) -> ForkFrom | None:
-        """The earlier parents as branches of this run; None if one is missing."""
+        """Return the earlier parents as branches of this run; None if one is missing."""
         if old == "baseline":
             return "baseline"
         n_proposed = sorted((*state.observed, *state.pending), key=lambda row: int(row["round"]))

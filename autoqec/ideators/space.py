@@ -36,13 +36,13 @@ class Dimension:
     high: float = 0
 
     def contains(self, value: Any) -> bool:
-        """Whether the dimension can take this value."""
+        """Return whether the dimension can take this value."""
         if self.choices:
             return any(value == choice and type(value) is type(choice) for choice in self.choices)
         return isinstance(value, int | float) and not isinstance(value, bool) and self.low <= value <= self.high
 
     def rounded(self, value: Any) -> Any:
-        """The value as written to a config: three significant digits for a real number."""
+        """Return the value as written to a config: three significant digits for a real number."""
         if self.choices:
             return value
         if isinstance(self.low, int):
@@ -50,13 +50,13 @@ class Dimension:
         return min(max(float(f"{value:.3g}"), self.low), self.high)
 
     def draw(self, rng: random.Random) -> Any:
-        """A uniformly drawn value, numbers uniform on a log scale."""
+        """Return a uniformly drawn value, numbers uniform on a log scale."""
         if self.choices:
             return rng.choice(self.choices)
         return self.rounded(math.exp(rng.uniform(math.log(self.low), math.log(self.high))))
 
     def step(self, value: Any, rng: random.Random) -> Any:
-        """A value next to `value`; None if there is no other value."""
+        """Return a value next to `value`; None if there is no other value."""
         if self.choices:
             others = [choice for choice in self.choices if choice != value]
             return rng.choice(others) if others else None
@@ -66,7 +66,7 @@ class Dimension:
         return rng.choice(moved) if moved else None
 
     def step_from(self, params: Params, rng: random.Random) -> Any:
-        """A value next to that of `params`, or a drawn one if they lack the key; None if there is no other value."""
+        """Return a value next to that in `params`, or a drawn one if the key is missing; None if there is no other."""
         return self.step(params[self.key], rng) if self.key in params else self.draw(rng)
 
 
@@ -140,21 +140,21 @@ TEMPLATES: tuple[Template, ...] = (
 
 
 def format_value(value: Any) -> str:
-    """A value as text, real numbers in short form."""
+    """Return a value as text, real numbers in short form."""
     if value is None:
         return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def get(config: Config, key: str) -> Any:
-    """The value at a dotted key. KeyError if a part is missing."""
+    """Return the value at a dotted key. KeyError if a part is missing."""
     for part in key.split("."):
         config = config[part]
     return config
 
 
 def flatten(config: Config, prefix: str = "") -> Params:
-    """A nested config as a flat mapping of dotted keys."""
+    """Return a nested config as a flat mapping of dotted keys."""
     flat: Params = {}
     for key, value in config.items():
         flat.update(flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
@@ -162,12 +162,12 @@ def flatten(config: Config, prefix: str = "") -> Params:
 
 
 def without(config: Config, keys: Container[str]) -> Config:
-    """The config without these top-level keys."""
+    """Return the config without these top-level keys."""
     return {key: value for key, value in config.items() if key not in keys}
 
 
 def unflatten(flat: Params) -> Config:
-    """The inverse of `flatten`."""
+    """Return the inverse of `flatten`."""
     config: Config = {}
     for key, value in flat.items():
         *parents, leaf = key.split(".")
@@ -179,12 +179,12 @@ def unflatten(flat: Params) -> Config:
 
 
 def normalise(config: Config) -> Config:
-    """The config with every default written out. ContractError if it is not valid."""
+    """Return the config with every default written out. ContractError if it is not valid."""
     return parse_dsl(config).config()
 
 
 def digest(config: Config) -> str | None:
-    """The hash of a config; None if it is not valid."""
+    """Return the hash of a config; None if it is not valid."""
     try:
         return parse_dsl(config).sha256()
     except ContractError:
@@ -192,19 +192,19 @@ def digest(config: Config) -> str | None:
 
 
 def active_dimensions(family: str) -> list[Dimension]:
-    """The dimensions of a family."""
+    """Return the dimensions of a family."""
     return [dimension for dimension in SEARCH_SPACE if not dimension.families or family in dimension.families]
 
 
 def build(params: Params) -> Config:
-    """A config from values of the active dimensions; other keys have their defaults."""
+    """Return a config from values of the active dimensions; other keys have their defaults."""
     config = unflatten(params)
     config.setdefault(params["type"], {})
     return normalise(config)
 
 
 def params_of(config: Config, *, exclude: Container[str] = ()) -> Params | None:
-    """The inverse of `build`.
+    """Return the inverse of `build`.
 
     Args:
         config: a complete config.

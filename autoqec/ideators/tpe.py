@@ -23,7 +23,7 @@ FAILED_TRIAL_VALUES = (-1.0, 1e12, 1e12)  # values of a config that did not comp
 
 
 def propose(view: IdeatorView) -> IdeatorResponse:
-    """The next proposal, as a function of the view alone. Round 1 is the best known template."""
+    """Return the next proposal, as a function of the view alone. Round 1 is the best known template."""
     state = SearchState.read(view)
     return moves.to_response(_move(state), source=f"tpe {state.n_proposed}")
 

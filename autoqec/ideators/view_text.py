@@ -24,7 +24,7 @@ MAX_VIEW_CHARS = 4600  # keeps the prompt of the Ideator, with knowledge and sch
 
 
 def describe_config(config: dict[str, Any] | None) -> str:
-    """A config as its family and the keys that differ from the family's defaults."""
+    """Return a config as its family and the keys that differ from the family's defaults."""
     if not config or config.get("type") not in FAMILIES:
         return "no config"
     family = config["type"]
@@ -66,12 +66,12 @@ def format_parents(fork_from: Any, names: dict[str, int]) -> str:
 
 
 def round_numbers(view: IdeatorView) -> dict[str, int]:
-    """Branch -> round, for the rounds of the view."""
+    """Return branch -> round, for the rounds of the view."""
     return {row["branch"]: row["round"] for row in [*view.history, *view.pending] if row.get("branch")}
 
 
 def format_ideator_view(view: IdeatorView, *, limit: int = MAX_VIEW_CHARS) -> str:
-    """The view of the run in at most `limit` characters, most informative parts first.
+    """Return the view of the run in at most `limit` characters, most informative parts first.
 
     Runs of any length keep: the env, the verified front, failures by frequency, the last rounds and the last advice.
     """
@@ -164,7 +164,7 @@ def _summary_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _failures(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Kinds of failure, most frequent first: how often, in which round last, with which config."""
+    """Return the kinds of failure, most frequent first: how often, in which round last, with which config."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if row.get("status") not in (None, "ok"):
@@ -184,7 +184,7 @@ def _failures(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _without_numbers(reason: Any) -> str:
-    """A reason with numbers replaced, before it is cut: the same failure must not count as several."""
+    """Return a reason with numbers replaced, before it is cut: the same failure must not count as several."""
     return sanitize(re.sub(r"\d+", "#", sanitize(reason, 400)), 70)
 
 

@@ -161,7 +161,7 @@ class LlmRoles:
                 self._model_seconds[attempt] += time.monotonic() - start
 
     def _attempt(self, view: IdeatorView | CoderView | AnalystView) -> str:
-        """The attempt of a view: the Analyst's by its directory, otherwise the latest."""
+        """Return the attempt of a view: the Analyst's by its directory, otherwise the latest."""
         begun_lines = [line for line in self._run.memory.history.attempts() if isinstance(line, Begun)]
         round_dir = view.round_dir if isinstance(view, AnalystView) else None
         matching = [

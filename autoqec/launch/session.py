@@ -111,7 +111,7 @@ def _open_run(options: RunOptions, roles: RolesFactory, on_event: OnEvent, comma
 
 
 def _session_limits(options: RunOptions) -> SessionLimits:
-    """The limits of this session, for `watch`."""
+    """Return the limits of this session, for `watch`."""
     limits = asdict(options.budget)
     rounds = [number for number in (options.rounds, limits.pop("rounds")) if number is not None]
     return SessionLimits(

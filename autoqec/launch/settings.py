@@ -53,7 +53,7 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
 
 
 def loop_budget(settings: RunSettings) -> Budget:
-    """The limits of the loop, without those of the language models."""
+    """Return the limits of the loop, without those of the language models."""
     limits = {name: value for name, value in settings.budget.items() if name not in options.LLM_LIMITS}
     return Budget(**{name: int(v) if name in ("rounds", "plateau") else v for name, v in limits.items()})  # type: ignore[arg-type]
 
@@ -67,7 +67,7 @@ def role_options(
     chosen: dict[str, Any],
     root: Path,
 ) -> RoleOptions:
-    """The roles that the settings describe. UsageError where a resumed run would have to guess its model."""
+    """Return the roles that the settings describe. Raises UsageError if a resumed run would have to guess its model."""
     tokens = settings.budget.get("tokens")
     cassette: Path | None = chosen["cassette"]
     if cassette is None and settings.cassette and layout is not None:
@@ -103,7 +103,7 @@ def role_options(
 
 
 def with_models(settings: RunSettings, options: RoleOptions) -> RunSettings:
-    """The settings with the language model of each role, as it will be asked."""
+    """Return the settings with the language model of each role, as it will be asked."""
     return settings.model_copy(update={"models": options.resolved_models()})
 
 

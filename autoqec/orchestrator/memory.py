@@ -197,7 +197,7 @@ def _candidate_file(rows: Iterable[HistoryRow]) -> str:
 
 
 def _json_lines(entries: Iterable[dict[str, Any]]) -> str:
-    """A JSON list, one entry per line."""
+    """Return a JSON list, one entry per line."""
     lines = ",\n".join(json.dumps(entry, ensure_ascii=False, allow_nan=False) for entry in entries)
     return f"[\n{lines}\n]\n" if lines else "[]\n"
 

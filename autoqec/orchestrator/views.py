@@ -69,7 +69,7 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
 
 
 def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
-    """The state of the run when a row was written."""
+    """Return the state of the run when a row was written."""
     ended = totals.ended
     verdicts = [f"{totals.verdicts[name]} {name}" for name in get_args(Verdict) if totals.verdicts.get(name)]
     parts = [f"{ended} round{'s' * (ended != 1)} finished, {totals.nominated} nominated"]
@@ -92,7 +92,7 @@ def _without_result(row: HistoryRow) -> str:
 
 
 def _opinion(row: HistoryRow, measured: str) -> str:
-    """Text of the Analyst beyond `measured`, the description of the figures; "" without any."""
+    """Return the text of the Analyst beyond `measured`, the description of the figures; "" without any."""
     if row.status != "ok":
         return ""
     text = " ".join((row.analysis or row.summary_1line or "").split())

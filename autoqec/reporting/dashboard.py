@@ -39,7 +39,7 @@ class Dashboard:
         self._last_end = self._end_of(self.finished[-1]) if self.finished else 0.0
 
     def _end_of(self, row: HistoryRow) -> float:
-        """Seconds since the epoch; rows of version 1 hold no time, so the mtime of the file replaces it."""
+        """Return the seconds since the epoch; rows of version 1 hold no time, so the mtime of the file replaces it."""
         return row.finished_at.timestamp() if row.finished_at else self.layout.history.stat().st_mtime
 
     def _verifier_seconds(self, row: HistoryRow) -> float:
@@ -103,5 +103,5 @@ class Dashboard:
         return parts
 
     def body(self) -> RenderableType:
-        """The front and the last rounds."""
+        """Return the front and the last rounds."""
         return Group(*(part for part in (self._front, self._rounds) if part is not None))

@@ -65,7 +65,7 @@ def _layout(run: RunLayout | Path | str) -> RunLayout:
 
 
 def _gpu_snapshot() -> dict[str, Any]:
-    """Name and memory in bytes of the first GPU; empty if there is none, or its driver fails."""
+    """Return the name and memory in bytes of the first GPU; empty if there is none, or its driver fails."""
     try:
         import torch
 

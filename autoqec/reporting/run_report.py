@@ -180,7 +180,7 @@ class RunReport:
         return _verification(self.layout, entry.row) if entry.row.verify_verdict else None
 
     def dump(self) -> dict[str, object]:
-        """The object that `show --json` prints."""
+        """Return the object that `show --json` prints."""
         return {
             "run_id": self.info.run_id,
             "info": self.info.dump(),
@@ -235,7 +235,7 @@ def _importance(entry: RoundEntry) -> tuple[bool, bool, bool, int]:
 
 
 def has_legacy_verdict(row: HistoryRow) -> bool:
-    """Whether version 1 recorded SUSPICIOUS, its word for an inconclusive test."""
+    """Return whether version 1 recorded SUSPICIOUS, its term for an inconclusive test."""
     return row.current_verdict != row.verify_verdict
 
 
@@ -253,7 +253,7 @@ def _verification(layout: RunLayout, row: HistoryRow) -> VerifyReport | None:
 
 
 def is_running(layout: RunLayout) -> bool:
-    """Whether the process that holds the run's lock is alive on this machine."""
+    """Return whether the process that holds the run's lock is alive on this machine."""
     owner = run_lock.read(layout.root)
     pid = owner.get("pid")
     same_boot = bool(procfs.boot_id()) and owner.get("boot_id") == procfs.boot_id()
@@ -273,7 +273,7 @@ def llm_usage(layout: RunLayout) -> dict[str, Any] | None:
 
 
 def outcome(row: HistoryRow) -> str:
-    """The verdict of a round in today's terms; without one, its status or whether it was nominated."""
+    """Return the verdict of a round in the present terms; without one, its status or whether it was nominated."""
     if row.current_verdict:
         return row.current_verdict
     if row.status != "ok":

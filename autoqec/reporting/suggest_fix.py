@@ -89,7 +89,7 @@ def _candidates(cause: str, config: Config, phase: str, env_yaml: str | None) ->
 
 
 def _smaller(config: Config, *, start: float = 1.0) -> Iterator[Config]:
-    """The same family with fewer and fewer channels; finally with a single layer."""
+    """Yield the same family with fewer and fewer channels; finally with a single layer."""
     family = str(config.get("type"))
     block = config.get(family)
     if family not in FAMILIES or not isinstance(block, dict):
@@ -122,7 +122,7 @@ def _less_harmful(config: Config) -> Iterator[Config]:
 
 
 def _within_limits(config: Config, env_yaml: str | None) -> bool:
-    """Whether the config respects the env's limits; without an env there are none."""
+    """Return whether the config respects the env's limits; without an env there are none."""
     if env_yaml is None:
         return True
     from autoqec.store.files import parse_env

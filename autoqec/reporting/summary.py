@@ -199,6 +199,6 @@ def _best(run: RunReport) -> Iterator[RenderableType]:
 
 
 def _display_path(path: Path) -> str:
-    """Path relative to the current directory if it is below it."""
+    """Return the path relative to the current directory if it is below it."""
     current = Path.cwd()
     return plain(os.path.relpath(path, current) if path.is_relative_to(current) else str(path))

@@ -104,7 +104,7 @@ class LiveView:
             self.console.print(Text(line), soft_wrap=True)
 
     def screen(self) -> RenderableType:
-        """The head of the run, every round in progress, and the results so far."""
+        """Return the head of the run, every round in progress, and the results so far."""
         now = list(self.rounds.values())  # a copy: events arrive while another thread draws
         running = [
             round_progress.screen() for round_progress in sorted(now, key=lambda round_progress: round_progress.number)

@@ -72,7 +72,7 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
 
 
 def _epoch(owner: dict[str, Any]) -> int:
-    """Number of earlier owners; 0 if the file says something else."""
+    """Return the number of earlier owners; 0 if the file says something else."""
     epoch = owner.get("epoch")
     return epoch if isinstance(epoch, int) and 0 <= epoch < 2**53 else 0
 
@@ -93,7 +93,7 @@ def require_unlocked(run_root: Path | str) -> None:
 
 
 def is_locked(run_root: Path | str) -> bool:
-    """Whether some process holds the run now."""
+    """Return whether some process holds the run now."""
     fd = _open(Path(run_root).resolve())
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, which filelock has not: two that ask do not collide

@@ -74,7 +74,7 @@ class Environment(ABC):
         """
 
     def evaluate(self, action: str) -> dict[str, Any]:
-        """The feedback that `step` would give, for environments in which it depends on the action alone."""
+        """Return the feedback that `step` would give, for environments in which it depends on the action alone."""
         raise NotImplementedError(f"{type(self).__name__} evaluates steps, not single actions")
 
 
@@ -84,7 +84,7 @@ class EnvDatasetConfig(Contract):
     kind: str = ""
 
     def resolved(self, base: Path) -> Self:
-        """The config with absolute paths; relative ones are relative to `base`."""
+        """Return the config with absolute paths; relative ones are relative to `base`."""
         return self
 
 
@@ -105,10 +105,10 @@ class EnvDataset(ABC, Generic[D]):
         """Build the environments. UsageError if there are none."""
 
     def get_dataset(self) -> list[Environment]:
-        """The environments, the same objects on every call."""
+        """Return the environments, the same objects on every call."""
         return self.dataset
 
 
 def episode_done_error(env: Environment) -> ContractError:
-    """The error of a step after the end of an episode."""
+    """Return the error of a step after the end of an episode."""
     return ContractError("the episode is done; call `reset` first", location=env.env_id or type(env).__name__)

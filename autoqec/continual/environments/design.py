@@ -37,7 +37,7 @@ class EnvFeatures:
 
     @classmethod
     def of(cls, env: EnvSpec) -> EnvFeatures:
-        """The features of an env."""
+        """Return the features of an env."""
         code = env.code
         return cls(
             name=env.name,
@@ -50,7 +50,7 @@ class EnvFeatures:
         )
 
     def vector(self) -> list[float]:
-        """The numeric features, scaled to about one."""
+        """Return the numeric features, scaled to about one."""
         return [
             self.distance / 10,
             self.rounds / 10,
@@ -92,14 +92,14 @@ class PredecoderDraft:
     last_task_info: dict[str, Any] | None = None
 
     def config(self) -> Config:
-        """The complete config. ContractError without a `type`, or for values that contradict each other."""
+        """Return the complete config. ContractError without a `type`, or for values that contradict each other."""
         if "type" not in self.choices:
             raise ContractError("the draft has no `type` yet", location="draft")
         family = self.choices["type"]
         return space.build({key: value for key, value in self.choices.items() if applies_to_family(key, family)})
 
     def clone(self) -> PredecoderDraft:
-        """An independent copy."""
+        """Return an independent copy."""
         return copy.deepcopy(self)
 
     @property
@@ -121,12 +121,12 @@ class ActionSpace:
 
     @classmethod
     def standard(cls, grid: int = GRID_POINTS) -> ActionSpace:
-        """The whole search space, numeric dimensions on a grid."""
+        """Return the whole search space, numeric dimensions on a grid."""
         return cls(Assignment(one.key, value) for one in space.SEARCH_SPACE for value in grid_values(one, grid))
 
     @classmethod
     def of_configs(cls, configs: Sequence[Config]) -> ActionSpace:
-        """The values in a table of configs, for the keys that vary in it and `type`. See also `constant_keys`."""
+        """Return the values in a table of configs of `type` and the keys that vary. See also `constant_keys`."""
         seen: dict[str, list[Any]] = {}
         for config in configs:
             for key, value in space.flatten(config).items():
@@ -140,7 +140,7 @@ class ActionSpace:
         )
 
     def valid(self, draft: PredecoderDraft) -> list[bool]:
-        """Which actions may come next: first the type, then unset keys of its family, and `stop`."""
+        """Return which actions may come next: first the type, then unset keys of its family, and `stop`."""
         chosen = draft.choices
         if draft.stopped:
             return [False] * len(self)
@@ -151,7 +151,7 @@ class ActionSpace:
         ]
 
     def index(self, key: str, value: Any) -> int:
-        """The action that sets `key` to `value`; the empty key ends the design. UsageError if there is none."""
+        """Return the action that sets `key` to `value`; the empty key ends the design. UsageError if there is none."""
         for index, assignment in enumerate(self.assignments):
             if assignment.key == key and assignment.value == value:
                 return index
@@ -162,7 +162,7 @@ class ActionSpace:
 
 
 def applies_to_family(key: str, family: str) -> bool:
-    """Whether a dotted config key applies to a family."""
+    """Return whether a dotted config key applies to a family."""
     dimension = space.DIMENSION_BY_KEY.get(key)
     if dimension is not None:
         return not dimension.families or family in dimension.families
@@ -170,7 +170,7 @@ def applies_to_family(key: str, family: str) -> bool:
 
 
 def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
-    """Keys with a single value in all configs: a template needs them so that its drafts are found in the table."""
+    """Return the keys with one value in all configs, which a template needs so that its drafts are in the table."""
     seen: dict[str, list[Any]] = {}
     for config in configs:
         for key, value in space.flatten(config).items():
@@ -180,7 +180,7 @@ def constant_keys(configs: Sequence[Config]) -> dict[str, Any]:
 
 
 def grid_values(dimension: Dimension, grid: int) -> tuple[Any, ...]:
-    """The values of a dimension; for a numeric one `grid` values on a log scale, including both ends."""
+    """Return the values of a dimension; for a numeric one `grid` values on a log scale, including both ends."""
     if dimension.choices:
         return tuple(dimension.choices)
     low, high = math.log(dimension.low), math.log(dimension.high)
@@ -206,7 +206,7 @@ class DesignStepper:
             draft.choices[assignment.key] = assignment.value
 
     def exhausted(self, draft: PredecoderDraft) -> bool:
-        """Whether `stop` is the only action left."""
+        """Return whether `stop` is the only action left."""
         return not any(self.action_space.valid(draft)[:-1])
 
 
@@ -217,7 +217,7 @@ class ExplicitObserver:
         self.action_space = action_space
 
     def observe(self, draft: PredecoderDraft) -> dict[str, list[float]]:
-        """The observation of a draft."""
+        """Return the observation of a draft."""
         chosen = draft.choices
         mask = [float(c.key in chosen and chosen[c.key] == c.value) for c in self.action_space.assignments[:-1]]
         return {"clauses": [*mask, float(draft.stopped)], "facts": draft.features.vector(), "count": [len(chosen) / 10]}
@@ -227,7 +227,7 @@ class FlatTensorizer:
     """Concatenates the parts of an observation, in the order of their names, to one float vector."""
 
     def tensorize(self, observation: Mapping[str, Sequence[float]]) -> torch.Tensor:
-        """The observation as float32 [n]."""
+        """Return the observation as float32 [n]."""
         import torch
 
         flat = [value for name in sorted(observation) for value in observation[name]]
@@ -278,11 +278,11 @@ class DesignEnv:
         return tuple(self._actions)
 
     def get_action(self, index: int) -> int:
-        """The action of step `index`, from 0."""
+        """Return the action of step `index`, from 0."""
         return self._actions[index]
 
     def get_raw_action(self, index: int) -> Any:
-        """The raw action that the policy emitted at step `index`."""
+        """Return the raw action that the policy emitted at step `index`."""
         return self._raw_actions[index]
 
     def write(self, choices: Mapping[str, Any], stepper: DesignStepper) -> None:
@@ -294,11 +294,11 @@ class DesignEnv:
             self.step(stepper.action_space.index("", None), stepper)
 
     def clone(self) -> DesignEnv:
-        """A copy that later steps of this environment do not change."""
+        """Return a copy that later steps of this environment do not change."""
         return copy.deepcopy(self)
 
     def render(self, mode: RenderMode) -> Any:
-        """A figure with the choices of the design, and the design drawn for the task of the mode."""
+        """Return a figure with the choices of the design, and the design drawn for the task of the mode."""
         figure = new_figure((8, 4))
         left, right = figure.subplots(1, 2)
         lines = [f"{key} = {value}" for key, value in sorted(self.state.choices.items())] or ["(nothing is set)"]

@@ -74,7 +74,7 @@ class DesignTextEnv(Environment):
         return None if done else self._observation(), feedback, done, info
 
     def evaluate(self, action: str) -> dict[str, Any]:
-        """The feedback on a proposal."""
+        """Return the feedback on a proposal."""
         return self._evaluate_action(action)[0]
 
     def _evaluate_action(self, action: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -130,7 +130,7 @@ def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderD
 def format_observation(
     features: EnvFeatures, action_space: ActionSpace, previous: Sequence[str], n_proposals: int
 ) -> str:
-    """The observation before a proposal; `previous` has one line per earlier proposal."""
+    """Return the observation before a proposal; `previous` has one line per earlier proposal."""
     offered = [
         f"- {key}: "
         f"{', '.join(json.dumps(assignment.value) for assignment in action_space.assignments if assignment.key == key)}"
@@ -149,7 +149,7 @@ def format_observation(
 
 
 def task(features: EnvFeatures) -> str:
-    """The task in one sentence, by which memories find similar tasks."""
+    """Return the task in one sentence, by which memories find similar tasks."""
     return (
         f"Design a neural predecoder for {features.name} (distance {features.distance}, {features.rounds} rounds, "
         f"p = {features.p:g}, {features.n_detectors} detectors)."
@@ -162,7 +162,7 @@ def format_choices(choices: Mapping[str, Any]) -> str:
 
 
 def settable_keys(action_space: ActionSpace) -> list[str]:
-    """Keys that can be set, in the order of the action space."""
+    """Return the keys that can be set, in the order of the action space."""
     return list(dict.fromkeys(assignment.key for assignment in action_space.assignments if assignment.key))
 
 
@@ -202,7 +202,7 @@ class DesignDatasetConfig(EnvDatasetConfig):
         return self
 
     def resolved(self, base: Path) -> Self:
-        """The config with absolute paths; relative ones are relative to `base`."""
+        """Return the config with absolute paths; relative ones are relative to `base`."""
 
         def absolute(value: str | None) -> str | None:
             return None if value is None else str((base / value).resolve())

@@ -17,7 +17,7 @@ class Rankable(Protocol):
         """Identifier of the structure: environments with equal signatures are the same design."""
 
     def clone(self) -> Any:
-        """A copy that later steps of the original do not change."""
+        """Return a copy that later steps of the original do not change."""
 
 
 E = TypeVar("E", bound=Rankable)

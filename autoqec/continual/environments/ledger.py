@@ -57,7 +57,7 @@ class RunHistoryQADatasetConfig(EnvDatasetConfig):
     seed: int = Field(default=0, ge=0)
 
     def resolved(self, base: Path) -> Self:
-        """The config with absolute paths; relative ones are relative to `base`."""
+        """Return the config with absolute paths; relative ones are relative to `base`."""
         return self.model_copy(update={"runs": tuple(str((base / run).resolve()) for run in self.runs)})
 
 
@@ -107,7 +107,7 @@ def verdict_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
 
 
 def verdict_question(config: dict[str, Any], measured: RoundMetrics) -> str:
-    """The question for a verdict: config and validation counts, not the figures of the verification."""
+    """Return the question for a verdict: config and validation counts, not the figures of the verification."""
     counts = f"On {measured.val_shots} validation shots plain matching erred {measured.val_errors_plain} times, "
     counts += f"the predecoder {measured.val_errors_predecoder} times."
     return f"{_design(config)}\n{counts}\nWhat is the verdict of the verifier, on fresh shots?"
@@ -125,7 +125,7 @@ def gain_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
 
 
 def gain_bin(relative: float) -> str:
-    """The bin of a relative reduction; an upper bound belongs to its bin."""
+    """Return the bin of a relative reduction; an upper bound belongs to its bin."""
     return next((name for bound, name in GAIN_BINS if relative <= bound), TOP_GAIN_BIN)
 
 

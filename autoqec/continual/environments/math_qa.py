@@ -60,11 +60,11 @@ class MathQAEnv(QAEnv):
         }
 
     def normalize_target(self, answer: Any) -> str:
-        """The target without box and markup."""
+        """Return the target without box and markup."""
         return strip_markup(_unwrap_boxed(str(answer)))
 
     def normalize_action(self, action: str) -> str:
-        """The answer in a reply without box and markup."""
+        """Return the answer in a reply without box and markup."""
         return strip_markup(_unwrap_boxed(action))
 
 
@@ -80,7 +80,7 @@ def read_number(reply: str) -> Quantity | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""The content of the last `\boxed{…}` with balanced braces; None without one."""
+    r"""Return the content of the last `\boxed{…}` with balanced braces; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

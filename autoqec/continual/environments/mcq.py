@@ -61,16 +61,16 @@ class MCQEnv(QAEnv):
         self.target_letter = self._target()
 
     def normalize_input(self, question: str) -> str:
-        """The question followed by its choices, one per line."""
+        """Return the question followed by its choices, one per line."""
         lines = [f"{letter}. {text}" for letter, text in zip(LETTERS, self.choices, strict=False)]
         return "\n".join([question, *lines])
 
     def normalize_target(self, answer: Any) -> str:
-        """The letter of the target."""
+        """Return the letter of the target."""
         return self.target_letter
 
     def normalize_action(self, action: str) -> str:
-        """The letter that a reply names, or ""."""
+        """Return the letter that a reply names, or ""."""
         return self.letter_of(action) or ""
 
     def evaluate(self, action: str) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class MCQEnv(QAEnv):
         }
 
     def letter_of(self, text: str) -> str | None:
-        """The letter of the choice that a reply names; None if it names none."""
+        """Return the letter of the choice that a reply names; None if it names none."""
         boxed = extract_boxed(text)
         if boxed is not None and (letter := self._letter_of_choice(boxed)):
             return letter
@@ -100,7 +100,7 @@ class MCQEnv(QAEnv):
         )
 
     def _letter_of_choice(self, text: str) -> str | None:
-        """The letter of a text that is a choice: its letter, its text, or both."""
+        """Return the letter of a text that is a choice: its letter, its text, or both."""
         text = _MARKUP.sub("", text).strip()
         return (
             self._letter_in_range(_LETTER_ONLY.match(text))
@@ -116,7 +116,7 @@ class MCQEnv(QAEnv):
         return self._letter_in_range(next(iter([*pattern.finditer(text)][::-1]), None))
 
     def _only_letter(self, pattern: re.Pattern[str], text: str) -> str | None:
-        """The letter that every match names; None if they differ."""
+        """Return the letter that every match names; None if they differ."""
         letters = {self._letter_in_range(match) for match in pattern.finditer(text)}
         return letters.pop() if len(letters) == 1 else None
 

@@ -37,10 +37,10 @@ class BatchEnv(Protocol):
         """Apply one action through the stepper."""
 
     def clone(self) -> Any:
-        """A copy that later steps of the original do not change."""
+        """Return a copy that later steps of the original do not change."""
 
     def render(self, mode: Mapping[str, Any]) -> Any:
-        """A matplotlib figure of the state."""
+        """Return a matplotlib figure of the state."""
 
 
 class MetricLogger(Protocol):
@@ -60,14 +60,14 @@ class Observer(Protocol):
     """Maps a state to an observation."""
 
     def observe(self, state: Any) -> Any:
-        """The observation of a state."""
+        """Return the observation of a state."""
 
 
 class Tensorizer(Protocol):
     """Maps an observation to a tensor."""
 
     def tensorize(self, observation: Any) -> torch.Tensor:
-        """The observation as a tensor of fixed shape."""
+        """Return the observation as a tensor of fixed shape."""
 
 
 class AbstractMultiEnvironments(ABC):
@@ -133,11 +133,11 @@ class AbstractMultiEnvironments(ABC):
         return losses
 
     def reset(self) -> list[Any]:
-        """The initial state of each environment."""
+        """Return the initial state of each environment."""
         return [env.reset() for env in self.envs]
 
     def gather(self) -> list[Any]:
-        """The current states, the objects themselves."""
+        """Return the current states, the objects themselves."""
         return [env.state for env in self.envs]
 
     def step(self, actions: Sequence[Any], stepper: Any, raw_actions: Sequence[Any] | None = None) -> list[Any]:
@@ -164,7 +164,7 @@ class AbstractMultiEnvironments(ABC):
         return outputs
 
     def observe(self, observer: Observer, tensorizer: Tensorizer) -> torch.Tensor:
-        """All observations as one float tensor [N, …]; [0] for an empty batch."""
+        """Return all observations as one float tensor [N, …]; [0] for an empty batch."""
         import torch
 
         rows = [tensorizer.tensorize(observer.observe(env.state)) for env in self.envs]
@@ -203,7 +203,7 @@ class AbstractMultiEnvironments(ABC):
 
 
 def evaluate_routine(routine: Routine, state: Any) -> tuple[float, dict[str, Any]]:
-    """The result of the routine; +inf with error and traceback if it raises."""
+    """Return the result of the routine; +inf with error and traceback if it raises."""
     try:
         loss, info = routine(state)
         return float(loss), info

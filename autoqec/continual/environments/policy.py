@@ -123,7 +123,7 @@ class PolicyLearner:
         return elite_batch.best
 
     def elite_batch(self, envs: Sequence[DesignEnv], losses: Sequence[float]) -> EliteBatch | None:
-        """The best share of finished designs; None if no loss is finite."""
+        """Return the best share of finished designs; None if no loss is finite."""
         finite = sorted((loss, place) for place, loss in enumerate(losses) if math.isfinite(loss))
         if not finite:
             return None

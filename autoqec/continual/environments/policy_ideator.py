@@ -27,7 +27,7 @@ MAX_DRAWS = 50
 
 
 def propose(view: IdeatorView) -> IdeatorResponse:
-    """The next proposal, as a function of the view alone. Round 1 is the best known template.
+    """Return the next proposal, as a function of the view alone. Round 1 is the best known template.
 
     The network is trained from scratch for every proposal: a history is short, and an interrupted search continues with
     the same proposal.
@@ -62,7 +62,7 @@ def propose(view: IdeatorView) -> IdeatorResponse:
 
 
 def design_from_config(config: Config, action_space: ActionSpace, env: DesignEnv) -> DesignEnv:
-    """A config as a design of the policy: each key is set to the nearest value of the action space."""
+    """Return a config as a design of the policy: each key is set to the nearest value of the action space."""
     env, stepper = env.clone(), DesignStepper(action_space)
     env.reset()
     flat = space.flatten(config)

@@ -49,18 +49,18 @@ class QAEnv(Environment):
         return {"correct": self.normalize_action(action) == target, "target": target, "message": "exact-match"}
 
     def info(self) -> dict[str, Any]:
-        """The metadata, with its id also as `question_id`."""
+        """Return the metadata, with its id also as `question_id`."""
         known = {"question_id": self.metadata["id"]} if "id" in self.metadata else {}
         return {**known, **self.metadata}
 
     def normalize_input(self, question: str) -> str:
-        """The question as it is shown."""
+        """Return the question as it is shown."""
         return question
 
     def normalize_target(self, answer: Any) -> str:
-        """The target in the form in which it is compared."""
+        """Return the target in the form in which it is compared."""
         return str(answer)
 
     def normalize_action(self, action: str) -> str:
-        """An answer in the form in which it is compared."""
+        """Return an answer in the form in which it is compared."""
         return action

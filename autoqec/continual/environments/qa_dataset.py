@@ -56,7 +56,7 @@ class QAEnvDatasetConfig(EnvDatasetConfig):
     instruction_template: str | None = Field(default=None, description="the observation, with {question} in it")
 
     def resolved(self, base: Path) -> Self:
-        """The config with absolute paths; relative ones are relative to `base`."""
+        """Return the config with absolute paths; relative ones are relative to `base`."""
         changes: dict[str, str] = {}
         if self.dataset_path is not None:
             changes["dataset_path"] = str((base / self.dataset_path).resolve())
@@ -122,7 +122,7 @@ class QAEnvDataset(EnvDataset[QAEnvDatasetConfig]):
 
 
 def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
-    """The class of the environments. UsageError for a class that is unknown or not a QAEnv."""
+    """Return the class of the environments. UsageError for a class that is unknown or not a QAEnv."""
     if config.env_class is None:
         return TASKS[config.task_type]
     if config.env_class in ENV_CLASSES:
@@ -131,7 +131,7 @@ def env_class(config: QAEnvDatasetConfig) -> type[QAEnv]:
 
 
 def _choices(config: QAEnvDatasetConfig, row: Row, question: str, answer: Any) -> tuple[list[str], Any]:
-    """The choices of a row, and the answer in terms of them."""
+    """Return the choices of a row, and the answer in terms of them."""
     field = config.choices_field
     found = [str(row[name]) for name in field] if isinstance(field, tuple) else [str(item) for item in row[str(field)]]
     if config.shuffle_choices:
@@ -177,7 +177,7 @@ def _one_split(loaded: Any, split: str | None) -> Iterable[Row]:
 
 
 def _json_lines(path: Path) -> list[Row]:
-    """All rows, including a last line without a newline: the file was written by the user."""
+    """Return all rows, including a last line without a newline: the file was written by the user."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

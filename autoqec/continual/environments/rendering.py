@@ -24,7 +24,7 @@ FORMATS = ("figure", "image")
 
 
 def top_k(n: int, disregarded_fraction: float) -> int:
-    """Number of environments that are drawn together: floor(n·(1 − p)), exact for decimal p (10·(1 − 0.9) is 1)."""
+    """Return the number of environments drawn together: floor(n·(1 − p)), exact for decimal p (10·(1 − 0.9) is 1)."""
     if not 0 <= disregarded_fraction <= 1:
         raise UsageError(f"disregarded_percentage = {disregarded_fraction} is outside [0, 1]", location="render")
     return math.floor(n * (1 - Fraction(str(disregarded_fraction))))
@@ -128,7 +128,7 @@ TASKS: dict[str, Callable[[Any, Sequence[Mapping[str, Any]]], None]] = {
 
 
 def new_figure(size: tuple[float, float]) -> Any:
-    """A figure outside pyplot: it is freed with its last reference."""
+    """Return a figure outside pyplot: it is freed with its last reference."""
     return optional.load("matplotlib.figure", extra="report").Figure(figsize=size, layout="constrained")
 
 

@@ -45,12 +45,12 @@ def loss_of(info: Mapping[str, Any], env: EnvSpec | None = None) -> float:
 
 
 def score_of_loss(loss: float) -> float:
-    """The score of a loss, higher is better: the lower bound of the relative reduction, clipped to [0, 1]."""
+    """Return the score of a loss, higher is better: the lower bound of the relative reduction, clipped to [0, 1]."""
     return min(max(-loss, 0.0), 1.0) if not math.isnan(loss) else 0.0
 
 
 def paired_task_info(counts: PairedCounts) -> dict[str, Any]:
-    """A paired measurement as task info."""
+    """Return a paired measurement as task info."""
     from autoqec.qec.stats import paired_effect
 
     found = paired_effect(counts)
@@ -116,12 +116,12 @@ class TabularRoutine:
         return [info["dsl_config"] for info in self.rows.values()]
 
     def best(self) -> float:
-        """The smallest loss of the table."""
+        """Return the smallest loss of the table."""
         return min(loss_of(info, self.env) for info in self.rows.values())
 
 
 def task_info_of_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of history as task info, with the paired effect on its validation shots."""
+    """Return a row of history as task info, with the paired effect on its validation shots."""
     info = {key: value for key, value in row.items() if value is not None}
     names = ("val_shots", "val_errors_plain", "val_errors_predecoder", "val_fixed", "val_broken")
     if all(name in info for name in names):

@@ -176,7 +176,7 @@ def compare(
 
 
 def mean_with_interval(values: list[float]) -> dict[str, float]:
-    """Mean with its normal 95% interval; a single value has no interval."""
+    """Return the mean with its normal 95% interval; a single value has no interval."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return {"mean": mean, "n": 1}

@@ -161,7 +161,7 @@ def _parse_pointer(git_object: tuple[str, bytes] | None, where: str) -> Pointer 
 
 
 def _read_open_round(layout: RoundLayout) -> OpenRound:
-    """The files of a round without a row, and the response of the rule-based Analyst to it."""
+    """Return the files of a round without a row, and the response of the rule-based Analyst to it."""
     found = OpenRound(**vars(load_round(layout)))
     if found.metrics is None:
         return found

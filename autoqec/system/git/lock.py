@@ -127,7 +127,7 @@ def _regular(path: Path) -> os.stat_result | None:
 
 
 def _open_files() -> set[FileId]:
-    """Every file that a visible process has open; by inode, since paths differ between mount namespaces."""
+    """Return every file that a visible process has open; by inode, since paths differ between mount namespaces."""
     found = set()
     for pid in procfs.pids():
         with suppress(OSError):

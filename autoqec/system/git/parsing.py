@@ -136,7 +136,7 @@ def parse_status(data: bytes) -> list[str]:
 
 
 def format_message(message: str, trailers: dict[str, str] | None) -> str:
-    """A commit message whose last paragraph is the trailers; neither can break out of its place."""
+    """Return a commit message whose last paragraph is the trailers; neither can break out of its place."""
     body = message.replace("\0", "").replace("\r", "").strip() or "(no message)"
     lines = [f"{key}: {' '.join(value.replace(chr(0), '').split())}" for key, value in (trailers or {}).items()]
     return body + "\n" + ("\n" + "\n".join(lines) + "\n" if lines else "")

@@ -156,7 +156,7 @@ class GitReader(ABC):
         return parse_status(self._git("status", *flags, "--", *paths, worktree=worktree))
 
     def config(self, name: str) -> str | None:
-        """Value of a key in the repository's own configuration (git reads no other here); None if it is not set."""
+        """Return the value of a key in the repository's configuration (no other is read); None if it is not set."""
         status, out, _ = self._run(["config", "--get", name])
         return text(out).removesuffix("\n") if status == 0 else None
 
@@ -166,7 +166,7 @@ class GitReader(ABC):
         return [command for command in commands if command]
 
     def tracked_paths(self) -> list[str]:
-        """Every path in the index."""
+        """Return every path in the index."""
         return [path for path in text(self._git("ls-files", "-z")).split("\0") if path]
 
     def attributes(self, names: Sequence[str], paths: Sequence[str]) -> list[tuple[str, str, str]]:

@@ -19,7 +19,7 @@ Entry = tuple[str, str]  # mode, object id
 
 
 def largest_checkout(bundle: Path) -> int:
-    """Bytes that one tree out of a bundle may check out to."""
+    """Return the bytes that one tree out of a bundle may check out to."""
     return min(max(_ALWAYS, _RATIO * bundle.stat().st_size), _NEVER)
 
 
@@ -45,7 +45,7 @@ def check_trees(repo: GitReader, commits: Sequence[str], *, max_bytes: int) -> N
 
 
 def _read_trees(repo: GitReader, roots: Sequence[str]) -> dict[str, list[Entry]]:
-    """Every tree below `roots`, each read once."""
+    """Return every tree below `roots`, each read once."""
     trees: dict[str, list[Entry]] = {}
     level, read, objects = sorted(set(roots)), 0, 0
     while level:

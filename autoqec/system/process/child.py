@@ -94,7 +94,7 @@ class Result:
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a child sees: a short list of this process's variables (no keys, no GIT_*, no PYTHON*), then `extra`."""
+    """Return the environment of a child: a few of this process's variables (no keys, GIT_* or PYTHON*), and `extra`."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return {**inherited, **DEFAULT_ENVIRONMENT, **(extra or {})}
 

@@ -101,12 +101,12 @@ def chosen() -> str:
 
 
 def opted_out() -> bool:
-    """Whether the user allowed branch code to run without a sandbox."""
+    """Return whether the user allowed branch code to run without a sandbox."""
     return os.environ.get(OPT_OUT_VARIABLE) == "1"
 
 
 def is_available(sandbox_backend: SandboxBackend) -> bool:
-    """Whether a program starts inside this backend and finds files and network closed."""
+    """Return whether a program starts inside this backend and finds files and network closed."""
     return unavailable_reason(sandbox_backend) is None
 
 
@@ -212,7 +212,7 @@ def _interpreter_links() -> list[Path]:
 
 
 def _exposed(places: Sequence[Path]) -> list[Path]:
-    """Those of `places` that lie among the files of Python and of the system; outermost only, as named and resolved."""
+    """Return the outermost of `places` that lie among the files of Python or the system, as named and resolved."""
     opened = [form for path in (*_system(), *readable()) for form in (path, path.resolve())]
     hidden_paths = [form for path in places if path.exists() for form in (path.absolute(), path.resolve())]
     exposed = [path for path in hidden_paths if any(path.is_relative_to(place) for place in opened)]

@@ -51,7 +51,7 @@ def version(path: Path) -> tuple[int, ...]:
 
 
 def starts(path: Path) -> bool:
-    """Whether this bwrap can run a program in a new user namespace."""
+    """Return whether this bwrap can run a program in a new user namespace."""
     return _output(path, "--unshare-user", "--ro-bind", "/", "/", "--", str(path), "--version") is not None
 
 
@@ -65,7 +65,7 @@ def describe() -> str:
 
 
 def _output(path: Path, *arguments: str) -> str | None:
-    """What the program printed; None where it failed."""
+    """Return what the program printed; None if it failed."""
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "log")
         try:
