@@ -85,6 +85,18 @@ def test_tests_that_the_pages_name_exist() -> None:
         assert not name or any(re.search(rf"(def|class) {name}", text) for text in texts), f"{page}: {file}::{name}"
 
 
+def test_decision_records_are_numbered_and_listed() -> None:
+    folder = generate.CONTRACTS.parent / "adr"
+    pages = sorted(path.name for path in folder.glob("[0-9]*.md"))
+    assert [int(name[:4]) for name in pages] == list(range(1, len(pages) + 1))
+    assert re.findall(r"\]\((.+?)\)", (folder / "README.md").read_text(encoding="utf-8"))[-len(pages) :] == pages
+    for name in pages:
+        text = (folder / name).read_text(encoding="utf-8")
+        assert text.startswith(f"# {int(name[:4])}. ") and re.findall(r"\*\*(\w+)\.\*\*", text) == [
+            "Context", "Decision", "Consequences",
+        ]  # fmt: skip
+
+
 @pytest.mark.long
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
