@@ -93,6 +93,7 @@ def main(env_path: Path, checkpoint: Path, shots: int) -> None:
     torch.set_num_threads(1)
     env, _ = load_env(env_path)
     ungated = CheckpointDecoder.of(env, checkpoint)
+    ungated.decoder.gate = None
     problem = ungated.problem
     decoders: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         name: backends.make_backend(name, problem).decode for name in ("mwpm", "mwpm_correlated")

@@ -127,7 +127,7 @@ class Template:
     config: Config
 
 
-TEMPLATE_GATE = 5.0  # keeps 99.8% of the reduction and costs as much as correlated matching
+TEMPLATE_GATE = 4.0  # costs less than correlated matching, see docs/results/gated-decoding.md
 
 TEMPLATES: tuple[Template, ...] = (
     Template(
