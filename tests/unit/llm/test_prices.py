@@ -23,8 +23,8 @@ def test_each_token_counter_has_its_price() -> None:
         cache_creation_input_tokens=1_000_000,
         cache_read_input_tokens=1_000_000,
     )
-    assert cost_usd("claude-opus-5-5", usage) == pytest.approx(4 + 20 + 5 + 0.4)
-    assert cost_usd("claude-opus-5-5", usage, cache_write_1h_tokens=1_000_000) == pytest.approx(4 + 20 + 8 + 0.4)
+    assert cost_usd("claude-opus-5-5", usage) == pytest.approx(4 + 20 + 5 + 0.2)
+    assert cost_usd("claude-opus-5-5", usage, cache_write_1h_tokens=1_000_000) == pytest.approx(4 + 20 + 8 + 0.2)
 
 
 @pytest.mark.parametrize(("prompt", "factor"), [(100_000, 1), (100_001, 5)])
@@ -32,6 +32,13 @@ def test_long_prompts_have_a_higher_price(prompt: int, factor: int) -> None:
     usage = Usage(input_tokens=prompt - 1000, cache_read_input_tokens=1000, output_tokens=2000)
     expected = factor * ((prompt - 1000 + 100) * 0.1 + 2000 * 0.5) / 1e6
     assert cost_usd("claude-haiku-5-5", usage) == pytest.approx(expected)
+
+
+def test_reading_the_cache_has_the_price_of_the_model_or_the_common_factor() -> None:
+    read = Usage(cache_read_input_tokens=1_000_000)
+    assert cost_usd("claude-sonnet-5-5", read) == pytest.approx(0.1)
+    assert cost_usd("claude-fable-5-2", read) == pytest.approx(0.8)
+    assert cost_usd("claude-haiku-5-5", read) == pytest.approx(5 * 0.01)  # a long prompt
 
 
 def test_price_of_an_unknown_model_is_null() -> None:
