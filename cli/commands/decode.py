@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +13,11 @@ from autoqec.cli.common import Output, options
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 from autoqec.system.machine import cpu_count
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from autoqec.decoders.decoding import CheckpointDecoder
 
 FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
 
@@ -34,6 +42,13 @@ FORMATS = ("b8", "r8", "ptb64", "01", "hits", "dets")
     "--allow-other-dem", is_flag=True, help="Accept a --dem with other error mechanisms, such as one of a device."
 )
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of the network.")
+@click.option(
+    "--latency",
+    "latency_shots",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also time the first N shots one by one, beside correlated matching.",
+)
 @click.option("--trust-code", is_flag=True, help="Run code that the branch of the round changed, outside the sandbox.")
 @click.option("--unverified", is_flag=True, help="Also decode with a checkpoint that is not a verified artifact.")
 @options
@@ -47,6 +62,7 @@ def command(
     dem: Path | None,
     allow_other_dem: bool,
     threads: int,
+    latency_shots: int | None,
     trust_code: bool,
     unverified: bool,
     out: Output,
@@ -83,6 +99,10 @@ def command(
         events = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
         parts = (decoding.decode(part) for part in events)
         n = shotfiles.write(target, out_format or shotfiles.guess_format(target), problem.n_observables, parts)
+        latency = None
+        if latency_shots is not None and n:
+            again = shotfiles.read(shots, in_format or shotfiles.guess_format(shots), problem.n_detectors, CHUNK)
+            latency = _measure_latency(out, decoding, first_shots(again, latency_shots))
     suffix = (
         f"; {decoding.n_unknown_edges} edges unknown to the network kept the priors of the model"
         if decoding.n_unknown_edges
@@ -96,8 +116,38 @@ def command(
             "env": loaded.env.name,
             "unknown_edges": decoding.n_unknown_edges,
             "verified": loaded.verified,
+            **({} if latency is None else {"latency": latency}),
         }
     )
+
+
+def first_shots(parts: Iterator[np.ndarray], count: int) -> np.ndarray:
+    """Return the first `count` shots, or all if there are fewer; read no further part than needed."""
+    import numpy as np
+
+    taken: list[np.ndarray] = []
+    for part in parts:
+        taken.append(part[: count - sum(map(len, taken))])
+        if sum(map(len, taken)) == count:
+            break
+    return np.concatenate(taken)
+
+
+def _measure_latency(out: Output, decoding: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Any]:
+    from autoqec.decoders.latency import CORRELATED, compare_latency
+    from autoqec.system import machine
+
+    processor = machine.snapshot()["cpu"]["model"]
+    found = compare_latency(decoding, detection_events)
+    out.say(f"latency of {pluralize(len(detection_events), 'shot')} on {processor}, one by one:")
+    for name, latency in found.items():
+        reference = found.get(CORRELATED)
+        ratio = "" if reference is None else f", {latency.batch_us_per_shot / reference.batch_us_per_shot:.2f} x"
+        out.say(
+            f"  {name}: p50 {latency.p50_us:.1f} us, p99 {latency.p99_us:.1f} us, p99.9 {latency.p999_us:.1f} us; "
+            f"as one batch {latency.batch_us_per_shot:.2f} us of CPU time per shot{ratio}"
+        )
+    return {"processor": processor, **{name: asdict(latency) for name, latency in found.items()}}
 
 
 def _check_target(shots: Path, target: Path) -> None:

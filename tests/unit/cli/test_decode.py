@@ -12,13 +12,14 @@ import stim
 import torch
 
 from autoqec.cli.autoqec import group
-from autoqec.cli.commands.decode import FORMATS
+from autoqec.cli.commands.decode import FORMATS, first_shots
 from autoqec.cli.common import run_cli
 from autoqec.contracts.dsl import parse_dsl
 from autoqec.contracts.env import DemFileCode, EnvSpec, FileNoise
 from autoqec.decoders import checkpoint
 from autoqec.decoders.decoding import CHUNK, CheckpointDecoder
 from autoqec.decoders.dsl_compiler import compile_predecoder
+from autoqec.decoders.latency import WARM_UP_SHOTS, measure_latency
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec import shotfiles
 from autoqec.qec.backends import make_backend
@@ -314,3 +315,33 @@ class TestOtherDem:
         place, _ = made
         assert decode(place, "--allow-other-dem", out="no") == 2
         refused(capsys, "--dem FILE")
+
+
+def test_latency_covers_the_first_shots_and_names_the_machine(
+    made: tuple[Path, np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, _ = made
+    assert decode(place, "--unverified", "--latency", "50", "--json", out="latency.b8") == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])["latency"]
+    assert answer["processor"] and set(answer) == {"processor", "predecoder", "mwpm_correlated"}
+    for name in ("predecoder", "mwpm_correlated"):
+        found = answer[name]
+        assert found["shots"] == 50 and 0 < found["p50_us"] <= found["p99_us"] <= found["p999_us"]
+        assert found["batch_us_per_shot"] > 0
+
+
+def test_first_shots_stop_reading_early() -> None:
+    parts = iter([np.zeros((4, 1), np.uint8), np.ones((4, 1), np.uint8), np.full((4, 1), 2, np.uint8)])
+    assert first_shots(parts, 6).ravel().tolist() == [0, 0, 0, 0, 1, 1] and next(parts)[0, 0] == 2
+    assert len(first_shots(iter([np.zeros((3, 1), np.uint8)]), 10)) == 3
+
+
+def test_latency_decodes_each_shot_alone_then_all_together() -> None:
+    sizes: list[int] = []
+
+    def decoded(events: np.ndarray) -> np.ndarray:
+        sizes.append(len(events))
+        return np.zeros((len(events), 1), bool)
+
+    found = measure_latency(decoded, np.zeros((30, 3), np.uint8))
+    assert sizes == [1] * (WARM_UP_SHOTS + 30) + [30] and found.shots == 30

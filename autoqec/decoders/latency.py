@@ -1,0 +1,65 @@
+"""Latency of single shots and throughput of batches, of a predecoder beside matching."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoqec.decoders.decoding import CheckpointDecoder
+from autoqec.qec import backends
+
+WARM_UP_SHOTS = 20  # caches and lazily built tables; not measured
+CORRELATED = "mwpm_correlated"
+
+Decode = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Times of one decoder on one machine.
+
+    Attributes:
+        shots: Shots that were decoded one by one.
+        p50_us: Median wall time of a shot, in microseconds, with the calls from Python.
+        p99_us: 99th percentile.
+        p999_us: 99.9th percentile; with fewer than 1,000 shots close to the largest value.
+        batch_us_per_shot: CPU time per shot when all shots are one batch, in microseconds.
+    """
+
+    shots: int
+    p50_us: float
+    p99_us: float
+    p999_us: float
+    batch_us_per_shot: float
+
+
+def measure_latency(decode: Decode, detection_events: np.ndarray) -> Latency:
+    """Decode shots one by one, then together.
+
+    Args:
+        decode: Maps bit-packed detection events to predictions.
+        detection_events: uint8 [n, ceil(n_detectors / 8)], n >= 1.
+    """
+    for index in range(min(WARM_UP_SHOTS, len(detection_events))):
+        decode(detection_events[index : index + 1])
+    times = np.empty(len(detection_events))
+    for index in range(len(detection_events)):
+        start = time.perf_counter_ns()
+        decode(detection_events[index : index + 1])
+        times[index] = time.perf_counter_ns() - start
+    start = time.process_time_ns()
+    decode(detection_events)
+    batch = (time.process_time_ns() - start) / len(detection_events)
+    p50, p99, p999 = np.quantile(times, (0.5, 0.99, 0.999)) / 1e3
+    return Latency(len(detection_events), float(p50), float(p99), float(p999), batch / 1e3)
+
+
+def compare_latency(decoder: CheckpointDecoder, detection_events: np.ndarray) -> dict[str, Latency]:
+    """Measure the predecoder, and correlated matching if the code has a matching graph, on the same shots."""
+    decoders: dict[str, Decode] = {"predecoder": decoder.decode}
+    if decoder.problem.env.backend == "mwpm":
+        decoders[CORRELATED] = backends.make_backend(CORRELATED, decoder.problem).decode
+    return {name: measure_latency(decode, detection_events) for name, decode in decoders.items()}
