@@ -57,7 +57,7 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
     for key in pins:
         block = key.partition(".")[0]
         if key not in known:
-            same_leaf_name = [one for one in known if one.rpartition(".")[2] == key.rpartition(".")[2]]
+            same_leaf_name = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
             near = same_leaf_name or get_close_matches(key, known, n=3, cutoff=0.5) or known[:2]
             raise ContractError(f"unknown key `{key}`", location="pin", hint=f"perhaps {', '.join(near)}")
         if block in FAMILIES and pins.get("type") != block:
@@ -81,7 +81,7 @@ def format_pins(pins: Pins) -> str:
 
 def _hyperparameter_keys(kind: type[Contract], prefix: str = "") -> Iterator[str]:
     for name, field in kind.model_fields.items():
-        inner = [one for one in (field.annotation, *get_args(field.annotation)) if _is_contract(one)]
+        inner = [kind for kind in (field.annotation, *get_args(field.annotation)) if _is_contract(kind)]
         yield from _hyperparameter_keys(inner[0], f"{prefix}{name}.") if inner else (prefix + name,)
 
 

@@ -72,18 +72,7 @@ def lint(source: str, location: str = FILE) -> None:
 
 def _lint_node(node: ast.AST, location: str) -> None:
     if isinstance(node, ast.Import | ast.ImportFrom):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
-        for name in names:
-            if name not in ALLOWED_IMPORTS:
-                raise _lint_error(
-                    node, location, f"import of {name}", f"import only {', '.join(sorted(ALLOWED_IMPORTS))}"
-                )
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                if alias.name in FORBIDDEN_ATTRIBUTES or alias.name == "*":
-                    raise _lint_error(
-                        node, location, f"import of {node.module}.{alias.name}", "name what you use of torch.nn"
-                    )
+        _lint_import(node, location)
     elif isinstance(node, ast.Name) and (node.id in FORBIDDEN_NAMES or node.id.startswith("__")):
         raise _lint_error(node, location, f"`{node.id}`", "compute with tensors only")
     elif isinstance(node, ast.Attribute):
@@ -97,6 +86,19 @@ def _lint_node(node: ast.AST, location: str) -> None:
         raise _lint_error(
             node, location, f"`{type(node).__name__.lower()}`", "a bounded `for`, and state in the module"
         )
+
+
+def _lint_import(node: ast.Import | ast.ImportFrom, location: str) -> None:
+    modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or "."]
+    for name in modules:
+        if name not in ALLOWED_IMPORTS:
+            hint = f"import only {', '.join(sorted(ALLOWED_IMPORTS))}"
+            raise _lint_error(node, location, f"import of {name}", hint)
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            if alias.name in FORBIDDEN_ATTRIBUTES or alias.name == "*":
+                message = f"import of {node.module}.{alias.name}"
+                raise _lint_error(node, location, message, "name what you use of torch.nn")
 
 
 def _docstring(statement: ast.stmt) -> bool:

@@ -121,7 +121,9 @@ def _round(
     source = index if settings.reported is None else settings.reported[index]
     reported_entry = table.entries[source]
     # The history shows the entry that was measured, but a template as it was proposed: it would be proposed forever.
-    is_template = any(response.proposal == space.without(one.config, space.OPTIONAL_KEYS) for one in space.TEMPLATES)
+    is_template = any(
+        response.proposal == space.without(template.config, space.OPTIONAL_KEYS) for template in space.TEMPLATES
+    )
     config = response.proposal if is_template else space.build(settings.params_transform(table.entries[index].params))
     val_effect = _effect(table.counts(source, val))
     if val_effect is None:
@@ -207,7 +209,11 @@ class ObjectiveScale:
             [entry for entry in table.entries if entry.differing_shots is not None],
         )
         test_counts = [table.counts(index, test_shots) for index in range(len(table.entries))]
-        gains = [1 - one.errors_candidate / one.errors_reference for one in test_counts if one and one.errors_reference]
+        gains = [
+            1 - counts.errors_candidate / counts.errors_reference
+            for counts in test_counts
+            if counts and counts.errors_reference
+        ]
         flops = [entry.flops for entry in measured if entry.flops is not None]
         sizes = [entry.n_params for entry in measured if entry.n_params is not None]
         return cls(
@@ -237,7 +243,7 @@ def hypervolume(points: Sequence[ParetoPoint]) -> float:
     volume, below, done = 0.0, 0.0, sorted(points, key=lambda point: point[2])
     for index, point in enumerate(done):
         if point[2] > below:
-            volume += (point[2] - below) * _area([(one[0], one[1]) for one in done[index:]])
+            volume += (point[2] - below) * _area([(other[0], other[1]) for other in done[index:]])
             below = point[2]
     return volume
 
@@ -266,9 +272,9 @@ def max_hypervolume(table: Table, min_gain: float = MIN_GAIN) -> float:
     return hypervolume([point for _, point in verifiable_entries(table, min_gain)])
 
 
-def paired_bootstrap(one: Sequence[float], other: Sequence[float]) -> tuple[float, float, float]:
+def paired_bootstrap(first: Sequence[float], second: Sequence[float]) -> tuple[float, float, float]:
     """Return the mean paired difference over seeds with its 95% bootstrap interval, resampled with a fixed seed."""
-    differences = np.asarray(one, float) - np.asarray(other, float)
+    differences = np.asarray(first, float) - np.asarray(second, float)
     rng = np.random.default_rng(0)
     means = differences[rng.integers(0, differences.size, (BOOTSTRAP_RESAMPLES, differences.size))].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975])

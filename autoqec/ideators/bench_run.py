@@ -143,7 +143,7 @@ def compare(
     Returns:
         Scores in the order of `names`, one per reference; references that are not in `names` come first.
     """
-    names = list(dict.fromkeys([*(one for one in references if one not in names), *names]))
+    names = list(dict.fromkeys([*(name for name in references if name not in names), *names]))
     settings_per_seed = list(_settings_per_seed(table, seeds, settings, control))
     for name in names:
         if name not in (extra_strategies or {}):
@@ -160,7 +160,7 @@ def compare(
             runs[name].append(bench.simulate(propose, table, seed=seed, settings=mine, spent_usd=own))
             on_run(name, seed)
     best = bench.max_hypervolume(table, settings.min_gain)
-    return [_score(name, control, runs, settings, best, one) for name in names for one in references]
+    return [_score(name, control, runs, settings, best, reference) for name in names for reference in references]
 
 
 def _cost_since(spent_usd: Callable[[], float], before: float) -> float:

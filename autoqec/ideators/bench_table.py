@@ -134,15 +134,15 @@ class Table:
         )
 
 
-def distance(one: Params, other: Params) -> float:
+def distance(first: Params, second: Params) -> float:
     """Distance of two configs: sum over shared dimensions, on a log scale for numbers, 0 or 1 for categories."""
     total = 0.0
-    for key in one.keys() & other.keys():
+    for key in first.keys() & second.keys():
         dimension = space.DIMENSION_BY_KEY[key]
         if dimension.choices:
-            total += float(one[key] != other[key])
+            total += float(first[key] != second[key])
         else:
-            total += abs(math.log(one[key] / other[key])) / math.log(dimension.high / dimension.low)
+            total += abs(math.log(first[key] / second[key])) / math.log(dimension.high / dimension.low)
     return total
 
 

@@ -204,10 +204,10 @@ def slug(text: str) -> str:
 
 def next_template(state: SearchState) -> Move | None:
     """Return the first template that was not tried yet."""
-    for one in space.TEMPLATES:
-        config = state.with_pins(one.config)
+    for template in space.TEMPLATES:
+        config = state.with_pins(template.config)
         if config is not None and state.is_new(config):
-            return Move(one.slug, one.hypothesis, config)
+            return Move(template.slug, template.hypothesis, config)
     return None
 
 
@@ -236,7 +236,11 @@ def draw(state: SearchState) -> Iterator[Params]:
     rng = state.rng("draw")
     while True:
         params: Params = {"type": state.pins.get("type") or space.DIMENSION_BY_KEY["type"].draw(rng)}
-        params |= {one.key: one.draw(rng) for one in state.active_dimensions(params["type"]) if one.key != "type"}
+        params |= {
+            dimension.key: dimension.draw(rng)
+            for dimension in state.active_dimensions(params["type"])
+            if dimension.key != "type"
+        }
         yield params
 
 
@@ -274,7 +278,7 @@ def extend(state: SearchState) -> Move | None:
 
 
 def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
-    dimensions = [one for one in state.active_dimensions(config["type"]) if one.key != "type"]
+    dimensions = [dimension for dimension in state.active_dimensions(config["type"]) if dimension.key != "type"]
     chosen = rng.sample(dimensions, min(1 if rng.random() < 0.6 else 2, len(dimensions)))
     flat = space.flatten(config)
     steps = {dimension.key: dimension.step_from(flat, rng) for dimension in chosen}
@@ -283,22 +287,24 @@ def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
 
 def compose(state: SearchState) -> Move | None:
     """Merge two verified children of one parent that changed different keys; the best pair first."""
-    for one, other in itertools.combinations(state.verified, 2):
-        parents = (one["branch"], other["branch"])
-        if canonical_fork(parents) in state.composed_parents or one["fork_from"] != other["fork_from"]:
+    for first, second in itertools.combinations(state.verified, 2):
+        parents = (first["branch"], second["branch"])
+        if canonical_fork(parents) in state.composed_parents or first["fork_from"] != second["fork_from"]:
             continue
-        base = state.config_of(one["fork_from"]) if isinstance(one["fork_from"], str) else None
-        config = merge_configs(base, one["dsl_config"], other["dsl_config"]) if base else None
+        base = state.config_of(first["fork_from"]) if isinstance(first["fork_from"], str) else None
+        config = merge_configs(base, first["dsl_config"], second["dsl_config"]) if base else None
         if config is not None and state.is_new(config):
-            text = f"Rounds {one['round']} and {other['round']} are verified and changed different keys of one parent; "
+            text = (
+                f"Rounds {first['round']} and {second['round']} are verified and changed different keys of one parent; "
+            )
             text += "their gains should add up"
-            return Move(f"r{one['round']}-with-r{other['round']}", text, config, parents, "pure")
+            return Move(f"r{first['round']}-with-r{second['round']}", text, config, parents, "pure")
     return None
 
 
-def merge_configs(base: Config, one: Config, other: Config) -> Config | None:
-    """Return the changes of `one` and `other` to `base`; None if they overlap, are empty or contradict each other."""
-    mine, theirs = space.changed_keys(one, base), space.changed_keys(other, base)
+def merge_configs(base: Config, first: Config, second: Config) -> Config | None:
+    """Return the changes of both configs to `base`; None if they overlap, are empty or contradict each other."""
+    mine, theirs = space.changed_keys(first, base), space.changed_keys(second, base)
     if not mine or not theirs or set(mine) & set(theirs):
         return None
     flat = space.flatten(base) | mine | theirs

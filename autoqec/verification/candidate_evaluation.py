@@ -285,7 +285,7 @@ def derangement(n: int, rng: np.random.Generator) -> NDArray[np.intp]:
     return moved
 
 
-def same_edges(one: Problem, other: Problem) -> bool:
-    """Return whether log-odds for one problem's edges apply to the other's edges."""
-    pairs = ((one.H, other.H), (one.L, other.L), (one.graph.mechanism_to_edge, other.graph.mechanism_to_edge))
+def same_edges(first: Problem, second: Problem) -> bool:
+    """Return whether log-odds for the edges of the first problem apply to those of the second."""
+    pairs = ((first.H, second.H), (first.L, second.L), (first.graph.mechanism_to_edge, second.graph.mechanism_to_edge))
     return all(a.shape == b.shape and (a != b).nnz == 0 for a, b in pairs)

@@ -108,7 +108,7 @@ def evaluate_composition(child: FrozenArtifact, request: VerifyRequest, director
     totals = CompositionCounts.of(len(request.parents))
     try:
         frozen = [child, *(_freeze(parent, directory) for parent in request.parents)]
-        joint_hash = joint_sha256(child.sha256, [one.sha256 for one in frozen[1:]])
+        joint_hash = joint_sha256(child.sha256, [parent.sha256 for parent in frozen[1:]])
         shot_stream = ShotStream(request.secret, joint_hash, env.seed_policy.holdout, request.shot_cache)
         for error_masks in _error_masks(problem, shot_stream, frozen, requests):
             totals.add(error_masks)

@@ -107,13 +107,13 @@ def batch_independence(
     )
 
 
-def repeatable(one: NDArray[np.float32] | None, other: NDArray[np.float32] | None) -> Guard:
+def repeatable(first: NDArray[np.float32] | None, second: NDArray[np.float32] | None) -> Guard:
     """Check that a second process gives bit-identical answers for the same shots."""
-    if one is None or other is None:
+    if first is None or second is None:
         return Guard(name="repeatable", passed=False, evidence="no complete answers to compare")
-    same = one.tobytes() == other.tobytes()
-    detail = "identical" if same else f"differ by up to {float(np.max(np.abs(one - other))):.2g}"
-    return Guard(name="repeatable", passed=same, evidence=f"{len(one)} shots in a second process: log-odds {detail}")
+    same = first.tobytes() == second.tobytes()
+    detail = "identical" if same else f"differ by up to {float(np.max(np.abs(first - second))):.2g}"
+    return Guard(name="repeatable", passed=same, evidence=f"{len(first)} shots in a second process: log-odds {detail}")
 
 
 def complete(failures: Mapping[str, int], shots: int) -> Guard:

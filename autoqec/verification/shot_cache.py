@@ -91,7 +91,7 @@ def redraw_chunks(report: VerifyReport, env: EnvSpec, secret: bytes) -> Iterator
     shot_stream = composition_stream = ShotStream(secret, report.artifact_sha256, env.seed_policy.holdout)
     if report.composition:
         composition_digests = report.composition.chunk_digests
-        key = joint_sha256(report.artifact_sha256, [one.artifact_sha256 for one in report.composition.parents])
+        key = joint_sha256(report.artifact_sha256, [parent.artifact_sha256 for parent in report.composition.parents])
         composition_stream = ShotStream(secret, key, env.seed_policy.holdout)
     problems = {"": Problem.from_env(env)}
     problems |= {f"point:{p:g}": Problem.from_env(env, p) for p in env.points if p not in (None, env.target)}

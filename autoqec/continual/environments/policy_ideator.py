@@ -48,7 +48,7 @@ def propose(view: IdeatorView) -> IdeatorResponse:
             for row in state.observed
             if row["dsl_config"]
         ]
-        elite_batch = learner.elite_batch([one for one, _ in designs], [loss for _, loss in designs])
+        elite_batch = learner.elite_batch([design for design, _ in designs], [loss for _, loss in designs])
         if elite_batch is not None:
             for _ in range(min(MAX_LEARNING_STEPS, STEPS_PER_ROUND * len(designs))):
                 learner.apply(elite_batch)
@@ -76,10 +76,10 @@ def design_from_config(config: Config, action_space: ActionSpace, env: DesignEnv
     return env
 
 
-def _distance(one: Any, other: Any) -> float:
-    if isinstance(one, bool | str) or isinstance(other, bool | str):
-        return 0.0 if one == other else math.inf
-    return abs(math.log(max(one, 1e-12)) - math.log(max(other, 1e-12)))
+def _distance(first: Any, second: Any) -> float:
+    if isinstance(first, bool | str) or isinstance(second, bool | str):
+        return 0.0 if first == second else math.inf
+    return abs(math.log(max(first, 1e-12)) - math.log(max(second, 1e-12)))
 
 
 def _loss(row: dict[str, Any]) -> float:

@@ -75,10 +75,15 @@ def gain(stateful: dict[str, Any], memoryless: dict[str, Any]) -> MemoryGain:
     Raises:
         UsageError: If the runs have different numbers of episodes.
     """
-    one, other = _scores(stateful), _scores(memoryless)
-    if len(one) != len(other):
-        raise UsageError(f"{len(one)} episodes against {len(other)} cannot be paired", location="early_stop_on_success")
-    differences = [with_memory - without for with_memory, without in zip(one, other, strict=True)]
+    with_memory_scores, without_memory_scores = _scores(stateful), _scores(memoryless)
+    if len(with_memory_scores) != len(without_memory_scores):
+        raise UsageError(
+            f"{len(with_memory_scores)} episodes against {len(without_memory_scores)} cannot be paired",
+            location="early_stop_on_success",
+        )
+    differences = [
+        with_memory - without for with_memory, without in zip(with_memory_scores, without_memory_scores, strict=True)
+    ]
     if len(differences) < 2:
         return MemoryGain(mean(differences), None, None, len(differences))
     centre = statistics.fmean(differences)

@@ -50,9 +50,9 @@ def _read_trees(repo: GitReader, roots: Sequence[str]) -> dict[str, list[Entry]]
     level, read, objects = sorted(set(roots)), 0, 0
     while level:
         found = repo.sizes(level)
-        if any(one is None or one[1] != "tree" for one in found):
+        if any(entry is None or entry[1] != "tree" for entry in found):
             raise GitError("a directory of a commit is missing")
-        read += sum(one[2] for one in found if one)
+        read += sum(entry[2] for entry in found if entry)
         if read > MAX_TREES:
             raise GitError(f"its directories hold more than {MAX_TREES} bytes")
         for oid, data in zip(level, repo.objects(level), strict=True):
