@@ -27,8 +27,8 @@ def require_installed(package: str, *, extra: str, location: str | None = None) 
     except ValueError:  # in sys.modules without a spec: imported in a way of its own, but there
         return
     if spec is None or spec.origin is None:  # without origin: a folder of that name in the current directory
-        what, hint = f"the package '{package}' is not installed", f"pip install 'autoqec[{extra}]'"
-        raise UsageError(what, location=location, hint=hint)
+        message, hint = f"the package '{package}' is not installed", f"pip install 'autoqec[{extra}]'"
+        raise UsageError(message, location=location, hint=hint)
 
 
 def load(module: str, *, extra: str, location: str | None = None) -> ModuleType:

@@ -44,8 +44,8 @@ class SingleProcessTraining(TrainingConfig):
             blocks = [name for name in _MACHINE_BLOCKS if data.get(name) is not None]
             loop = data.get("loop", "minibatch")
             if blocks or loop not in _SINGLE_PROCESS_LOOPS:
-                what = f"the block `{blocks[0]}`" if blocks else f"the loop {loop!r}"
-                raise ValueError(f"{what} is not for a proposal to choose: use {' or '.join(_SINGLE_PROCESS_LOOPS)}")
+                message = f"the block `{blocks[0]}`" if blocks else f"the loop {loop!r}"
+                raise ValueError(f"{message} is not for a proposal to choose: use {' or '.join(_SINGLE_PROCESS_LOOPS)}")
         return data
 
 

@@ -61,11 +61,11 @@ def validate_pins(pins: Pins) -> dict[str, Any]:
             near = same_leaf_name or get_close_matches(key, known, n=3, cutoff=0.5) or known[:2]
             raise ContractError(f"unknown key `{key}`", location="pin", hint=f"perhaps {', '.join(near)}")
         if block in FAMILIES and pins.get("type") != block:
-            what = f"`{key}` belongs to type {block}, and other types may be proposed"
-            raise ContractError(what, location="pin", hint=f"pin type={block} too")
+            message = f"`{key}` belongs to type {block}, and other types may be proposed"
+            raise ContractError(message, location="pin", hint=f"pin type={block} too")
     if pins.get("training.init") == "parent":
-        what = "a round that starts from the baseline has no parent whose weights it could go on from"
-        raise ContractError(what, location="pin training.init", hint="leave it to the ideator")
+        message = "a round that starts from the baseline has no parent whose weights it could go on from"
+        raise ContractError(message, location="pin training.init", hint="leave it to the ideator")
     try:
         whole = apply_pins({"type": "mlp", "mlp": {}}, pins)
     except ContractError as error:

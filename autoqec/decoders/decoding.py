@@ -140,8 +140,8 @@ def _checkpoint_errors(path: Path) -> Iterator[None]:
     except AutoqecError:
         raise
     except Exception as error:
-        what = f"the network fails ({type(error).__name__}: {str(error)[:200]})"
-        raise ContractError(what, location=str(path), hint=OTHER_CHECKPOINT_HINT) from error
+        message = f"the network fails ({type(error).__name__}: {str(error)[:200]})"
+        raise ContractError(message, location=str(path), hint=OTHER_CHECKPOINT_HINT) from error
 
 
 def _with_dem(problem: Problem, dem: stim.DetectorErrorModel) -> Problem:

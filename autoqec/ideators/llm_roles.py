@@ -98,8 +98,8 @@ class LlmIdeator(Role):
         dsl = parse_dsl(proposal)
         duplicate_round = find_duplicate_round(view, dsl)
         if duplicate_round is not None:
-            what = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
-            raise ContractError(what, location="proposal")
+            message = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
+            raise ContractError(message, location="proposal")
         if self._predict_cost is not None:
             check_cost(dsl, self._predict_cost, view.env.get("constraints") or {})
         return _validated(

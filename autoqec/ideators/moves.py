@@ -227,8 +227,8 @@ def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterat
         config = state.build(params)
         if config is not None and state.is_new(config):
             return Move(_name(config), _hypothesis(config), config)
-    what = f"{MAX_DRAWS} draws gave no new config with {format_pins(state.pins) or 'no pins'}"
-    raise UsageError(what, location="--pin", hint="start a run with fewer pins")
+    message = f"{MAX_DRAWS} draws gave no new config with {format_pins(state.pins) or 'no pins'}"
+    raise UsageError(message, location="--pin", hint="start a run with fewer pins")
 
 
 def draw(state: SearchState) -> Iterator[Params]:

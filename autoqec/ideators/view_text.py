@@ -153,7 +153,7 @@ def _env(view: IdeatorView) -> list[str]:
 def _summary_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     ends = Counter(row["status"] for row in rows if row.get("status") not in (None, "ok"))
     ends.update(f"verdict {row['verify_verdict']}" for row in rows if row.get("verify_verdict"))
-    lines = [f"rounds: {len(rows)}", ", ".join(f"{how}: {count}" for how, count in ends.most_common())]
+    lines = [f"rounds: {len(rows)}", ", ".join(f"{ending}: {count}" for ending, count in ends.most_common())]
     for family in FAMILIES:
         mine = [row for row in rows if (row.get("dsl_config") or {}).get("type") == family]
         measured = [row["delta_ler"] for row in mine if row.get("delta_ler") is not None]

@@ -133,8 +133,8 @@ def parse_run_options(env_name: str | None, explicit: set[str], **chosen: Any) -
         raise UsageError(f"ideator {choice.ideator} calls a language model", location="--no-llm", hint="--ideator tpe")
     role_options.check_role_options(choice, root)
     if "open_modules" in explicit and chosen["open_modules"] and "coder" not in choice.models:
-        what = f"ideator `{choice.ideator}` proposes configs only, so no code is edited"
-        raise UsageError(what, location="--open-modules", hint="--ideator llm")
+        message = f"ideator `{choice.ideator}` proposes configs only, so no code is edited"
+        raise UsageError(message, location="--open-modules", hint="--ideator llm")
     pins = dict(info.pins) if info else pins
     if resolved.executor == "local":
         _check_gpus(pins)

@@ -143,11 +143,11 @@ def check_role_options(choice: RoleOptions, root: Path) -> None:
         load_replay(choice.replay_of, root)
     of_models = (choice.cassette, choice.model, choice.effort, choice.price, choice.max_usd, choice.max_tokens)
     if not choice.models and any(of_models):
-        what = (
+        message = (
             f"ideator `{choice.ideator}` calls no language model: "
             "--model, --effort, --price, --cassette, usd and tokens do not apply"
         )
-        raise UsageError(what, location="--ideator", hint="choose --ideator llm or hybrid")
+        raise UsageError(message, location="--ideator", hint="choose --ideator llm or hybrid")
     _check_files(choice)
     for role in choice.models:
         config = choice.config(role)
@@ -182,8 +182,8 @@ def _check_checkpoint(choice: RoleOptions, option: str, path: Path) -> None:
     from autoqec.continual.runtime import checkpoints
 
     if not choice.models:
-        what = f"an agent from a checkpoint needs a language model, but ideator `{choice.ideator}` calls none"
-        raise UsageError(what, location=option, hint="choose --ideator llm or hybrid")
+        message = f"an agent from a checkpoint needs a language model, but ideator `{choice.ideator}` calls none"
+        raise UsageError(message, location=option, hint="choose --ideator llm or hybrid")
     checkpoints.load(str(path))
 
 

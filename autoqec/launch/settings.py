@@ -96,9 +96,9 @@ def role_options(
         models = {role: model.model_copy(update=changes) for role, model in settings.models.items()}
         options = replace(options, role_models=models)
     if info is not None and info.settings is None and options.models and not (options.model or options.cassette):
-        what = f"the run was made by an earlier version, which did not store the model of ideator `{ideator}`"
+        message = f"the run was made by an earlier version, which did not store the model of ideator `{ideator}`"
         hint = f"autoqec run --resume {info.run_id} --model NAME --budget usd=DOLLARS"
-        raise UsageError(what, location="--resume", hint=hint)
+        raise UsageError(message, location="--resume", hint=hint)
     return options
 
 

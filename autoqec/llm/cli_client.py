@@ -172,12 +172,12 @@ class CliLM(BaseLanguageModel):
         return [*argv, "-"]
 
     def _error_from_output(self, stderr_tail: str, returncode: int) -> LlmError:
-        what = f"`{self._program}` gave no answer (exit {returncode}): {stderr_tail[:300]}"
+        message = f"`{self._program}` gave no answer (exit {returncode}): {stderr_tail[:300]}"
         if any(word in stderr_tail.lower() for word in _AUTH_WORDS):
             return LlmAuthError(
-                what, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}"
+                message, hint=f"log in with `{self._program}`, or set {_PROGRAM_ENV_VARS[self._program][0]}"
             )
-        return LlmUnavailableError(what)
+        return LlmUnavailableError(message)
 
 
 def _prompt(request: Request) -> str:

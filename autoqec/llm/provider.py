@@ -158,8 +158,8 @@ class ProviderLM(BaseLanguageModel):
     def _rejected_option(self, error: RequestFailedError) -> str | None:
         if error.status not in (400, 422):
             return None
-        said = _letters(f"{error.parameter} {error}")
-        named = [name for name in self._options if _letters(name) in said]
+        text = _letters(f"{error.parameter} {error}")
+        named = [name for name in self._options if _letters(name) in text]
         return named[0] if named else None
 
     def _raise_permanent(self, error: RequestFailedError) -> None:

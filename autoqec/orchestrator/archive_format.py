@@ -121,8 +121,8 @@ def _extract(reader: _Reader, expected: ArchiveFile, size: int, into: Path) -> N
             with atomic.storage_errors(into / expected.name):
                 atomic.write_all(fd, chunk)
     if digest.hexdigest() != expected.sha256:
-        what = f"was changed: its SHA-256 is {digest.hexdigest()}, expected {expected.sha256}"
-        raise reader.changed(what, expected.name)
+        message = f"was changed: its SHA-256 is {digest.hexdigest()}, expected {expected.sha256}"
+        raise reader.changed(message, expected.name)
     reader.padding(size)
 
 
@@ -203,8 +203,8 @@ class _Reader:
             raise self._between(start + len(rest) - len(rest.lstrip(b"\0")))
 
     def _between(self, at: int) -> ContractError:
-        what = f"was changed between its members, first at byte {at} of {self._size}"
-        return ContractError(what, location=self.location, hint=_AGAIN)
+        message = f"was changed between its members, first at byte {at} of {self._size}"
+        return ContractError(message, location=self.location, hint=_AGAIN)
 
 
 def _rounded(size: int) -> int:

@@ -88,9 +88,9 @@ def _kind(node: dict[str, Any]) -> str:
 
 
 def _outcome(node: dict[str, Any]) -> str:
-    words = [node["status"], *([node["verify_verdict"]] if node["verify_verdict"] else [])]
+    parts = [node["status"], *([node["verify_verdict"]] if node["verify_verdict"] else [])]
     if node["delta_vs_baseline_holdout"] is not None:
-        words.append(f"Δ {node['delta_vs_baseline_holdout']:+.2e}")
+        parts.append(f"Δ {node['delta_vs_baseline_holdout']:+.2e}")
     elif node["delta_ler"] is not None:
-        words.append(f"val Δ {node['delta_ler']:+.2e}")
-    return "".join(f" · {word}" for word in words)
+        parts.append(f"val Δ {node['delta_ler']:+.2e}")
+    return "".join(f" · {part}" for part in parts)

@@ -149,12 +149,12 @@ def reject_round(run: Run, opened: StartedRound, why: str, on_event: OnEvent) ->
 def require_sandbox(modules_dir: Path) -> None:
     """Raise RoundError if a branch changes code, no sandbox works here, and the user did not opt out of it."""
     if sandbox.probe() == "none" and not worktree.is_config_only(modules_dir) and not sandbox.opted_out():
-        what = "the branch changes code, and no sandbox works on this machine"
+        message = "the branch changes code, and no sandbox works on this machine"
         hint = (
             f"{sandbox.INSTALL}; {sandbox.OPT_OUT_VARIABLE}=1 runs the code with all your permissions, but then the "
             "round cannot be VERIFIED"
         )
-        raise RoundError("killed_by_safety", what, hint=hint, cause="no sandbox")
+        raise RoundError("killed_by_safety", message, hint=hint, cause="no sandbox")
 
 
 def _branch_config(place: Path) -> dict[str, Any]:

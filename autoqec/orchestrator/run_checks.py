@@ -211,9 +211,9 @@ def code_change(info: RunInfo) -> str | None:
 def _require_clean(repo: Repo) -> None:
     dirty = repo.dirty_paths(EDITABLE_MODULES)
     if dirty:
-        what = f"the editable modules have uncommitted changes: {', '.join(dirty[:3])}"
+        message = f"the editable modules have uncommitted changes: {', '.join(dirty[:3])}"
         raise UsageError(
-            what, location=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash"
+            message, location=EDITABLE_MODULES, hint=f"git add {EDITABLE_MODULES} && git commit, or git stash"
         )
 
 

@@ -40,8 +40,8 @@ def new_secret(path: Path | str | None = None) -> bytes:
             raise UsageError("is not a regular file", location=str(path), hint="name another --secret-file")
         secret = stream.read(_MAX_BYTES + 1)
     if not SECRET_BYTES // 2 <= len(secret) <= _MAX_BYTES:
-        what = f"a secret has {SECRET_BYTES // 2} to {_MAX_BYTES} bytes"
-        raise UsageError(what, location=str(path), hint=f"head -c {SECRET_BYTES} /dev/urandom > {path}")
+        message = f"a secret has {SECRET_BYTES // 2} to {_MAX_BYTES} bytes"
+        raise UsageError(message, location=str(path), hint=f"head -c {SECRET_BYTES} /dev/urandom > {path}")
     return secret
 
 
@@ -63,12 +63,12 @@ def read_secret(layout: RunLayout, info: RunInfo) -> bytes:
     with suppress(OSError):
         secret = layout.secret.read_bytes()
     if secret is None:
-        what = "the run's secret is missing or cannot be read, so its rounds cannot be verified"
+        message = "the run's secret is missing or cannot be read, so its rounds cannot be verified"
         hint = (
             f"restore {layout.secret} from a backup; without it `autoqec show`, `report`, `export` and `package-run` "
             f"still work on {info.run_id}, and a new run can continue from its branches"
         )
-        raise ManualInterventionRequired(what, location=str(layout.secret), hint=hint)
+        raise ManualInterventionRequired(message, location=str(layout.secret), hint=hint)
     _require_committed(layout, info, secret)
     return secret
 
@@ -100,9 +100,11 @@ def require_only_copy(layout: RunLayout) -> None:
     with suppress(OSError):
         same_run = (original / layout.secret.name).read_bytes() == layout.secret.read_bytes()
         if same_run and not original.samefile(layout.root):
-            what = f"this is a copy of {original}, which has the same secret: both would be verified on the same shots"
+            message = (
+                f"this is a copy of {original}, which has the same secret: both would be verified on the same shots"
+            )
             hint = f"resume it there and delete this copy, or delete {original} if that is the copy; or start a new run"
-            raise ManualInterventionRequired(what, location=str(layout.root), hint=hint)
+            raise ManualInterventionRequired(message, location=str(layout.root), hint=hint)
 
 
 def _require_committed(layout: RunLayout, info: RunInfo, secret: bytes) -> None:

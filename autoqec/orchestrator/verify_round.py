@@ -122,8 +122,8 @@ def verify_or_replay(layout: RunLayout, repo: Repo, number: int, on_event: OnEve
             # The run may have changed before it was held: a round gets only one verdict, and no verdict may depend on
             # a published secret.
             if is_closed(layout) or _find_measured_round(memory.history, number).row.verify_verdict is not None:
-                what = "another process verified the round, or closed the run, meanwhile"
-                raise UsageError(what, location=f"round {number}", hint=f"autoqec verify {layout.round(number).dir}")
+                message = "another process verified the round, or closed the run, meanwhile"
+                raise UsageError(message, location=f"round {number}", hint=f"autoqec verify {layout.round(number).dir}")
             return _verify_recorded(memory, info, round_state, candidate, secret, run_log.logged(on_event))[0]
 
 
@@ -221,8 +221,8 @@ def _find_measured_round(history: History, number: int) -> RoundState:
     for round_state in history.state().rounds.values():
         if round_state.row.round == number and round_state.row.status == "ok" and round_state.row.commit_sha:
             return round_state
-    what = f"round {number} does not exist, or has no result that could be verified"
-    raise UsageError(what, location=f"run {history.layout.run_id}", hint=f"autoqec show {history.layout.run_id}")
+    message = f"round {number} does not exist, or has no result that could be verified"
+    raise UsageError(message, location=f"run {history.layout.run_id}", hint=f"autoqec show {history.layout.run_id}")
 
 
 @contextmanager
@@ -270,8 +270,10 @@ def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secre
     layout, place = memory.layout, memory.layout.round(candidate.number)
     env_text = files.read_text(layout.env, what="the run's env", hint=f"restore {layout.env}")
     if (current_sha256 := sha256_bytes(env_text.encode())) != info.env_yaml_sha256:
-        what = f"the env has changed: its SHA-256 is {current_sha256}, at the start of the run {info.env_yaml_sha256}"
-        raise UsageError(what, location=str(layout.env), hint=f"restore {layout.env}")
+        message = (
+            f"the env has changed: its SHA-256 is {current_sha256}, at the start of the run {info.env_yaml_sha256}"
+        )
+        raise UsageError(message, location=str(layout.env), hint=f"restore {layout.env}")
     share = files.parse_env(env_text, location=str(layout.env)).protocol.shots_share
     tests = memory.attempt_state.registered_tests
     return verifier.VerifyRequest(

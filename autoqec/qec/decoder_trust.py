@@ -109,12 +109,12 @@ def locate(name: str, spec: ExternalDecoderSpec, *, location: str) -> ModuleSpec
     """
     if not spec.known and spec.source not in _trust.functions:
         if not _trust.registered:
-            what = f"decoder {name!r} is named by an env from an archive and is not trusted"
-            raise UsageError(what, location=location, hint=f"if you know the package: --trust-decoder {spec.source}")
+            message = f"decoder {name!r} is named by an env from an archive and is not trusted"
+            raise UsageError(message, location=location, hint=f"if you know the package: --trust-decoder {spec.source}")
         if spec.source not in registered_functions():
-            what = f"decoder {name!r} is neither registered by an installed package nor trusted"
+            message = f"decoder {name!r} is neither registered by an installed package nor trusted"
             hint = f"remove the baseline or, if you know the package: --trust-decoder {spec.source}"
-            raise UsageError(what, location=location, hint=hint)
+            raise UsageError(message, location=location, hint=hint)
     found = PathFinder.find_spec(spec.module.partition(".")[0], _import_path())
     if found is None or found.origin is None:
         raise UsageError(f"decoder {name!r} is not installed", location=location, hint=spec.hint)

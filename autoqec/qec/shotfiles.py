@@ -120,15 +120,15 @@ def write(path: Path, shot_format: str, n_observables: int, parts: Iterator[np.n
             piece = Path(temp_dir) / "part"
             total += len(part)
             if shot_format == "ptb64" and len(part) % PTB64_GROUP:
-                what = f"ptb64 holds groups of {PTB64_GROUP} shots, but there are {total}"
-                raise UsageError(what, location=str(path), hint="use --out-format b8")
+                message = f"ptb64 holds groups of {PTB64_GROUP} shots, but there are {total}"
+                raise UsageError(message, location=str(path), hint="use --out-format b8")
             stim.write_shot_data_file(data=part, path=piece, format=shot_format, num_observables=n_observables)
             atomic.write_all(fd, piece.read_bytes())
     return total
 
 
 def _format_error(path: Path, shot_format: str, n_detectors: int, reason: str) -> UsageError:
-    what = f"is not a {shot_format} file of shots with {n_detectors} detectors: {reason}"
+    message = f"is not a {shot_format} file of shots with {n_detectors} detectors: {reason}"
     return UsageError(
-        what, location=str(path), hint="set its format with --in-format, or the env of its circuit with --env"
+        message, location=str(path), hint="set its format with --in-format, or the env of its circuit with --env"
     )

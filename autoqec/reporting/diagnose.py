@@ -73,9 +73,9 @@ def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
                 Diagnosis(row.round, row.status, "aborted", row.status_reason or "", advice, (str(layout.history),))
             )
         elif row.status == "compose_conflict":
-            what = f"the branches do not merge; both changed {', '.join(row.conflicting_files or ())}"
+            message = f"the branches do not merge; both changed {', '.join(row.conflicting_files or ())}"
             advice = "compose branches that changed different keys"
-            diagnoses.append(Diagnosis(row.round, row.status, "conflict", what, advice))
+            diagnoses.append(Diagnosis(row.round, row.status, "conflict", message, advice))
         else:
             diagnoses.append(diagnose_round(layout.round(row.round), env_yaml, row))
     return [diagnosis for diagnosis in diagnoses if diagnosis.cause != "none"]

@@ -228,9 +228,9 @@ def _idle_branches(run: ReviewedRun) -> Iterator[Finding]:
     ]  # fmt: skip
     if idle:
         numbers = tuple(row.round for row in idle)
-        what = f"verified rounds that no later round forked from: {_list(numbers)}"
+        message = f"verified rounds that no later round forked from: {_list(numbers)}"
         see = run.see(run.layout.pareto, run.layout.fork_graph)
-        yield Finding("idle-branch", "note", what, numbers, see, "extend or compose them (--ideator tpe does both)")
+        yield Finding("idle-branch", "note", message, numbers, see, "extend or compose them (--ideator tpe does both)")
 
 
 def _silent_model(run: ReviewedRun) -> Iterator[Finding]:
@@ -239,19 +239,19 @@ def _silent_model(run: ReviewedRun) -> Iterator[Finding]:
         return
     others = tuple(row.round for row in run.finished if row.ideator_source and not row.ideator_source.startswith("llm"))
     if others:
-        what = (
+        message = (
             f"in {len(others)} of {len(run.finished)} rounds the model gave no usable proposal, so TPE proposed instead"
         )
         see = run.see(run.layout.ledger)
-        yield Finding("silent-model", "warning", what, others, see, "the ledger lists the failed calls")
+        yield Finding("silent-model", "warning", message, others, see, "the ledger lists the failed calls")
 
 
 def _aborted(run: ReviewedRun) -> Iterator[Finding]:
     numbers = tuple(row.round for row in run.rows if row.status == "orphaned_branch")
     if numbers:
-        what = f"{len(numbers)} rounds were aborted by a crash: {_list(numbers)}"
+        message = f"{len(numbers)} rounds were aborted by a crash: {_list(numbers)}"
         advice = "autoqec adopt RUN ROUND restores one"
-        yield Finding("aborted", "note", what, numbers, run.see(run.layout.history), advice)
+        yield Finding("aborted", "note", message, numbers, run.see(run.layout.history), advice)
 
 
 def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
@@ -262,9 +262,9 @@ def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
     logged_rounds = {int(number) for number in re.findall(r"^## Round (\d+)\b", text, re.MULTILINE)}
     missing = tuple(row.round for row in run.rows if row.round not in logged_rounds)
     if missing:
-        what = f"log.md does not contain rounds {_list(missing)}"
+        message = f"log.md does not contain rounds {_list(missing)}"
         advice = f"autoqec reconcile {run.info.run_id} rebuilds it"
-        yield Finding("stale-log", "warning", what, missing, run.see(run.layout.log), advice)
+        yield Finding("stale-log", "warning", message, missing, run.see(run.layout.log), advice)
 
 
 def _budget(run: ReviewedRun) -> Iterator[Finding]:

@@ -78,8 +78,8 @@ class RoundTask:
             ("flops_per_syndrome", cost.flops_per_syndrome, limits.max_flops_per_syndrome),
         ):
             if value > limit:
-                what = f"{name} = {value} exceeds the env's limit of {limit}"
-                raise RoundError("compile_error", what, cause="cost limit")
+                message = f"{name} = {value} exceeds the env's limit of {limit}"
+                raise RoundError("compile_error", message, cause="cost limit")
         if self.dsl.training.init == "parent":
             load_parent_weights(self.model, problem, spec.parent_checkpoint)
         self.agent = PredecoderAgent(self.model, cost.flops_per_syndrome)

@@ -158,26 +158,26 @@ class EnvironmentSampler(Sampler):
 
     def train_seed(self, *key: str | int) -> int:
         """Return a seed of this rank, derived from `key`."""
-        words = [byte for part in key for byte in str(part).encode()]
-        return int(np.random.SeedSequence([self.seed, self.rank, *words]).generate_state(1, np.uint64)[0] >> 1)
+        entropy = [byte for part in key for byte in str(part).encode()]
+        return int(np.random.SeedSequence([self.seed, self.rank, *entropy]).generate_state(1, np.uint64)[0] >> 1)
 
     def obtain_samples(self, itr: int) -> tuple[EnvironmentSamples, TrajInfos]:
         """Step every environment `steps` times."""
-        taken: list[tuple[Tensor, ...]] = []
+        steps: list[tuple[Tensor, ...]] = []
         completed: list[_Episode] = []
         for _ in range(self.steps):
             observations, valid = self._observe(self.envs)
             actions = self.agent.step(observations, valid, self._generator)
             outcomes = [self._step(env, int(action)) for env, action in zip(self.envs, actions, strict=True)]
             rewards, dones, failed = zip(*outcomes, strict=True)
-            taken.append((observations, valid, actions, torch.tensor(rewards), torch.tensor(dones)))
+            steps.append((observations, valid, actions, torch.tensor(rewards), torch.tensor(dones)))
             for number, env in enumerate(self.envs):
                 self._episodes[number].add(rewards[number], failed[number])
                 if dones[number]:
                     completed.append(self._episodes[number])
                     self._episodes[number] = _Episode(self.discount)
                     env.reset()
-        return self._batch(taken), _statistics(completed)
+        return self._batch(steps), _statistics(completed)
 
     def evaluate_agent(self, itr: int) -> TrajInfos:
         """Run one greedy episode on a copy of each environment; training episodes are not affected."""
@@ -204,8 +204,8 @@ class EnvironmentSampler(Sampler):
         loss = self.interface.loss(env.state)
         return (-loss, True, False) if math.isfinite(loss) else (self.failure_reward, True, True)
 
-    def _batch(self, taken: list[tuple[Tensor, ...]]) -> EnvironmentSamples:
-        observations, valid, actions, rewards, dones = (torch.stack(parts) for parts in zip(*taken, strict=True))
+    def _batch(self, steps: list[tuple[Tensor, ...]]) -> EnvironmentSamples:
+        observations, valid, actions, rewards, dones = (torch.stack(parts) for parts in zip(*steps, strict=True))
         returns, complete = torch.zeros_like(rewards), torch.zeros_like(dones)
         later_return, later_complete = torch.zeros(len(self.envs)), torch.zeros(len(self.envs), dtype=torch.bool)
         for step in reversed(range(self.steps)):

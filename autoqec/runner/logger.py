@@ -59,8 +59,8 @@ class TrainLogger:
         self.losses.append(loss)
         if not math.isfinite(loss):
             self.flush_losses()
-            what = f"the loss is not finite at step {len(self.losses) - 1}"
-            raise RoundError("killed_by_safety", what, cause="not finite")
+            message = f"the loss is not finite at step {len(self.losses) - 1}"
+            raise RoundError("killed_by_safety", message, cause="not finite")
 
     def flush_losses(self) -> None:
         """Append the losses not yet in train.log; steps count through all phases."""

@@ -35,16 +35,16 @@ class WorkerGroup:
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> None:
         """Run `target(worker, *args)` in a new process. Target and arguments are pickled."""
-        mine, theirs = self._context.Pipe(duplex=False)
+        receiver, sender = self._context.Pipe(duplex=False)
         process = self._context.Process(
             target=_run_worker,
-            args=(name, InheritedFd(self._alive_pipe[0]), theirs, target, args),
+            args=(name, InheritedFd(self._alive_pipe[0]), sender, target, args),
             name=name,
             daemon=True,
         )
         process.start()
-        theirs.close()
-        self._processes[name], self._status_pipe[name] = process, mine
+        sender.close()
+        self._processes[name], self._status_pipe[name] = process, receiver
 
     @property
     def pids(self) -> dict[str, int]:

@@ -60,5 +60,5 @@ def out_layout(out_dir: Path) -> RoundLayout:
 def one_line(text: str) -> str:
     """Return a text as one printable line of at most REASON_LENGTH characters."""
     clean = "".join(c if c.isprintable() else " " for c in text)
-    words = " ".join(clean.split())
-    return words if len(words) <= REASON_LENGTH else words[: REASON_LENGTH - 1] + "…"
+    line = " ".join(clean.split())
+    return line if len(line) <= REASON_LENGTH else line[: REASON_LENGTH - 1] + "…"

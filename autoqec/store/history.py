@@ -178,7 +178,7 @@ def _parse_attempt_line(data: dict[str, Any], location: str) -> AttemptLine:
 
 
 def _damaged_file_error(error: Exception, path: Path) -> ManualInterventionRequired:
-    what = error.message if isinstance(error, ContractError) else str(error)
+    message = error.message if isinstance(error, ContractError) else str(error)
     location = error.location if isinstance(error, ContractError) and error.location else str(path)
     hint = f"restore {path} from a backup, or repair that line by hand, then --resume"
-    return ManualInterventionRequired(what, location=location, hint=hint)
+    return ManualInterventionRequired(message, location=location, hint=hint)

@@ -43,8 +43,8 @@ class Chain:
                 if key not in found:
                     raise ContractError(f"the hash chain is broken: `{key}` is missing", location=location)
                 if found[key] != expected:
-                    what = f"`{key}` is {found[key]}, but the hash of {of} is {expected}"
-                    raise ContractError(f"the hash chain is broken: {what}", location=location)
+                    message = f"`{key}` is {found[key]}, but the hash of {of} is {expected}"
+                    raise ContractError(f"the hash chain is broken: {message}", location=location)
         return Chain(hashlib.sha256(line).hexdigest(), self.begun or bool(found))
 
 

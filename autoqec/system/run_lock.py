@@ -168,9 +168,9 @@ def _lock(fd: int, root: Path) -> None:
 
 def _held_by_other(root: Path) -> UsageError:
     other = read(root)
-    who = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
+    holder = f"process {other.get('pid', '?')} on {other.get('host', '?')}"
     return UsageError(
-        f"the run is held by {who} (start {other.get('epoch', '?')} of it)",
+        f"the run is held by {holder} (start {other.get('epoch', '?')} of it)",
         location=str(root),
         hint=f"wait for it, or end it: `kill {other.get('pid', 'PID')}` on {other.get('host', 'that host')}",
     )

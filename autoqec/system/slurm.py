@@ -242,10 +242,10 @@ def _executor(folder: Path, name: str, options: Mapping[str, str]) -> Any:
         message, hint = "`srun` is not on the PATH", "start on a machine of the cluster"
         raise UsageError(message, location="--executor slurm", hint=hint) from error
     exported = ",".join(variable for variable in _EXPORTED_VARIABLES if variable in os.environ)
-    asked = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
+    requested = {OPTION_NAMES[key]: _value(key, value) for key, value in options.items()}
     # Without a work characterisation key: clusters that do not keep them refuse any.
     more = {"export": exported, "chdir": "/"}
-    executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more, **asked)
+    executor.update_parameters(job_name=name, wckey="", stderr_to_stdout=True, additional_parameters=more, **requested)
     return executor
 
 
@@ -260,8 +260,8 @@ def _flag(name: str) -> str:
 
 
 def _rejection(output: str, options: Mapping[str, str]) -> UsageError:
-    asked = " ".join(f"--slurm {key}={value}" for key, value in options.items())
-    hint = f"`sinfo` shows what there is; asked for: {asked or 'nothing'}"
+    options_text = " ".join(f"--slurm {key}={value}" for key, value in options.items())
+    hint = f"`sinfo` shows what there is; asked for: {options_text or 'nothing'}"
     return UsageError(f"SLURM refuses the job: {_error_summary(output)}", location="--executor slurm", hint=hint)
 
 

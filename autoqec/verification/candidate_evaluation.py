@@ -42,10 +42,10 @@ class GuardChunk:
 
     def joined(self, other: GuardChunk) -> GuardChunk:
         """Return both chunks as one."""
-        mine, theirs = self.shots, other.shots
+        first, second = self.shots, other.shots
         shots = Shots(
-            np.concatenate([mine.detection_events, theirs.detection_events]),
-            np.concatenate([mine.observables, theirs.observables]),
+            np.concatenate([first.detection_events, second.detection_events]),
+            np.concatenate([first.observables, second.observables]),
         )
         return GuardChunk(
             shots,

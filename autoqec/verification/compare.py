@@ -47,7 +47,7 @@ def _determined(report: VerifyReport) -> dict[str, Any]:
 def _shot_differences(saved: VerifyReport, replayed: VerifyReport) -> Iterator[str]:
     if saved.chunk_digests != replayed.chunk_digests:
         pairs = zip(saved.chunk_digests, replayed.chunk_digests, strict=False)
-        first = next((mine for mine, theirs in pairs if mine != theirs), "their number")
+        first = next((recorded for recorded, repeated in pairs if recorded != repeated), "their number")
         stim = (saved.versions.get("stim"), replayed.versions.get("stim"))
         yield f"shots were not reproduced, from {first} on (stim {stim[0]} in the report, {stim[1]} now)"
     elif saved.bundle_id != replayed.bundle_id:
@@ -59,8 +59,8 @@ def _value_differences(path: str, saved: Any, replayed: Any) -> Iterator[str]:
         for name in dict.fromkeys([*saved, *replayed]):
             yield from _value_differences(f"{path}.{name}" if path else name, saved.get(name), replayed.get(name))
     elif isinstance(saved, list) and isinstance(replayed, list) and len(saved) == len(replayed):
-        for index, (mine, theirs) in enumerate(zip(saved, replayed, strict=True)):
-            yield from _value_differences(f"{path}[{index}]", mine, theirs)
+        for index, (recorded, repeated) in enumerate(zip(saved, replayed, strict=True)):
+            yield from _value_differences(f"{path}[{index}]", recorded, repeated)
     elif not _equal(saved, replayed):
         yield f"{path} was {_shown(saved)}, is {_shown(replayed)}"
 
@@ -78,19 +78,19 @@ def _shown(value: Any) -> str:
 
 
 def _guard_differences(saved: VerifyReport, replayed: VerifyReport, same_text: bool) -> Iterator[str]:
-    mine, theirs = ({guard.name: guard for guard in report.guards} for report in (saved, replayed))
-    if len(mine) != len(saved.guards):
+    recorded, repeated = ({guard.name: guard for guard in report.guards} for report in (saved, replayed))
+    if len(recorded) != len(saved.guards):
         yield "a guard is listed twice"
-    for name in dict.fromkeys([*mine, *theirs]):
-        if name not in theirs:
+    for name in dict.fromkeys([*recorded, *repeated]):
+        if name not in repeated:
             yield f"guard {name} is not among the guards"
-        elif name not in mine:
+        elif name not in recorded:
             if saved.schema_version >= 2:  # guards were added since version 1
                 yield f"guard {name} is missing"
-        elif mine[name].passed != theirs[name].passed:
-            yield f"guard {name} passed was {_shown(mine[name].passed)}, is {_shown(theirs[name].passed)}"
-        elif same_text and _evidence(mine[name]) != _evidence(theirs[name]):
-            yield f"guard {name} evidence was {_shown(mine[name].evidence)}, is {_shown(theirs[name].evidence)}"
+        elif recorded[name].passed != repeated[name].passed:
+            yield f"guard {name} passed was {_shown(recorded[name].passed)}, is {_shown(repeated[name].passed)}"
+        elif same_text and _evidence(recorded[name]) != _evidence(repeated[name]):
+            yield f"guard {name} evidence was {_shown(recorded[name].evidence)}, is {_shown(repeated[name].evidence)}"
 
 
 def _evidence(guard: Guard) -> str:
@@ -109,11 +109,11 @@ def _text_differences(saved: VerifyReport, replayed: VerifyReport, same_text: bo
     if not tripped & MACHINE_GUARDS and saved.reasons != replayed.reasons:
         yield f"reasons was {_shown(list(saved.reasons))}, is {_shown(list(replayed.reasons))}"
     # Whether a composition could be compared with its parents depends on which of them were verified at the time.
-    mine, theirs = (
+    recorded, repeated = (
         [line for line in report.not_tested if not line.startswith("synergy")] for report in (saved, replayed)
     )
-    if mine != theirs:
-        yield f"not_tested was {_shown(mine)}, is {_shown(theirs)}"
+    if recorded != repeated:
+        yield f"not_tested was {_shown(recorded)}, is {_shown(repeated)}"
 
 
 def _figures(claim: str) -> tuple[bool, list[str]]:

@@ -57,17 +57,17 @@ def _band(band: tuple[int, int]) -> str:
 
 def same_circuit(problem: Problem, candidate_circuit: str | None, manifest_circuit: str | None) -> Guard:
     """Check that the env's circuit is the one that the candidate built and the round's manifest recorded."""
-    mine = problem.circuit_sha256
+    expected = problem.circuit_sha256
     differing = {
         name: sha
         for name, sha in (("candidate", candidate_circuit), ("manifest", manifest_circuit))
-        if sha not in (None, mine)
+        if sha not in (None, expected)
     }
     detail = ", ".join(f"the {name} has {sha}" for name, sha in differing.items()) or (
         "the candidate built the same"
         + (", the manifest records the same" if manifest_circuit else "; no manifest to compare")
     )
-    return Guard(name="same_circuit", passed=not differing, evidence=f"circuit of the env {mine[:16]}; {detail}")
+    return Guard(name="same_circuit", passed=not differing, evidence=f"circuit of the env {expected[:16]}; {detail}")
 
 
 def baseline_interval(counts: PairedCounts, reference_errors: int, reference_shots: int) -> Guard:
@@ -233,16 +233,16 @@ def claimed_gain(claimed: RoundMetrics | None, effect: PairedEffect | None) -> G
     if claimed is None or effect is None or None in (claimed.val_shots, claimed.val_fixed, claimed.val_broken):
         return Guard(name=name, passed=True, evidence="no claim on public shots to compare")
     shots, fixed, broken = int(claimed.val_shots or 0), int(claimed.val_fixed or 0), int(claimed.val_broken or 0)
-    mine = effect.counts
+    counts = effect.counts
     if not shots:
         return Guard(name=name, passed=True, evidence="no claim on public shots to compare")
-    variance = (fixed + broken + 1) / shots**2 + (mine.fixed + mine.broken + 1) / mine.shots**2
+    variance = (fixed + broken + 1) / shots**2 + (counts.fixed + counts.broken + 1) / counts.shots**2
     z = ((fixed - broken) / shots - effect.delta) / math.sqrt(variance)
     return Guard(
         name=name,
         passed=z <= 6.0,
         evidence=f"round, on public val seeds: {fixed} fixed, {broken} broken of {shots}; verifier: "
-        f"{mine.fixed} fixed, {mine.broken} broken of {mine.shots}; "
+        f"{counts.fixed} fixed, {counts.broken} broken of {counts.shots}; "
         f"the claim is {z:+.1f} standard errors above (allowed 6)",
     )
 

@@ -62,8 +62,8 @@ class ShotCache:
             return sampled
         data = path.read_bytes()
         if sha256_bytes(data) != digest:
-            what = f"content has SHA-256 {sha256_bytes(data)}, which is not its name"
-            raise ContractError(what, location=str(path), hint="fetch the archive again")
+            message = f"content has SHA-256 {sha256_bytes(data)}, which is not its name"
+            raise ContractError(message, location=str(path), hint="fetch the archive again")
         self.n_from_cache += 1
         return _shots(data, problem, location=str(path))
 

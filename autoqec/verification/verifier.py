@@ -94,13 +94,13 @@ def replay(saved_report: VerifyReport, request: VerifyRequest, *, on_event: OnEv
 
 
 def _check_same_subject(saved_report: VerifyReport, request: VerifyRequest) -> None:
-    for what, recorded, current, hint in (
+    for message, recorded, current, hint in (
         ("commit", saved_report.commit_sha, request.commit_sha, "restore the round's own verification_report.json"),
         ("env", saved_report.env_yaml_sha256, request.env_sha256, "restore the run's env.yaml"),
     ):
         if None not in (recorded, current) and recorded != current:
             raise ContractError(
-                f"the report is about {what} {recorded}, this is {what} {current}",
+                f"the report is about {message} {recorded}, this is {message} {current}",
                 location=str(request.round.report_json),
                 hint=hint,
             )

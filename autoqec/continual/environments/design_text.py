@@ -85,8 +85,10 @@ class DesignTextEnv(Environment):
         except AutoqecError as error:
             return {"correct": False, "target": target, "message": f"refused: {error}", "score": 0.0}, {}
         if not math.isfinite(loss):
-            said = f"failed: {info.get('status_reason') or info.get('status')}"
-            return {"correct": False, "target": target, "message": said, "score": 0.0}, {"signature": draft.signature}
+            message = f"failed: {info.get('status_reason') or info.get('status')}"
+            return {"correct": False, "target": target, "message": message, "score": 0.0}, {
+                "signature": draft.signature
+            }
         figures = {name: info[name] for name in ("relative", "relative_low", "n_params") if info.get(name) is not None}
         own = {key: value for key, value in draft.choices.items() if key not in self.template.choices}
         message = f"{format_choices(own)}: relative gain {info['relative']:+.4f}, surely {info['relative_low']:+.4f}"
@@ -107,24 +109,24 @@ def parse_proposal(action: str, action_space: ActionSpace, template: PredecoderD
     """Parse a reply into a draft. UsageError for a reply without a proposal, or with a value that is not offered."""
     match = _OBJECT.search(action)
     try:
-        said = json.loads(match[0]) if match else None
+        proposal = json.loads(match[0]) if match else None
     except ValueError as error:
         raise UsageError(f"the proposal is not JSON: {error}", location="proposal") from error
-    if not isinstance(said, dict):
+    if not isinstance(proposal, dict):
         raise UsageError("the answer contains no JSON object", location="proposal")
-    if "type" not in said:
+    if "type" not in proposal:
         raise UsageError("the proposal has no `type`", location="proposal")
     allowed = {
         (assignment.key, json.dumps(assignment.value)) for assignment in action_space.assignments if assignment.key
     }
-    for key, value in said.items():
+    for key, value in proposal.items():
         if (key, json.dumps(value)) not in allowed:
             values = [assignment.value for assignment in action_space.assignments if assignment.key == key]
             known = f"one of {values}" if values else f"keys: {', '.join(settable_keys(action_space))}"
             raise UsageError(f"`{key}` = {value!r} is not offered", location="proposal", hint=known)
-        if not applies_to_family(key, str(said["type"])):
-            raise UsageError(f"`{key}` does not apply to type {said['type']!r}", location="proposal")
-    return PredecoderDraft(template.features, {**template.choices, **said})
+        if not applies_to_family(key, str(proposal["type"])):
+            raise UsageError(f"`{key}` does not apply to type {proposal['type']!r}", location="proposal")
+    return PredecoderDraft(template.features, {**template.choices, **proposal})
 
 
 def format_observation(
@@ -231,9 +233,9 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
         round_runner: RoundRunner | None = None,
     ) -> None:
         if config.routine == "round" and round_runner is None:
-            what = "the routine `round` needs a workspace to run in"
+            message = "the routine `round` needs a workspace to run in"
             raise UsageError(
-                what, location="dataset.routine", hint="autoqec init workspace && cd workspace, and evaluate there"
+                message, location="dataset.routine", hint="autoqec init workspace && cd workspace, and evaluate there"
             )
         self._round_runner = round_runner
         super().__init__(config, logger=logger)

@@ -134,8 +134,8 @@ def cause_questions(rounds: Sequence[RecordedRound]) -> Iterator[MCQEnv]:
     for recorded in rounds:
         if recorded.row.status in FAILURE_STATUSES:
             reason = " ".join((recorded.row.status_reason or "").split())[:MAX_REASON_CHARS]
-            said = f"The round failed with this message:\n<data>{reason}</data>"
-            question = f"{_design(recorded.row.dsl_config)}\n{said}\nWhat was it?"
+            excerpt = f"The round failed with this message:\n<data>{reason}</data>"
+            question = f"{_design(recorded.row.dsl_config)}\n{excerpt}\nWhat was it?"
             yield _mcq(recorded, "cause", question, FAILURE_STATUSES, recorded.row.status)
 
 

@@ -125,8 +125,10 @@ class AbstractMultiEnvironments(ABC):
             if "error" in info:  # the routine could not store it itself
                 env.state.last_task_info = info
         if failed:
-            what = f"the routine failed for {len(failed)} of {len(self.envs)} environments; first: {failed[0]['error']}"
-            warnings.warn(f"{what} (tracebacks in `task_infos` and in the log)", RuntimeWarning, stacklevel=2)
+            message = (
+                f"the routine failed for {len(failed)} of {len(self.envs)} environments; first: {failed[0]['error']}"
+            )
+            warnings.warn(f"{message} (tracebacks in `task_infos` and in the log)", RuntimeWarning, stacklevel=2)
         self._log(self.reward_metric, time.monotonic() - start)
         if self.hall_of_fame is not None:
             self.hall_of_fame.add_all(self.envs, losses)

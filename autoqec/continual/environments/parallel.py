@@ -64,9 +64,9 @@ class ParallelEnvironments(AbstractMultiEnvironments):
         evaluated: list[tuple[float, dict[str, Any]]] = []
         for env, outcome in zip(self.envs, results, strict=True):
             if outcome.kind == "unreadable":
-                what = f"a worker process cannot load the routine: {outcome.value}"
+                message = f"a worker process cannot load the routine: {outcome.value}"
                 hint = "define routine, states and their classes in a module, not in the script that runs"
-                raise UsageError(what, location="get_reward", hint=hint)
+                raise UsageError(message, location="get_reward", hint=hint)
             if outcome.kind == "raised" and self.raise_errors:
                 raise outcome.value
             done = outcome.kind == "done"
@@ -119,8 +119,8 @@ class _Pool:
             with self._lock:
                 self._processes.discard(process)
             self._thread_local.process = None
-            what = f"the worker died (status {result.returncode})"
-            return TaskOutcome("raised", RuntimeError(what), what)
+            message = f"the worker died (status {result.returncode})"
+            return TaskOutcome("raised", RuntimeError(message), message)
 
     def _start(self) -> child.Process:
         process = child.start(

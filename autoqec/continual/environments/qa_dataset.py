@@ -171,8 +171,8 @@ def _one_split(loaded: Any, split: str | None) -> Iterable[Row]:
         split = next(iter(loaded))
     if split not in loaded:
         names = ", ".join(loaded)
-        what = "the dataset has several splits" if split is None else f"the dataset has no split {split!r}"
-        raise UsageError(what, location="dataset.split", hint=f"set `split` to one of: {names}")
+        message = "the dataset has several splits" if split is None else f"the dataset has no split {split!r}"
+        raise UsageError(message, location="dataset.split", hint=f"set `split` to one of: {names}")
     return cast(Iterable[Row], loaded[split])
 
 

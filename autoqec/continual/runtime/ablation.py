@@ -64,8 +64,8 @@ def evaluate_ablation(
 def without_memory(config: RunConfig) -> RunConfig:
     """Return the config with the same model and prompts and a memoryless agent."""
     agent: LMAgentConfig = config.agent
-    words = agent.system_prompt or agent_class(agent).default_system_prompt
-    agent_without_memory = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=words)
+    system_prompt = agent.system_prompt or agent_class(agent).default_system_prompt
+    agent_without_memory = MemorylessAgentConfig(lm_config=agent.lm_config, system_prompt=system_prompt)
     return config.model_copy(update={"agent": agent_without_memory, "memory": None})
 
 

@@ -85,9 +85,11 @@ class CrossRunMemory:
     def _read(self) -> Memory:
         memory = load_memory(self.path) if self.path.exists() else build_memory({"_type": "hybrid"})
         if memory.config.type not in EXPERIENCE_MEMORY_TYPES:
-            what = f"a memory of type {memory.config.type!r} cannot store experiences"
+            message = f"a memory of type {memory.config.type!r} cannot store experiences"
             raise UsageError(
-                what, location=str(self.path), hint=f"name a file of another type: {', '.join(EXPERIENCE_MEMORY_TYPES)}"
+                message,
+                location=str(self.path),
+                hint=f"name a file of another type: {', '.join(EXPERIENCE_MEMORY_TYPES)}",
             )
         return memory
 
@@ -134,8 +136,8 @@ def _format_note(entry: Entry) -> str:
     if not isinstance(entry, ExperienceEntry):
         return entry.line()
     try:
-        words = describe_config(json.loads(entry.action))
+        description = describe_config(json.loads(entry.action))
     except ValueError:
-        words = sanitize(entry.action, 120)
+        description = sanitize(entry.action, 120)
     place = entry.metadata.get("env") or sanitize(entry.obs, 80)
-    return f"{place}: {words}: {entry.feedback.get('message', '')}"
+    return f"{place}: {description}: {entry.feedback.get('message', '')}"

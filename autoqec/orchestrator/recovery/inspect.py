@@ -116,8 +116,8 @@ def require_own_directory(layout: RunLayout, info: RunInfo) -> None:
         hint = (
             f"a copy cannot be resumed, delete it: rm -r {layout.root}" if own.exists() else f"mv {layout.root} {own}"
         )
-        what = f"this directory contains run {info.run_id}, so branches and pins of {layout.run_id} are not its own"
-        raise ManualInterventionRequired(what, location=str(layout.root), hint=hint)
+        message = f"this directory contains run {info.run_id}, so branches and pins of {layout.run_id} are not its own"
+        raise ManualInterventionRequired(message, location=str(layout.root), hint=hint)
 
 
 def _broken_refs(repo: Repo, layout: RunLayout, known: set[str]) -> dict[str, Path]:

@@ -122,5 +122,5 @@ class RecoveryAction:
 
     def describe(self) -> str:
         """Return the action as one line of text."""
-        what = self.branch or (str(self.path) if self.path else "")
-        return " ".join(filter(None, [self.kind.replace("_", " "), what])) + f": {self.why}"
+        message = self.branch or (str(self.path) if self.path else "")
+        return " ".join(filter(None, [self.kind.replace("_", " "), message])) + f": {self.why}"

@@ -127,12 +127,12 @@ class _SyncLoop(MinibatchRlBase):
                 self.workers.close()
                 self._temp_dir.cleanup()
 
-    def gather_figures(self, mine: list[TrajInfos]) -> list[TrajInfos]:
+    def gather_figures(self, figures: list[TrajInfos]) -> list[TrajInfos]:
         """Collect every rank's new trajectories on rank 0 and count them there; other ranks wait and get none."""
         if self.world_size == 1:
-            return mine
+            return figures
         parts: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
-        dist.gather_object((self._new_trajs, mine), parts, dst=0)
+        dist.gather_object((self._new_trajs, figures), parts, dst=0)
         if parts is None:
             return []
         others = sum(count for count, _ in parts[1:])

@@ -50,8 +50,8 @@ _CONFIG = {
     "worktree.useRelativePaths": "false",
 }
 _IDENTITY = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
+    f"GIT_{role}_{what}": value
+    for role in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "AutoQEC"), ("EMAIL", "autoqec@localhost"))
 }
 _ENVIRONMENT = {

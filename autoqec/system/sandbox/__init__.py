@@ -288,8 +288,8 @@ def _bubblewrap(policy: SandboxPolicy) -> list[str]:
     ]
 
 
-def _bind(how: str, path: Path) -> list[str]:
-    return [how, str(path), str(path)]
+def _bind(option: str, path: Path) -> list[str]:
+    return [option, str(path), str(path)]
 
 
 def _by_depth(paths: Sequence[Path]) -> list[Path]:

@@ -115,10 +115,10 @@ def send(stream: BinaryIO, tag: bytes, payload: bytes) -> None:
 
 def encode_error(error: Exception) -> bytes:
     """Return the payload of a FAIL message."""
-    what = error.message if isinstance(error, AutoqecError) else f"{type(error).__name__}: {error}"
+    message = error.message if isinstance(error, AutoqecError) else f"{type(error).__name__}: {error}"
     location, hint = (error.location, error.hint) if isinstance(error, AutoqecError) else (None, None)
     kind = type(error).__name__
-    return json.dumps({"error": kind, "what": what[:2_000], "where": location, "hint": hint}).encode()
+    return json.dumps({"error": kind, "what": message[:2_000], "where": location, "hint": hint}).encode()
 
 
 if __name__ == "__main__":
