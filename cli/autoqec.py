@@ -47,9 +47,11 @@ class LazyGroup(click.Group):
     """Click group that imports a command of `COMMANDS` when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands, in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         if cmd_name == "run":
@@ -58,6 +60,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, help_line) for name, (_, help_line) in COMMANDS.items()])
 
@@ -212,6 +215,7 @@ def run(context: click.Context, /, env_name: str | None, out: Output, **chosen: 
 
 
 def main() -> None:
+    """Entry point of the `autoqec` script."""
     sys.exit(run_cli(group, sys.argv[1:]))
 
 

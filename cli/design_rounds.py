@@ -36,6 +36,7 @@ class WorkspaceRounds:
         self._response: IdeatorResponse | None = None  # the design that the next round measures
 
     def __call__(self, env_text: str, profile: ProfileName, config: Config) -> dict[str, Any]:
+        """Measure and verify a design as the next round of the run of this env and profile; return its row."""
         from autoqec.orchestrator import loop
 
         run = self._runs.get((env_text, profile)) or self._open(env_text, profile)
