@@ -37,12 +37,12 @@ class SimulationSettings:
     """How a run is simulated.
 
     Attributes:
-        rounds: number of rounds.
-        val_shots: validation shots of a round.
-        reported: index of the entry whose figures are reported for each entry; None: its own.
-        params_transform: maps params that the ideator names to params of the table.
-        noop: every decoder fails exactly where the baseline decoder does.
-        min_gain: what the lower bound of the relative gain must reach for a round to be verified.
+        rounds: Number of rounds.
+        val_shots: Validation shots of a round.
+        reported: Index of the entry whose figures are reported for each entry; None: its own.
+        params_transform: Maps params that the ideator names to params of the table.
+        noop: Every decoder fails exactly where the baseline decoder does.
+        min_gain: What the lower bound of the relative gain must reach for a round to be verified.
     """
 
     rounds: int = 20
@@ -74,11 +74,11 @@ def simulate(
     """Simulate one run.
 
     Args:
-        propose: ideator; None or a config outside the space is a failed round.
-        table: measured configs.
-        seed: seed of the run, which also selects its validation shots.
-        settings: how the run is simulated.
-        spent_usd: returns the dollars spent so far.
+        propose: Ideator; None or a config outside the space is a failed round.
+        table: Measured configs.
+        seed: Seed of the run, which also selects its validation shots.
+        settings: How the run is simulated.
+        spent_usd: Returns the dollars spent so far.
     """
     run, history, used_entries, pareto_points = SimulatedRun(), list[dict[str, Any]](), set[int](), list[ParetoPoint]()
     scale = ObjectiveScale.of(table)

@@ -29,13 +29,13 @@ class Score:
     Hypervolumes are fractions of the best that the table allows, as means over seeds.
 
     Attributes:
-        final: hypervolume after the last round.
-        mean: hypervolume averaged over rounds.
-        at_equal_seconds: hypervolume at the time at which the reference has spent half of its training time.
-        gap: final minus that of the reference on the same seeds, with the 95% interval `gap_low`, `gap_high`.
-        verified: verified rounds per run.
-        seconds: training time per run.
-        dollars: cost of the calls per run; NaN if a price is unknown.
+        final: Hypervolume after the last round.
+        mean: Hypervolume averaged over rounds.
+        at_equal_seconds: Hypervolume at the time at which the reference has spent half of its training time.
+        gap: Final minus that of the reference on the same seeds, with the 95% interval `gap_low`, `gap_high`.
+        verified: Verified rounds per run.
+        seconds: Training time per run.
+        dollars: Cost of the calls per run; NaN if a price is unknown.
     """
 
     strategy: str
@@ -94,13 +94,13 @@ def strategy(name: str, table: Table, settings: SimulationSettings, *, known: It
     """Return a strategy: `tpe`, `random`, `evolve`, `hybrid:Q` (oracle of quality Q) or `hybrid:none` (no answers).
 
     Args:
-        name: name of the strategy.
-        table: table that an oracle reads.
-        settings: settings of the simulated runs.
-        known: further names that the error message lists.
+        name: Name of the strategy.
+        table: Table that an oracle reads.
+        settings: Settings of the simulated runs.
+        known: Further names that the error message lists.
 
     Raises:
-        UsageError: the name is unknown.
+        UsageError: The name is unknown.
     """
     if name in SEARCH_STRATEGIES:
         return SEARCH_STRATEGIES[name]
@@ -130,15 +130,15 @@ def compare(
     """Score strategies on a table.
 
     Args:
-        table: measured configs.
-        names: strategies to compare.
-        seeds: number of runs per strategy.
-        settings: settings of the simulated runs.
-        control: one of `CONTROLS`.
-        extra_strategies: further strategies by name, such as the policy or a language model.
-        spent_usd: returns the dollars that they have cost so far.
-        references: strategies that all others are compared with.
-        on_run: called with name and seed after every run.
+        table: Measured configs.
+        names: Strategies to compare.
+        seeds: Number of runs per strategy.
+        settings: Settings of the simulated runs.
+        control: One of `CONTROLS`.
+        extra_strategies: Further strategies by name, such as the policy or a language model.
+        spent_usd: Returns the dollars that they have cost so far.
+        references: Strategies that all others are compared with.
+        on_run: Called with name and seed after every run.
 
     Returns:
         Scores in the order of `names`, one per reference; references that are not in `names` come first.

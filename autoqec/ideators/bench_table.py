@@ -65,12 +65,12 @@ class Table:
     """The entries of one env, fidelity and training seed.
 
     Args:
-        entries: measured configs.
+        entries: Measured configs.
         baseline: bool [shots], failures of the baseline decoder.
-        env: name of the env.
+        env: Name of the env.
 
     Raises:
-        UsageError: there are no entries.
+        UsageError: There are no entries.
     """
 
     def __init__(self, entries: Sequence[TableEntry], baseline: Bits, *, env: str = "") -> None:
@@ -87,12 +87,12 @@ class Table:
 
         Args:
             path: JSON-lines file.
-            env: name of the env; None: the first one of the file.
-            fidelity: fidelity of the entries.
-            seed: training seed of the entries.
+            env: Name of the env; None: the first one of the file.
+            fidelity: Fidelity of the entries.
+            seed: Training seed of the entries.
 
         Raises:
-            UsageError: the file is missing or has no such entries.
+            UsageError: The file is missing or has no such entries.
         """
         if not path.is_file():
             raise UsageError("the table does not exist", location=str(path), hint=HINT)

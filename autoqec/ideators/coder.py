@@ -16,10 +16,10 @@ def code(view: CoderView) -> CoderResponse:
     """Write the config file of a proposal.
 
     Args:
-        view: {proposal, hypothesis, slug, compose_mode}. A pure composition needs no edit: git merges the branches.
+        view: The proposal. A pure composition needs no edit: git merges the branches.
 
     Raises:
-        ContractError: the proposal is not a valid predecoder config.
+        ContractError: The proposal is not a valid predecoder config.
     """
     config = parse_dsl(view.proposal, location="proposal").config()
     edit = {"path": PurePosixPath(EDITABLE_CONFIG).name, "text": dump_config(config)}

@@ -15,8 +15,8 @@ def sanitize(text: Any, limit: int) -> str:
     """Return text as one line without control characters and without directories of this machine.
 
     Args:
-        text: any value; None is the empty string.
-        limit: maximum number of characters.
+        text: Any value; None is the empty string.
+        limit: Maximum number of characters.
     """
     cleaned = " ".join("".join(ch if ch.isprintable() else " " for ch in str(text or "")).split())
     cleaned = _DIRECTORY.sub("", cleaned)

@@ -69,9 +69,9 @@ def mutate(
     """Mutate one key, sometimes a second one. A new family draws its own keys and keeps the training keys.
 
     Args:
-        params: values of the parent.
-        rng: random generator.
-        active_dimensions: dimensions that may change, by family.
+        params: Values of the parent.
+        rng: Random generator.
+        active_dimensions: Dimensions that may change, by family.
     """
     for _ in range(2 if rng.random() < SECOND_KEY_PROBABILITY else 1):
         dimensions = active_dimensions(params["type"])

@@ -26,9 +26,9 @@ class Hybrid:
     """Proposes a round from a view.
 
     Args:
-        model: role that gets the view with the state of the search under `sampler`.
-        search: proposes all other rounds.
-        share: share of rounds on which the model is asked.
+        model: Role that gets the view with the state of the search under `sampler`.
+        search: Proposes all other rounds.
+        share: Share of rounds on which the model is asked.
     """
 
     def __init__(self, model: Model, *, search: ProposeFn = tpe.propose, share: float = LM_SHARE) -> None:

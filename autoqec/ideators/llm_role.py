@@ -23,8 +23,8 @@ class Role:
     """A role through a language model. Emits the events lm_call, lm_tool, lm_retry and lm_given_up.
 
     Args:
-        lm: the language model.
-        on_event: receives every event.
+        lm: The language model.
+        on_event: Receives every event.
     """
 
     name = "agent"

@@ -52,11 +52,11 @@ class LlmIdeator(Role):
     """Proposes the next round from a view (`RunMemory.l2_for_ideator`, with `sampler` and `notes` if present).
 
     Args:
-        lm: the language model.
-        on_event: receives (kind, payload) of every event.
-        predict_cost: cost of a config; a proposal beyond the env's limits is then rejected before a round is spent.
-        use_tools: whether to offer the tools to a model that supports them.
-        machine: returns the current state of the machine.
+        lm: The language model.
+        on_event: Receives every event.
+        predict_cost: Cost of a config; a proposal beyond the env's limits is then rejected before a round is spent.
+        use_tools: Whether to offer the tools to a model that supports them.
+        machine: Returns the current state of the machine.
     """
 
     name = "ideator"
@@ -132,15 +132,15 @@ def _parent_branches(view: IdeatorView, fork_from: tuple[int | str, ...]) -> tup
 
 
 class LlmCoder(Role):
-    """Turns a proposal into config and edits. View: {proposal, hypothesis, slug, compose_mode}.
+    """Turns the proposal of a `CoderView` into config and edits.
 
-    The view has `surface` {file: text} if the model may edit code.
+    The view has the text of the editable modules if the model may edit code.
 
     Args:
-        lm: the language model.
-        on_event: receives (kind, payload) of every event.
-        predict_cost: cost of a config; checked if the answer leaves the code as it is.
-        constraints: the env's limits that the cost must keep.
+        lm: The language model.
+        on_event: Receives every event.
+        predict_cost: Cost of a config; checked if the answer leaves the code as it is.
+        constraints: The env's limits that the cost must keep.
     """
 
     name = "coder"
@@ -201,7 +201,7 @@ class LlmCoder(Role):
 
 
 class LlmAnalyst(Role):
-    """Nominates a round. View: {metrics_path, hypothesis, round_dir} (`RunMemory.l3_for_analyst`)."""
+    """Nominates a round from an `AnalystView` (`RunMemory.l3_for_analyst`)."""
 
     name = "analyst"
 

@@ -60,8 +60,8 @@ class ViewTools:
     """The tools over one view of a run.
 
     Args:
-        view: view of the Ideator.
-        predict_cost: cost of a config; None leaves costs out of the answers.
+        view: View of the Ideator.
+        predict_cost: Cost of a config; None leaves costs out of the answers.
     """
 
     def __init__(self, view: IdeatorView, predict_cost: PredictCost | None = None) -> None:

@@ -32,19 +32,19 @@ class SearchState:
     """The ideator's view as a search uses it.
 
     Attributes:
-        seed: seed of the run.
-        n_proposed: number of measured and pending rounds. Rounds aborted by a crash do not count, so that the next
+        seed: Seed of the run.
+        n_proposed: Number of measured and pending rounds. Rounds aborted by a crash do not count, so that the next
             proposal after a crash is the one that was lost.
-        observed: measured rows, oldest first.
-        pending: rows of rounds that are not measured yet.
-        seen_digests: digests of configs that are not proposed again.
-        composed_parents: parent sets that were composed.
-        verified: forkable verified rows, best first.
-        baseline: config of the baseline commit.
-        inputs: what a network of this env reads; `all` for a code without another sector.
-        gate_available: whether a config of this env can have a gate.
-        finetunes: whether the env's inner decoder can be fine-tuned through.
-        pins: keys that the run keeps fixed, with their values; they are not dimensions of its search.
+        observed: Measured rows, oldest first.
+        pending: Rows of rounds that are not measured yet.
+        seen_digests: Digests of configs that are not proposed again.
+        composed_parents: Parent sets that were composed.
+        verified: Forkable verified rows, best first.
+        baseline: Config of the baseline commit.
+        inputs: What a network of this env reads; `all` for a code without another sector.
+        gate_available: Whether a config of this env can have a gate.
+        finetunes: Whether the env's inner decoder can be fine-tuned through.
+        pins: Keys that the run keeps fixed, with their values; they are not dimensions of its search.
     """
 
     seed: int
@@ -215,11 +215,11 @@ def unseen_config(state: SearchState, candidates: Callable[[SearchState], Iterat
     """Return a config of the space that was never tried, forked from the baseline.
 
     Args:
-        state: state of the search.
-        candidates: suggests values; uniform draws follow when they give nothing new.
+        state: State of the search.
+        candidates: Suggests values; uniform draws follow when they give nothing new.
 
     Raises:
-        UsageError: no new config was found under the pins.
+        UsageError: No new config was found under the pins.
     """
     for params in itertools.chain(
         itertools.islice(candidates(state), MAX_TRIES), itertools.islice(draw(state), MAX_DRAWS)

@@ -35,7 +35,7 @@ def exceeded_limits(cost: Mapping[str, int], constraints: Mapping[str, int]) -> 
 
     Args:
         cost: `n_params` and `flops_per_syndrome` of a config.
-        constraints: the env's `max_params` and `max_flops_per_syndrome`; a missing limit is not checked.
+        constraints: The env's `max_params` and `max_flops_per_syndrome`; a missing limit is not checked.
     """
     return [
         f"{name} = {cost[name]} exceeds the limit {limit} = {constraints[limit]} of the env"

@@ -21,7 +21,7 @@ class ReplayIdeator:
     baseline with fresh weights.
 
     Args:
-        rows: history of the earlier run; aborted rounds are skipped.
+        rows: History of the earlier run; aborted rounds are skipped.
     """
 
     def __init__(self, rows: Sequence[HistoryRow]) -> None:

@@ -20,12 +20,12 @@ class Dimension:
     """One config key and the values it may take.
 
     Attributes:
-        key: dotted key of the config.
-        rationale: what a change of the key is expected to do.
-        families: families that have the key; () for all.
-        choices: values of a categorical dimension.
-        low: smallest number of a numeric dimension, on a log scale; an int makes it a dimension of whole numbers.
-        high: largest number.
+        key: Dotted key of the config.
+        rationale: What a change of the key is expected to do.
+        families: Families that have the key; () for all.
+        choices: Values of a categorical dimension.
+        low: Smallest number of a numeric dimension, on a log scale; an int makes it a dimension of whole numbers.
+        high: Largest number.
     """
 
     key: str
@@ -207,8 +207,8 @@ def params_of(config: Config, *, exclude: Container[str] = ()) -> Params | None:
     """Return the inverse of `build`.
 
     Args:
-        config: a complete config.
-        exclude: keys that are left out and not checked.
+        config: A complete config.
+        exclude: Keys that are left out and not checked.
 
     Returns:
         Values of the active dimensions; None if one lies outside the space.

@@ -109,7 +109,7 @@ def machine_block(state: dict[str, Any]) -> str:
     """Cores, memory, GPU and the duration of past rounds as a data block of at most 500 characters.
 
     Args:
-        state: what `autoqec machine-state` reports.
+        state: What `autoqec machine-state` reports.
     """
     machine, median = state.get("machine") or {}, state.get("predicted_round_s")
     memory = (machine.get("memory") or {}).get("available_gb")

@@ -30,13 +30,13 @@ class RunOptions:
     """A run to start, or to resume.
 
     Attributes:
-        root: directory of the repository that the command was started in; its top, or another one.
-        env: env file of a new run; None when a run is resumed.
-        layout: layout of the run to resume; None for a new run.
+        root: Directory of the repository that the command was started in; its top, or another one.
+        env: Env file of a new run; None when a run is resumed.
+        layout: Layout of the run to resume; None for a new run.
         info: run.json of the run to resume.
-        choice: ideator and language models.
-        pins: config options that every proposal keeps.
-        settings: settings that a resume inherits.
+        choice: Ideator and language models.
+        pins: Config options that every proposal keeps.
+        settings: Settings that a resume inherits.
         cluster: SLURM options of the job of a round; None if rounds are measured on this machine.
     """
 

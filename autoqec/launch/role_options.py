@@ -33,19 +33,19 @@ class RoleOptions:
     """Which ideator a run has, and the language models of its roles.
 
     Attributes:
-        ideator: one of `NAMES`.
-        model: language model of every role that neither `role_models` nor AUTOQEC_<ROLE>_MODEL names one for.
-        cassette: recording that is played instead of asking a model.
-        replay_of: the older run that `replay` repeats.
-        max_usd: limit of what the models may cost in total.
-        max_tokens: limit of the tokens of all calls.
-        open_modules: whether the Coder may edit code as well as the config.
+        ideator: One of `NAMES`.
+        model: Language model of every role that neither `role_models` nor AUTOQEC_<ROLE>_MODEL names one for.
+        cassette: Recording that is played instead of asking a model.
+        replay_of: The older run that `replay` repeats.
+        max_usd: Limit of what the models may cost in total.
+        max_tokens: Limit of the tokens of all calls.
+        open_modules: Whether the Coder may edit code as well as the config.
         ideator_memory: RunTime checkpoint whose agent proposes.
         analyst_memory: RunTime checkpoint whose agent nominates.
-        memory: what earlier runs learned; read by the models, extended by every run.
-        effort: reasoning effort of every role's model.
-        price: of every role's model, in place of the price list's.
-        role_models: models stored with the run; they take precedence over `model`, `effort`, `price` and the
+        memory: What earlier runs learned; read by the models, extended by every run.
+        effort: Reasoning effort of every role's model.
+        price: Of every role's model, in place of the price list's.
+        role_models: Models stored with the run; they take precedence over `model`, `effort`, `price` and the
             environment.
     """
 

@@ -29,9 +29,9 @@ def resolve_settings(info: RunInfo | None, explicit: set[str], chosen: dict[str,
 
     Args:
         info: run.json of the run to resume; None for a new run.
-        explicit: names of the options that were given on the command line.
-        chosen: value of every option.
-        root: top of the workspace; stored paths are relative to it.
+        explicit: Names of the options that were given on the command line.
+        chosen: Value of every option.
+        root: Top of the workspace; stored paths are relative to it.
     """
     stored = info.settings if info is not None else None
     base = stored or RunSettings()

@@ -26,7 +26,7 @@ class Layer:
     """Operations of one time step.
 
     Attributes:
-        kind: gates, CZ, R or M.
+        kind: Gates, CZ, R or M.
         gates: Single-qubit gates, (name, qubit).
         qubits: Targets of CZ, R or M.
         annotations: Detectors and the like that follow the operations, each with the number of measurements before it

@@ -30,12 +30,12 @@ class Diagnosis:
     """Diagnosis of one round, or of the env (round: None).
 
     Attributes:
-        cause: what kind of failure it is.
-        what: the failure in one sentence.
-        advice: what to do about it.
-        see: files to look at.
-        change: suggested change as {dotted key: [old, new]}.
-        config: the whole suggested config.
+        cause: What kind of failure it is.
+        what: The failure in one sentence.
+        advice: What to do about it.
+        see: Files to look at.
+        change: Suggested change as {dotted key: [old, new]}.
+        config: The whole suggested config.
     """
 
     round: int | None

@@ -30,12 +30,12 @@ class RoundEntry:
     """One attempt as its last row leaves it.
 
     Attributes:
-        row: the last row that describes the round.
-        key: the attempt id.
-        anchor: fragment identifier of the round on a page; unique within the run.
-        on_front: whether the round is on the Pareto front.
-        branch_deleted: whether its branch was deleted by hand.
-        parents: anchors of the rounds it forks from; empty for the baseline.
+        row: The last row that describes the round.
+        key: The attempt id.
+        anchor: Fragment identifier of the round on a page; unique within the run.
+        on_front: Whether the round is on the Pareto front.
+        branch_deleted: Whether its branch was deleted by hand.
+        parents: Anchors of the rounds it forks from; empty for the baseline.
     """
 
     row: HistoryRow
@@ -70,9 +70,9 @@ class RunReport:
     """One run as its files stand. What is derived from them is read on first use.
 
     Attributes:
-        rows: all rows of history.jsonl, in file order.
-        listed: the rounds that a page lists, oldest first; empty unless `load_pages` made the report.
-        details: by attempt id, the rounds that a page shows in full.
+        rows: All rows of history.jsonl, in file order.
+        listed: The rounds that a page lists, oldest first; empty unless `load_pages` made the report.
+        details: By attempt id, the rounds that a page shows in full.
     """
 
     layout: RunLayout

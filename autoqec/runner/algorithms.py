@@ -116,7 +116,7 @@ class SupervisedEdges(GradientAlgo):
     Args:
         learning_rate: Peak learning rate of AdamW.
         weight_decay: Weight decay of AdamW.
-        loss: bce; focal: terms weighted by (1 - probability of the label)^2 (https://arxiv.org/abs/1708.02002);
+        loss: Bce; focal: terms weighted by (1 - probability of the label)^2 (https://arxiv.org/abs/1708.02002);
             weighted_bce: flipped edges count twice.
     """
 

@@ -67,7 +67,7 @@ class Phase:
     """One phase of a training.
 
     Attributes:
-        name: training or finetuning.
+        name: `training` or `finetuning`.
         sampler: Draws its batches.
         algo: Computes its loss and takes its steps.
         n_shots: Its budget.

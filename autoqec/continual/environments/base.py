@@ -26,11 +26,11 @@ class Feedback(Contract):
     """Feedback on an action.
 
     Attributes:
-        correct: whether the action solves the task.
-        target: the expected answer.
-        message: short explanation.
-        extra: figures of the task, such as the letters of a multiple-choice question or the loss of a design.
-        score: partial credit in [0, 1]; None: 1 if correct, else 0.
+        correct: Whether the action solves the task.
+        target: The expected answer.
+        message: Short explanation.
+        extra: Figures of the task, such as the letters of a multiple-choice question or the loss of a design.
+        score: Partial credit in [0, 1]; None: 1 if correct, else 0.
     """
 
     correct: bool
@@ -70,7 +70,7 @@ class Environment(ABC):
             (next observation or None at the end, feedback, done, info).
 
         Raises:
-            ContractError: the episode is done.
+            ContractError: The episode is done.
         """
 
     def evaluate(self, action: str) -> dict[str, Any]:

@@ -23,9 +23,9 @@ class SearchProblem:
     """What a strategy searches.
 
     Attributes:
-        template: draft that every design starts from.
-        action_space: choices that a design is made of.
-        routine: evaluates a design.
+        template: Draft that every design starts from.
+        action_space: Choices that a design is made of.
+        routine: Evaluates a design.
     """
 
     template: PredecoderDraft

@@ -220,9 +220,9 @@ class DesignDataset(EnvDataset[DesignDatasetConfig]):
     """One environment per task.
 
     Args:
-        config: tasks and routine.
-        logger: logger of the dataset.
-        round_runner: runs a round, (env text, profile, config) -> row of history; needed by the routine `round`.
+        config: Tasks and routine.
+        logger: Logger of the dataset.
+        round_runner: Runs a round, (env text, profile, config) -> row of history; needed by the routine `round`.
     """
 
     def __init__(

@@ -74,10 +74,10 @@ class AbstractMultiEnvironments(ABC):
     """A batch of environments. Rewards are losses: smaller is better.
 
     Args:
-        envs: the environments.
-        hall_of_fame_size: number of best environments that are kept; 0 disables the hall of fame.
-        logger: receives timings, figures and losses; None disables logging of metrics.
-        raise_errors: whether an exception in the routine is raised by `get_reward`. If not, the loss of that
+        envs: The environments.
+        hall_of_fame_size: Number of best environments that are kept; 0 disables the hall of fame.
+        logger: Receives timings, figures and losses; None disables logging of metrics.
+        raise_errors: Whether an exception in the routine is raised by `get_reward`. If not, the loss of that
             environment is +inf, its task info holds `error` and `traceback`, and the traceback is logged and announced
             by a RuntimeWarning.
     """
@@ -111,7 +111,7 @@ class AbstractMultiEnvironments(ABC):
         """Evaluate the routine on every environment, then add all environments to the hall of fame.
 
         Args:
-            routine: function of a state, returning (loss, task_info).
+            routine: Function of a state, returning (loss, task_info).
 
         Returns:
             One loss per environment, in order.
@@ -149,7 +149,7 @@ class AbstractMultiEnvironments(ABC):
             The output of each environment's `step`, in order.
 
         Raises:
-            UsageError: the number of actions or raw actions differs from the number of environments.
+            UsageError: The number of actions or raw actions differs from the number of environments.
         """
         for name, given in (("actions", actions), ("raw_actions", raw_actions)):
             if given is not None and len(given) != len(self.envs):
@@ -182,8 +182,8 @@ class AbstractMultiEnvironments(ABC):
         """Draw the best environments. Every figure is closed; each call counts one `rendering_iteration`.
 
         Args:
-            rewards: losses of the environments; NaN ranks last.
-            n_best: number of environments that are drawn one by one, through `env.render`.
+            rewards: Losses of the environments; NaN ranks last.
+            n_best: Number of environments that are drawn one by one, through `env.render`.
             disregarded_percentage: p; the best floor(N·(1 − p)) environments are drawn together in one figure.
             mode: `style`: "logger" or "file" (into the directory `path`); `task`: what is drawn, one of
                 `rendering.TASKS`; `format`: "figure" or "image". Missing keys default to logger, transients, figure.

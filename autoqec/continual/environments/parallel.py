@@ -35,8 +35,8 @@ class ParallelEnvironments(AbstractMultiEnvironments):
     reward of one environment.
 
     Args:
-        envs, hall_of_fame_size, logger, raise_errors: as for AbstractMultiEnvironments.
-        n_workers: number of processes; None: one per core, at most one per environment.
+        envs, hall_of_fame_size, logger, raise_errors: As for AbstractMultiEnvironments.
+        n_workers: Number of processes; None: one per core, at most one per environment.
     """
 
     reward_metric = "Timing: Rewards"

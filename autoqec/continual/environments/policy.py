@@ -31,11 +31,11 @@ class PolicyConfig:
     """Hyper-parameters of the policy.
 
     Attributes:
-        hidden: width of the network.
-        learning_rate: of Adam.
-        entropy: weight of the entropy bonus.
-        elite_fraction: share of a batch that is learned from.
-        imitation_weight: weight of the designs of the hall of fame.
+        hidden: Width of the network.
+        learning_rate: Of Adam.
+        entropy: Weight of the entropy bonus.
+        elite_fraction: Share of a batch that is learned from.
+        imitation_weight: Weight of the designs of the hall of fame.
     """
 
     hidden: int = 64

@@ -36,12 +36,12 @@ def render_batch(
     """Draw environments one by one and states together.
 
     Args:
-        best: environments, best first; each draws itself through `render(mode)`.
-        states: states that are drawn together, best first.
-        losses: their losses.
-        mode: complete mode of `AbstractMultiEnvironments.render`.
-        logger: receives figures and metrics in the style "logger"; may be None.
-        iteration: number of this call.
+        best: Environments, best first; each draws itself through `render(mode)`.
+        states: States that are drawn together, best first.
+        losses: Their losses.
+        mode: Complete mode of `AbstractMultiEnvironments.render`.
+        logger: Receives figures and metrics in the style "logger"; may be None.
+        iteration: Number of this call.
     """
     for key, known in (("style", STYLES), ("format", FORMATS), ("task", tuple(TASKS))):
         if mode[key] not in known:

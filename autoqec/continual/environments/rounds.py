@@ -23,10 +23,10 @@ class RoundRoutine:
     A design without a VERIFIED verdict counts as no gain, whatever its validation shots showed.
 
     Attributes:
-        env: env of the designs.
-        screen: cheaper routine.
-        run_round: config -> row of history of the round that was run.
-        hall_of_fame: designs that were promoted.
+        env: Env of the designs.
+        screen: Cheaper routine.
+        run_round: Config -> row of history of the round that was run.
+        hall_of_fame: Designs that were promoted.
     """
 
     env: EnvSpec

@@ -74,8 +74,8 @@ class TabularRoutine:
     A table is a JSON-lines file of rows with `dsl_config` and the figures of a round, such as `history.jsonl` of a run.
 
     Attributes:
-        rows: config hash -> task info.
-        env: env whose limits are checked; None checks none.
+        rows: Config hash -> task info.
+        env: Env whose limits are checked; None checks none.
     """
 
     rows: Mapping[str, dict[str, Any]]
@@ -138,10 +138,10 @@ class ScreenRoutine:
     """Trains a design briefly in this process, without git. One training runs per process at a time.
 
     Attributes:
-        env_yaml: text of the env.
-        train_shots, finetune_shots, val_shots, train_gflops: size of the training and the measurement.
-        seed: training seed.
-        cache_dir: directory of cached results, by config and settings; None caches nothing.
+        env_yaml: Text of the env.
+        train_shots, finetune_shots, val_shots, train_gflops: Size of the training and the measurement.
+        seed: Training seed.
+        cache_dir: Directory of cached results, by config and settings; None caches nothing.
     """
 
     env_yaml: str

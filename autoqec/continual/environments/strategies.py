@@ -112,11 +112,11 @@ def run_search(
     """Evaluate designs batch by batch until the budget is spent.
 
     Args:
-        strategy: proposes designs and learns from their losses.
+        strategy: Proposes designs and learns from their losses.
         batch: DesignEnvs; the last batch is shortened to the rest of the budget.
-        routine: evaluates a design.
-        budget: number of evaluations; a repeated design counts again.
-        on_batch: called with the environments and losses of every batch.
+        routine: Evaluates a design.
+        budget: Number of evaluations; a repeated design counts again.
+        on_batch: Called with the environments and losses of every batch.
 
     Returns:
         The losses in the order of evaluation.

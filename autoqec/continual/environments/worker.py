@@ -20,7 +20,7 @@ class TaskOutcome(NamedTuple):
     Attributes:
         kind: `done`; `raised` by the routine; `unreadable`, the task could not be loaded in the worker.
         value: (loss, task_info), or the exception.
-        traceback: of the exception; "" without one.
+        traceback: Of the exception; "" without one.
     """
 
     kind: Literal["done", "raised", "unreadable"]

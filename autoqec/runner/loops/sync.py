@@ -37,7 +37,7 @@ class _SyncLoop(MinibatchRlBase):
     Args:
         args: See `MinibatchRlBase`.
         build: Builds agent, sampler and algorithm as they are before startup; it is pickled.
-        backend: gloo for CPUs, nccl for one GPU per rank. Where the sandbox allows no sockets, gloo is replaced by
+        backend: Gloo for CPUs, nccl for one GPU per rank. Where the sandbox allows no sockets, gloo is replaced by
             shared memory (`shared_memory_group`).
         rank_devices: Devices by rank; empty: every rank uses `device`.
         worker: Connection of a spawned rank to rank 0.
