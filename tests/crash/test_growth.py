@@ -43,8 +43,8 @@ def test_round_starts_git_a_constant_number_of_times(layout: RunLayout) -> None:
     assert counts[0] == counts[1] <= 20, counts
 
 
-def test_a_start_builds_each_view_once(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Comparing the files with history is all that there is to do with a run that is in line."""
+def test_start_builds_each_view_once(layout: RunLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a consistent run, a start only compares the files with history."""
     written: list[int] = []
     section = views.section
     monkeypatch.setattr(views, "section", lambda row, state: written.append(row.round) or section(row, state))

@@ -1,4 +1,4 @@
-"""Every field of a contract says what it means."""
+"""Every field of a contract has a description."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def models(module: str) -> list[type[Contract]]:
 
 
 def description(model: type[Contract], field: str) -> str:
-    """The field's description, or that of the field which it narrows."""
+    """Return the field's description, or that of the field that it narrows."""
     owners = [*model.__mro__, *([SHARED_FIELDS[model.__name__]] if model.__name__ in SHARED_FIELDS else [])]
     fields = [
         owner.model_fields[field] for owner in owners if issubclass(owner, Contract) and field in owner.model_fields

@@ -53,7 +53,7 @@ def test_upper_bound_covers_every_call() -> None:
     assert worst is not None and real is not None and worst >= real
 
 
-def test_a_price_of_ones_own_counts_for_clients_and_budgets() -> None:
+def test_custom_price_applies_to_clients_and_budgets() -> None:
     config = LMConfig(model="qwen-of-this-test", base_url="http://127.0.0.1:9", price=parse_price("in=2,out=8"))
     require_price(config)
     assert get_lm_client(config).max_cost_usd(Request(messages=(Message(role="user", content="x"),)), 10) is not None
@@ -68,7 +68,7 @@ def test_a_price_of_ones_own_counts_for_clients_and_budgets() -> None:
     "text",
     ["", "3", "in=3", "in=3,out=", "in=-1,out=2", "in=nan,out=2", "in=inf,out=2", "in=1,out=2,x=3", "in=1e9,out=1"],
 )
-def test_a_price_of_another_form_is_refused(text: str) -> None:
+def test_malformed_price_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as raised:
         parse_price(text)
     assert raised.value.location == "--price" and "in=3,out=15" in str(raised.value.hint)

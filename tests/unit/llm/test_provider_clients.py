@@ -1,4 +1,4 @@
-"""The clients of OpenAI-compatible endpoints and of Gemini against loopback servers of both APIs."""
+"""Clients of OpenAI-compatible endpoints and of Gemini, with loopback servers of both APIs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def request(text: str = "go", **fields: Any) -> Request:
     return Request(messages=(Message(role="user", content=text),), **fields)
 
 
-def test_text_system_prompt_and_usage(server, client, api):
+def test_text_answer_with_system_prompt_and_usage(server, client, api):
     server.script(say("hello"))
     response = client().complete(request(system=("be brief", "and kind")))
     assert (response.text, response.stop_reason, response.model) == ("hello", "end_turn", MODELS[api])
@@ -84,13 +84,13 @@ def test_text_system_prompt_and_usage(server, client, api):
     assert response.cost_usd is None and isinstance(client(), LanguageModel)
 
 
-def test_call_leaves_room_for_thinking(server, client):
+def test_call_reserves_tokens_for_thinking(server, client):
     server.script(say("hello"))
     assert client(max_output_tokens=100).call("system", "user") == "hello"
     assert "8192" in str(server.requests[0])
 
 
-def test_structured_answer(server, client):
+def test_structured_answer_is_parsed(server, client):
     server.script(say_json({"what": "gnn", "share": 0.25}), say_json({"what": "gnn", "share": 2}))
     assert client().complete(request(output=Idea)).parsed == Idea(what="gnn", share=0.25)
     with pytest.raises(LlmBadAnswerError, match="share") as raised:
@@ -98,7 +98,7 @@ def test_structured_answer(server, client):
     assert raised.value.usage is not None and raised.value.usage.output_tokens > 0
 
 
-def test_a_conversation_keeps_its_turns(server, client):
+def test_conversation_keeps_its_turns(server, client):
     turns = (
         Message(role="user", content="a"),
         Message(role="assistant", content="b"),
@@ -113,7 +113,7 @@ def test_a_conversation_keeps_its_turns(server, client):
 
 
 @pytest.mark.parametrize(("behaviour", "error"), [(refuse(), LlmRefusalError), (truncate(), LlmTruncatedError)])
-def test_refused_and_truncated_answers_are_typed(server, client, behaviour, error):
+def test_refused_and_truncated_answers_have_an_error_type(server, client, behaviour, error):
     server.script(behaviour)
     with pytest.raises(error) as raised:
         client().complete(request(output=Idea))
@@ -123,7 +123,7 @@ def test_refused_and_truncated_answers_are_typed(server, client, behaviour, erro
 @pytest.mark.parametrize(
     "fault", [rate_limited(), fail(500), fail(529), malformed(), cut(say("x" * 500)), malformed(b"[]")]
 )
-def test_passing_faults_are_retried(server, client, fault):
+def test_transient_errors_are_retried(server, client, fault):
     server.script(fault, say("done"))
     response = client().complete(request())
     assert response.text == "done" and len(server.requests) == 2
@@ -131,7 +131,7 @@ def test_passing_faults_are_retried(server, client, fault):
 
 
 @pytest.mark.parametrize("fault", [rate_limited(), fail(503), malformed(), cut(say("x" * 500))])
-def test_lasting_faults_end_typed(server, client, fault):
+def test_permanent_errors_have_their_type(server, client, fault):
     server.answer = lambda body: fault
     with pytest.raises(LlmUnavailableError) as raised:
         client(max_retries=1).complete(request())
@@ -158,14 +158,14 @@ def test_long_pauses_are_refused_in_every_form(server, client, headers):
         (fail(404, "no such model"), LlmBadRequestError),
     ],
 )
-def test_permanent_faults_are_not_retried(server, client, fault, error):
+def test_permanent_errors_are_not_retried(server, client, fault, error):
     server.script(fault)
     with pytest.raises(error):
         client().complete(request())
     assert len(server.requests) == 1
 
 
-def test_unknown_model_and_wrong_key(server, client):
+def test_unknown_model_and_wrong_key_are_errors(server, client):
     with pytest.raises(LlmBadRequestError, match="unknown-model"):
         client(model="unknown-model", backend="openai" if isinstance(server, CompletionsServer) else "gemini").call(
             "", "x"
@@ -195,7 +195,7 @@ def test_slow_and_trickling_answers_are_cut_off(server, client):
         ('"usageMetadata": {', '"usageMetadata": "many", "x": {'),
     ],
 )
-def test_usage_and_fields_that_cannot_be_true_are_survived(server, client, old, new):
+def test_impossible_usage_and_fields_are_tolerated(server, client, old, new):
     try:
         server.script(edited(say("hello"), (old, new)))
         response = client().complete(request())
@@ -217,7 +217,7 @@ def test_usage_and_fields_that_cannot_be_true_are_survived(server, client, old, 
         b'{"choices": [{"message": {"content": "x"}, "finish_reason": []}], "candidates": [{"finishReason": {}}]}',
     ],
 )
-def test_answers_of_another_form_end_typed(server, client, body):
+def test_malformed_answers_have_an_error_type(server, client, body):
     server.answer = lambda sent: malformed(body)
     with pytest.raises((LlmBadAnswerError, LlmUnavailableError, LlmRefusalError)):
         client(max_retries=0).complete(request())
@@ -239,7 +239,7 @@ def test_without_an_explicit_temperature_none_is_sent(server, client):
     assert "temperature" not in str(server.requests)
 
 
-def test_a_named_endpoint_gets_a_key_only_if_the_config_names_its_variable(server, client, monkeypatch, caplog):
+def test_custom_endpoint_gets_a_key_only_if_the_config_names_its_variable(server, client, monkeypatch, caplog):
     for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.setenv(name, "of-a-provider-0123")
     client().call("", "x")
@@ -252,14 +252,14 @@ def test_a_named_endpoint_gets_a_key_only_if_the_config_names_its_variable(serve
         client(api_key_env="NOT_SET_KEY")
 
 
-def test_no_key_is_said_before_anything_is_asked(api):
+def test_missing_key_is_reported_before_the_first_call(api):
     names = {"openai": "OPENAI_API_KEY", "gemini": "GEMINI_API_KEY"}
     with pytest.raises(LlmAuthError, match=names[api]):
         get_lm_client(LMConfig(model=MODELS[api]))
 
 
 @pytest.mark.parametrize(("model", "extra"), [("gpt-6", "openai"), ("gemini-3-pro", "gemini")])
-def test_without_the_package_the_hint_is_to_install_it(monkeypatch, model, extra):
+def test_missing_package_has_an_install_hint(monkeypatch, model, extra):
     for name in ("openai", "google", "google.genai"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match="not installed") as raised:
@@ -267,7 +267,7 @@ def test_without_the_package_the_hint_is_to_install_it(monkeypatch, model, extra
     assert raised.value.hint == f"pip install 'autoqec[{extra}]'"
 
 
-def test_tools_there_and_back_of_the_completions_api():
+def test_tool_calls_round_trip_through_the_completions_api():
     pytest.importorskip("openai", reason="pip install 'autoqec[openai]'")
     tool = Tool(name="look", description="Looks.", input_schema={"type": "object", "properties": {}})
     with CompletionsServer() as server:
@@ -280,7 +280,7 @@ def test_tools_there_and_back_of_the_completions_api():
         assert [m["role"] for m in server.requests[1]["messages"]] == ["user", "assistant", "tool"]
 
 
-def test_thinking_budget_of_gemini_and_of_models_that_reject_it(caplog):
+def test_thinking_budget_is_sent_to_gemini_unless_the_model_rejects_it(caplog):
     pytest.importorskip("google.genai", reason="pip install 'autoqec[gemini]'")
     with GeminiServer() as server:
         lm = get_lm_client(GeminiConfig(model="gemini-3-pro", base_url=server.url, thinking_budget=512))

@@ -1,4 +1,4 @@
-"""Tests of the checks before a run starts."""
+"""Checks before a run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a round directory: whole ones are read, damaged ones are left out or named."""
+"""Files of a round directory: valid files are read, damaged ones are skipped or reported."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def layout(tmp_path: Path) -> RoundLayout:
     return found
 
 
-def test_every_file_is_read_once_and_missing_ones_are_none(layout: RoundLayout) -> None:
+def test_every_file_is_read_once_and_missing_files_are_none(layout: RoundLayout) -> None:
     found = load_round(layout)
     assert found == RoundFiles(rounds.metrics(1), rounds.report(1), rounds.CONFIG, None, rounds.pointer(1))
     assert found.sandbox is None
@@ -37,7 +37,7 @@ def test_every_file_is_read_once_and_missing_ones_are_none(layout: RoundLayout) 
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"status": "ok"}', "", "\ufeff{}"])
-def test_a_damaged_file_is_left_out_or_named(layout: RoundLayout, damage: str) -> None:
+def test_damaged_file_is_skipped_or_reported(layout: RoundLayout, damage: str) -> None:
     layout.metrics.write_text(damage, encoding="utf-8")
     assert load_round(layout).metrics is None and load_round(layout).report is not None
     assert load_contract(layout.metrics, RoundMetrics) is None
@@ -46,7 +46,7 @@ def test_a_damaged_file_is_left_out_or_named(layout: RoundLayout, damage: str) -
     assert str(layout.metrics) in str(caught.value)
 
 
-def test_metrics_that_are_needed_must_exist(layout: RoundLayout) -> None:
+def test_required_metrics_must_exist(layout: RoundLayout) -> None:
     assert read_metrics(layout.metrics) == rounds.metrics(1)
     layout.metrics.unlink()
     assert read_contract(layout.metrics, RoundMetrics) is None
@@ -54,7 +54,7 @@ def test_metrics_that_are_needed_must_exist(layout: RoundLayout) -> None:
         read_metrics(layout.metrics)
 
 
-def test_an_unreadable_file_is_left_out(layout: RoundLayout) -> None:
+def test_unreadable_file_is_skipped(layout: RoundLayout) -> None:
     layout.report_json.unlink()
     layout.report_json.mkdir()
     assert load_contract(layout.report_json, VerifyReport) is None

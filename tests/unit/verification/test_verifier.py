@@ -19,8 +19,8 @@ from autoqec.contracts.events import Event
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import ContractError, InfrastructureError
 from autoqec.qec.problem import Problem
+from autoqec.store import round_files
 from autoqec.system.process import child, procfs
-from autoqec.verification import report as report_files
 from autoqec.verification import verifier
 from autoqec.verification.assemble import simultaneous_effect
 from autoqec.verification.candidate_evaluation import CandidateEvaluation, ChunkAnswer, derangement, same_edges
@@ -105,7 +105,7 @@ def test_events_report_progress(honest: Verified) -> None:
 
 def test_report_files_are_complete(honest: Verified) -> None:
     layout = honest.request.round
-    assert report_files.read(layout) == honest.report
+    assert round_files.read_contract(layout.report_json, VerifyReport) == honest.report
     text = layout.report_md.read_text()
     assert text.startswith("# VERIFIED: round 1") and honest.report.claim in text
     for word in ("mwpm_correlated", "canary", "Not tested", "autoqec verify", honest.report.artifact_sha256):

@@ -269,7 +269,7 @@ def test_execution_flag_is_replaced_by_the_result():
     assert CodeExecutionService(run).execute_blocks("no code here EXECUTE CODE!") == "no code here EXECUTE CODE!"
 
 
-def test_generation_goes_on_while_code_is_run():
+def test_generation_continues_after_executed_code():
     lm = replies("```python\n6\n```\nEXECUTE CODE!", "```python\n7\n```\nEXECUTE CODE!", "The answer is 42.")
     options = {"run_code": lambda code, timeout: f"<{code.strip()}>", "use_code_execution": True}
     agent = sheet_agent(lm, max_generation_rounds=5, **options)

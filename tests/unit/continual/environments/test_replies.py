@@ -1,4 +1,4 @@
-r"""A hundred replies as models write them, with the answer that each gives."""
+r"""A hundred typical replies of models, each with the answer that it gives."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_reply_to_a_numeric_question(reply, value):
     assert (None if number is None else number.value) == (None if value is None else Fraction(value))
 
 
-def test_there_are_a_hundred_replies():
+def test_suite_has_a_hundred_replies():
     assert len(LETTERS) + len(NUMBERS) >= 100
 
 
@@ -148,7 +148,7 @@ def test_there_are_a_hundred_replies():
         (r"\boxed{7\text{ or }8}", "78", False),
     ],
 )
-def test_percent_units_and_text(reply, target, correct):
+def test_percent_units_and_text_are_parsed(reply, target, correct):
     assert MathQAEnv("q", target).evaluate(reply)["correct"] is correct
 
 

@@ -1,4 +1,4 @@
-"""Environments and agents of the user's own, and the seed, from the command line."""
+"""User-defined environments and agents, and the seed, from the command line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Polite(MemoryAgent):
 
 
 def write(folder: Path, **changes: object) -> Path:
-    """A config with its classes beside it."""
+    """Write a config and its classes to one directory."""
     (folder / "my_env.py").write_text(OWN_ENV)
     (folder / "neighbour.py").write_text("def clean(text):\n    return text.strip('!')\n")
     (folder / "my_agent.py").write_text(OWN_AGENT)
@@ -77,7 +77,7 @@ def run_command(path: Path, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", ["my_env.Lenient", "my_env.py:Lenient", "./my_env.py:Lenient"])
-def test_env_class_beside_the_config_is_found_from_another_directory(tmp_path, monkeypatch, name):
+def test_env_class_next_to_the_config_is_found_from_another_directory(tmp_path, monkeypatch, name):
     path = write(tmp_path, dataset={"items": [{"question": "2+2?", "answer": "4"}], "env_class": name})
     monkeypatch.chdir("/")
     result = evaluate(path)
@@ -85,7 +85,7 @@ def test_env_class_beside_the_config_is_found_from_another_directory(tmp_path, m
     assert load_config(result.results_dir / "config.yaml") == load_config(path)
 
 
-def test_agent_class_beside_the_config_is_found(tmp_path):
+def test_agent_class_next_to_the_config_is_found(tmp_path):
     path = write(tmp_path, agent={"type": "memory_agent", "agent_class": "my_agent.Polite"})
     (step,) = evaluate(path).metrics["episodes"][0]
     assert step["action"] == "4!, please"
@@ -97,7 +97,7 @@ def test_agent_class_must_extend_the_class_of_its_type(tmp_path):
         evaluate(path)
 
 
-def test_two_configs_with_a_module_of_one_name_keep_their_own(tmp_path):
+def test_two_configs_with_equally_named_modules_use_their_own(tmp_path):
     scores = []
     for name, cleaned in (("one", "4"), ("two", "5")):
         folder = tmp_path / name
@@ -111,14 +111,14 @@ def test_two_configs_with_a_module_of_one_name_keep_their_own(tmp_path):
     assert scores == [1.0, 0.0]
 
 
-def test_module_that_fails_is_named(tmp_path):
+def test_failing_module_is_named(tmp_path):
     path = write(tmp_path, dataset={"items": [{"question": "q", "answer": "a"}], "env_class": "broken.Env"})
     (tmp_path / "broken.py").write_text("1 / 0\n")
     with pytest.raises(UsageError, match="broken.py:Env.*ZeroDivisionError"):
         evaluate(path)
 
 
-def test_checkpoint_may_not_name_code_to_run(tmp_path):
+def test_checkpoint_cannot_name_code_to_run(tmp_path):
     runtime = {"verbose": False, "checkpoint_dir": "checkpoints", "checkpoint_every_episodes": 1}
     path = write(tmp_path, runtime=runtime, agent={"type": "memory_agent", "agent_class": "my_agent.Polite"})
     checkpoint = evaluate(path).results_dir / "checkpoints/latest"
@@ -128,7 +128,7 @@ def test_checkpoint_may_not_name_code_to_run(tmp_path):
 
 
 def test_same_seed_gives_the_same_scores_from_the_command_line(tmp_path):
-    """Each evaluation is a process of its own, in which only the environment imports numpy and torch."""
+    """Each evaluation is a separate process, in which only the environment imports numpy and torch."""
     dataset = {"items": [{"question": str(n), "answer": "4"} for n in range(2)], "env_class": "my_env.Drawing"}
     runtime = {"verbose": False, "scores_path": "scores.jsonl", "validation_freq": 1, "num_parallel_episodes": 2}
 
@@ -161,7 +161,7 @@ def test_seeds_of_environments_differ():
     assert env.rng.random() == first
 
 
-def test_a_missing_key_is_named_with_a_way_to_run_without_one(tmp_path):
+def test_missing_key_has_a_hint_for_a_run_without_one(tmp_path):
     done = run_command(write(tmp_path, lm={"model": "claude-opus-5-5"}), ANTHROPIC_API_KEY="", ANTHROPIC_AUTH_TOKEN="")
     assert done.returncode == 2
     shown = done.stdout + done.stderr
