@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class Problem:
 
     @classmethod
     def from_env(cls, env: EnvSpec, p: float | None = TARGET_POINT) -> Problem:
-        """Build the problem of an env.
+        """Build the problem of an env; the same one for the same arguments, since it cannot be changed.
 
         Args:
             env: The env.
@@ -64,10 +64,7 @@ class Problem:
             UsageError: The circuit cannot be built or decoded, or its noise does not decompose into a matching graph
                 although the env asks for matching.
         """
-        if p is TARGET_POINT:
-            p = env.target
-        source = build_source(env, p)
-        return cls._from_dem(env, p, source, error_model(source, env))
+        return _build(env, env.target if p is TARGET_POINT else p)
 
     def with_dem(self, dem: stim.DetectorErrorModel) -> Problem:
         """Return the same env with another detector error model, for example of a device or of another error rate."""
@@ -268,3 +265,9 @@ def incidence_matrices(
     H = sp.csr_matrix((np.ones(len(h_rows), np.uint8), (h_rows, h_columns)), (n_detectors, n))
     L = sp.csr_matrix((np.ones(len(l_rows), np.uint8), (l_rows, l_columns)), (n_observables, n))
     return H, L
+
+
+@lru_cache(maxsize=8)  # a process works on one env, at its target and a few other error rates
+def _build(env: EnvSpec, p: float | None) -> Problem:
+    source = build_source(env, p)
+    return Problem._from_dem(env, p, source, error_model(source, env))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from autoqec.contracts.dsl import PredecoderDSL
@@ -26,7 +25,6 @@ def predict_cost(env_yaml: str, dsl: PredecoderDSL) -> dict[str, int]:
     return {"n_params": cost.n_params, "flops_per_syndrome": cost.flops_per_syndrome}
 
 
-@lru_cache(maxsize=2)
 def _problem(env_yaml: str) -> Any:
     from autoqec.qec.problem import Problem
     from autoqec.store.files import parse_env

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,23 @@ def env_from_data(data: Any, *, location: str, directory: Path, hint: str | None
 
 
 def parse_env(text: str, *, location: str) -> EnvSpec:
-    """Parse a frozen env. Raises UsageError if it is invalid or lacks the text of its circuit file."""
+    """Parse a frozen env, once per process and text.
+
+    Raises:
+        UsageError: It is invalid, or lacks the text of its circuit file; `location` says where.
+    """
+    try:
+        return _parse_env_once(text)
+    except UsageError:
+        return _parse_env(text, location)  # again, for a message that names the place
+
+
+@lru_cache(maxsize=8)
+def _parse_env_once(text: str) -> EnvSpec:
+    return _parse_env(text, "env")
+
+
+def _parse_env(text: str, location: str) -> EnvSpec:
     env = _validate(load_yaml(text, location=location), location=location)
     if isinstance(env.code, FILE_CODES) and env.code.text is None:
         raise UsageError(
