@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
@@ -10,7 +12,7 @@ from autoqec.contracts.base import Contract
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.provenance import SHA1, SHA256
-from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork
+from autoqec.contracts.round import ComposeMode, ForkFrom, RoundMetrics, canonical_fork, parent_branches
 from autoqec.contracts.settings import RunSettings, SettingsChange
 from autoqec.contracts.timing import Timing, UtcTime
 from autoqec.contracts.verdict import CompositionVerdict, CountedBy, ReportVersion, Verdict, current_verdict
@@ -89,6 +91,68 @@ class AlphaSpent(Contract):
 
 AttemptLine = Annotated[Begun | Planned | Nominated | AlphaSpent, Field(discriminator="kind")]
 ATTEMPT_LINE: TypeAdapter[Begun | Planned | Nominated | AlphaSpent] = TypeAdapter(AttemptLine)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A measured value with its 95% interval; None: the interval is not known."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Nomination:
+    """The Analyst's response as the row holds it."""
+
+    verdict: Literal["candidate", "ignore"]
+    summary_1line: str
+    analysis: str
+    next_hypothesis_seed: str
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """Where a round's code is, and what it forked from.
+
+    Attributes:
+        parents: Branches that the round forked from, in merge order; () for the baseline.
+    """
+
+    branch: str | None
+    commit_sha: str | None
+    parents: tuple[str, ...]
+    compose_mode: ComposeMode | None
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verifier's verdict and what it measured on fresh shots.
+
+    Attributes:
+        verdict: In today's terms; `recorded` is what the row holds.
+        gain: Difference to the inner decoder's logical error rate, per shot; None if it was not measured.
+        relative_gain: The gain as a share of that rate.
+        simultaneous: Interval of the gain for all attempts of the run together, as (low, high).
+        shots: Shots of the second draw.
+        baselines: Baseline -> whether the candidate is better with 95% confidence.
+    """
+
+    verdict: Verdict
+    recorded: Verdict
+    reasons: tuple[str, ...]
+    gain: Estimate | None
+    relative_gain: Estimate | None
+    simultaneous: tuple[float, float] | None
+    shots: int | None
+    baselines: Mapping[str, bool]
+    composition: CompositionVerdict | None
+
+    @property
+    def unbeaten(self) -> list[str]:
+        """Baselines over which no gain was shown."""
+        return [name for name, beats in self.baselines.items() if not beats]
 
 
 class HistoryRow(RoundMetrics):
@@ -191,6 +255,38 @@ class HistoryRow(RoundMetrics):
         return self.verify_verdict and current_verdict(self.verify_verdict, self.report_version)
 
     @property
+    def verification(self) -> Verification | None:
+        """The part of the row that the verifier gave; None if the round was not verified."""
+        if self.verify_verdict is None:
+            return None
+        low, high = self.delta_simultaneous_low, self.delta_simultaneous_high
+        return Verification(
+            verdict=current_verdict(self.verify_verdict, self.report_version),
+            recorded=self.verify_verdict,
+            reasons=self.verify_reasons,
+            gain=_estimate(self.delta_vs_baseline_holdout, self.delta_holdout_low, self.delta_holdout_high),
+            relative_gain=_estimate(self.relative_holdout, self.relative_holdout_low, self.relative_holdout_high),
+            simultaneous=None if low is None or high is None else (low, high),
+            shots=self.holdout_shots,
+            baselines=self.beats_panel or {},
+            composition=self.composition_verdict,
+        )
+
+    @property
+    def nomination(self) -> Nomination:
+        """The part of the row that the Analyst gave."""
+        return Nomination(self.verdict, self.summary_1line, self.analysis, self.next_hypothesis_seed)
+
+    @property
+    def lineage(self) -> Lineage:
+        """The round's place in the fork graph."""
+        return Lineage(self.branch, self.commit_sha, parent_branches(self.fork_from), self.compose_mode)
+
+    @property
     def timing(self) -> Timing:
         """When the round ran and how long each phase took."""
         return Timing(**{name: getattr(self, name) for name in Timing.model_fields})
+
+
+def _estimate(value: float | None, low: float | None, high: float | None) -> Estimate | None:
+    return None if value is None else Estimate(value, low, high)

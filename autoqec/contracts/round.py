@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -9,6 +10,7 @@ from pydantic import Field, model_validator
 from autoqec.contracts.base import Contract
 from autoqec.contracts.profiles import ProfileName
 from autoqec.contracts.timing import UtcTime
+from autoqec.contracts.verdict import PairedCounts
 
 RoundStatus = Literal[
     "ok",
@@ -92,6 +94,37 @@ class RunnerConfig(Contract):
         return self
 
 
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a round trained. None: not known, since the round ended before."""
+
+    n_params: int | None
+    flops_per_syndrome: int | None
+    steps: int | None
+    shots: int | None
+    final_loss: float | None
+
+
+@dataclass(frozen=True)
+class ValidationResult:
+    """Difference to the inner decoder on validation shots: guidance for the search, no evidence.
+
+    Attributes:
+        delta: Difference of the logical error rates per shot, positive is better.
+        ler_reference: Logical error rate of the inner decoder alone, per shot.
+        counts: Paired outcomes; None in files that hold only rates.
+    """
+
+    delta: float
+    ler_reference: float | None
+    counts: PairedCounts | None
+
+    @property
+    def relative(self) -> float | None:
+        """`delta` as a share of the inner decoder's logical error rate; None if it made no error."""
+        return self.delta / self.ler_reference if self.ler_reference else None
+
+
 class RoundMetrics(Contract):
     """What the Runner measured. Absent artifacts and figures are null.
 
@@ -143,3 +176,25 @@ class RoundMetrics(Contract):
         if self.status == "ok" and (self.delta_ler is None or self.checkpoint_path is None):
             raise ValueError("an ok round has `delta_ler` and `checkpoint_path`")
         return self
+
+    @property
+    def training(self) -> TrainingResult:
+        """The part of the metrics that training gave."""
+        return TrainingResult(
+            n_params=self.n_params,
+            flops_per_syndrome=self.flops_per_syndrome,
+            steps=self.train_steps,
+            shots=self.train_shots,
+            final_loss=self.final_loss,
+        )
+
+    @property
+    def validation(self) -> ValidationResult | None:
+        """The part of the metrics that the validation shots gave; None if there is none."""
+        if self.delta_ler is None:
+            return None
+        values = (self.val_shots, self.val_errors_plain, self.val_errors_predecoder, self.val_fixed, self.val_broken)
+        counts = None
+        if self.val_shots and None not in values:
+            counts = PairedCounts.model_validate(dict(zip(PairedCounts.model_fields, values, strict=True)))
+        return ValidationResult(self.delta_ler, self.ler_plain_classical, counts)

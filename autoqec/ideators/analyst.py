@@ -5,8 +5,9 @@ from __future__ import annotations
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.messages import AnalystResponse, parse_response
 from autoqec.contracts.round import RoundMetrics
-from autoqec.contracts.verdict import PairedCounts, PairedEffect
+from autoqec.contracts.verdict import PairedEffect
 from autoqec.contracts.views import AnalystView
+from autoqec.qec.stats import validation_effect
 from autoqec.store.round_files import read_metrics
 
 
@@ -23,7 +24,7 @@ def analyse(view: AnalystView) -> AnalystResponse:
 
 def describe_measurement(metrics: RoundMetrics) -> str:
     """Return the measured figures of a round that ended ok, in one or two sentences."""
-    return _figures(metrics, _effect(metrics))
+    return _figures(metrics, validation_effect(metrics))
 
 
 def _of_failure(metrics: RoundMetrics) -> dict[str, str]:
@@ -37,7 +38,7 @@ def _of_failure(metrics: RoundMetrics) -> dict[str, str]:
 
 
 def _of_measurement(metrics: RoundMetrics) -> dict[str, str]:
-    effect = _effect(metrics)
+    effect = validation_effect(metrics)
     parts = (_figures(metrics, effect), _compared_with_parent(metrics), _conclusion(effect))
     return {
         "verdict": "candidate" if effect is not None and effect.delta_low > 0 else "ignore",
@@ -45,23 +46,6 @@ def _of_measurement(metrics: RoundMetrics) -> dict[str, str]:
         "analysis": " ".join(part for part in parts if part),
         "next_hypothesis_seed": _advice(effect),
     }
-
-
-def _effect(metrics: RoundMetrics) -> PairedEffect | None:
-    """Return the effect against the inner decoder alone, on the round's validation shots; None without all counts."""
-    from autoqec.qec import stats
-
-    counts = (
-        metrics.val_shots,
-        metrics.val_errors_plain,
-        metrics.val_errors_predecoder,
-        metrics.val_fixed,
-        metrics.val_broken,
-    )
-    if any(count is None for count in counts) or not metrics.val_shots:
-        return None
-    names = ("shots", "errors_reference", "errors_candidate", "fixed", "broken")
-    return stats.paired_effect(PairedCounts(**dict(zip(names, counts, strict=True))))
 
 
 def _summary(metrics: RoundMetrics, effect: PairedEffect | None) -> str:

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
 from autoqec.contracts import pins
-from autoqec.contracts.history import HistoryRow, RunInfo
+from autoqec.contracts.history import HistoryRow, RunInfo, Verification
 from autoqec.contracts.verdict import Verdict
 from autoqec.ideators.analyst import describe_measurement
-from autoqec.reporting.run_report import has_legacy_verdict, outcome
+from autoqec.reporting.run_report import has_legacy_verdict
 from autoqec.reporting.text import code_span, markdown
 from autoqec.store.run_state import Draft, RoundState, RunState, Totals
 
@@ -59,7 +59,7 @@ def section(row: HistoryRow, state: RunState | Draft) -> str:
         ("Hypothesis", f"{_clause(row.hypothesis)}. Forked from {origin}."),
         ("Result", measured if row.status == "ok" else _without_result(row)),
         ("Times", f"{row.timing.describe()}." if row.started_at is not None else ""),
-        ("Verification", _verification(row) if row.verify_verdict else ""),
+        ("Verification", _verification(row.verification) if row.verification else ""),
         ("Meaning", _meaning(row)),
         ("Analyst (opinion)", f"“{opinion}”" if (opinion := _opinion(row, measured)) else ""),
         ("Next hypothesis", f"{_clause(row.next_hypothesis_seed)}." if row.next_hypothesis_seed else ""),
@@ -82,7 +82,8 @@ def _so_far(totals: Totals, rounds: Mapping[str, RoundState]) -> str:
     if totals.best is None:
         return " ".join([*parts, "No decoder is verified yet."])
     best = rounds[totals.best.round_attempt_id].row
-    return " ".join([*parts, f"Best verified: round {best.round} (`{code_span(totals.best.branch)}`), {_gain(best)}."])
+    gain = f", {_gain(best.verification)}" if best.verification else ""
+    return " ".join([*parts, f"Best verified: round {best.round} (`{code_span(totals.best.branch)}`){gain}."])
 
 
 def _without_result(row: HistoryRow) -> str:
@@ -99,28 +100,27 @@ def _opinion(row: HistoryRow, measured: str) -> str:
     return _clause(text.removeprefix(measured))
 
 
-def _verification(row: HistoryRow) -> str:
-    text = f"{row.verify_verdict}: {_gain(row)}{_baselines(row)}."
-    if row.composition_verdict:
-        text += f" Compared with its parents on another draw: {row.composition_verdict}."
-    reasons = _clause("; ".join(row.verify_reasons))
+def _verification(found: Verification) -> str:
+    text = f"{found.recorded}: {_gain(found)}{_baselines(found)}."
+    if found.composition:
+        text += f" Compared with its parents on another draw: {found.composition}."
+    reasons = _clause("; ".join(found.reasons))
     return f"{text} Reasons: {reasons}." if reasons else text
 
 
-def _gain(row: HistoryRow) -> str:
-    if row.delta_vs_baseline_holdout is None:
+def _gain(found: Verification) -> str:
+    if found.gain is None:
         return "no gain was measured"
-    text = f"Δ_LER {row.delta_vs_baseline_holdout:+.2e} {_interval(row.delta_holdout_low, row.delta_holdout_high, 1)}"
+    text = f"Δ_LER {found.gain.value:+.2e} {_interval(found.gain.low, found.gain.high, 1)}"
     text = f"{text.strip()} per shot"
-    if row.relative_holdout is not None:
-        inside = _interval(row.relative_holdout_low, row.relative_holdout_high, 100)
-        relative = f"{100 * row.relative_holdout:.1f}% {inside}".strip()
+    if found.relative_gain is not None:
+        inside = _interval(found.relative_gain.low, found.relative_gain.high, 100)
+        relative = f"{100 * found.relative_gain.value:.1f}% {inside}".strip()
         text += f", {relative} fewer failures than the baseline decoder"
-    if row.holdout_shots:
-        text += f", on {row.holdout_shots} fresh shots"
-    if row.delta_simultaneous_low is not None:
-        together = _interval(row.delta_simultaneous_low, row.delta_simultaneous_high, 1)
-        text += f" ({together} for all attempts of the run together)"
+    if found.shots:
+        text += f", on {found.shots} fresh shots"
+    if found.simultaneous is not None:
+        text += f" ({_interval(*found.simultaneous, 1)} for all attempts of the run together)"
     return text
 
 
@@ -131,12 +131,12 @@ def _interval(low: float | None, high: float | None, scale: float) -> str:
     return f"[{scale * low:{style}}, {scale * high:{style}}]"
 
 
-def _baselines(row: HistoryRow) -> str:
+def _baselines(found: Verification) -> str:
     """Comparison with every baseline on the same shots."""
-    if not row.beats_panel:
+    if not found.baselines:
         return ""
     labels = {True: "better than", False: "not shown to be better than"}
-    compared = [f"{labels[beats]} {markdown(name)}" for name, beats in row.beats_panel.items()]
+    compared = [f"{labels[beats]} {markdown(name)}" for name, beats in found.baselines.items()]
     return f"; on the same shots {', '.join(compared)}"
 
 
@@ -156,21 +156,23 @@ _VERDICT_MEANINGS = {
 def _meaning(row: HistoryRow) -> str:
     if row.status != "ok":
         return _STATUS_MEANINGS.get(row.status, "No decoder was produced, so nothing was learned about the hypothesis.")
-    if row.verify_verdict is None:
+    found = row.verification
+    if found is None:
         if row.verdict == "candidate":
             return "It was nominated but not verified."
         return "It was not nominated: the val shots gave no reason to."
-    if row.verify_verdict == "VERIFIED":
-        unbeaten = [markdown(name) for name, beats in (row.beats_panel or {}).items() if not beats]
-        suffix = f" No gain over {', '.join(unbeaten)} was shown." if unbeaten else ""
-        return f"The gain over the baseline decoder holds on fresh shots.{suffix}"
-    if (row.delta_holdout_low or 0.0) > 0 and outcome(row) == "INCONCLUSIVE":
+    if found.verdict == "VERIFIED":
+        unbeaten = ", ".join(map(markdown, found.unbeaten))
+        return "The gain over the baseline decoder holds on fresh shots." + (
+            f" No gain over {unbeaten} was shown." if unbeaten else ""
+        )
+    if found.verdict == "INCONCLUSIVE" and found.gain is not None and (found.gain.low or 0.0) > 0:
         meaning = (
             "The 95% interval excludes zero, but it is not corrected for the number of candidates tested. The "
             "corrected test was inconclusive, so no improvement is claimed."
         )
     else:
-        meaning = _VERDICT_MEANINGS[outcome(row)]
+        meaning = _VERDICT_MEANINGS[found.verdict]
     note = " (Version 1 recorded inconclusive tests as SUSPICIOUS.)" if has_legacy_verdict(row) else ""
     return meaning + note
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
+from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 
 if TYPE_CHECKING:
@@ -100,6 +101,15 @@ def paired_effect(
         relative_low=relative_low,
         relative_high=relative_high,
     )
+
+
+def validation_effect(metrics: RoundMetrics) -> PairedEffect | None:
+    """Compare a round's decoder with the inner decoder alone on validation shots; None without paired counts."""
+    counts = metrics.validation.counts if metrics.validation else None
+    try:
+        return paired_effect(counts) if counts else None
+    except ValueError:  # counts that contradict each other
+        return None
 
 
 def detectable_effect(

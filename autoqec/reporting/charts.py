@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autoqec.contracts.verdict import PairedCounts, VerifyReport
-from autoqec.reporting.measurements import validation_effect
+from autoqec.qec.stats import validation_effect
 from autoqec.reporting.run_report import RoundEntry, RunReport
 from autoqec.reporting.text import count, plain
 
@@ -302,10 +302,8 @@ def _rates(
 
 def _validation_gain(entry: RoundEntry) -> float | None:
     """Relative gain on val shots, in percent."""
-    row = entry.row
-    if row.delta_ler is None or not row.ler_plain_classical:
-        return None
-    return 100 * row.delta_ler / row.ler_plain_classical
+    found = entry.row.validation
+    return None if found is None or found.relative is None else 100 * found.relative
 
 
 def _n_params(entry: RoundEntry) -> int:

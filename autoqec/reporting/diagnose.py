@@ -15,8 +15,9 @@ from typing import Any, Literal
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.round import FailureCause, RoundMetrics
 from autoqec.errors import ContractError, UsageError
+from autoqec.qec.stats import validation_effect
 from autoqec.reporting import predict_cost, suggest_fix
-from autoqec.reporting.measurements import relative_drop, validation_effect
+from autoqec.reporting.measurements import relative_drop
 from autoqec.store import train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from autoqec.contracts.profiles import PROFILES, Profile
 from autoqec.contracts.verdict import PairedEffect, Rate
+from autoqec.qec.stats import validation_effect
 from autoqec.reporting import figures, loss
-from autoqec.reporting.measurements import validation_effect
 from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RunReport, has_legacy_verdict, load_pages
 from autoqec.reporting.text import count, duration, interval, paragraphs, percent, plain, pluralize
 from autoqec.reporting.tree import tree

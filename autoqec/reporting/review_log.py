@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.llm.ledger import Ledger
+from autoqec.qec.stats import validation_effect
 from autoqec.reporting.config_diff import flatten_config
-from autoqec.reporting.measurements import relative_drop, validation_effect
+from autoqec.reporting.measurements import relative_drop
 from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import train_log
 from autoqec.store.history import History
@@ -187,14 +188,18 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
 
 def _overfitting(run: ReviewedRun) -> Iterator[Finding]:
     """Report gains on val shots above the interval on fresh shots."""
-    tested = [row for row in run.measured if row.delta_vs_baseline_holdout is not None]
+    tested = [
+        (row.round, row.validation.delta, row.verification.gain)
+        for row in run.measured
+        if row.validation and row.verification and row.verification.gain
+    ]
     above = [
-        row for row in tested if row.delta_holdout_high is not None and (row.delta_ler or 0) > row.delta_holdout_high
+        (number, on_val, gain.value) for number, on_val, gain in tested if gain.high is not None and on_val > gain.high
     ]
     if not above:
         return
-    numbers = tuple(row.round for row in above)
-    ratio = statistics.mean((row.delta_vs_baseline_holdout or 0) / (row.delta_ler or 1) for row in above)
+    numbers = tuple(number for number, _, _ in above)
+    ratio = statistics.mean(gain / (on_val or 1) for _, on_val, gain in above)
     yield Finding(
         "overfit-val", "warning" if 2 * len(above) > len(tested) and len(tested) > 1 else "note",
         f"in {len(above)} of {len(tested)} tested rounds the val gain lies above the 95% interval on fresh shots; "

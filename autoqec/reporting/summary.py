@@ -12,7 +12,7 @@ from rich.text import Text
 
 from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.timing import seconds_between
-from autoqec.reporting.measurements import validation_effect
+from autoqec.qec.stats import validation_effect
 from autoqec.reporting.run_report import LEGACY_VERDICT_NOTE, RoundEntry, RunReport, has_legacy_verdict, outcome
 from autoqec.reporting.text import count, duration, effect_line, interval, percent, plain, pluralize
 
@@ -117,7 +117,10 @@ def _end_time(row: HistoryRow) -> str:
 
 def _test_gain(row: HistoryRow) -> str:
     """Relative gain on fresh shots."""
-    return _gain_cell(row.relative_holdout, row.relative_holdout_low, row.relative_holdout_high, row.holdout_shots)
+    found = row.verification
+    if found is None or found.relative_gain is None:
+        return "–"
+    return _gain_cell(found.relative_gain.value, found.relative_gain.low, found.relative_gain.high, found.shots)
 
 
 def _gain_cell(gain: float | None, low: float | None, high: float | None, shots: int | None) -> str:

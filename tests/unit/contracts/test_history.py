@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from autoqec.contracts.history import ATTEMPT_LINE, Begun, HistoryRow
+from autoqec.contracts.history import ATTEMPT_LINE, Begun, Estimate, HistoryRow
+from autoqec.contracts.verdict import PairedCounts
+from tests.support import rounds
 
 FAILED: dict[str, Any] = {
     "status": "train_error",
@@ -67,3 +69,34 @@ def test_attempt_lines_are_refused_by_kind(line: object) -> None:
 def test_attempt_lines_survive_a_round_trip() -> None:
     begun = Begun(round_attempt_id="a", round=3)
     assert ATTEMPT_LINE.validate_python(begun.dump()) == begun
+
+
+def test_parts_of_a_row_say_what_its_fields_say() -> None:
+    """The row stays flat on disk; the parts are views of it."""
+    row = rounds.row(
+        3, delta_ler=2e-3, ler_plain_classical=0.01, val_shots=1000, val_errors_plain=10, val_errors_predecoder=8,
+        val_fixed=3, val_broken=1, fork_from=("exp/a/01-x", "exp/a/02-y"), fork_from_canonical="exp/a/01-x|exp/a/02-y",
+        compose_mode="pure", verify_verdict="SUSPICIOUS", report_version=None, verify_reasons=("inconclusive",),
+        delta_vs_baseline_holdout=1e-3, delta_holdout_low=None, delta_holdout_high=None, relative_holdout=0.1,
+        relative_holdout_low=0.05, relative_holdout_high=0.15, holdout_shots=50_000, delta_simultaneous_low=-1e-3,
+        delta_simultaneous_high=2e-3, beats_panel={"mwpm": True, "mwpm_correlated": False}, n_params=7,
+    )  # fmt: skip
+    validation, verification = row.validation, row.verification
+    assert validation is not None and verification is not None
+    assert validation.counts == PairedCounts(shots=1000, errors_reference=10, errors_candidate=8, fixed=3, broken=1)
+    assert validation.relative == pytest.approx(0.2)
+    assert (verification.verdict, verification.recorded) == ("INCONCLUSIVE", "SUSPICIOUS")  # version 1's word for it
+    assert verification.gain == Estimate(1e-3, None, None)
+    assert verification.relative_gain == Estimate(0.1, 0.05, 0.15)
+    assert verification.simultaneous == (-1e-3, 2e-3) and verification.unbeaten == ["mwpm_correlated"]
+    assert row.lineage.parents == ("exp/a/01-x", "exp/a/02-y") and row.lineage.compose_mode == "pure"
+    assert row.nomination.verdict == row.verdict and row.training.n_params == 7
+    assert set(row.dump()) == set(HistoryRow.model_fields)
+
+
+def test_parts_without_figures_are_none() -> None:
+    row = rounds.row(1, status="train_error", status_reason="x", delta_ler=None, verify_verdict=None, verdict="ignore")
+    assert row.validation is None and row.verification is None
+    partial = rounds.row(1, val_fixed=None)
+    assert partial.validation is not None and partial.validation.counts is None
+    assert rounds.row(1).lineage.parents == ()

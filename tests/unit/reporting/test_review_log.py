@@ -149,9 +149,9 @@ def test_log_with_missing_rounds_is_found(run_with: Made) -> None:
     assert kinds(layout)["stale-log"].rounds == (2,)
 
 
-def test_files_are_read_once_per_round(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_once_per_round(run_with: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """And configs are compared for the latest rounds only, so that the work grows linearly with the run."""
-    layout = made(*(row(number, config(hidden=8 + number)) for number in range(1, 121)))
+    layout = run_with(*(row(number, config(hidden=8 + number)) for number in range(1, 121)))
     opened: Counter[str] = Counter()
     read = train_log.read
     monkeypatch.setattr(train_log, "read", lambda path: opened.update([str(path)]) or read(path))
@@ -163,8 +163,8 @@ def test_files_are_read_once_per_round(made: Made, monkeypatch: pytest.MonkeyPat
     assert len(flattened) <= 120 + review_log.COMPARED_ROUNDS
 
 
-def test_budget_finding_names_verifier_and_model(made: Made) -> None:
-    layout = made(row(1), row(2, verify_verdict="SUSPICIOUS", verify_wallclock_s=12.0))
+def test_budget_finding_names_verifier_and_model(run_with: Made) -> None:
+    layout = run_with(row(1), row(2, verify_verdict="SUSPICIOUS", verify_wallclock_s=12.0))
     lm = MeteredLM(ScriptedLM(["hello"]), Ledger(layout.ledger))
     lm.complete(Request(messages=(Message(role="user", content="hi"),)))
     what = kinds(layout)["budget"].what
