@@ -6,18 +6,21 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 
+from autoqec.contracts.base import sha256_json
 from autoqec.contracts.history import Planned
 from autoqec.contracts.messages import CoderResponse, FileEdit
 from autoqec.errors import RoundError, UsageError
 from autoqec.installation import PACKAGE_DIR
 from autoqec.orchestrator.failpoint import failpoint
-from autoqec.store import atomic
+from autoqec.store import atomic, files
 from autoqec.store.layout import EDITABLE_MODULES, RunLayout, pointer_on_branch
 from autoqec.system.git import GitError, RefUpdate, Repo
 
 TRAILER = "Autoqec-Attempt"
+RELEASED_MODULES = PACKAGE_DIR / "data" / "released_modules.yaml"
 MAX_FILE_BYTES, MAX_MODULES_BYTES, MAX_FILES = 256 * 1024, 2 * 2**20, 64
 # Excludes hidden files and names that Python, pytest or git treat specially.
 _ALLOWED_NAME = re.compile(r"([a-z0-9_]+/){0,2}[a-z0-9_]+\.(py|yaml)")
@@ -145,9 +148,24 @@ def branches_in_use(repo: Repo, layout: RunLayout, branches: Iterable[str]) -> f
 
 
 def is_config_only(modules_dir: Path) -> bool:
-    """Return whether checked-out modules differ from those of the installed package only in predecoder.yaml."""
+    """Return whether checked-out modules are those of the installed package or of an earlier version.
+
+    The config (predecoder.yaml) is not compared. In both cases the round runs the modules of the installed package.
+    """
     package_modules = PACKAGE_DIR.resolve() / EDITABLE_MODULES.removeprefix("autoqec/")
-    return _code_hashes(modules_dir) == _code_hashes(package_modules)
+    found = modules_sha256(modules_dir)
+    return found == modules_sha256(package_modules) or found in released_modules()
+
+
+def modules_sha256(modules_dir: Path) -> str:
+    """Return one hash of all files of editable modules except the config."""
+    return sha256_json(_code_hashes(modules_dir))
+
+
+@cache
+def released_modules() -> frozenset[str]:
+    """Return `modules_sha256` of the editable modules of earlier versions."""
+    return frozenset(files.load_yaml(RELEASED_MODULES.read_text(encoding="utf-8"), location=str(RELEASED_MODULES)))
 
 
 def _code_hashes(modules_dir: Path) -> dict[str, str]:

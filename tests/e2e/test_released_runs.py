@@ -10,6 +10,7 @@ import pytest
 
 from autoqec.contracts.events import ignore
 from autoqec.orchestrator.archive import RestoredRun, replay_archive
+from autoqec.orchestrator.editable_modules import checked_out_modules
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery.apply import reconcile
 from autoqec.store.layout import RunLayout
@@ -51,6 +52,14 @@ def test_rounds_are_read_as_before(archive: Path, restored: RestoredRun) -> None
     parents = [len(row.fork_from) if isinstance(row.fork_from, tuple) else 0 for row in rows]
     found = [(row.status, row.verify_verdict, count) for row, count in zip(rows, parents, strict=True)]
     assert found == EXPECTED[archive.stem] and restored.agrees
+
+
+def test_rounds_that_changed_only_their_config_have_no_code_of_their_own(restored: RestoredRun) -> None:
+    """Their branches hold the editable modules of an earlier version."""
+    rounds = [row.round for row in RunMemory(restored.layout.root).history.rows() if row.status == "ok"]
+    for number in rounds:
+        with checked_out_modules(restored.layout, number) as modules_dir:
+            assert modules_dir is None
 
 
 def test_views_are_rebuilt_byte_for_byte(archive: Path, restored: RestoredRun) -> None:
