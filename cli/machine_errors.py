@@ -14,6 +14,8 @@ _HINTS = {
     errno.ENAMETOOLONG: "give a shorter name",
     errno.ELOOP: "check its symbolic links: ls -l",
     errno.ENOTDIR: "check its path: ls -ld",
+    errno.EISDIR: "check its path: ls -ld",
+    errno.ENXIO: "check its type: ls -ld",
     errno.EMFILE: "raise the limit on open files: ulimit -n 1024",
     errno.ENFILE: "close other programs, or raise fs.file-max",
     errno.EAGAIN: "raise the limits on processes and memory: ulimit -u, ulimit -v",

@@ -28,6 +28,7 @@ from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.recovery import inspect
 from autoqec.orchestrator.recovery.plan import plan_recovery
 from autoqec.orchestrator.secret import read_published_secret
+from autoqec.qec import decoder_trust
 from autoqec.store import atomic, files
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout, runs_dir
@@ -206,7 +207,10 @@ def replay_archive(
         with _named_after(archive, layout):
             _place_run(members / RUN, layout)
             rows = _check_run(manifest, layout)
-            on_plan(_planned(manifest, into, rows))
+            plan = _planned(manifest, into, rows)
+            if plan.verifications:
+                _require_trusted_decoders(layout)
+            on_plan(plan)
             repo = _restore_branches(manifest, members / BUNDLE, layout, rows)
             found = dict(_verify_rounds(layout, repo, on_event))
         with atomic.storage_errors(into):
@@ -270,6 +274,14 @@ def _check_run(manifest: ArchiveManifest, layout: RunLayout) -> list[HistoryRow]
         if row.branch is not None and not (re.fullmatch(RUN_REF, ref) and ref.split("/")[3] == manifest.run_id):
             raise ContractError(f"branch {row.branch!r} is not a branch of the run", location=f"round {row.round}")
     return rows
+
+
+def _require_trusted_decoders(layout: RunLayout) -> None:
+    """Raise UsageError if the env names an external decoder that is not trusted or not installed."""
+    env = files.parse_env(files.read_text(layout.env), location=str(layout.env))
+    for name in env.baselines:
+        if (spec := decoder_trust.external_decoder(name)) is not None:
+            decoder_trust.locate(name, spec, location=f"env `{env.name}`, field `baselines`")
 
 
 def _planned(manifest: ArchiveManifest, into: Path, rows: list[HistoryRow]) -> Plan:

@@ -10,6 +10,7 @@ from pathlib import Path
 from autoqec.contracts.base import sha256_bytes
 from autoqec.contracts.history import RunInfo
 from autoqec.errors import ManualInterventionRequired, UsageError
+from autoqec.store import atomic
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system import run_lock
@@ -61,7 +62,7 @@ def read_secret(layout: RunLayout, info: RunInfo) -> bytes:
         raise UsageError("the run is closed: its secret is published", location=info.run_id, hint="start a new run")
     secret = None
     with suppress(OSError):
-        secret = layout.secret.read_bytes()
+        secret = atomic.read_bytes(layout.secret)
     if secret is None:
         message = "the run's secret is missing or cannot be read, so its rounds cannot be verified"
         hint = (
@@ -81,7 +82,7 @@ def read_published_secret(layout: RunLayout, info: RunInfo | None = None) -> byt
     """
     secret = b""
     with suppress(OSError, ValueError):
-        secret = bytes.fromhex(layout.secret_hex.read_text(encoding="utf-8"))
+        secret = bytes.fromhex(atomic.read_bytes(layout.secret_hex).decode())
     if sha256_bytes(secret) != (info or History(layout).info()).secret_sha256:
         message = "does not contain the secret whose hash is in run.json"
         raise UsageError(message, location=str(layout.secret_hex), hint=f"restore {layout.secret_hex}")
@@ -98,7 +99,7 @@ def require_only_copy(layout: RunLayout) -> None:
         return
     original = Path(earlier)
     with suppress(OSError):
-        same_run = (original / layout.secret.name).read_bytes() == layout.secret.read_bytes()
+        same_run = atomic.read_bytes(original / layout.secret.name) == atomic.read_bytes(layout.secret)
         if same_run and not original.samefile(layout.root):
             message = (
                 f"this is a copy of {original}, which has the same secret: both would be verified on the same shots"

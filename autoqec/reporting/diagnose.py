@@ -18,7 +18,7 @@ from autoqec.errors import ContractError, UsageError
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import predict_cost, suggest_fix
 from autoqec.reporting.measurements import relative_drop
-from autoqec.store import train_log
+from autoqec.store import atomic, train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RoundLayout, RunLayout
 from autoqec.store.round_files import load_config, read_contract
@@ -206,6 +206,6 @@ def _phase(layout: RoundLayout) -> str:
 
 def _text(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return atomic.read_bytes(path).decode()
     except (OSError, ValueError):
         return None

@@ -94,7 +94,7 @@ class LiveStatusWriter:
 def read(layout: RunLayout) -> LiveStatus:
     """Read live.json; no limits and no rounds if it is missing or cannot be read."""
     try:
-        data = json.loads(layout.live.read_bytes())
+        data = json.loads(atomic.read_bytes(layout.live))
         names = {item.name for item in fields(SessionLimits)}
         plan = SessionLimits(
             **{key: value for key, value in data["plan"].items() if key in names and _has_valid_type(key, value)}

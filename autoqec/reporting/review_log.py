@@ -20,7 +20,7 @@ from autoqec.qec.stats import validation_effect
 from autoqec.reporting.config_diff import flatten_config
 from autoqec.reporting.measurements import relative_drop
 from autoqec.reporting.run_report import outcome, verification_seconds
-from autoqec.store import train_log
+from autoqec.store import atomic, train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.store.run_state import ABORTED
@@ -261,7 +261,7 @@ def _aborted(run: ReviewedRun) -> Iterator[Finding]:
 
 def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
     try:
-        text = run.layout.log.read_text(encoding="utf-8")
+        text = atomic.read_bytes(run.layout.log).decode()
     except (OSError, ValueError):
         text = ""
     logged_rounds = {int(number) for number in re.findall(r"^## Round (\d+)\b", text, re.MULTILINE)}

@@ -12,6 +12,7 @@ from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError
 from autoqec.reporting.round_details import DetailsReader, RoundDetails
+from autoqec.store import atomic
 from autoqec.store.files import dump_config, parse_env
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
@@ -159,7 +160,7 @@ class RunReport:
     def env(self) -> EnvSpec | None:
         """The run's env; None if its copy cannot be read."""
         try:
-            return parse_env(self.layout.env.read_text(encoding="utf-8"), location=str(self.layout.env))
+            return parse_env(atomic.read_bytes(self.layout.env).decode(), location=str(self.layout.env))
         except (OSError, ValueError, AutoqecError):
             return None
 

@@ -1,4 +1,4 @@
-"""Atomic, durable file writes: temporary file in the same directory, fsync, rename, fsync of the directory.
+"""Atomic, durable file writes: temporary file in the same directory, fsync, rename, fsync of the directory; safe reads.
 
 A failed fsync is not retried, since the kernel may have dropped the pages: it raises StorageError, and the next start
 reads the files again.
@@ -11,8 +11,10 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,27 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     else:
         hint = "look at the disk (`dmesg | tail`), then start again with --resume"
     return StorageError(f"could not be written: {reason}", location=str(path), hint=hint)
+
+
+@contextmanager
+def open_regular(path: Path | str) -> Iterator[BufferedReader]:
+    """Open a regular file for reading.
+
+    Raises:
+        OSError: It cannot be read, or is a FIFO or a device: reading one could block or never end.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.ENXIO, "is not a regular file", str(path))
+    with os.fdopen(fd, "rb") as stream:
+        yield stream
+
+
+def read_bytes(path: Path | str, max_bytes: int = -1) -> bytes:
+    """Return the content of a regular file, or its first `max_bytes`. Raises OSError as `open_regular`."""
+    with open_regular(path) as stream:
+        return stream.read(max_bytes)
 
 
 @contextmanager

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
-import os
 import re
-import stat
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.env import FILE_CODES, EnvSpec
 from autoqec.errors import UsageError
+from autoqec.store import atomic
 
 MAX_BYTES = 16 * 2**20
 _MAX_DEPTH = 32
@@ -181,16 +181,11 @@ def read_bytes(path: Path | str, *, what: str = "file", hint: str | None = None)
     Raises:
         UsageError: The file cannot be read, is larger, or is a directory, a FIFO or a device.
     """
-    path = Path(path)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        data = atomic.read_bytes(path, MAX_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"{what} cannot be read: {error.strerror}", location=str(path), hint=hint) from error
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise UsageError(f"{what} is not a regular file", location=str(path), hint=hint)
-    with os.fdopen(fd, "rb") as stream:
-        data = stream.read(MAX_BYTES + 1)
+        problem = error.strerror if error.errno == errno.ENXIO else f"cannot be read: {error.strerror}"
+        raise UsageError(f"{what} {problem}", location=str(path), hint=hint) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"{what} is larger than {MAX_BYTES >> 20} MiB", location=str(path), hint=hint)
     return data

@@ -87,7 +87,7 @@ class History:
         """
         path = self.layout.run_info
         try:
-            return RunInfo.read(json.loads(path.read_bytes()), location=str(path))
+            return RunInfo.read(json.loads(atomic.read_bytes(path)), location=str(path))
         except FileNotFoundError as error:
             raise UsageError(
                 f"no run {self.layout.run_id!r}: {path} does not exist", hint="`autoqec show` lists the runs"

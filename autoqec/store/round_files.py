@@ -12,7 +12,7 @@ from autoqec.contracts.provenance import Manifest, Pointer
 from autoqec.contracts.round import RoundMetrics
 from autoqec.contracts.verdict import VerifyReport
 from autoqec.errors import AutoqecError, ContractError
-from autoqec.store import files
+from autoqec.store import atomic, files
 from autoqec.store.layout import RoundLayout
 
 ContractT = TypeVar("ContractT", bound=Contract)
@@ -52,7 +52,7 @@ def read_contract(path: Path, kind: type[ContractT]) -> ContractT | None:
         ContractError: It is not valid JSON or violates its schema.
     """
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(atomic.read_bytes(path))
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from autoqec.store import atomic
+
 MAX_BYTES = 64 * 2**20  # read of one log; the file comes from an untrusted process
 SAMPLE_BYTES = 512  # read at each position of a log that is sampled
 _LINE = re.compile(rb"(\d{1,12})\t([-+0-9.eE]{1,24}|nan)")
@@ -58,7 +60,7 @@ def read(path: Path, *, positions: int | None = None) -> TrainLog:
         positions: If given, read at most this many evenly spaced samples of SAMPLE_BYTES each instead of a large file.
     """
     try:
-        with path.open("rb") as stream:
+        with atomic.open_regular(path) as stream:
             size = path.stat().st_size
             if positions is None or size <= positions * 2 * SAMPLE_BYTES:
                 return parse(stream.read(MAX_BYTES))

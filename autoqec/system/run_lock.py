@@ -79,8 +79,9 @@ def _epoch(owner: dict[str, Any]) -> int:
 
 def read(run_root: Path | str) -> dict[str, Any]:
     """Return the content of owner.json: who holds the run, or held it last; {} if it cannot be read."""
+    path = Path(run_root, OWNER_FILE)
     try:
-        data = json.loads(Path(run_root, OWNER_FILE).read_bytes())
+        data = json.loads(path.read_bytes()) if path.is_file() else {}  # reading a FIFO would block
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}

@@ -23,6 +23,7 @@ from autoqec.contracts.env import SEED_SPACE, Band
 from autoqec.errors import ContractError
 from autoqec.qec.problem import Problem
 from autoqec.qec.sampling import Shots, pack, sample
+from autoqec.store import atomic
 from autoqec.system import machine
 
 CHUNK = 5_000  # shots per seed
@@ -50,7 +51,7 @@ def artifact_sha256(checkpoint: Path, dsl: PredecoderDSL, modules_dir: Path | No
         ContractError: The checkpoint cannot be read.
     """
     try:
-        with checkpoint.open("rb") as stream:
+        with atomic.open_regular(checkpoint) as stream:
             weights = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise ContractError(

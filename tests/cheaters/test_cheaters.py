@@ -274,7 +274,8 @@ def test_hit_and_run_is_timed(tmp_path: Path, problem: Problem) -> None:
     """Uncounted work in a process that ends before its CPU time is read."""
     report = verdict_of("hit_and_run", tmp_path, problem)
     assert report.cost is not None and report.cost.candidate_us_per_shot > 300
-    assert report.verdict == "SUSPICIOUS" and "cost" in failed(report)
+    # Its end races with its last answer: FAILED if that one is lost.
+    assert report.verdict == ("FAILED" if "complete" in failed(report) else "SUSPICIOUS") and "cost" in failed(report)
     assert any("us per shot are more than" in reason for reason in report.reasons)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -205,6 +206,24 @@ def invoke(workspace: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     if isinstance(done.exception, AutoqecError):
         return done.exception.exit_code, f"{done.exception}"
     return done.exit_code, done.output
+
+
+RUN_FILES = ("env.yaml", "secret", "log.md", "owner.json", "run.json", "history.jsonl", "attempts.jsonl", "live.json")
+ROUND_FILES = ("metrics.json", "config.yaml", "train.log", "verification_report.json")
+
+
+@pytest.mark.timeout(120)  # a read of a FIFO never ends
+@pytest.mark.parametrize("name", [*RUN_FILES, *(f"round_1/{name}" for name in ROUND_FILES)])
+def test_fifo_in_place_of_a_file_blocks_no_command(
+    layout: RunLayout, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (layout.root / name).unlink(missing_ok=True)
+    os.mkfifo(layout.root / name)
+    for command in ("show", "reconcile", "report", "review-log", "diagnose"):
+        code, output = invoke(layout.repo_root, monkeypatch, command, layout.run_id)
+        assert code in (0, 2, 3, 74), (command, code, output)
+    code, output = invoke(layout.repo_root, monkeypatch, "verify", str(layout.round(1).dir))
+    assert code in (0, 1, 2, 3, 74), output
 
 
 def test_run_deleted_by_git_clean_is_explained_and_can_be_removed(

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from autoqec.cli.autoqec import group
 from autoqec.cli.common import run_cli
+from autoqec.store.files import dump_config
 from tests.support.archives import Archive, git, snapshot, special, tree_of, with_baseline, write_tar
 
 HONEST = Archive.read()
@@ -299,6 +301,18 @@ def test_branch_of_a_row_must_belong_to_the_run(directory: Path, capsys: pytest.
     row = {**json.loads(first), "branch": ".."}
     evil.members["run/history.jsonl"] = json.dumps(row).encode() + b"\n" + b"".join(following)
     assert "branch" in refused(directory, evil.pack(directory / "evil.tar"), capsys)
+
+
+def test_untrusted_decoder_is_refused_before_branches_are_restored(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = HONEST.copy()  # closed, so that its verifications would be repeated
+    evil.manifest["closed"], evil.members["run/secret.hex"] = True, b"0" * 64
+    env = yaml.safe_load(evil.members["run/env.yaml"])
+    evil.members["run/env.yaml"] = dump_config({**env, "baselines": ["mwpm", "sinter:os:abort:x"]}).encode()
+    error_output = refused(directory, evil.pack(directory / "evil.tar"), capsys)
+    assert "is not trusted" in error_output and "--trust-decoder os:abort" in error_output
+    assert "Checking out" not in error_output
 
 
 # ---- resources

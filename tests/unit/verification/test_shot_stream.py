@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -74,3 +75,9 @@ def test_artifact_hash_covers_weights_config_and_modules(tmp_path: Path) -> None
     assert len(hashes) == 5
     with pytest.raises(ContractError, match=r"run the round again"):
         shot_stream.artifact_sha256(tmp_path / "absent.pt", dsl, None)
+
+
+def test_fifo_in_place_of_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "checkpoint.pt")
+    with pytest.raises(ContractError, match="is not a regular file"):
+        shot_stream.artifact_sha256(tmp_path / "checkpoint.pt", parse_dsl(CONFIG), None)
