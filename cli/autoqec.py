@@ -71,7 +71,7 @@ def group() -> None:
     """Search for neural predecoders of quantum error-correcting codes and verify each gain.
 
     Exit status: 0 success · 1 no round succeeded, or not verified · 2 invalid input · 3 paused, the user has to
-    decide · 74 storage error · 130 interrupted, resumable.
+    decide · 74 storage error · 75 killed from outside, try again · 130 interrupted, resumable.
     """
 
 

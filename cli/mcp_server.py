@@ -17,7 +17,8 @@ from pydantic import Field
 
 from autoqec import __version__
 from autoqec.cli.mcp_tools import MAX_ROWS, Tools
-from autoqec.contracts.dsl import Family
+from autoqec.contracts.dsl import Family, PredecoderDSL
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.round import RoundStatus
 from autoqec.contracts.verdict import Verdict
 from autoqec.errors import AutoqecError
@@ -54,7 +55,8 @@ class Server(MCPServer[Any]):
 
     async def list_resources(self) -> list[Resource]:
         """Return the pages of the latest runs."""
-        return [
+        static = await super().list_resources()
+        return static + [
             Resource(
                 uri=f"autoqec://run/{run}/{page}",
                 name=f"{run}/{page}",
@@ -146,6 +148,18 @@ def _add_verify(made: MCPServer[Any], tools: Tools) -> None:
 
 
 def _add_resources(made: MCPServer[Any], tools: Tools) -> None:
+    def predecoder() -> dict[str, Any]:
+        return PredecoderDSL.model_json_schema()
+
+    def env() -> dict[str, Any]:
+        return EnvSpec.model_json_schema()
+
+    for schema in (predecoder, env):
+        made.resource(
+            f"autoqec://schema/{schema.__name__}", name=f"{schema.__name__} schema",
+            description="JSON Schema with a description of every field.", mime_type="application/schema+json",
+        )(schema)  # fmt: skip
+
     def log(run: str) -> str:
         return tools.log(run)
 

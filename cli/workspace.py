@@ -6,18 +6,23 @@ import shutil
 from pathlib import Path
 
 import autoqec
+from autoqec.cli import assistant_files
 from autoqec.errors import UsageError
 from autoqec.store import layout
 from autoqec.store.files import load_env
 from autoqec.system.git import Repo
 
-GITIGNORE = "/runs/\n/.worktrees/\n__pycache__/\n*.pyc\n"
+# The files for assistants hold the path of this installation.
+GITIGNORE = "/runs/\n/.worktrees/\n/.claude/\n/.mcp.json\n__pycache__/\n*.pyc\n"
 README = """# AutoQEC workspace
 
 `env.yaml` describes what is decoded; a run may edit `{modules}/`.
 
     autoqec run env.yaml --profile smoke --rounds 2
     autoqec show
+
+`.claude/` (skills and agents) and `.mcp.json` (MCP server) are for coding assistants. They hold the path of the AutoQEC
+installation and are not committed.
 """
 
 
@@ -52,6 +57,7 @@ def _fill(directory: Path, env_file: Path) -> str:
     shutil.copyfile(env_file, directory / "env.yaml")
     (directory / ".gitignore").write_text(GITIGNORE, encoding="utf-8")
     (directory / "README.md").write_text(README.format(modules=layout.EDITABLE_MODULES), encoding="utf-8")
+    assistant_files.write(directory, assistant_files.render(assistant_files.installed_command()))
     return str(Repo.init(directory).commit_all("Create AutoQEC workspace"))
 
 

@@ -1,4 +1,4 @@
-"""Generates the JSON Schemas and the field tables of the contract pages.
+"""Generates the JSON Schemas, the field tables of the contract pages, and the files for assistants.
 
 `python -m docs.generate` writes them; a test compares the files with the models.
 """
@@ -10,6 +10,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from autoqec.cli import assistant_files
+from autoqec.cli.assistant_files import CHECKOUT_COMMAND
 from autoqec.continual.runtime import config as runtime
 from autoqec.contracts import (
     answers,
@@ -147,6 +149,7 @@ def main() -> None:
         (SCHEMAS / name).write_text(text, encoding="utf-8")
     for path in pages():
         path.write_text(page(path.read_text(encoding="utf-8")), encoding="utf-8")
+    assistant_files.write(CONTRACTS.parents[1], assistant_files.render(CHECKOUT_COMMAND, checkout=True))
     structure.main()
 
 

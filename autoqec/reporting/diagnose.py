@@ -17,6 +17,7 @@ from autoqec.contracts.round import FailureCause, RoundMetrics
 from autoqec.errors import ContractError, UsageError
 from autoqec.qec.stats import validation_effect
 from autoqec.reporting import predict_cost, suggest_fix
+from autoqec.reporting.advice import adopt_command
 from autoqec.reporting.measurements import relative_drop
 from autoqec.store import atomic, train_log
 from autoqec.store.history import History
@@ -65,14 +66,14 @@ def diagnose_run(layout: RunLayout) -> list[Diagnosis]:
     problem = _env_problem(env_yaml, info.env_yaml_sha256)
     if problem is not None:
         advice = "restore env.yaml from its commit or archive; run.json holds its hash"
-        return [Diagnosis(None, "paused", "env broken", problem, advice, (str(layout.env), str(layout.run_info)))]
+        see = tuple(str(path) for path in (layout.env, layout.run_info) if path.exists())
+        return [Diagnosis(None, "paused", "env broken", problem, advice, see)]
     diagnoses = []
-    for row in (attempt.row for attempt in rounds):
+    for attempt in rounds:
+        row = attempt.row
         if row.status == "orphaned_branch":
-            advice = f"autoqec adopt {info.run_id} {row.round} restores it if its branch exists"
-            diagnoses.append(
-                Diagnosis(row.round, row.status, "aborted", row.status_reason or "", advice, (str(layout.history),))
-            )
+            command, see = adopt_command(layout, (attempt,)), (str(layout.history),)
+            diagnoses.append(Diagnosis(row.round, row.status, "aborted", row.status_reason or "", command, see))
         elif row.status == "compose_conflict":
             message = f"the branches do not merge; both changed {', '.join(row.conflicting_files or ())}"
             advice = "compose branches that changed different keys"

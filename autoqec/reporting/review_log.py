@@ -17,13 +17,14 @@ from typing import Any, Literal
 from autoqec.contracts.history import HistoryRow, RunInfo
 from autoqec.llm.ledger import Ledger
 from autoqec.qec.stats import validation_effect
+from autoqec.reporting import advice
 from autoqec.reporting.config_diff import flatten_config
 from autoqec.reporting.measurements import relative_drop
 from autoqec.reporting.run_report import outcome, verification_seconds
 from autoqec.store import atomic, train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
-from autoqec.store.run_state import ABORTED
+from autoqec.store.run_state import ABORTED, RoundState
 
 STUCK_ROUNDS = 5  # measured rounds in a row without a new best
 COMPARED_ROUNDS = 50  # the latest of them, which are compared with all earlier configs
@@ -34,7 +35,16 @@ IDLE_ROUNDS = 3  # rounds after which a verified branch without descendants is r
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding. see: files, relative to the root of the repository. advice: what to do about it."""
+    """One finding.
+
+    Attributes:
+        kind: What was checked.
+        weight: How much it matters.
+        what: The finding in one sentence.
+        rounds: Rounds that it concerns.
+        see: Existing files that show it, relative to the root of the repository.
+        advice: What to do about it; empty if nothing can be done.
+    """
 
     kind: str
     weight: Literal["note", "warning"]
@@ -50,11 +60,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class ReviewedRun:
-    """Input of the checks: the last row of every attempt."""
+    """Input of the checks: the state of every attempt."""
 
     layout: RunLayout
     info: RunInfo
-    rows: tuple[HistoryRow, ...]
+    attempts: tuple[RoundState, ...]
+
+    @cached_property
+    def rows(self) -> tuple[HistoryRow, ...]:
+        """The last row of every attempt."""
+        return tuple(attempt.row for attempt in self.attempts)
 
     @cached_property
     def finished(self) -> list[HistoryRow]:
@@ -67,8 +82,8 @@ class ReviewedRun:
         return [row for row in self.finished if row.status == "ok" and row.delta_ler is not None]
 
     def see(self, *paths: Path) -> tuple[str, ...]:
-        """Return paths relative to the root of the repository."""
-        return tuple(str(path.relative_to(self.layout.repo_root)) for path in paths)
+        """Return those of the paths that exist, relative to the root of the repository."""
+        return tuple(str(path.relative_to(self.layout.repo_root)) for path in paths if path.exists())
 
 
 def review(layout: RunLayout) -> list[Finding]:
@@ -79,7 +94,7 @@ def review(layout: RunLayout) -> list[Finding]:
         ManualInterventionRequired: Its history is damaged.
     """
     history = History(layout)
-    run = ReviewedRun(layout, history.info(), tuple(attempt.row for attempt in history.state().rounds.values()))
+    run = ReviewedRun(layout, history.info(), tuple(history.state().rounds.values()))
     findings = [finding for check in CHECKS for finding in check(run)]
     return sorted(findings, key=lambda finding: finding.weight != "warning")
 
@@ -94,7 +109,8 @@ def _repeats(run: ReviewedRun) -> Iterator[Finding]:
             numbers = tuple(row.round for row in group)
             yield Finding(
                 "repeat", "warning", f"one config was tried {len(group)} times: rounds {_list(numbers)}", numbers,
-                run.see(run.layout.history), "a repeated config needs changed code or other initial weights to differ",
+                run.see(run.layout.history),
+                "repeat a config only with changed code or other initial weights",
             )  # fmt: skip
 
 
@@ -112,7 +128,7 @@ def _stuck(run: ReviewedRun) -> Iterator[Finding]:
             f"{len(since)} measured rounds since round {best.round} brought no better val result, and most of the last "
             f"{min(len(since), COMPARED_ROUNDS)} differ from an earlier config in at most {NEIGHBOUR_KEYS} keys",
             numbers, run.see(run.layout.history, run.layout.log),
-            "try another family, a composition, or --ideator hybrid",
+            _other_family(best),
         )  # fmt: skip
 
 
@@ -182,7 +198,9 @@ def _loss_without_effect(run: ReviewedRun) -> Iterator[Finding]:
         f"of the logical error rate contains 0; {effect.counts.shots} val shots can detect a reduction of "
         f"{100 * detectable_gain:.0f}%",
         numbers, run.see(*(run.layout.round(number).train_log for number in numbers[-3:])),
-        "train through the inner decoder (training.finetune_share above 0), or use a profile with more val shots",
+        "train through the inner decoder: --pin training.finetune_share=1, in a new run"
+        if (row.dsl_config or {}).get("training", {}).get("finetune_share") == 0
+        else advice.larger_profile(run.info.profile),
     )  # fmt: skip
 
 
@@ -205,7 +223,7 @@ def _overfitting(run: ReviewedRun) -> Iterator[Finding]:
         f"in {len(above)} of {len(tested)} tested rounds the val gain lies above the 95% interval on fresh shots; "
         f"the gain on fresh shots is {100 * ratio:.0f}% of it on average",
         numbers, run.see(*(run.layout.round(number).report_md for number in numbers[-3:])),
-        "all rounds share the same val shots: nominate by the interval instead of the estimate, or use more val shots",
+        advice.larger_profile(run.info.profile),
     )  # fmt: skip
 
 
@@ -218,7 +236,7 @@ def _inconclusive(run: ReviewedRun) -> Iterator[Finding]:
             "inconclusive", "note",
             f"verification of {len(rows)} of {tested} rounds was inconclusive",
             numbers, run.see(*(run.layout.round(number).report_md for number in numbers[-3:])),
-            "a larger profile tests on more shots; nominate fewer marginal candidates",
+            advice.larger_profile(run.info.profile),
         )  # fmt: skip
 
 
@@ -235,7 +253,9 @@ def _idle_branches(run: ReviewedRun) -> Iterator[Finding]:
         numbers = tuple(row.round for row in idle)
         message = f"verified rounds that no later round forked from: {_list(numbers)}"
         see = run.see(run.layout.pareto, run.layout.fork_graph)
-        yield Finding("idle-branch", "note", message, numbers, see, "extend or compose them (--ideator tpe does both)")
+        yield Finding(
+            "idle-branch", "note", message, numbers, see, advice.resume_command(run.layout, len(run.finished))
+        )
 
 
 def _silent_model(run: ReviewedRun) -> Iterator[Finding]:
@@ -248,15 +268,15 @@ def _silent_model(run: ReviewedRun) -> Iterator[Finding]:
             f"in {len(others)} of {len(run.finished)} rounds the model gave no usable proposal, so TPE proposed instead"
         )
         see = run.see(run.layout.ledger)
-        yield Finding("silent-model", "warning", message, others, see, "the ledger lists the failed calls")
+        yield Finding("silent-model", "warning", message, others, see)
 
 
 def _aborted(run: ReviewedRun) -> Iterator[Finding]:
     numbers = tuple(row.round for row in run.rows if row.status == "orphaned_branch")
     if numbers:
         message = f"{len(numbers)} rounds were aborted by a crash: {_list(numbers)}"
-        advice = "autoqec adopt RUN ROUND restores one"
-        yield Finding("aborted", "note", message, numbers, run.see(run.layout.history), advice)
+        command = advice.adopt_command(run.layout, run.attempts)
+        yield Finding("aborted", "note", message, numbers, run.see(run.layout.history), command)
 
 
 def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
@@ -268,8 +288,8 @@ def _stale_log(run: ReviewedRun) -> Iterator[Finding]:
     missing = tuple(row.round for row in run.rows if row.round not in logged_rounds)
     if missing:
         message = f"log.md does not contain rounds {_list(missing)}"
-        advice = f"autoqec reconcile {run.info.run_id} rebuilds it"
-        yield Finding("stale-log", "warning", message, missing, run.see(run.layout.log), advice)
+        command = f"autoqec reconcile {run.info.run_id}"
+        yield Finding("stale-log", "warning", message, missing, run.see(run.layout.log, run.layout.history), command)
 
 
 def _budget(run: ReviewedRun) -> Iterator[Finding]:
@@ -294,6 +314,13 @@ CHECKS: tuple[Callable[[ReviewedRun], Iterator[Finding]], ...] = (
     _stuck, _repeats, _failures, _loss_without_effect, _overfitting, _inconclusive, _idle_branches, _silent_model,
     _aborted, _stale_log, _budget,
 )  # fmt: skip
+
+
+def _other_family(best: HistoryRow) -> str:
+    """Advice to search another type of network; it fits every env."""
+    tried = (best.dsl_config or {}).get("type")
+    other = next(family for family in ("mlp", "gnn") if family != tried)
+    return f"start a run with another type of network: --pin type={other}"
 
 
 def _list(numbers: tuple[int, ...]) -> str:

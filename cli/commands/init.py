@@ -17,7 +17,10 @@ from autoqec.cli.common import Output, options
 )
 @options
 def command(directory: Path, env_name: str, out: Output) -> None:
-    """Create a git repository in DIRECTORY with editable modules and an env, ready for `autoqec run`."""
+    """Create a git repository in DIRECTORY with editable modules and an env, ready for `autoqec run`.
+
+    Also writes skills, agents and an MCP configuration for coding assistants (.claude/, .mcp.json).
+    """
     from autoqec.cli.workspace import make_workspace
 
     commit = make_workspace(directory, locate.env_file(env_name))

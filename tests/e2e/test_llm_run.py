@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from autoqec.cli.assistant_files import installed_command, render
 from autoqec.contracts.dsl import PredecoderDSL
 from autoqec.llm.ledger import Ledger
 from autoqec.store import jsonl
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from tests.conftest import CommandResult, Workspace, made_workspace
+from tests.support.envs import problem
 from tests.support.messages_server import (
     Behaviour,
     MessagesServer,
@@ -38,7 +44,6 @@ ANALYST = {
     "analysis": "The paired interval is what it is.",
     "next_hypothesis_seed": "a wider one",
 }
-ROOT = Path(__file__).parents[2]
 SECRET = b"a secret that only tests may know"
 KEY = "sk-ant-loopback-0123456789abcdef"
 
@@ -117,27 +122,50 @@ def test_replay_needs_no_model_key_or_network(
     assert len(server.requests) == request_count and run.cassette.read_bytes() == first.cassette.read_bytes()
 
 
-SKILLS = ("autoqec-run", "add-env", "review-framework", "review-log", "verify-decoder", "diagnose-failure")
+# A patched config exists only for a failed round: tests/unit/cli/test_review_and_diagnose.py runs these two.
+TESTED_ELSEWHERE = ("diagnose ROUND_DIR --write patched.yaml", "run-round ENV patched.yaml NEW_DIR --profile smoke")
+FILES = render(installed_command(), checkout=True)
+SKILLS = sorted(name.split("/")[2] for name in FILES if name.startswith(".claude/skills/"))
+STEANE = np.array([[0, 0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1, 1], [1, 0, 1, 0, 1, 0, 1]], np.uint8)
+
+
+def write_code_files(folder: Path) -> None:
+    """Write the files that the skill add-env names."""
+    (folder / "circuit.stim").write_text(str(problem(3).circuit), encoding="utf-8")
+    (folder / "model.dem").write_text(str(problem(3).dem), encoding="utf-8")
+    for name, matrix in (("hx", STEANE), ("hz", STEANE), ("lz", np.ones((1, 7), np.uint8))):
+        np.save(folder / f"{name}.npy", matrix)
 
 
 @pytest.mark.parametrize("skill", SKILLS)
-def test_commands_of_a_skill_work(recorded: tuple[Workspace, RunLayout, MessagesServer], skill: str) -> None:
-    """Commands that take seconds. Runs use --dry-run: `run ENV --profile smoke` is tested in test_smoke_run, `diagnose
-    --write` and what follows it test_looking_back's."""
+def test_commands_of_a_skill_work_as_written(
+    recorded: tuple[Workspace, RunLayout, MessagesServer], skill: str, tmp_path: Path
+) -> None:
+    """Runs are only planned (--dry-run); test_smoke_run.py starts them."""
     workspace, run, server = recorded
-    text = (ROOT / ".claude/skills" / skill / "SKILL.md").read_text(encoding="utf-8")
-    # Files of a user do not exist in the test, and a bicycle code takes minutes.
-    lines = re.findall(r"^ *(autoqec .+)$", text, re.MULTILINE)
-    lines = [line for line in lines if not re.search(r"\.(yaml|stim|dem|npy)\b|bivariate", line)]
+    write_code_files(workspace.root)
+    autoqec = re.escape(shlex.join(installed_command()))
+    lines = re.findall(rf"^ *{autoqec} (.+)$", FILES[f".claude/skills/{skill}/SKILL.md"], re.MULTILINE)
     assert lines
-    for line in lines:
-        named = {"ROUND_DIR": str(run.round(1).dir), "RUN": run.run_id, "ENV": "env.yaml", "NAME": "a_code"}
-        argv = [named.get(word, word) for word in line.split()[1:]]
+    for number, line in enumerate(line for line in lines if line not in TESTED_ELSEWHERE):
+        values = {"ROUND_DIR": str(run.round(1).dir), "RUN": run.run_id, "ENV": "env.yaml", "NAME": f"code_{number}"}
+        argv = [values.get(word, word) for word in line.split()]
         argv += ["--dry-run"] if argv[0] == "run" and "--dry-run" not in argv else []
-        result = workspace.autoqec(*argv, ANTHROPIC_API_KEY=server.key)
+        ended = subprocess.run(
+            [*installed_command(), *argv], cwd=workspace.root, capture_output=True, text=True, check=False,
+            env={**workspace.env, "PATH": os.defpath, "ANTHROPIC_API_KEY": server.key},
+        )  # fmt: skip
         verdict = History(run).rows()[0].verify_verdict
-        wanted = int(verdict != "VERIFIED") if argv[0] == "verify" else 0
-        assert result.code == wanted and result.out.strip(), line + result.err
+        expected = int(verdict != "VERIFIED") if argv[0] == "verify" else 0
+        assert ended.returncode == expected and ended.stdout.strip(), line + ended.stderr
+
+
+def test_advice_of_review_log_is_accepted(recorded: tuple[Workspace, RunLayout, MessagesServer]) -> None:
+    workspace, run, _ = recorded
+    run.log.unlink()
+    findings = workspace.autoqec("review-log", run.run_id, "--json").objects
+    (stale,) = [finding for finding in findings if finding["kind"] == "stale-log"]
+    assert workspace.autoqec(*stale["advice"].split()[1:]).code == 0 and run.log.exists()
 
 
 def test_without_key_or_cassette_no_run_starts(tmp_path: Path) -> None:

@@ -51,7 +51,9 @@ def test_wheel_has_one_top_level_package_and_no_duplicates(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert len(names) == len(set(names))
     assert {name.split("/")[0] for name in names} == {"autoqec", f"autoqec-{autoqec.__version__}.dist-info"}
-    tracked = {path.relative_to(ROOT).as_posix() for path in (ROOT / "cli").rglob("*.py")}
+    tracked = {
+        path.relative_to(ROOT).as_posix() for ending in ("py", "md") for path in (ROOT / "cli").rglob(f"*.{ending}")
+    }
     assert {f"autoqec/{name}" for name in tracked} <= set(names)
     data = (
         *("py.typed", "data/qecbench_tab.jsonl", "data/configs/toy_inmemory.yaml"),

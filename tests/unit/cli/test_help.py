@@ -27,6 +27,12 @@ def test_command_table_matches_command_names() -> None:
             assert command is not None and command.name == name
 
 
+def test_every_command_is_documented() -> None:
+    page = (Path(__file__).parents[3] / "docs/contracts/command-line.md").read_text(encoding="utf-8")
+    for name, (_, help_line) in COMMANDS.items():
+        assert f"| `{name}` | {help_line} |" in page
+
+
 def test_every_command_file_is_registered() -> None:
     files = {path.stem for path in Path(commands.__path__[0]).glob("*.py")} - {"__init__"}
     assert files == {module.rpartition(".")[2] for module, _ in COMMANDS.values()} - {"autoqec"}

@@ -184,8 +184,10 @@ def test_resources_of_a_run(run: RunLayout) -> None:
         return {str(one.uri) for one in listed}, {one.uri_template for one in templates}
 
     listed, templates = with_client(run.repo_root, call)
-    assert listed == {f"{base}/log", f"{base}/report", f"{base}/history"}
-    assert {uri.replace(rounds.RUN_ID, "{run}") for uri in listed} < templates
+    schemas = {"autoqec://schema/predecoder", "autoqec://schema/env"}
+    assert listed == schemas | {f"{base}/log", f"{base}/report", f"{base}/history"}
+    assert {uri.replace(rounds.RUN_ID, "{run}") for uri in listed - schemas} < templates
+    assert "learning_rate" in read_resource(run.repo_root, "autoqec://schema/predecoder")
     assert read_resource(run.repo_root, f"{base}/log") == "# Run\n\n## Round 1\\x1b[2J"
     assert json.loads(read_resource(run.repo_root, f"{base}/report"))["verified"] == 24
     lines = [json.loads(line) for line in read_resource(run.repo_root, f"{base}/history").splitlines()]

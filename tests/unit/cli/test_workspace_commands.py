@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import autoqec
+from autoqec.cli.assistant_files import installed_command, render
 from autoqec.cli.commands import doctor
 from autoqec.qec import weighted_mwpm
 from tests.conftest import Workspace
@@ -25,6 +26,16 @@ def test_init_creates_clean_repository_with_packaged_modules(workspace: Workspac
     assert not (workspace.root / "autoqec/__init__.py").exists()  # the installed package must win over it
     assert "/runs/" in (workspace.root / ".gitignore").read_text(encoding="utf-8")
     assert workspace.git("log", "-1", "--format=%an") == "AutoQEC"  # works without a git identity of the user
+
+
+def test_init_writes_files_for_assistants(workspace: Workspace) -> None:
+    """They call this installation by its path, which is not committed."""
+    root = workspace.root
+    for name, text in render(installed_command()).items():
+        assert (root / name).read_text(encoding="utf-8") == text
+    assert (root / ".claude/skills/review-log/SKILL.md").exists()
+    assert not (root / ".claude/skills/review-framework").exists()
+    assert not any(name.startswith((".claude", ".mcp")) for name in workspace.git("ls-files").splitlines())
 
 
 def test_init_copies_chosen_env(workspace: Workspace) -> None:

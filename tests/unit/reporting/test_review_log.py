@@ -64,7 +64,10 @@ def run_with(tmp_path: Path) -> Made:
 
 
 def kinds(layout: RunLayout) -> dict[str, Finding]:
-    return {finding.kind: finding for finding in review(layout)}
+    """Return the findings by kind; each names existing files only."""
+    findings = review(layout)
+    assert all((layout.repo_root / path).exists() for finding in findings for path in finding.see)
+    return {finding.kind: finding for finding in findings}
 
 
 def test_faultless_run_has_only_the_budget_finding(run_with: Made) -> None:
@@ -106,6 +109,8 @@ def test_failures_are_grouped_by_reason_ignoring_numbers(run_with: Made) -> None
         return row(number, status="compile_error", status_reason=reason, delta_ler=None, checkpoint_path=None)
 
     layout = run_with(row(1), failed(2, "n_params = 300 exceeds 200"), failed(3, "n_params = 901 exceeds 200"))
+    for number in (2, 3):
+        layout.round(number).metrics.touch()
     finding = kinds(layout)["failure"]
     assert finding.rounds == (2, 3) and finding.weight == "warning"
     assert finding.see == (f"runs/{rounds.RUN_ID}/round_2/metrics.json", f"runs/{rounds.RUN_ID}/round_3/metrics.json")
