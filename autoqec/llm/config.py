@@ -27,7 +27,8 @@ _KNOWN_MODELS = (
     "role), backend `claude` or `codex` (command lines), scripted:*"
 )
 _OPENAI_NAMES = re.compile(r"(gpt|chatgpt|o\d)(?![a-z])")
-_WITHOUT_TEMPERATURE: tuple[Backend, ...] = ("claude", "codex")
+_PROGRAM_OF: dict[Backend, Backend] = {"anthropic": "claude", "openai": "codex"}  # with models of the same provider
+_PROGRAMS = _WITHOUT_TEMPERATURE = tuple(_PROGRAM_OF.values())
 LOGGER = logging.getLogger("autoqec.llm")
 
 
@@ -108,7 +109,11 @@ def require_price(config: LMConfig) -> None:
 
 
 def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str, str] | None = None) -> LMConfig:
-    """Return `config` with AUTOQEC_<ROLE>_BACKEND, _MODEL, _BASE_URL and _TIMEOUT_S, which win over its fields."""
+    """Return `config` with AUTOQEC_<ROLE>_BACKEND, _MODEL, _BASE_URL and _TIMEOUT_S, which win over its fields.
+
+    Raises:
+        UsageError: A variable is invalid, or names a backend that does not have the model of `config`.
+    """
     environ = os.environ if environ is None else environ
     fields: dict[str, Any] = (config or LMConfig()).model_dump(exclude_unset=True)
     for field in ("backend", "model", "base_url", "timeout_s"):
@@ -116,7 +121,7 @@ def role_config(role: str, config: LMConfig | None = None, environ: Mapping[str,
         if environ.get(name):
             fields[field] = environ[name]
             if field == "backend" and not environ.get(f"AUTOQEC_{role.upper()}_MODEL"):
-                fields.pop("model", None)  # the config's model belongs to the config's backend
+                _require_model_of_backend(name, environ[name], config or LMConfig())
     try:
         return LMConfig.model_validate(fields)
     except ValidationError as error:
@@ -134,6 +139,20 @@ def round_timeout_s(environ: Mapping[str, str] | None = None) -> float:
     if not 0 < seconds < math.inf:
         raise UsageError(f"{text!r} is not a number of seconds above 0", location=f"environment variable {name}")
     return seconds
+
+
+def _require_model_of_backend(name: str, backend: str, config: LMConfig) -> None:
+    """Raise UsageError if the variable `name` chooses a backend that does not have the model of `config`."""
+    if config.model is None:
+        return
+    try:
+        own = config.resolved_backend()
+    except UsageError:
+        return  # a name that only this backend may know
+    if backend in _PROGRAMS and backend not in (own, _PROGRAM_OF.get(own)):
+        message = f"`{backend}` does not have the model {config.model!r}"
+        hint = f"set {name.removesuffix('BACKEND')}MODEL as well, or unset {name}"
+        raise UsageError(message, location=name, hint=hint)
 
 
 def get_lm_client(

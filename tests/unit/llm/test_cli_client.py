@@ -215,6 +215,28 @@ def test_client_is_selected_by_environment(install: Bin) -> None:
     assert argv[argv.index("--model") + 1] == "claude-haiku-5-5"
 
 
+@pytest.mark.parametrize(("program", "model"), [("claude", "claude-haiku-5-5"), ("codex", "gpt-5.2-codex")])
+def test_model_option_is_kept_with_a_client_of_the_environment(install: Bin, program: str, model: str) -> None:
+    behaviour = {"text": "ok"}
+    notes = install(program, behaviour)
+    config = role_config("coder", LMConfig(model=model), {"AUTOQEC_CODER_BACKEND": program})
+    assert (config.resolved_backend(), config.resolved_model()) == (program, model)
+    assert get_lm_client(config).call("", "go") == "ok"
+    argv = seen(notes)[0]["argv"]
+    assert argv[argv.index("--model") + 1] == model
+
+
+@pytest.mark.parametrize(
+    ("program", "model"), [("codex", "claude-haiku-5-5"), ("claude", "gpt-5.2"), ("codex", "scripted:echo")]
+)
+def test_client_without_the_model_is_rejected(program: str, model: str) -> None:
+    config = LMConfig(model=model)
+    with pytest.raises(UsageError, match=f"`{program}` does not have the model '{model}'"):
+        role_config("coder", config, {"AUTOQEC_CODER_BACKEND": program})
+    both = {"AUTOQEC_CODER_BACKEND": "codex", "AUTOQEC_CODER_MODEL": "gpt-5.2-codex"}
+    assert role_config("coder", config, both).resolved_model() == "gpt-5.2-codex"
+
+
 @pytest.mark.parametrize("cost", ["-100", "NaN", "1e999", '"much"', "true", "[1]"])
 def test_impossible_cost_is_ignored(cost: str) -> None:
     line = f'{{"type": "result", "result": "x", "total_cost_usd": {cost}, "usage": {{}}}}'

@@ -21,11 +21,13 @@ def test_defaults_of_the_config() -> None:
 
 def test_environment_takes_precedence_over_config_per_role() -> None:
     config = LMConfig(model="claude-sonnet-5-5")
-    environ = {"AUTOQEC_CODER_MODEL": "claude-fable-5-2", "AUTOQEC_ANALYST_BACKEND": "codex"}
+    environ = {"AUTOQEC_CODER_MODEL": "claude-fable-5-2", "AUTOQEC_ANALYST_BACKEND": "claude"}
     assert role_config("ideator", config, environ) == config
     assert role_config("coder", config, environ).resolved_model() == "claude-fable-5-2"
     analyst = role_config("analyst", config, environ)
-    assert (analyst.resolved_backend(), analyst.model, analyst.resolved_model()) == ("codex", None, "codex")
+    assert (analyst.resolved_backend(), analyst.resolved_model()) == ("claude", "claude-sonnet-5-5")
+    alone = role_config("analyst", None, {"AUTOQEC_ANALYST_BACKEND": "codex"})
+    assert (alone.resolved_backend(), alone.model, alone.resolved_model()) == ("codex", None, "codex")
 
 
 def test_local_endpoint_needs_no_key() -> None:
