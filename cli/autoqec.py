@@ -199,7 +199,7 @@ def _current_option_name(name: str) -> str:
 @options
 @click.pass_context
 def run(context: click.Context, /, env_name: str | None, out: Output, **chosen: Any) -> None:
-    """Search for predecoders for ENV, a packaged env (see `autoqec envs`) or an env file.
+    """Search for predecoders for ENV: a packaged env (see `autoqec envs`) or an env file.
 
     Press Ctrl-C once to stop after the current rounds, twice to stop now. Continue with --resume.
     """

@@ -31,7 +31,7 @@ from autoqec.store import layout
     type=click.IntRange(0, 2**31 - 1),
     default=0,
     show_default=True,
-    help="Random seed of training and validation.",
+    help="Random seed of training.",
 )
 @click.option("--run-id", default="local", show_default=True, help="Run id to record.")
 @click.option("--round-idx", type=click.IntRange(1), default=1, show_default=True, help="Round number to record.")
