@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
-from logging.handlers import RotatingFileHandler
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from logging.handlers import MemoryHandler, RotatingFileHandler
 from pathlib import Path
 from typing import Literal, TextIO
 
@@ -66,6 +67,29 @@ def child_logger(logger: logging.Logger, name: str, extra: Mapping[str, object] 
     return made
 
 
+@contextmanager
+def package_warnings() -> Iterator[Callable[[logging.Logger], None]]:
+    """Collect the package's warnings inside the block, such as those of language-model clients.
+
+    Yields:
+        A function that writes them, and all that follow, to the logger of the run.
+    """
+    package = logging.getLogger("autoqec")
+    buffer = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
+    buffer.setLevel(logging.WARNING)
+
+    def write_to(logger: logging.Logger) -> None:
+        buffer.setTarget(_Forward(logger))
+        buffer.flush()
+        buffer.capacity = 1
+
+    package.addHandler(buffer)
+    try:
+        yield write_to
+    finally:
+        package.removeHandler(buffer)
+
+
 def close(logger: logging.Logger) -> None:
     """Close the handlers; later lines are dropped."""
     for handler in list(logger.handlers):
@@ -91,6 +115,17 @@ class _Console(logging.StreamHandler[TextIO]):
 
     def emit(self, record: logging.LogRecord) -> None:
         optional.load("tqdm", extra="evaluate").tqdm.write(self.format(record), file=self.stream)
+
+
+class _Forward(logging.Handler):
+    """Passes records on to a logger."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._logger.handle(record)
 
 
 class _Json(logging.Formatter):

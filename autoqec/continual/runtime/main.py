@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from autoqec.continual.agents.registry import build_agent
 from autoqec.continual.environments.datasets import build_dataset
 from autoqec.continual.environments.design_text import RoundRunner
 from autoqec.continual.runtime import checkpoints, logs, rng
-from autoqec.continual.runtime.config import RunConfig, load_config
+from autoqec.continual.runtime.config import OutputConfig, RunConfig, load_config
 from autoqec.continual.runtime.runtime import RunTime
 from autoqec.llm.base import LanguageModel
 from autoqec.llm.config import LMConfig, get_lm_client
@@ -66,44 +67,50 @@ def evaluate_config(
     config = _resumable(config)
     if config.seed is not None:
         rng.seed_all(config.seed)
-    agent = build_agent(config.agent, _language_model(config.lm_config), run_code=run_sandboxed)
-    train = build_dataset(config.dataset, round_runner=round_runner)
-    validation = config.validation_dataset
-    held_out = build_dataset(validation, round_runner=round_runner) if validation is not None else None
+    with logs.package_warnings() as write_warnings_to:
+        agent = build_agent(config.agent, _language_model(config.lm_config), run_code=run_sandboxed)
+        train = build_dataset(config.dataset, round_runner=round_runner)
+        validation = config.validation_dataset
+        held_out = build_dataset(validation, round_runner=round_runner) if validation is not None else None
 
-    results = new_results_dir(Path(config.output.results_dir))
-    atomic.write_text(results / "config.yaml", config.snapshot())
-    console_stream = (console or sys.stdout) if config.runtime.verbose else None
-    logger = logs.setup_logger(
+        results = new_results_dir(Path(config.output.results_dir))
+        atomic.write_text(results / "config.yaml", config.snapshot())
+        console_stream = (console or sys.stdout) if config.runtime.verbose else None
+        logger = _logger(config.output, results, console_stream)
+        write_warnings_to(logger)
+        try:
+            for name, part in (("agent", agent), ("dataset", train), ("validation", held_out)):
+                if part is not None:
+                    part.logger = logs.child_logger(logger, name)
+            runtime = RunTime(
+                config.runtime,
+                train,
+                agent,
+                validation_dataset=held_out,
+                results_dir=results,
+                save_memory_path=config.output.save_memory_path,
+                logger=logs.child_logger(logger, "runtime"),
+                console=console_stream,
+                seed=config.seed,
+            )
+            return Evaluation(results, runtime.run())
+        except BaseException as error:
+            logger.error("ended early: %s: %s", type(error).__name__, error)
+            raise
+        finally:
+            logs.close(logger)
+
+
+def _logger(output: OutputConfig, results: Path, console: TextIO | None) -> logging.Logger:
+    return logs.setup_logger(
         "run",
-        config.output.log_level,
+        output.log_level,
         results / "run.log",
-        console=console_stream,
-        log_format=config.output.log_format,
-        max_bytes=config.output.log_max_bytes,
-        backups=config.output.log_backups,
+        console=console,
+        log_format=output.log_format,
+        max_bytes=output.log_max_bytes,
+        backups=output.log_backups,
     )
-    try:
-        for name, part in (("agent", agent), ("dataset", train), ("validation", held_out)):
-            if part is not None:
-                part.logger = logs.child_logger(logger, name)
-        runtime = RunTime(
-            config.runtime,
-            train,
-            agent,
-            validation_dataset=held_out,
-            results_dir=results,
-            save_memory_path=config.output.save_memory_path,
-            logger=logs.child_logger(logger, "runtime"),
-            console=console_stream,
-            seed=config.seed,
-        )
-        return Evaluation(results, runtime.run())
-    except BaseException as error:
-        logger.error("ended early: %s: %s", type(error).__name__, error)
-        raise
-    finally:
-        logs.close(logger)
 
 
 def _language_model(config: LMConfig) -> LanguageModel:

@@ -338,10 +338,12 @@ def test_malformed_streams_have_an_error_type(server: MessagesServer, old: str, 
 
 
 @pytest.mark.parametrize("value", ["-5", "-1e8", "1e999", "NaN", '"many"', "{}", "[3]", "null", "1e30"])
-def test_impossible_usage_is_clamped(server: MessagesServer, value: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_impossible_usage_is_clamped(
+    server: MessagesServer, stream: bool, value: str, caplog: pytest.LogCaptureFixture
+) -> None:
     answer = say("fine")
     server.answer = lambda body: edited(answer, ('"cache_read_input_tokens": 0', f'"cache_read_input_tokens": {value}'))
-    response = lm(server, max_retries=0).complete(request())
+    response = lm(server, stream=stream, max_retries=0).complete(request())
     assert 0 <= response.usage.cache_read_input_tokens <= MAX_TOKENS and response.cost_usd is not None
     assert 0 <= response.cost_usd < 1e3
     assert value == "null" or "cache_read_input_tokens" in caplog.text

@@ -359,6 +359,19 @@ def test_json_log_holds_one_object_per_line_with_fields_and_traceback(tmp_path):
     assert "ERROR run [run=7]: it failed" in console.getvalue()
 
 
+def test_warnings_of_the_model_and_tracebacks_are_in_the_log_of_their_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-ant-of-this-test")
+    config = load_config(write(tmp_path, lm={"model": "claude-opus-5-5", "temperature": 0.2, "max_retries": 0}))
+    monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
+    results = evaluate_config(config).results_dir
+    text = (results / "run.log").read_text()
+    assert text.count("does not accept `temperature`") == 1
+    assert "Traceback" in text and "LlmUnavailableError" in text
+    other = evaluate(write(tmp_path / "other")).results_dir
+    assert "temperature" not in (other / "run.log").read_text()
+    assert (results / "run.log").read_text() == text
+
+
 def test_log_is_rotated_at_its_size(tmp_path):
     output = {"results_dir": "results", "log_format": "json", "log_max_bytes": 200, "log_backups": 2}
     results = evaluate(write(tmp_path, output=output)).results_dir
