@@ -107,7 +107,9 @@ class BenchIdeators:
                 proposal = role(self._with_env(view))
             except BudgetExceededError:
                 raise
-            except (UsageError, ContractError, LlmError):
+            except (UsageError, ContractError, LlmError) as error:
+                if isinstance(error, LlmError) and error.is_permanent:
+                    raise
                 proposal = None
             self.fallback_rounds += proposal is None
             return proposal

@@ -13,6 +13,7 @@ from typing import Any
 from autoqec.continual.agents.base import Agent
 from autoqec.continual.environments.base import Environment, StepResult
 from autoqec.errors import ContractError, StorageError
+from autoqec.llm.errors import LlmError
 from autoqec.store.run_log import LOGGER
 
 
@@ -61,6 +62,7 @@ def play_episode(
 
     Raises:
         StorageError: Passed on, because results could not be written.
+        LlmError: Passed on if no call of the model can succeed, such as with a wrong key.
     """
     episode_result = EpisodeResult()
     try:
@@ -80,6 +82,8 @@ def play_episode(
     except StorageError:
         raise
     except Exception as error:
+        if isinstance(error, LlmError) and error.is_permanent:
+            raise
         LOGGER.warning("the episode failed", exc_info=True)
         episode_result.error = f"{type(error).__name__}: {error}"
     return episode_result

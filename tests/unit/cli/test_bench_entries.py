@@ -72,6 +72,16 @@ def test_cost_of_model_strategies_is_reported(
     )
 
 
+def test_rejected_key_ends_the_comparison_at_the_first_call(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with MessagesServer(key="another") as server:
+        monkeypatch.setenv("AUTOQEC_IDEATOR_BASE_URL", server.url)
+        argv = ["bench-ideators", "--table", str(file), "--seeds", "2", "--rounds", "6", "--strategies", "llm"]
+        assert run_cli(group, [*argv, "--model", "claude-opus-5-5", "--budget", "tokens=1000000"]) == 2
+    assert "rejects the API key" in capsys.readouterr().err and server.statuses == [401]
+
+
 def test_trained_agent_is_compared_with_memoryless_agent(
     file: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

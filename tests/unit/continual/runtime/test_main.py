@@ -31,6 +31,8 @@ from autoqec.continual.runtime.main import evaluate, evaluate_config, new_result
 from autoqec.continual.runtime.validation import validate
 from autoqec.errors import ContractError, UsageError
 from autoqec.llm.config import LMConfig, get_lm_client
+from autoqec.llm.errors import LlmAuthError
+from tests.support.messages_server import MessagesServer
 from tests.support.models import FunctionModel
 from tests.support.text_envs import meeting
 
@@ -370,6 +372,14 @@ def test_warnings_of_the_model_and_tracebacks_are_in_the_log_of_their_run(tmp_pa
     other = evaluate(write(tmp_path / "other")).results_dir
     assert "temperature" not in (other / "run.log").read_text()
     assert (results / "run.log").read_text() == text
+
+
+def test_a_rejected_key_ends_the_evaluation_at_the_first_call(tmp_path):
+    with MessagesServer(key="another") as server:
+        path = write(tmp_path, lm={"model": "claude-opus-5-5", "base_url": server.url})
+        with pytest.raises(LlmAuthError, match="rejects"):
+            evaluate(path)
+    assert server.statuses == [401]
 
 
 def test_log_is_rotated_at_its_size(tmp_path):
