@@ -73,7 +73,7 @@ test-crash: install
 # AUTOQEC_SANDBOX=landlock (or bubblewrap) runs them in that backend alone.
 test-sandbox: install
 	$(BIN)/python -m pytest -m 'not long and not slurm' -n 2 --dist loadfile \
-		tests/unit/system/test_sandbox.py tests/unit/system/test_syscalls.py tests/cheaters tests/suites/test_hostile.py $(ARGS)
+		tests/unit/system/sandbox/test_sandbox.py tests/unit/system/sandbox/test_syscalls.py tests/cheaters tests/suites/test_hostile.py $(ARGS)
 
 # A cluster of this machine alone, on its own ports and in a temporary directory, ended with the tests.
 test-slurm: install setup-slurm

@@ -288,7 +288,7 @@ def hostile() -> list[Row]:
         line for line in page.split("## Cheating checkpoints")[0].splitlines() if "tests/" in line or "sandbox:" in line
     ]
     tests = {name for line in cases for name in re.findall(r"`(tests/[\w/]+\.py::\w+)`", line)}
-    tests.add("tests/unit/system/test_sandbox.py")
+    tests.add("tests/unit/system/sandbox/test_sandbox.py")
     counter = run_tests(sorted(name for name in tests if not name.startswith("tests/cheaters")))
     in_backends = "; ".join(f"{counter.count('passed', name)} of them in {name}" for name in ("bubblewrap", "landlock"))
     runs = f"{len(cases)} cases in {len(counter.outcomes)} tests: {counter.summary}; {in_backends}"

@@ -1,7 +1,7 @@
 """System calls that sandboxed code may not make, and the seccomp filter that refuses them.
 
 The tables are the reference for both sandbox backends: `docs/contracts/sandbox.md` shows them, and
-`tests/unit/system/test_syscalls.py` makes each call in each backend.
+`tests/unit/system/sandbox/test_syscalls.py` makes each call in each backend.
 """
 
 from __future__ import annotations

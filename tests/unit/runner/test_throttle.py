@@ -139,7 +139,7 @@ def test_replay_draws_the_requested_share_by_gap() -> None:
 
 
 def test_double_buffer_fills_while_copying_and_loses_no_batch() -> None:
-    """With threads; test_async uses processes."""
+    """With threads; test_async_rl uses processes."""
     fields, figures = rows(0, 4)
     double_buffer, replay = DoubleBuffer(4, fields, figures), buffer(400)
     for start in (0, 4):

@@ -16,7 +16,7 @@ from autoqec.system import sandbox
 from autoqec.system.process import child
 from autoqec.system.sandbox import SandboxBackend, SandboxPolicy, syscalls
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MAKE_CALLS = """
 import ctypes, json, sys
 libc, found = ctypes.CDLL(None, use_errno=True), {}

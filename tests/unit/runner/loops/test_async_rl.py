@@ -139,7 +139,7 @@ from pathlib import Path
 from autoqec.runner import AsyncRl
 from autoqec.store.layout import RoundLayout
 from tests.unit.runner.loops.support import Make
-from tests.unit.runner.loops.test_async import loop_of
+from tests.unit.runner.loops.test_async_rl import loop_of
 
 class Doomed(AsyncRl):
     def launch(self):
