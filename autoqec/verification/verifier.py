@@ -55,7 +55,7 @@ def run_verification(request: VerifyRequest, *, on_event: OnEvent | None = None)
     """Verify without writing a report."""
     start_time = time.monotonic()
     manifest = read_contract(request.round.manifest, Manifest)
-    with scratch("judge") as directory:
+    with scratch("verification") as directory:
         frozen = _freeze(request, directory)
         artifact.check_manifest(manifest, request.env_sha256, frozen, str(request.round.manifest))
         if request.expected_artifact not in (None, frozen.sha256):
