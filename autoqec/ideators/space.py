@@ -108,7 +108,7 @@ SEARCH_SPACE: tuple[Dimension, ...] = (
     Dimension("gate", "a smaller gate sends fewer shots to the network", low=2.0, high=10.0),
     Dimension("training.loss", "the loss sets which edges count", choices=("bce", "focal", "weighted_bce")),
     Dimension("training.learning_rate", "the step size sets how far training gets", low=5e-4, high=1e-2),
-    Dimension("training.batch_size", "smaller batches take more steps", choices=(256, 512, 1024, 2048)),
+    Dimension("training.batch_size", "smaller batches take more steps", choices=(64, 128, 256, 512, 1024, 2048)),
     Dimension("training.weight_decay", "decay trades fit for smoothness", low=1e-6, high=1e-2),
     Dimension("training.finetune_learning_rate", "the step size through the matching", low=3e-5, high=3e-3),
     Dimension("training.finetune_share", "more shots through the matching", choices=(0.0, 0.5, 1.0)),
