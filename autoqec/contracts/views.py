@@ -2,13 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, SkipValidation
+from typing_extensions import TypedDict  # pydantic refuses typing.TypedDict before Python 3.12
 
 from autoqec.contracts.base import Contract
-from autoqec.contracts.round import ComposeMode
+from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus
+from autoqec.contracts.verdict import Verdict
+
+
+class RoundRow(TypedDict):
+    """What roles see of one round; a round without a row has None for what is not known yet.
+
+    Attributes:
+        forkable: Whether later rounds can fork from it.
+    """
+
+    round: int
+    status: RoundStatus | None
+    status_reason: str | None
+    hypothesis: str
+    fork_from: ForkFrom
+    fork_from_canonical: str
+    compose_mode: ComposeMode | None
+    branch: str | None
+    dsl_config: dict[str, Any] | None
+    delta_ler: float | None
+    delta_vs_parent: float | None
+    val_shots: int | None
+    flops_per_syndrome: int | None
+    n_params: int | None
+    verdict: Literal["candidate", "ignore"] | None
+    verify_verdict: Verdict | None
+    verify_reasons: Sequence[str] | None
+    delta_vs_baseline_holdout: float | None
+    delta_holdout_low: float | None
+    delta_holdout_high: float | None
+    beats_panel: dict[str, bool] | None
+    summary_1line: str | None
+    next_hypothesis_seed: str | None
+    forkable: bool
 
 
 class IdeatorView(Contract):
@@ -25,8 +61,8 @@ class IdeatorView(Contract):
     inputs: str = Field(default="other_sector", description="what a network of this env can read")
     gate_available: bool = Field(default=False, description="whether a config of this env can have a `gate`")
     pins: dict[str, Any] = Field(default={}, description="keys that the run keeps fixed, with their values")
-    history: SkipValidation[tuple[dict[str, Any], ...]] = Field(description="recorded rounds, oldest first")
-    pending: SkipValidation[tuple[dict[str, Any], ...]] = Field(default=(), description="planned rounds without a row")
+    history: SkipValidation[tuple[RoundRow, ...]] = Field(description="recorded rounds, oldest first")
+    pending: SkipValidation[tuple[RoundRow, ...]] = Field(default=(), description="planned rounds without a row")
     pareto: tuple[dict[str, Any], ...] = Field(default=(), description="the verified front")
     pareto_preview: tuple[dict[str, Any], ...] = Field(default=(), description="the part of it that is shown")
     sampler: Any = Field(default=None, description="state of the search, if a model works beside it")

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.pareto import dominates
-from autoqec.contracts.views import IdeatorView
+from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Params
@@ -32,14 +31,18 @@ def propose(view: IdeatorView) -> IdeatorResponse:
 
 def _child(state: SearchState) -> Move | None:
     """Return a mutant of the best of a sample; None with too few measured rounds, or if every mutant was tried."""
-    population = [row for row in state.observed if moves.objectives(row) and state.params_of(row["dsl_config"])]
+    population = [
+        row
+        for row in state.observed
+        if moves.objectives(row) and row["dsl_config"] and state.params_of(row["dsl_config"])
+    ]
     if len(population) < N_STARTUP_ROUNDS:
         return None
     rng = state.rng("evolve")
     for _ in range(moves.MAX_TRIES):
         pool = population[-POPULATION_SIZE:]
         parent = best_ranked(rng.sample(pool, min(TOURNAMENT_SIZE, len(pool))))
-        params = state.params_of(parent["dsl_config"])
+        params = state.params_of(parent["dsl_config"] or {})
         assert params is not None  # the population has params
         child = mutate(params, rng, state.active_dimensions)
         config = state.build(child)
@@ -48,12 +51,12 @@ def _child(state: SearchState) -> Move | None:
     return None
 
 
-def best_ranked(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def best_ranked(rows: list[RoundRow]) -> RoundRow:
     """Return the row that the fewest others dominate; ties are broken by gain, then by recency."""
     points = {row["round"]: moves.objectives(row) for row in rows}
     known = [point for point in points.values() if point]
 
-    def rank(row: dict[str, Any]) -> tuple[int, float, int]:
+    def rank(row: RoundRow) -> tuple[int, float, int]:
         point = points[row["round"]]
         assert point is not None  # the population is measured
         return sum(dominates(other, point) for other in known), -point[0], -row["round"]
@@ -93,7 +96,7 @@ def mutate(
     return params
 
 
-def _move(parent: dict[str, Any], params: Params, child: Params, config: space.Config) -> Move:
+def _move(parent: RoundRow, params: Params, child: Params, config: space.Config) -> Move:
     keys = [
         key for key in child if params.get(key) != child[key] and (key in params or params["type"] == child["type"])
     ]
@@ -105,5 +108,5 @@ def _move(parent: dict[str, Any], params: Params, child: Params, config: space.C
         slug="-".join([f"r{parent['round']}", *(key.split(".")[-1] for key in keys)]),
         hypothesis=f"Round {parent['round']} is the best of its sample; {changes} may improve it: {rationale}",
         config=config,
-        fork_from=parent["branch"] if parent["forkable"] else "baseline",
+        fork_from=moves.parent_of(parent)[0] if parent["forkable"] else "baseline",
     )

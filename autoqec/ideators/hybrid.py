@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.views import IdeatorView
+from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space, tpe
 from autoqec.ideators.moves import SearchState
 
@@ -70,5 +70,5 @@ def sampler_summary(state: SearchState, search_response: IdeatorResponse) -> dic
     }
 
 
-def _params(state: SearchState, row: dict[str, Any]) -> space.Params | None:
+def _params(state: SearchState, row: RoundRow) -> space.Params | None:
     return state.params_of(row["dsl_config"]) if row["dsl_config"] else None

@@ -117,7 +117,7 @@ def _parent_branches(view: IdeatorView, fork_from: tuple[int | str, ...]) -> tup
     """Return the branches of the parents, each named by round number or by branch; () for the baseline."""
     if fork_from in ((), ("baseline",)):
         return ()
-    branches = {row["round"]: row["branch"] for row in view.history if row.get("forkable")}
+    branches: dict[int | str, str | None] = {row["round"]: row["branch"] for row in view.history if row.get("forkable")}
     chosen = []
     for parent in fork_from:
         branch = parent if parent in branches.values() else branches.get(parent)

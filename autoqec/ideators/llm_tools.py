@@ -105,7 +105,7 @@ class ViewTools:
             config: dict[str, Any] = self._view.baseline_config
             return config
         for row in self._view.history:
-            if row["round"] == number and row.get("dsl_config"):
+            if row["round"] == number and row["dsl_config"]:
                 return dict(row["dsl_config"])
         raise ContractError(f"round {number} has no config", location="diff")
 

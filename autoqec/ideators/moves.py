@@ -9,14 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from autoqec.contracts.base import canonical_json
 from autoqec.contracts.dsl import DEPTH_FIELDS, WIDTH_FIELDS, PredecoderDSL, parse_dsl
 from autoqec.contracts.messages import IdeatorResponse, parse_response
 from autoqec.contracts.pins import apply_pins, format_pins
 from autoqec.contracts.round import ComposeMode, ForkFrom, canonical_fork
-from autoqec.contracts.views import IdeatorView
+from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError, UsageError
 from autoqec.ideators import space
 from autoqec.ideators.space import Config, Params
@@ -49,11 +48,11 @@ class SearchState:
 
     seed: int
     n_proposed: int
-    observed: tuple[dict[str, Any], ...]
-    pending: tuple[dict[str, Any], ...]
+    observed: tuple[RoundRow, ...]
+    pending: tuple[RoundRow, ...]
     seen_digests: frozenset[str]
     composed_parents: frozenset[str]
-    verified: tuple[dict[str, Any], ...]
+    verified: tuple[RoundRow, ...]
     baseline: Config
     inputs: str
     gate_available: bool
@@ -71,7 +70,7 @@ class SearchState:
         }
         composed = {row["fork_from_canonical"] for row in (*observed, *pending) if row["compose_mode"]}
         verified = [row for row in observed if row["verify_verdict"] == "VERIFIED" and row["forkable"]]
-        verified.sort(key=lambda row: (-row["delta_vs_baseline_holdout"], row["round"]))
+        verified.sort(key=lambda row: (-(row["delta_vs_baseline_holdout"] or 0.0), row["round"]))
         pins = view.pins
         return cls(
             seed=view.seed,
@@ -185,7 +184,7 @@ def to_response(move: Move, *, source: str) -> IdeatorResponse:
     )
 
 
-def objectives(row: dict[str, Any]) -> tuple[float, float, float] | None:
+def objectives(row: RoundRow) -> tuple[float, float, float] | None:
     """(gain, -FLOPs, -parameters) of a measured row, all maximised; None for a row without a measurement.
 
     The gain is the verifier's if there is one, otherwise the Runner's on validation shots.
@@ -194,7 +193,14 @@ def objectives(row: dict[str, Any]) -> tuple[float, float, float] | None:
     gain = row["delta_ler"] if gain is None else gain
     if row["status"] != "ok" or gain is None:
         return None
-    return float(gain), -float(row["flops_per_syndrome"]), -float(row["n_params"])
+    return float(gain), -float(row["flops_per_syndrome"] or 0), -float(row["n_params"] or 0)
+
+
+def parent_of(row: RoundRow) -> tuple[str, Config]:
+    """Return branch and config of a row that can be forked."""
+    branch, config = row["branch"], row["dsl_config"]
+    assert branch is not None and config is not None  # `forkable`
+    return branch, config
 
 
 def slug(text: str) -> str:
@@ -257,12 +263,13 @@ def extend(state: SearchState) -> Move | None:
     rng = state.rng("extend")
     for _ in range(MAX_TRIES if state.verified else 0):
         parent = state.verified[min(int(rng.expovariate(1.5)), len(state.verified) - 1)]
-        steps = _steps(state, parent["dsl_config"], rng)
+        branch, parent_config = parent_of(parent)
+        steps = _steps(state, parent_config, rng)
         if not steps:
             continue
         keep_weights = all(key == "gate" or key.startswith("training.") for key in steps) and rng.random() < 0.5
         keep_weights &= "training.init" not in state.pins
-        before = space.flatten(parent["dsl_config"])
+        before = space.flatten(parent_config)
         init = {"training.init": "parent" if keep_weights else "fresh"}
         config = space.normalise(space.unflatten(before | steps | init | state.pins))
         if state.is_new(config):
@@ -273,7 +280,7 @@ def extend(state: SearchState) -> Move | None:
             weights = "from its weights" if keep_weights else "from fresh weights"
             text = f"Round {parent['round']} is verified; {changes} ({weights}) should add to it: {rationale}"
             name = "-".join(key.split(".")[-1] for key in steps)
-            return Move(f"r{parent['round']}-{name}", text, config, fork_from=parent["branch"])
+            return Move(f"r{parent['round']}-{name}", text, config, fork_from=branch)
     return None
 
 
@@ -288,11 +295,12 @@ def _steps(state: SearchState, config: Config, rng: random.Random) -> Params:
 def compose(state: SearchState) -> Move | None:
     """Merge two verified children of one parent that changed different keys; the best pair first."""
     for first, second in itertools.combinations(state.verified, 2):
-        parents = (first["branch"], second["branch"])
+        (branch_1, config_1), (branch_2, config_2) = parent_of(first), parent_of(second)
+        parents = (branch_1, branch_2)
         if canonical_fork(parents) in state.composed_parents or first["fork_from"] != second["fork_from"]:
             continue
         base = state.config_of(first["fork_from"]) if isinstance(first["fork_from"], str) else None
-        config = merge_configs(base, first["dsl_config"], second["dsl_config"]) if base else None
+        config = merge_configs(base, config_1, config_2) if base else None
         if config is not None and state.is_new(config):
             text = (
                 f"Rounds {first['round']} and {second['round']} are verified and changed different keys of one parent; "
@@ -314,7 +322,7 @@ def merge_configs(base: Config, first: Config, second: Config) -> Config | None:
         return None
 
 
-def _digest(row: dict[str, Any]) -> str | None:
+def _digest(row: RoundRow) -> str | None:
     return space.digest(row["dsl_config"]) if row["dsl_config"] else None
 
 

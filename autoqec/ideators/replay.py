@@ -73,7 +73,7 @@ class ReplayIdeator:
             counterpart = n_proposed[index] if index is not None and index < len(n_proposed) else None
             if counterpart is None or not counterpart["forkable"]:
                 return None
-            branches.append(counterpart["branch"])
+            branches.append(moves.parent_of(counterpart)[0])
         return branches[0] if isinstance(old, str) else tuple(branches)
 
 

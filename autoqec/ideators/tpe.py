@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.views import IdeatorView
+from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import SearchState
 from autoqec.ideators.space import Dimension, Params
@@ -88,7 +88,7 @@ def _add_trials(study: Any, state: SearchState) -> None:
         )
 
 
-def _values(row: dict[str, Any]) -> tuple[float, float, float]:
+def _values(row: RoundRow) -> tuple[float, float, float]:
     point = moves.objectives(row)
     return FAILED_TRIAL_VALUES if point is None else (point[0], -point[1], -point[2])
 

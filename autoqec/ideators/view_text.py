@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
-from autoqec.contracts.views import IdeatorView
+from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.errors import ContractError
 from autoqec.ideators import prompts, space
 from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
@@ -41,7 +41,7 @@ def describe_config(config: dict[str, Any] | None) -> str:
     return f"{family}({', '.join(changed)})"
 
 
-def round_line(row: dict[str, Any], names: dict[str, int]) -> str:
+def round_line(row: RoundRow, names: dict[str, int]) -> str:
     """One measured round in one line."""
     parts = [
         f"r{row['round']}",
@@ -67,7 +67,7 @@ def format_parents(fork_from: Any, names: dict[str, int]) -> str:
 
 def round_numbers(view: IdeatorView) -> dict[str, int]:
     """Return branch -> round, for the rounds of the view."""
-    return {row["branch"]: row["round"] for row in [*view.history, *view.pending] if row.get("branch")}
+    return {branch: row["round"] for row in [*view.history, *view.pending] if (branch := row.get("branch"))}
 
 
 def format_ideator_view(view: IdeatorView, *, limit: int = MAX_VIEW_CHARS) -> str:
@@ -150,25 +150,25 @@ def _env(view: IdeatorView) -> list[str]:
     return [*lines, f"baseline config: {describe_config(view.baseline_config)}"]
 
 
-def _summary_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
-    ends = Counter(row["status"] for row in rows if row.get("status") not in (None, "ok"))
+def _summary_lines(rows: Sequence[RoundRow]) -> list[str]:
+    ends = Counter(str(row["status"]) for row in rows if row.get("status") not in (None, "ok"))
     ends.update(f"verdict {row['verify_verdict']}" for row in rows if row.get("verify_verdict"))
     lines = [f"rounds: {len(rows)}", ", ".join(f"{ending}: {count}" for ending, count in ends.most_common())]
     for family in FAMILIES:
         mine = [row for row in rows if (row.get("dsl_config") or {}).get("type") == family]
-        measured = [row["delta_ler"] for row in mine if row.get("delta_ler") is not None]
+        measured = [delta for row in mine if (delta := row.get("delta_ler")) is not None]
         verified = sum(row.get("verify_verdict") == "VERIFIED" for row in mine)
         best = f"best validation {_delta(max(measured))}" if measured else "nothing measured"
         lines.append(f"{family}: {len(mine)} tried, {len(measured)} measured, {verified} verified, {best}")
     return lines
 
 
-def _failures(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _failures(rows: Sequence[RoundRow]) -> list[str]:
     """Return the kinds of failure, most frequent first: how often, in which round last, with which config."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[RoundRow]] = {}
     for row in rows:
         if row.get("status") not in (None, "ok"):
-            key = (row["status"], _without_numbers(row.get("status_reason")))
+            key = (str(row["status"]), _without_numbers(row.get("status_reason")))
         elif row.get("verify_verdict") not in (None, "VERIFIED"):
             reasons = row.get("verify_reasons") or ("",)
             key = (f"verdict {row['verify_verdict']}", _without_numbers(reasons[0]))
@@ -188,7 +188,7 @@ def _without_numbers(reason: Any) -> str:
     return sanitize(re.sub(r"\d+", "#", sanitize(reason, 400)), 70)
 
 
-def _interval(row: dict[str, Any]) -> str:
+def _interval(row: RoundRow) -> str:
     low, high = row.get("delta_holdout_low"), row.get("delta_holdout_high")
     span = f" [{low:+.2e}, {high:+.2e}]" if low is not None and high is not None else ""
     return _delta(row.get("delta_vs_baseline_holdout")) + span

@@ -16,7 +16,7 @@ from autoqec.continual.environments.design import (
 )
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import IdeatorResponse
-from autoqec.contracts.views import IdeatorView
+from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
 from autoqec.ideators.moves import Move, SearchState
 from autoqec.ideators.space import Config
@@ -82,7 +82,7 @@ def _distance(first: Any, second: Any) -> float:
     return abs(math.log(max(first, 1e-12)) - math.log(max(second, 1e-12)))
 
 
-def _loss(row: dict[str, Any]) -> float:
+def _loss(row: RoundRow) -> float:
     """Minus the gain of a row; +inf without one."""
     point = moves.objectives(row)
     return math.inf if point is None else -point[0]

@@ -16,7 +16,7 @@ from autoqec.continual.environments.mcq import LETTERS, MCQEnv
 from autoqec.continual.runtime import checkpoints
 from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
-from autoqec.contracts.views import AnalystView, IdeatorView
+from autoqec.contracts.views import AnalystView, IdeatorView, RoundRow
 from autoqec.errors import UsageError
 from autoqec.ideators import analyst as mechanical
 from autoqec.ideators import moves, space
@@ -118,7 +118,7 @@ def analyst(checkpoint: Path | str, lm: LanguageModel) -> Callable[[AnalystView]
     return nominate
 
 
-def _format_outcome(number: int, row: dict[str, Any]) -> str:
+def _format_outcome(number: int, row: RoundRow) -> str:
     """Return one measured round in the format of `DesignTextEnv`.
 
     Without the baseline's error rate only the difference is known.

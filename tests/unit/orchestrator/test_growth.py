@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoqec.contracts.history import HistoryRow
+from autoqec.contracts.views import RoundRow
 from autoqec.orchestrator.budget import used_hours
 from autoqec.orchestrator.memory import RunMemory
 from autoqec.orchestrator.round_recorder import deleted_row, restored_row, verified_row
@@ -216,3 +217,13 @@ def test_charges_are_read_from_the_file(tmp_path: Path) -> None:
     lines = memory.layout.attempts.read_bytes().splitlines(keepends=True)
     atomic.write_bytes(memory.layout.attempts, b"".join(lines[:3]))
     assert [line.round for line in memory.attempt_state.registered_tests] == [1]
+
+
+def test_summaries_hold_the_keys_of_the_role_view(tmp_path: Path) -> None:
+    """The view's rows are typed; mypy checks their readers, and this test their writers."""
+    memory = started(tmp_path)
+    recorded(memory, rounds.row(1))
+    memory.history.append_attempt(rounds.begun(2))
+    memory.history.append_attempt(rounds.planned(2))
+    view = memory.l2_for_ideator(ENV, rounds.CONFIG)
+    assert set(view.history[0]) == set(view.pending[0]) == set(RoundRow.__annotations__)
