@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -75,7 +76,10 @@ def _execute(
     """Run one git; return its exit status, stdout and stderr. `env -i`: GitPython passes on the whole environment."""
     try:
         from git.cmd import Git
-    except ImportError as error:
+    except ImportError as error:  # GitPython runs git when it is imported
+        if (program := shutil.which("git")) is not None:
+            hint = "git version; ulimit -n and -u show the limits on open files and processes"
+            raise UsageError("git cannot be started", location=program, hint=hint) from error
         raise UsageError("git is not installed", hint="install git 2.38 or newer") from error
     inherited = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LD_PRELOAD") if name in os.environ}
     settings = [item for key, value in _CONFIG.items() for item in ("-c", f"{key}={value}")]

@@ -62,6 +62,27 @@ def test_discover_names_what_is_missing(tmp_path: Path) -> None:
         Repo.discover(tmp_path / "long")
 
 
+@pytest.mark.parametrize(("path", "message"), [(None, "git cannot be started"), ("/nowhere", "git is not installed")])
+def test_git_that_cannot_be_started_is_told_from_a_missing_one(tmp_path: Path, path: str | None, message: str) -> None:
+    """For example under a low limit on open files."""
+    code = f"""
+import subprocess
+from autoqec.errors import UsageError
+from autoqec.system.git import Repo
+def start(*arguments, **more):
+    raise OSError(24, "Too many open files")
+if {path!r} is None:
+    subprocess.Popen.__init__ = start
+try:
+    Repo.discover({str(tmp_path)!r})
+except UsageError as error:
+    print(error.message)
+"""
+    env = os.environ | ({} if path is None else {"PATH": path})
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == message, done.stderr
+
+
 def test_discover_ignores_git_environment_variables(
     repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
