@@ -23,7 +23,7 @@ from autoqec.store import files, train_log
 from autoqec.store.history import History
 from autoqec.store.layout import RunLayout
 from autoqec.system.git import Repo
-from benchmarks.rounds import append_rounds, make_two_round_run
+from benchmarks.rounds import append_rounds, load_note, make_two_round_run
 from benchmarks.table import Row, record
 from tests.crash import canned, driver
 
@@ -76,7 +76,7 @@ def _row(command: str, aim: float | None, small: RunLayout, large: RunLayout) ->
         f"autoqec {command}, {ROUNDS:,} rounds",
         f"{seconds:.2f} s of CPU",
         f"{fewer:.2f} s at {ROUNDS // 10} rounds; the whole command, its start and git included{target}",
-        f"median of {REPEATS}",
+        f"median of {REPEATS}{load_note()}",
     )
 
 

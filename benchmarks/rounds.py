@@ -232,18 +232,18 @@ def start_rows(sizes: tuple[int, int] = (100, 1000)) -> list[Row]:
         (small, _), (large, for_each_ref_s) = (found[size] for size in sizes)
         figure = f"{large}; {large.seconds / for_each_ref_s:.0f} x one `git for-each-ref`"
         against = f"{small} at {sizes[0]}; aim: <= 20 git processes, at most linear"
-        rows.append(Row(f"start-up reconcile, {sizes[1]:,} {name}", figure, against, f"one start each{_load()}"))
+        rows.append(Row(f"start-up reconcile, {sizes[1]:,} {name}", figure, against, f"one start each{load_note()}"))
     return rows
 
 
-def _load() -> str:
+def load_note() -> str:
     """Return the load average if it exceeds the measurement itself."""
     load = os.getloadavg()[0]
     return f"; load {load:.0f} on {os.cpu_count()} cores" if load > 2 else ""
 
 
 def _runs() -> str:
-    return f"median of {REPEATS} rounds{_load()}"
+    return f"median of {REPEATS} rounds{load_note()}"
 
 
 def main() -> None:
