@@ -43,7 +43,7 @@ def test_runs_of_other_repositories_are_named_by_their_directories(
     assert run_cli(group, ["export", str(other.root), "--format", "csv", "--out", "x.csv"]) == 0
     capsys.readouterr()
     assert run_cli(group, ["report", str(run_directory), str(same.root)]) == 2
-    assert "another run of the same id" in capsys.readouterr().err
+    assert "another run has the same id" in capsys.readouterr().err
     assert run_cli(group, ["report", str(run_directory), f"{run_directory}/"]) == 0
 
 
