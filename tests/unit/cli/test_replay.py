@@ -75,7 +75,7 @@ def test_replay_reports_first_difference(copy: Workspace) -> None:
 
 def no_report(at: Path) -> tuple[str, ...]:
     (at / "verification_report.json").unlink()
-    return ("there is no report to replay",)
+    return ("the round has no report to replay",)
 
 
 def another_commit(at: Path) -> tuple[str, ...]:
