@@ -13,6 +13,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from autoqec.installation import PACKAGE_DIR
+
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 10**40, -(10**40), 0.5, 1e308, float("nan"), float("inf")),
     *("", "\x00", "\x1b[2J", "\ud800", "../../outside", "/etc/passwd", "--help", "a" * 5000, "sinter:os:abort:x"),
@@ -67,6 +69,8 @@ def _paths_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield value, key
         yield from _paths_of(part)
 
+CODE = (PACKAGE_DIR.resolve().parent, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
+
 
 class _Watch:
     """Records audit events while a block runs."""
@@ -93,6 +97,8 @@ class _Watch:
         if isinstance(path, int) or os.fsdecode(path) == os.devnull:
             return
         place = Path(os.path.realpath(os.path.dirname(os.path.abspath(os.fsdecode(path)))))
+        if place.name == "__pycache__" and any(place.is_relative_to(root) for root in CODE):
+            return  # the interpreter caches a module that a command imports for the first time
         if self.inside is not None and not place.is_relative_to(self.inside):
             self.found.append(f"{event} {path!r}")
 
