@@ -89,12 +89,34 @@ def read_published_secret(layout: RunLayout, info: RunInfo | None = None) -> byt
     return secret
 
 
+def _require_own_repository(layout: RunLayout, path: object) -> None:
+    """Raise ManualInterventionRequired if another repository reaches the same run directory through a link.
+
+    A copy of a repository whose `runs` is a symbolic link lacks the branches of rounds that the original adds.
+
+    Args:
+        layout: The run.
+        path: The run directory as its last owner reached it, from owner.json.
+    """
+    if not isinstance(path, str) or len(Path(path).parents) < 2:
+        return
+    original = Path(path).parents[1]
+    with suppress(OSError):
+        shared = (original / ".git").exists() and Path(path).samefile(layout.root)
+        if shared and not original.samefile(layout.repo_root):
+            what = f"the run belongs to the repository {original}: `runs` of both leads to the same directory"
+            hint = f"resume it there; here, replace the link: rm {layout.root.parent}"
+            raise ManualInterventionRequired(what, location=str(layout.root), hint=hint)
+
+
 def require_only_copy(layout: RunLayout) -> None:
     """Raise ManualInterventionRequired if the directory that last used this secret still exists elsewhere.
 
     A copied repository would sample the same shots as its original; a moved one no longer exists at its old place.
     """
-    earlier = run_lock.read(layout.root).get("root")
+    owner = run_lock.read(layout.root)
+    _require_own_repository(layout, owner.get("path"))
+    earlier = owner.get("root")
     if not isinstance(earlier, str) or Path(earlier) == layout.root.resolve():
         return
     original = Path(earlier)

@@ -60,7 +60,7 @@ def lock_run(run_root: Path | str) -> Iterator[RunOwner]:
         _lock(fd, root)
         epoch = _epoch(read(root)) + 1
         killed_pids = kill_leftover_processes(root)
-        _write(root, _owner_record(root, epoch))
+        _write(root, _owner_record(root, epoch) | {"path": os.path.abspath(run_root)})
         os.environ[_OWNER_VARIABLE] = f"{root}:{epoch}"
         yield RunOwner(root, epoch, killed_pids, _warning(root))
     finally:

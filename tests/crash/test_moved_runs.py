@@ -106,7 +106,7 @@ def test_renamed_run_directory_pauses_and_nothing_is_written(layout: RunLayout) 
     history, was = renamed.history.read_bytes(), refs(layout.repo_root)
     repo = Repo.discover(layout.repo_root)
     for attempt in (lambda: reconcile(renamed, repo), lambda: resume(renamed, 2)):
-        with pytest.raises(ManualInterventionRequired, match=f"holds run {layout.run_id}") as pause:
+        with pytest.raises(ManualInterventionRequired, match=f"contains run {layout.run_id}") as pause:
             attempt()
         assert pause.value.exit_code == 3 and pause.value.hint == f"mv {renamed.root} {layout.root}"
     assert renamed.history.read_bytes() == history and refs(layout.repo_root) == was
@@ -168,6 +168,22 @@ def test_runs_can_be_a_link_to_another_disk(tmp_path: Path, monkeypatch: pytest.
     assert [row.status for row in recover_and_check(workspace, Before.of(workspace), layout.run_id)] == ["ok", "ok"]
     code, output = invoke(workspace, monkeypatch, "show", str(layout.root))
     assert code == 0, output
+
+
+def test_copied_repository_with_a_link_to_the_same_runs_pauses(layout: RunLayout, tmp_path: Path) -> None:
+    (layout.repo_root / "runs").rename(tmp_path / "disk")
+    (layout.repo_root / "runs").symlink_to(tmp_path / "disk")
+    resume(layout, 2)
+    shutil.copytree(layout.repo_root, tmp_path / "copy", symlinks=True)
+    copy = RunLayout(tmp_path / "copy", layout.run_id)
+    for attempt in (lambda: resume(copy, 3), lambda: reconcile(copy, Repo.discover(copy.repo_root))):
+        with pytest.raises(ManualInterventionRequired, match="belongs to the repository"):
+            attempt()
+    assert resume(layout, 2) == []
+    (tmp_path / "copy").rename(tmp_path / "gone")
+    layout.repo_root.rename(tmp_path / "copy")  # moved, not copied
+    resume(copy, 3)
+    assert len(RunMemory(copy.root).history.rows()) == 3
 
 
 def test_secret_is_never_staged(tmp_path: Path) -> None:
