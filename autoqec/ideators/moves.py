@@ -58,6 +58,7 @@ class SearchState:
     gate_available: bool
     finetunes: bool
     pins: Params
+    templates: tuple[space.Template, ...]
 
     @classmethod
     def read(cls, view: IdeatorView) -> SearchState:
@@ -85,6 +86,7 @@ class SearchState:
             gate_available=view.gate_available,
             finetunes=view.env.get("backend", "mwpm") == "mwpm",
             pins=pins,
+            templates=space.templates(view.env, view.inputs),
         )
 
     def rng(self, purpose: str) -> random.Random:
@@ -210,7 +212,7 @@ def slug(text: str) -> str:
 
 def next_template(state: SearchState) -> Move | None:
     """Return the first template that was not tried yet."""
-    for template in space.TEMPLATES:
+    for template in state.templates:
         config = state.with_pins(template.config)
         if config is not None and state.is_new(config):
             return Move(template.slug, template.hypothesis, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,27 @@ TEMPLATES: tuple[Template, ...] = (
         config=PredecoderDSL(type="mlp", mlp={}, gate=TEMPLATE_GATE).config(),
     ),
 )
+LOCAL_TEMPLATE = Template(
+    slug="local-template",
+    hypothesis="Weights shared over space and time learn from every edge of a shot, so a large surface code needs "
+    "fewer shots than with a dense network",
+    config=PredecoderDSL(type="local", local={}, training={"batch_size": 64, "learning_rate": 0.01}).config(),
+)
+MIN_LOCAL_DISTANCE = 7  # docs/results/local-predecoder.md; smaller codes were not compared in a profile
+
+
+def templates(env: Mapping[str, Any], inputs: str) -> tuple[Template, ...]:
+    """Return the configs that are tried first.
+
+    Args:
+        env: the env, as in env.yaml.
+        inputs: the detectors that a network of this env reads.
+    """
+    code = env.get("code") or {}
+    surface = str(code.get("task", "")).startswith("surface_code:") and env.get("backend", "mwpm") == "mwpm"
+    if surface and inputs == "other_sector" and code["distance"] >= MIN_LOCAL_DISTANCE:
+        return (LOCAL_TEMPLATE, *TEMPLATES)
+    return TEMPLATES
 
 
 def format_value(value: Any) -> str:

@@ -102,6 +102,26 @@ def test_pending_configs_are_not_proposed_again() -> None:
     assert tpe.propose(view(history, pending=(pending,))).proposal != first.proposal
 
 
+def test_large_surface_codes_start_with_shared_weights() -> None:
+    """Other codes, and those without another sector, start with the dense network."""
+    code = {"kind": "stim_generator", "task": "surface_code:rotated_memory_z", "distance": 7, "rounds": 7}
+    large = view([], env={"backend": "mwpm", "code": code})
+    assert tpe.propose(large).proposal == space.LOCAL_TEMPLATE.config
+    assert space.params_of(space.LOCAL_TEMPLATE.config) is not None
+    state = moves.SearchState.read(view([row(1, space.LOCAL_TEMPLATE.config)], env={"backend": "mwpm", "code": code}))
+    second = moves.next_template(state)
+    assert second is not None and second.config == BASELINE
+    for other in (
+        {"distance": 5},
+        {"task": "color_code:memory_xyz"},
+        {"kind": "stim_file", "task": "", "distance": None},
+    ):
+        small = view([], env={"backend": "mwpm", "code": code | other})
+        assert tpe.propose(small).proposal == BASELINE, other
+    assert space.templates({"backend": "bposd", "code": code}, "other_sector") == space.TEMPLATES
+    assert space.templates({"backend": "mwpm", "code": code}, "all") == space.TEMPLATES
+
+
 def test_equivalent_config_is_not_new() -> None:
     """A learning rate of fine-tuning has no effect when fine-tuning is off."""
     tried = with_keys(BASELINE, training__finetune_share=0.0)
