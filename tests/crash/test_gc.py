@@ -141,11 +141,11 @@ def test_held_run_is_skipped(littered: tuple[Path, RunLayout, Repo]) -> None:
     with run_lock.lock_run(layout.root):
         with pytest.raises(UsageError, match="held by process"):
             gc.remove(layout, repo, found)
-        one = shell(workspace, layout.run_id, "--yes")
-        assert one.returncode == 2
-        check_error(one.stderr, "held by process")
-        every = shell(workspace, "--yes")
-        assert every.returncode == 0 and "is skipped" in every.stderr
+        result = shell(workspace, layout.run_id, "--yes")
+        assert result.returncode == 2
+        check_error(result.stderr, "held by process")
+        all_runs = shell(workspace, "--yes")
+        assert all_runs.returncode == 0 and "is skipped" in all_runs.stderr
     assert gc.find_removable(layout, repo) == found
 
 

@@ -61,10 +61,10 @@ def test_composition_is_compared_with_its_parents(tmp_path: Path, monkeypatch: p
     report = VerifyReport.read(json.loads(round_layout.report_json.read_bytes()), location="report")
     found = report.composition
     assert found is not None, report.not_tested
-    assert [one.round for one in found.parents] == [1, 2]
-    for one in found.parents:
-        parent = json.loads(run.layout.round(one.round).report_json.read_bytes())
-        assert one.artifact_sha256 == parent["artifact_sha256"]
+    assert [parent.round for parent in found.parents] == [1, 2]
+    for parent in found.parents:
+        parent_report = json.loads(run.layout.round(parent.round).report_json.read_bytes())
+        assert parent.artifact_sha256 == parent_report["artifact_sha256"]
     assert (row["composition_verdict"], row["composition_bundle_id"]) == (found.verdict, found.bundle_id)
     replayed = workspace.autoqec("verify", str(round_layout.dir), "--replay", "--json")
     assert replayed.code == 0, replayed.out + replayed.err

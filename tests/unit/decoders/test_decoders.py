@@ -126,14 +126,14 @@ def test_hard_flip_output_has_one_value_per_mechanism(config: dict[str, Any]) ->
 def test_initial_weights_depend_only_on_the_seed(config: dict[str, Any]) -> None:
     prob = problem(3)
     state = torch.random.get_rng_state()
-    one = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
+    first = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
     assert torch.equal(torch.random.get_rng_state(), state)
     torch.rand(3)
     again = compile_predecoder(parse_dsl(config), prob, seed=1).state_dict()
     other = compile_predecoder(parse_dsl(config), prob, seed=2).state_dict()
-    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert all(torch.equal(first[name], again[name]) for name in first)
     if config["type"] != "neural_bp":  # which starts as belief propagation for every seed
-        assert any(not torch.equal(one[name], other[name]) for name in one)
+        assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("config", ALL)
@@ -177,9 +177,9 @@ def test_cost_equals_a_hand_count() -> None:
 
 def test_scatter_operations_are_counted() -> None:
     prob = problem(3)
-    one = flops.count(compile_predecoder(parse_dsl({**GNN, "gnn": {"hidden": 6, "layers": 1}}), prob, seed=0), 24)
-    two = flops.count(compile_predecoder(parse_dsl(GNN), prob, seed=0), 24)
-    assert two.flops_per_syndrome > 2 * one.flops_per_syndrome
+    small = flops.count(compile_predecoder(parse_dsl({**GNN, "gnn": {"hidden": 6, "layers": 1}}), prob, seed=0), 24)
+    large = flops.count(compile_predecoder(parse_dsl(GNN), prob, seed=0), 24)
+    assert large.flops_per_syndrome > 2 * small.flops_per_syndrome
 
 
 WIDTH, LENGTH = 8, 24
@@ -391,9 +391,9 @@ def test_neural_bp_of_one_check_equals_the_exact_posterior() -> None:
         if sum(flips) % 2 == 1:
             odd[bits] = float(torch.prod(torch.where(torch.tensor(flips) == 1, prior, 1 - prior)))
     for k in range(3):
-        one = sum(weight for bits, weight in odd.items() if bits >> k & 1)
-        zero = sum(weight for bits, weight in odd.items() if not bits >> k & 1)
-        assert float(llr[0, k] + message[0, k]) == pytest.approx(math.log(zero / one), abs=1e-4)
+        flipped = sum(weight for bits, weight in odd.items() if bits >> k & 1)
+        unflipped = sum(weight for bits, weight in odd.items() if not bits >> k & 1)
+        assert float(llr[0, k] + message[0, k]) == pytest.approx(math.log(unflipped / flipped), abs=1e-4)
 
 
 def test_xor_log_odds_equal_hand_computed_values() -> None:

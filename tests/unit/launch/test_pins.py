@@ -54,8 +54,8 @@ def choice_of(name: str, workspace: Workspace, folder: Path) -> RoleOptions:
         History(older).write_info(rounds.info())
         History(older).append_row(rounds.row(1, dsl_config=GNN))
         return RoleOptions(name, replay_of=rounds.RUN_ID)
-    asked = name in role_options.ROLES
-    return RoleOptions(name, model=scripted(folder) if asked else None, open_modules=asked)
+    has_role = name in role_options.ROLES
+    return RoleOptions(name, model=scripted(folder) if has_role else None, open_modules=has_role)
 
 
 @pytest.mark.parametrize("name", role_options.NAMES)

@@ -109,11 +109,11 @@ def test_malformed_dem_is_refused() -> None:
 def test_bias_keeps_the_total_strength_and_shifts_it_to_phase_flips() -> None:
     circuit = stim.Circuit("H 0\nREPEAT 3 {\n DEPOLARIZE1(0.01) 0\n DEPOLARIZE2(0.03) 0 1\n}")
     block = biased(circuit, 10.0)[1].body_copy()
-    one, two = (instruction.gate_args_copy() for instruction in block)
-    assert sum(one) == pytest.approx(0.01) and one[2] == pytest.approx(0.01 * 10 / 11)
-    assert sum(two) == pytest.approx(0.03)
-    assert [two[k] for k in (2, 11, 14)] == pytest.approx([0.03 * 10 / 33] * 3)  # IZ, ZI, ZZ
-    assert stim.Circuit(f"PAULI_CHANNEL_2({','.join(map(str, two))}) 0 1").num_qubits == 2
+    single, pair = (instruction.gate_args_copy() for instruction in block)
+    assert sum(single) == pytest.approx(0.01) and single[2] == pytest.approx(0.01 * 10 / 11)
+    assert sum(pair) == pytest.approx(0.03)
+    assert [pair[k] for k in (2, 11, 14)] == pytest.approx([0.03 * 10 / 33] * 3)  # IZ, ZI, ZZ
+    assert stim.Circuit(f"PAULI_CHANNEL_2({','.join(map(str, pair))}) 0 1").num_qubits == 2
 
 
 def test_phase_bias_lowers_the_error_rate_of_z_memory() -> None:

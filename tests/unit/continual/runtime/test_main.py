@@ -352,12 +352,12 @@ def test_json_log_holds_one_object_per_line_with_fields_and_traceback(tmp_path):
         logger.exception("it failed: %s", "größer")
     logs.child_logger(logger, "agent", {"env": "e1"}).info("two\nlines")
     logs.close(logger)
-    failed, said = (json.loads(line) for line in path.read_text().splitlines())
+    failed, logged = (json.loads(line) for line in path.read_text().splitlines())
     assert {name: failed[name] for name in ("level", "logger", "message", "run")} == {
         "level": "ERROR", "logger": "run", "message": "it failed: größer", "run": 7
     }  # fmt: skip
     assert "ValueError: größer" in failed["traceback"] and "größer" in path.read_text()
-    assert (said["logger"], said["message"], said["env"]) == ("run.agent", "two\nlines", "e1")
+    assert (logged["logger"], logged["message"], logged["env"]) == ("run.agent", "two\nlines", "e1")
     assert "ERROR run [run=7]: it failed" in console.getvalue()
 
 
