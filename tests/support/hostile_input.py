@@ -69,6 +69,7 @@ def _paths_of(value: Any) -> Iterator[tuple[Any, Any]]:
         yield value, key
         yield from _paths_of(part)
 
+
 CODE = (PACKAGE_DIR.resolve().parent, Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
 
 
@@ -96,8 +97,10 @@ class _Watch:
     def _changed(self, event: str, path: Any) -> None:
         if isinstance(path, int) or os.fsdecode(path) == os.devnull:
             return
-        place = Path(os.path.realpath(os.path.dirname(os.path.abspath(os.fsdecode(path)))))
-        if place.name == "__pycache__" and any(place.is_relative_to(root) for root in CODE):
+        absolute = os.path.abspath(os.fsdecode(path))
+        place = Path(os.path.realpath(os.path.dirname(absolute)))
+        is_byte_code = "__pycache__" in (place.name, os.path.basename(absolute))
+        if is_byte_code and any(place.is_relative_to(root) for root in CODE):
             return  # the interpreter caches a module that a command imports for the first time
         if self.inside is not None and not place.is_relative_to(self.inside):
             self.found.append(f"{event} {path!r}")
