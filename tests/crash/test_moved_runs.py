@@ -149,6 +149,13 @@ def test_repository_moved_after_a_crash_recovers(layout: RunLayout, tmp_path: Pa
     assert moved.stored(rows[0].checkpoint_path) == moved.round(1).checkpoint, "its weights are found at the new place"
 
 
+def test_moved_worktree_that_git_cannot_repair_is_removed(layout: RunLayout, tmp_path: Path) -> None:
+    """As after a kill while git wrote the file that leads to its record."""
+    (layout.worktree(half_done(layout)) / ".git").write_text("")
+    layout.repo_root.rename(tmp_path / "moved")
+    recover_and_check(tmp_path / "moved", Before.of(tmp_path / "moved"), layout.run_id)
+
+
 def test_record_of_a_moved_worktree_without_its_directory_is_removed(layout: RunLayout, tmp_path: Path) -> None:
     branch = half_done(layout)
     shutil.rmtree(layout.worktree(branch))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from autoqec.errors import StorageError
@@ -42,7 +43,8 @@ class GitWriter(GitReader):
             if path.name in records and records[path.name] != path and not records[path.name].exists()
         ]
         if moved:
-            with repository_lock(self.common) as lock:
+            # git repairs all but those whose creation or removal was interrupted
+            with repository_lock(self.common) as lock, suppress(GitError):
                 self._git("worktree", "repair", *map(str, moved), lock=lock)
 
     def worktree_remove(self, path: Path) -> None:
