@@ -128,6 +128,7 @@ def row_of(workspace: Workspace, run: str, **changed: Any) -> dict[str, Any]:
     """Return the first row of the run's history, after applying `changes` to it in the file."""
     history = workspace.root / "runs" / run / "history.jsonl"
     row = {**json.loads(history.read_text(encoding="utf-8").splitlines()[0]), **changed}
+    row = {key: value for key, value in row.items() if key not in ("prev_sha256", "line_sha256")}  # as in version 1
     history.write_text(json.dumps(row) + "\n", encoding="utf-8")
     return row
 

@@ -88,7 +88,7 @@ def test_trained_agent_is_compared_with_memoryless_agent(
     checkpoint = evaluate(config(tmp_path)).results_dir / "c/latest"
     rules = [
         {"when": "F: .*Proposal 2 of", "say": '{"type": "mlp", "mlp.depth": 1, "training.learning_rate": 0.0005}'},
-        {"when": "F: .*Proposal 1 of", "say": '{"type": "mlp", "mlp.depth": 2, "training.learning_rate": 0.0005}'},
+        {"when": "F: .*Proposal 1 of", "say": '{"type": "conv", "conv.layers": 2, "training.learning_rate": 0.009}'},
     ]
     (tmp_path / "says.jsonl").write_text("".join(json.dumps(rule) + "\n" for rule in rules), encoding="utf-8")
     more = ("--strategies", "memory", "--reference", "memoryless", "--ideator-memory", str(checkpoint))
@@ -119,7 +119,7 @@ def test_trained_agent_is_compared_with_memoryless_agent(
         (("--strategies", "memory", "--model", "scripted:echo"), "need a checkpoint"),
         (("--strategies", "oracle"), "unknown strategy"),
         (("--budget", "rounds=3"), "this command starts none"),
-        (("--strategies", "llm", "--model", "gpt-unheard-of"), "no backend"),
+        (("--strategies", "llm", "--model", "gemma-unheard-of"), "no backend"),
     ],
 )
 def test_invalid_strategies_are_rejected(

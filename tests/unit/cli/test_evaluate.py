@@ -72,7 +72,7 @@ WRONG = [
     ({"dataset": {"items": [{"prompt": "2+2?"}]}}, "question"),
     ({"agent": {"type": "oracle_agent"}}, "memoryless_agent"),
     ({"memory": {"_type": "elephant"}, "agent": {"type": "memory_agent"}}, "history_list"),
-    ({"lm": {"model": "gpt-unheard-of"}}, "no backend"),
+    ({"lm": {"model": "gemma-unheard-of"}}, "no backend"),
     ({"runtime": {"verbose": False, "resume_from": "nowhere/latest"}}, "nowhere"),
 ]
 

@@ -163,7 +163,7 @@ class TestSector:
 
     def test_sector_setting_is_refused_for_matching(self) -> None:
         bp, baselines = BpSettings(sector=1), ("mwpm",)
-        with pytest.raises(ValueError, match="matching finds its sector by itself"):
+        with pytest.raises(ValueError, match="matching determines its sector itself"):
             EnvSpec.model_validate({**small().dump(), "backend": "mwpm", "bp": bp.dump(), "baselines": baselines})
 
 
