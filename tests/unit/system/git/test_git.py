@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -230,6 +231,29 @@ def test_refs_change_together_or_not_at_all(repo: Repo) -> None:
         repo.update_refs([RefUpdate(good.ref, None, "1" * 40)])
     repo.update_refs([RefUpdate(good.ref, None, sha)])
     assert repo.refs("refs/autoqec") == {"refs/autoqec/pin/r/id": sha} and repo.refs("refs/heads/exp") == {}
+
+
+def test_lock_file_that_git_cannot_remove_is_an_error_and_removed_next(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git reports success when unlink fails on a faulty disk; the test leaves the file as that git does."""
+    sha = repo.rev_parse("main") or ""
+    lock_file = repo.common / "refs/heads/exp/r/01-x.lock"
+    run_git = repo._git
+
+    def leaving_the_lock(*arguments: str, **more: Any) -> bytes:
+        out = run_git(*arguments, **more)
+        if arguments[0] == "update-ref":
+            lock_file.touch()
+        return out
+
+    with monkeypatch.context() as faulty_disk:
+        faulty_disk.setattr(repo, "_git", leaving_the_lock)
+        with pytest.raises(StorageError, match="could not remove its lock file"):
+            repo.update_refs([RefUpdate("refs/heads/exp/r/01-x", sha, None)])
+    assert lock_file.exists()
+    repo.update_refs([RefUpdate("refs/heads/exp/r/01-x", None, sha)])
+    assert not lock_file.exists() and repo.rev_parse("exp/r/01-x") is None
 
 
 def test_rename_keeps_the_commit_and_removes_the_old_name(repo: Repo) -> None:
