@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from statistics import NormalDist
@@ -13,6 +14,8 @@ from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+MAX_INTERPOLATIONS = 50  # of one root; a smooth function needs about 10
 
 
 def clopper_pearson(errors: int, shots: int, confidence: float = 0.95) -> tuple[float, float]:
@@ -196,9 +199,10 @@ def _root(function: Callable[[float], float], a: float, b: float) -> float:
     """Return the root of a function that changes sign in [a, b] (Chandrupatla, Adv. Eng. Softw. 28, 145, 1997).
 
     Inverse quadratic interpolation through the last three points where they are monotonic enough, else bisection.
+    After `MAX_INTERPOLATIONS` steps bisection alone, since near a flat root interpolation can make no progress.
     """
     value_a, value_b, step = function(a), function(b), 0.5
-    while True:
+    for iteration in itertools.count():
         x = a + step * (b - a)
         value = function(x)
         if (value > 0) == (value_a > 0):
@@ -211,8 +215,9 @@ def _root(function: Callable[[float], float], a: float, b: float) -> float:
             return a if abs(value_a) < abs(value_b) else b
         xi, phi = (a - b) / (c - b), (value_a - value_b) / (value_c - value_b)
         step = 0.5
-        if phi * phi < xi and (1 - phi) * (1 - phi) < 1 - xi:
+        if iteration < MAX_INTERPOLATIONS and phi * phi < xi and (1 - phi) * (1 - phi) < 1 - xi:
             from_b = value_a / (value_b - value_a) * value_c / (value_b - value_c)
             from_c = value_a / (value_c - value_a) * value_b / (value_c - value_b)
             step = from_b + (c - a) / (b - a) * from_c
         step = min(max(step, smallest_step), 1 - smallest_step)
+    raise AssertionError("bisection ends")
