@@ -202,6 +202,8 @@ def _root(function: Callable[[float], float], a: float, b: float) -> float:
     After `MAX_INTERPOLATIONS` steps bisection alone, since near a flat root interpolation can make no progress.
     """
     value_a, value_b, step = function(a), function(b), 0.5
+    if value_a == 0 or value_b == 0:
+        return a if value_a == 0 else b
     for iteration in itertools.count():
         x = a + step * (b - a)
         value = function(x)
