@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -130,9 +132,17 @@ def queued(cluster: Cluster, place: Path, **options: str) -> str:
 
 
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Record the requested waiting times instead of waiting."""
+    """Record the waiting times that this thread requests, instead of waiting; other threads sleep."""
     waited: list[float] = []
-    monkeypatch.setattr(slurm.time, "sleep", waited.append)
+    thread, sleep = threading.current_thread(), time.sleep
+
+    def record(seconds: float) -> None:
+        if threading.current_thread() is thread:
+            waited.append(seconds)
+        else:
+            sleep(seconds)
+
+    monkeypatch.setattr(slurm.time, "sleep", record)
     return waited
 
 
