@@ -76,7 +76,8 @@ class CandidateEvaluation:
     Attributes:
         failures: Reason -> shots without a usable answer, each scored as an error.
         shots_sent: Shots sent in all draws together; under a gate, only ambiguous ones are sent.
-        guard_chunk: The first `GUARD_SHOTS` or more shots of the test that were sent, for the guards.
+        guard_chunk: The first `GUARD_SHOTS` or more shots of the test that were sent, for the guards; fewer if the test
+            ends earlier.
     """
 
     problem: Problem
