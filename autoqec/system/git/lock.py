@@ -35,7 +35,7 @@ def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[
 
     Raises:
         GitError: Another process kept the lock for `timeout_s` seconds.
-        StorageError: The lock file cannot be written.
+        StorageError: The lock file cannot be written, or git left one of its own behind.
     """
     path = common / "autoqec.lock"
     with _storage_errors(path):
@@ -44,11 +44,17 @@ def repository_lock(common: Path, *, timeout_s: float = _TIMEOUT_S) -> Iterator[
         with _storage_errors(path):
             _wait(fd, common, timeout_s)
             _remove_stale_locks(common, fd)
+            earlier = set(_lock_files(common))
             record = _writer_record()
             os.pwrite(fd, record, 0)
             os.ftruncate(fd, len(record))
             os.fdatasync(fd)  # a power cut must not take the record and leave git's locks
         yield fd
+        if left := [path for path in _leftover_locks(common, fd) if path not in earlier]:
+            # git does not report a lock file that it could not remove. As an error it keeps the record of this writer,
+            # so that the next one removes the file instead of waiting for a git that does not run.
+            hint = f"look at its disk (`df -h {common}`), then --resume"
+            raise StorageError("git could not remove its lock file", location=str(left[0]), hint=hint)
         with _storage_errors(path):
             os.ftruncate(fd, 0)
     finally:
@@ -91,22 +97,24 @@ def _writer_record() -> bytes:
 def _remove_stale_locks(common: Path, fd: int) -> None:
     """Remove git's lock files that a dead writer left; call only while holding the lock.
 
-    A lock file is removed only if all of this holds: a writer of this host, boot, PID namespace and user died (its
-    record is still in the file `fd`); this user made the lock file, after that writer began; no process has it open.
-    Any other one may belong to a running git, which may run where this process cannot see it.
+    A writer of this host, boot, PID namespace and user died if its record is still in the file `fd`. The lock file of
+    any other one may belong to a running git, which may run where this process cannot see it.
     """
-    status = os.fstat(fd)
-    if not status.st_size or os.pread(fd, 4096, 0) != _writer_record():
-        return
+    if os.fstat(fd).st_size and os.pread(fd, 4096, 0) == _writer_record():
+        for path in _leftover_locks(common, fd):
+            path.unlink(missing_ok=True)
+
+
+def _leftover_locks(common: Path, fd: int) -> list[Path]:
+    """Return git's lock files that this user made after the record in `fd` was written and that no process has open."""
+    began_ns = os.fstat(fd).st_mtime_ns
     candidates = [
         (path, found)
         for path in _lock_files(common)
-        if (found := _regular(path)) and found.st_uid == os.geteuid() and found.st_mtime_ns >= status.st_mtime_ns
+        if (found := _regular(path)) and found.st_uid == os.geteuid() and found.st_mtime_ns >= began_ns
     ]
     open_files = _open_files() if candidates else set()
-    for path, found in candidates:
-        if (found.st_dev, found.st_ino) not in open_files:
-            path.unlink(missing_ok=True)
+    return [path for path, found in candidates if (found.st_dev, found.st_ino) not in open_files and path.exists()]
 
 
 def _lock_files(common: Path) -> Iterator[Path]:

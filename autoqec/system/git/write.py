@@ -110,13 +110,6 @@ class GitWriter(GitReader):
                 lines.append(f"update {update.ref}\0{update.new}\0{update.old}")
         stdin = "".join(f"{line}\0" for line in [*lines, "prepare", "commit"]).encode()
         self._git("update-ref", "--create-reflog", "-z", "--stdin", stdin=stdin, lock=lock)
-        for update in updates:
-            lock_file = self.common / f"{update.ref}.lock"
-            if lock_file.exists():
-                # git does not report this. As an error it keeps the record of this writer, so that the next one removes
-                # the file instead of waiting for a git that does not run.
-                hint = f"look at its disk (`df -h {self.common}`), then --resume"
-                raise StorageError("git could not remove its lock file", location=str(lock_file), hint=hint)
 
     def commit(
         self, worktree: Path, paths: Sequence[str], message: str, trailers: Mapping[str, str] | None = None
