@@ -119,4 +119,4 @@ class BenchIdeators:
 
     def _with_env(self, view: IdeatorView) -> IdeatorView:
         """Add the env to the view: prompts describe its code, the policy reads its size."""
-        return view.model_copy(update={"env": load_env(locate.env_file(self.env))[0].dump()})
+        return view.model_copy(update={"env": load_env(locate.env_file(self.env))[0]})

@@ -10,8 +10,12 @@ from pydantic import Field, SkipValidation
 from typing_extensions import TypedDict  # pydantic refuses typing.TypedDict before Python 3.12
 
 from autoqec.contracts.base import Contract
+from autoqec.contracts.env import EnvSpec
+from autoqec.contracts.pareto import ParetoEntry
+from autoqec.contracts.profiles import Profile
 from autoqec.contracts.round import ComposeMode, ForkFrom, RoundStatus
 from autoqec.contracts.verdict import Verdict
+from autoqec.errors import UsageError
 
 
 class RoundRow(TypedDict):
@@ -55,18 +59,29 @@ class IdeatorView(Contract):
 
     run_id: str = Field(description="identifier of the run")
     seed: int = Field(description="seed of the run")
-    env: dict[str, Any] = Field(description="the env, as EnvSpec dumps it")
-    profile: dict[str, Any] = Field(description="the profile, as Profile dumps it")
+    env: EnvSpec | None = Field(description="the env; None for a recorded table of configs, which has no code")
+    profile: Profile | None = Field(description="the profile; None for such a table")
     baseline_config: dict[str, Any] = Field(description="config of the baseline commit")
     inputs: str = Field(default="other_sector", description="what a network of this env can read")
     gate_available: bool = Field(default=False, description="whether a config of this env can have a `gate`")
     pins: dict[str, Any] = Field(default={}, description="keys that the run keeps fixed, with their values")
     history: SkipValidation[tuple[RoundRow, ...]] = Field(description="recorded rounds, oldest first")
     pending: SkipValidation[tuple[RoundRow, ...]] = Field(default=(), description="planned rounds without a row")
-    pareto: tuple[dict[str, Any], ...] = Field(default=(), description="the verified front")
-    pareto_preview: tuple[dict[str, Any], ...] = Field(default=(), description="the part of it that is shown")
+    pareto: tuple[ParetoEntry, ...] = Field(default=(), description="the verified front")
+    pareto_preview: tuple[ParetoEntry, ...] = Field(default=(), description="the part of it that is shown")
     sampler: Any = Field(default=None, description="state of the search, if a model works beside it")
     notes: Any = Field(default=None, description="notes from earlier runs")
+
+    def require_env(self) -> EnvSpec:
+        """Return the env. UsageError for a recorded table of configs."""
+        if self.env is None:
+            raise UsageError("a recorded table of configs has no env", hint="name its env with --env")
+        return self.env
+
+    @property
+    def finetunes(self) -> bool:
+        """Whether the inner decoder of the env can be fine-tuned through."""
+        return self.env is None or self.env.backend == "mwpm"
 
 
 class CoderView(Contract):

@@ -165,8 +165,8 @@ def _view(table: Table, history: list[dict[str, Any]], seed: int) -> IdeatorView
     return IdeatorView(
         run_id="bench",
         seed=seed,
-        env={"code": {"kind": "table", "name": table.env}},
-        profile={},
+        env=None,
+        profile=None,
         baseline_config=space.without(space.TEMPLATES[0].config, space.OPTIONAL_KEYS),
         history=tuple(history),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.base import first_validation_error
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.env import Constraints
 from autoqec.contracts.events import OnEvent
 from autoqec.contracts.messages import AnalystResponse, CoderResponse, FileEdit, IdeatorResponse
 from autoqec.contracts.pins import apply_pins
@@ -101,7 +102,7 @@ class LlmIdeator(Role):
             message = f"this is equivalent to round {duplicate_round}; change a key that has an effect"
             raise ContractError(message, location="proposal")
         if self._predict_cost is not None:
-            check_cost(dsl, self._predict_cost, view.env.get("constraints") or {})
+            check_cost(dsl, self._predict_cost, view.env.constraints if view.env else None)
         return _validated(
             IdeatorResponse,
             hypothesis=sanitize(answer.hypothesis, 400),
@@ -151,10 +152,10 @@ class LlmCoder(Role):
         *,
         on_event: OnEvent | None = None,
         predict_cost: PredictCost | None = None,
-        constraints: Mapping[str, int] | None = None,
+        constraints: Constraints | None = None,
     ) -> None:
         super().__init__(lm, on_event=on_event)
-        self._predict_cost, self._constraints = predict_cost, constraints or {}
+        self._predict_cost, self._constraints = predict_cost, constraints
 
     def __call__(self, view: CoderView) -> CoderResponse | None:
         """Write config and edits; None without a usable answer."""

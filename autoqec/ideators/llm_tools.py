@@ -116,6 +116,6 @@ class ViewTools:
         if self._predict_cost is not None:
             cost = self._predict_cost(dsl)
             lines += [f"{name}: {value}" for name, value in cost.items()]
-            exceeded = exceeded_limits(cost, (self._view.env).get("constraints") or {})
+            exceeded = exceeded_limits(cost, self._view.env.constraints if self._view.env else None)
             lines += [f"{sentence}: it would be rejected" for sentence in exceeded]
         return "\n".join(lines)

@@ -84,7 +84,7 @@ class SearchState:
             baseline=apply_pins(space.normalise(view.baseline_config), pins),
             inputs=view.inputs,
             gate_available=view.gate_available,
-            finetunes=view.env.get("backend", "mwpm") == "mwpm",
+            finetunes=view.finetunes,
             pins=pins,
             templates=space.templates(view.env, view.inputs),
         )

@@ -5,9 +5,9 @@ What they say about decoders comes from the env: its inner decoder, its baseline
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable
 
+from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.views import IdeatorView
 
 _RULES = """Answer with one JSON object of the given schema and nothing else.
@@ -53,9 +53,8 @@ rounds only where a finding names them. If the findings do not suffice for a con
 
 def ideator_prompt(view: IdeatorView) -> tuple[str, str]:
     """Return the system prompt of the Ideator for the env of its view: the task, then facts about the problem."""
-    env = view.env
-    backend = env.get("backend") or "mwpm"
-    decoder, variable = INNER_DECODERS[backend]
+    env = view.require_env()
+    decoder, variable = INNER_DECODERS[env.backend]
     task = f"""You are the Ideator of a search for neural predecoders of quantum error-correcting codes.
 A predecoder reads the detection events of a shot and assigns its own log-odds to {variable}; the inner decoder,
 {decoder}, then decodes the shot with these weights.
@@ -68,15 +67,15 @@ this order, and compose_mode is then "pure" (their configs merged, nothing else)
 Name only rounds that are listed as forkable. A config that was measured before is rejected.
 `training.init: parent` continues from the weights of the parent and requires the parent's architecture.
 {_RULES}"""
-    return task, "\n".join(["What is known:", *(f"- {fact}" for fact in _facts(env, backend, view.inputs))])
+    return task, "\n".join(["What is known:", *(f"- {fact}" for fact in _facts(env, view.inputs))])
 
 
-def describe_baselines(env: Mapping[str, Any]) -> str:
-    """Return the baselines of an env by name and meaning."""
-    return ", ".join(f"{name} ({BASELINES.get(name, 'external decoder')})" for name in env.get("baselines") or ())
+def describe_baselines(names: Iterable[str]) -> str:
+    """Return baselines by name and meaning."""
+    return ", ".join(f"{name} ({BASELINES.get(name, 'external decoder')})" for name in names)
 
 
-def _facts(env: Mapping[str, Any], backend: str, inputs: str | None) -> list[str]:
+def _facts(env: EnvSpec, inputs: str) -> list[str]:
     facts = []
     if inputs == "all":
         facts.append("All detectors belong to one sector here: `inputs: all` is the only useful choice.")
@@ -86,11 +85,11 @@ def _facts(env: Mapping[str, Any], backend: str, inputs: str | None) -> list[str
             "reads the others, which carry independent evidence; networks that read all detectors tend to count "
             "evidence twice."
         )
-    stronger = [name for name in env.get("baselines") or () if name != backend]
+    stronger = [name for name in env.baselines if name != env.backend]
     if stronger:
-        names = describe_baselines({"baselines": stronger})
+        names = describe_baselines(stronger)
         facts.append(f"A gain over the inner decoder alone is half the way: compare with {names}.")
-    if backend == "mwpm":
+    if env.backend == "mwpm":
         facts.append(
             "Fine-tuning through the matching, on shots near failure, improves on training with edge labels; a "
             "learning rate that is too high undoes it."

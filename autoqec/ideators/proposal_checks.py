@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autoqec.contracts.dsl import PredecoderDSL, parse_dsl
+from autoqec.contracts.env import Constraints
 from autoqec.contracts.views import IdeatorView
 from autoqec.errors import ContractError
 from autoqec.ideators.moves import ABORTED_STATUSES
@@ -17,7 +18,7 @@ def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
     """Return the round, measured or running, whose config is equivalent to `dsl`; None for a new config."""
     from autoqec.decoders.equivalence import find_equivalent
 
-    finetunes = view.env.get("backend", "mwpm") == "mwpm"
+    finetunes = view.finetunes
     for row in [*view.history, *view.pending]:
         if row.get("status") in ABORTED_STATUSES or not row.get("dsl_config"):
             continue
@@ -30,21 +31,22 @@ def find_duplicate_round(view: IdeatorView, dsl: PredecoderDSL) -> int | None:
     return None
 
 
-def exceeded_limits(cost: Mapping[str, int], constraints: Mapping[str, int]) -> list[str]:
+def exceeded_limits(cost: Mapping[str, int], constraints: Constraints | None) -> list[str]:
     """Return the limits of the env that a predicted cost exceeds, one sentence each.
 
     Args:
         cost: `n_params` and `flops_per_syndrome` of a config.
-        constraints: The env's `max_params` and `max_flops_per_syndrome`; a missing limit is not checked.
+        constraints: The env's limits; None checks nothing.
     """
+    limits = {} if constraints is None else {name: getattr(constraints, limit) for name, limit in _LIMITS}
     return [
-        f"{name} = {cost[name]} exceeds the limit {limit} = {constraints[limit]} of the env"
+        f"{name} = {cost[name]} exceeds the limit {limit} = {limits[name]} of the env"
         for name, limit in _LIMITS
-        if limit in constraints and cost.get(name, 0) > constraints[limit]
+        if name in limits and cost.get(name, 0) > limits[name]
     ]
 
 
-def check_cost(dsl: PredecoderDSL, predict_cost: PredictCost, constraints: Mapping[str, int]) -> None:
+def check_cost(dsl: PredecoderDSL, predict_cost: PredictCost, constraints: Constraints | None) -> None:
     """Raise ContractError for a config that cannot be built for the env's code or exceeds its limits."""
     try:
         exceeded = exceeded_limits(predict_cost(dsl), constraints)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
 from autoqec.contracts.dsl import FAMILIES, PredecoderDSL, parse_dsl
+from autoqec.contracts.env import EnvSpec, StimGeneratorCode
 from autoqec.errors import ContractError
 
 Config = dict[str, Any]
@@ -146,18 +147,19 @@ LOCAL_TEMPLATE = Template(
 MIN_LOCAL_DISTANCE = 7  # docs/results/local-predecoder.md; smaller codes were not compared in a profile
 
 
-def templates(env: Mapping[str, Any], inputs: str) -> tuple[Template, ...]:
+def templates(env: EnvSpec | None, inputs: str) -> tuple[Template, ...]:
     """Return the configs that are tried first.
 
     Args:
-        env: the env, as in env.yaml.
+        env: the env; None for a recorded table of configs.
         inputs: the detectors that a network of this env reads.
     """
-    code = env.get("code") or {}
-    surface = str(code.get("task", "")).startswith("surface_code:") and env.get("backend", "mwpm") == "mwpm"
-    if surface and inputs == "other_sector" and code["distance"] >= MIN_LOCAL_DISTANCE:
-        return (LOCAL_TEMPLATE, *TEMPLATES)
-    return TEMPLATES
+    if env is None or env.backend != "mwpm" or inputs != "other_sector":
+        return TEMPLATES
+    code = env.code
+    if not isinstance(code, StimGeneratorCode) or not code.task.startswith("surface_code:"):
+        return TEMPLATES
+    return (LOCAL_TEMPLATE, *TEMPLATES) if code.distance >= MIN_LOCAL_DISTANCE else TEMPLATES
 
 
 def format_value(value: Any) -> str:

@@ -20,6 +20,8 @@ from autoqec.ideators.data_blocks import data_block, fit_lines, sanitize
 from autoqec.ideators.moves import ABORTED_STATUSES
 from autoqec.store.progress import LossCurve
 
+_SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}
+
 MAX_VIEW_CHARS = 4600  # keeps the prompt of the Ideator, with knowledge and schema, below 5k tokens
 
 
@@ -136,16 +138,12 @@ def format_loss_curves(curves: Mapping[str, LossCurve], points: int = 16) -> str
 
 
 def _env(view: IdeatorView) -> list[str]:
-    env, profile = view.env, view.profile
-    code = {key: value for key, value in (env.get("code") or {}).items() if key not in ("text", "path")}
-    shots = {
-        key: profile[key] for key in ("name", "train_shots", "finetune_shots", "train_gflops", "val_shots") if profile
-    }
-    parts = {"code": code, "noise": env.get("noise"), "limits": env.get("constraints"), "profile": shots}
+    env, profile = view.require_env(), view.profile
+    shots = profile.model_dump(include=_SHOWN_OF_PROFILE) if profile else {}
+    code = env.code.model_dump(mode="json", exclude={"text", "path"})
+    parts = {"code": code, "noise": env.noise.dump(), "limits": env.constraints.dump(), "profile": shots}
     lines = [f"{name}: {_compact(value)}" for name, value in parts.items() if value]
-    lines.append(
-        f"inner decoder: {env.get('backend') or 'mwpm'}; baselines: {prompts.describe_baselines(env) or 'none'}"
-    )
+    lines.append(f"inner decoder: {env.backend}; baselines: {prompts.describe_baselines(env.baselines) or 'none'}")
     lines.append(f"inputs of a network: {view.inputs}")
     return [*lines, f"baseline config: {describe_config(view.baseline_config)}"]
 

@@ -107,7 +107,7 @@ class LlmRoles:
         from autoqec.ideators.llm_roles import LlmCoder
 
         cost = partial(predict_cost, self._run.env_text)
-        limits = self._run.env.constraints.dump()
+        limits = self._run.env.constraints
         return self._with_ledger(
             "coder", LlmCoder(self._clients["coder"], on_event=self._on_event, predict_cost=cost, constraints=limits)
         )

@@ -142,7 +142,7 @@ class RunMemory:
         inputs: str = "other_sector",
         gate_available: bool = False,
     ) -> IdeatorView:
-        """Return the Ideator's view: plain values derived from the history and the verified front only.
+        """Return the Ideator's view: derived from the history and the verified front only.
 
         Args:
             env: The env of the run.
@@ -158,16 +158,16 @@ class RunMemory:
         return IdeatorView(
             run_id=info.run_id,
             seed=info.seed,
-            env=env.dump(),
-            profile=PROFILES[info.profile].dump(),
+            env=env,
+            profile=PROFILES[info.profile],
             baseline_config=baseline_config,
             inputs=inputs,
             gate_available=gate_available,
             pins=dict(info.pins),
             history=tuple(found.summary for found in state.rounds.values()),
             pending=tuple(_pending(attempt) for attempt in planned if attempt.id not in state.rounds),
-            pareto=tuple(entry.dump() for entry in state.front),
-            pareto_preview=tuple(entry.dump() for entry in preview(state.front)),
+            pareto=tuple(state.front),
+            pareto_preview=tuple(preview(state.front)),
         )
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> AnalystView:

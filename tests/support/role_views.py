@@ -13,9 +13,9 @@ def ideator_view(history: Iterable[dict[str, Any]] = (), **more: Any) -> Ideator
     fields: dict[str, Any] = {
         "run_id": "20260101-000000",
         "seed": 1,
-        "env": {},
+        "env": None,
         "gate_available": True,
-        "profile": {},
+        "profile": None,
         "baseline_config": {},
     }
     return IdeatorView(**{**fields, **more, "history": tuple(history), "pending": tuple(more.get("pending", ()))})

@@ -14,7 +14,6 @@ from autoqec.continual.environments.design import (
     PredecoderDraft,
     applies_to_family,
 )
-from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.views import IdeatorView, RoundRow
 from autoqec.ideators import moves, space
@@ -39,7 +38,7 @@ def propose(view: IdeatorView) -> IdeatorResponse:
     if move is None:
         action_space = ActionSpace.standard()
         env = DesignEnv(
-            PredecoderDraft(EnvFeatures.of(EnvSpec.read(view.env, location="view"))),
+            PredecoderDraft(EnvFeatures.of(view.require_env())),
             max_assignments=len(action_space),
         )
         learner = PolicyLearner(action_space, input_size(env, action_space), seed=state.rng("policy").getrandbits(31))

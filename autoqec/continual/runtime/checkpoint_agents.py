@@ -14,7 +14,6 @@ from autoqec.continual.environments.design_text import format_choices, format_ob
 from autoqec.continual.environments.ledger import VERDICTS, verdict_question
 from autoqec.continual.environments.mcq import LETTERS, MCQEnv
 from autoqec.continual.runtime import checkpoints
-from autoqec.contracts.env import EnvSpec
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.views import AnalystView, IdeatorView, RoundRow
 from autoqec.errors import UsageError
@@ -70,7 +69,7 @@ def ideator(
     action_space = ActionSpace.standard()
 
     def propose(view: IdeatorView) -> IdeatorResponse:
-        features = EnvFeatures.of(EnvSpec.read(view.env, location="view"))
+        features = EnvFeatures.of(view.require_env())
         state = SearchState.read(view)
         previous = [_format_outcome(number, row) for number, row in enumerate(state.observed[-MAX_SHOWN:], start=1)]
         clone = agent.clone_for_episode()

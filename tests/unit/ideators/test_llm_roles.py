@@ -13,7 +13,7 @@ import pytest
 
 from autoqec.contracts.answers import CoderAnswer, IdeatorAnswer
 from autoqec.contracts.dsl import PredecoderDSL
-from autoqec.contracts.env import CircuitDepolarizing, EnvSpec, SeedPolicy, StimGeneratorCode
+from autoqec.contracts.env import CircuitDepolarizing, Constraints, EnvSpec, SeedPolicy, StimGeneratorCode
 from autoqec.contracts.events import Event, LlmToolUsed
 from autoqec.contracts.messages import AnalystResponse, IdeatorResponse
 from autoqec.contracts.profiles import PROFILES
@@ -95,7 +95,7 @@ def row(number: int, config: dict[str, Any] | None = None, **more: Any) -> dict[
 
 
 def view(*rows: dict[str, Any], **more: Any) -> IdeatorView:
-    about = {"env": ENV.dump(), "profile": PROFILES["dev"].dump(), "baseline_config": MLP}
+    about = {"env": ENV, "profile": PROFILES["dev"], "baseline_config": MLP}
     return ideator_view(rows, **{**about, **more})
 
 
@@ -194,7 +194,7 @@ def test_proposal_beyond_the_limits_is_rejected_before_a_round_is_spent() -> Non
     coder = LlmCoder(
         ScriptedLM([{"dsl_config": gnn(hidden=118), "commit_message": "m"}] * 2),
         predict_cost=cost,
-        constraints={"max_params": 2_000_000},
+        constraints=Constraints(max_params=2_000_000),
     )
     assert coder(task()) is None, "the Coder cannot exceed them either"
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from autoqec.contracts.dsl import parse_dsl
+from autoqec.contracts.env import FileNoise, StimFileCode, StimGeneratorCode
 from autoqec.contracts.messages import IdeatorResponse
 from autoqec.contracts.round import canonical_fork
 from autoqec.contracts.views import IdeatorView
 from autoqec.ideators import moves, space, tpe
 from autoqec.ideators import random as uniform
+from autoqec.store.files import load_env
 from tests.support.role_views import ideator_view
 
+SURFACE_D7 = Path(__file__).parents[3] / "autoqec/envs/builtin/surface_d7_depol.yaml"
 BASELINE = space.TEMPLATES[0].config
 SEARCH_STRATEGIES = [pytest.param(tpe.propose, id="tpe"), pytest.param(uniform.propose, id="random")]
 
@@ -104,22 +108,22 @@ def test_pending_configs_are_not_proposed_again() -> None:
 
 def test_large_surface_codes_start_with_shared_weights() -> None:
     """Other codes, and those without another sector, start with the dense network."""
-    code = {"kind": "stim_generator", "task": "surface_code:rotated_memory_z", "distance": 7, "rounds": 7}
-    large = view([], env={"backend": "mwpm", "code": code})
+    env, _ = load_env(SURFACE_D7)
+    assert isinstance(env.code, StimGeneratorCode)
+    large = view([], env=env)
     assert tpe.propose(large).proposal == space.LOCAL_TEMPLATE.config
     assert space.params_of(space.LOCAL_TEMPLATE.config) is not None
-    state = moves.SearchState.read(view([row(1, space.LOCAL_TEMPLATE.config)], env={"backend": "mwpm", "code": code}))
-    second = moves.next_template(state)
+    second = moves.next_template(moves.SearchState.read(view([row(1, space.LOCAL_TEMPLATE.config)], env=env)))
     assert second is not None and second.config == BASELINE
-    for other in (
-        {"distance": 5},
-        {"task": "color_code:memory_xyz"},
-        {"kind": "stim_file", "task": "", "distance": None},
-    ):
-        small = view([], env={"backend": "mwpm", "code": code | other})
-        assert tpe.propose(small).proposal == BASELINE, other
-    assert space.templates({"backend": "bposd", "code": code}, "other_sector") == space.TEMPLATES
-    assert space.templates({"backend": "mwpm", "code": code}, "all") == space.TEMPLATES
+    others: tuple[dict[str, Any], ...] = (
+        {"code": env.code.model_copy(update={"distance": 5})},
+        {"code": env.code.model_copy(update={"task": "color_code:memory_xyz"})},
+        {"code": StimFileCode(path="circuit.stim"), "noise": FileNoise()},
+    )
+    for other in others:
+        assert tpe.propose(view([], env=env.model_copy(update=other))).proposal == BASELINE, other
+    assert space.templates(env.model_copy(update={"backend": "bposd"}), "other_sector") == space.TEMPLATES
+    assert space.templates(env, "all") == space.TEMPLATES
 
 
 def test_equivalent_config_is_not_new() -> None:

@@ -78,7 +78,7 @@ def test_candidates_are_a_separate_view_that_no_role_receives(tmp_path: Path) ->
     assert [entry["round"] for entry in json.loads(found.layout.candidates.read_bytes())] == [1]
     found.layout.candidates.write_text("[1, 2, 3]")
     assert found.l2_for_ideator(env, rounds.CONFIG) == before
-    assert [entry["round_attempt_id"] for entry in before.pareto] == ["attempt-2"]
+    assert [entry.round_attempt_id for entry in before.pareto] == ["attempt-2"]
 
 
 def test_views_are_rebuilt_byte_for_byte(tmp_path: Path) -> None:
