@@ -111,7 +111,7 @@ class LocalConfig(Contract):
 
 
 class SyncConfig(Contract):
-    """Training over ranks, each with its own batches: the effective batch is `ranks` times `batch_size`."""
+    """Optimization over ranks, each with its own batches: the effective batch is `ranks` times `batch_size`."""
 
     ranks: int = Field(default=2, ge=1, le=64, description="processes; more than cores are allowed")
     backend: Literal["gloo", "nccl"] = Field(default="gloo", description="gloo: CPUs; nccl: one GPU per rank")
@@ -147,8 +147,8 @@ LOOP_BLOCKS = {"sync": "sync", "replay": "async"}  # block -> how the names of t
 class TrainingConfig(Contract):
     """How the weights are trained. Amounts of data belong to the profile.
 
-    `sync` is present under the loops sync and sync_eval only, `replay` under async and async_eval, and
-    `policy_gradient` if `hard_flip` is to be fine-tuned.
+    `sync` is present under the loops sync and sync_eval, `replay` under async and async_eval (which may also have
+    `sync`), and `policy_gradient` if `hard_flip` is to be fine-tuned.
     """
 
     loop: Literal["minibatch", "minibatch_eval", "sync", "sync_eval", "async", "async_eval"] = Field(
@@ -180,17 +180,23 @@ class TrainingConfig(Contract):
         description="snapshots kept in train/: last (only of a round without a checkpoint), all, gap or none",
     )
     snapshot_gap: int = Field(default=1, ge=1, le=2**31, description="gap only: keep iterations divisible by it")
-    sync: SyncConfig | None = Field(default=None, description="settings of the loops sync and sync_eval")
+    sync: SyncConfig | None = Field(
+        default=None,
+        description="processes that optimize: of the loops sync and sync_eval; optional in async and async_eval",
+    )
     replay: ReplayConfig | None = Field(default=None, description="settings of the loops async and async_eval")
     policy_gradient: PolicyConfig | None = Field(default=None, description="settings of fine-tuning by reward")
 
     @model_validator(mode="after")
     def _check_loop_blocks(self) -> TrainingConfig:
         for block, head in LOOP_BLOCKS.items():
-            if (getattr(self, block) is not None) != self.loop.startswith(head):
+            present, needed = getattr(self, block) is not None, self.loop.startswith(head)
+            allowed = needed or (block == "sync" and self.loop.startswith("async"))
+            if present < needed or present > allowed:
+                others = "; async and async_eval may have it" if block == "sync" else ", and to no other"
                 raise ValueError(
-                    f"the block `{block}` belongs to the loops {head} and {head}_eval, which need it ({{}} will do), "
-                    f"and to no other; the loop is {self.loop}"
+                    f"the block `{block}` belongs to the loops {head} and {head}_eval, which need it ({{}} will do)"
+                    f"{others}; the loop is {self.loop}"
                 )
         if self.sync is not None and self.device != "auto" and (self.sync.backend == "nccl") == (self.device == "cpu"):
             raise ValueError(

@@ -28,7 +28,7 @@ def resolve_device(requested: str) -> str:
 
 
 def resolve_rank_device(training: TrainingConfig, rank: int) -> str:
-    """Return the torch device of one rank of synchronous training.
+    """Return the torch device of one of several ranks that optimize.
 
     Ranks of gloo are on the CPU; rank r of nccl is on GPU r, counted from the index in `training.device`.
 

@@ -82,7 +82,7 @@ class WorkerGroup:
 
     def find_cause(self, error: BaseException) -> BaseException:
         """Return the failure of a worker that explains `error`, or `error` if none is found within CAUSE_TIMEOUT_S."""
-        if isinstance(error, AutoqecError):
+        if isinstance(error, AutoqecError) or not self._processes:
             return error
         deadline = time.monotonic() + CAUSE_TIMEOUT_S
         while time.monotonic() < deadline:

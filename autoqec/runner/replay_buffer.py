@@ -149,32 +149,38 @@ class ReplayBuffer:
 
 
 class Throttle:
-    """Limits the optimizer to `ratio` shots optimized on per shot drawn, by counts: never exceeded, at any time."""
+    """Limits the optimizer to `ratio` shots optimized on per shot drawn, by counts: never exceeded, at any time.
 
-    def __init__(self, ratio: float, batch_size: int) -> None:
+    Args:
+        ratio: Replay ratio.
+        batch_size: Shots of one batch, of a sampler and of an optimizing process.
+        ranks: Processes that optimize; an update uses one batch of each.
+    """
+
+    def __init__(self, ratio: float, batch_size: int, ranks: int = 1) -> None:
         if not ratio > 0 or not math.isfinite(ratio):
             raise UsageError(
                 f"the replay ratio must be a number above 0, not {ratio:g}", location="training.replay.ratio"
             )
-        self.ratio, self.batch_size = ratio, batch_size
+        self.ratio, self.ranks, self.update_size = ratio, ranks, batch_size * ranks
 
     def allows_update(self, updates: int, drawn: int) -> bool:
         """Return whether one more update is allowed after `updates` updates and `drawn` shots."""
-        return (updates + 1) * self.batch_size <= self.ratio * drawn
+        return (updates + 1) * self.update_size <= self.ratio * drawn
 
     def most(self, drawn: int) -> int:
         """Return the number of updates that `drawn` shots allow."""
-        updates = int(self.ratio * drawn / self.batch_size)
+        updates = int(self.ratio * drawn / self.update_size)
         return updates - 1 if updates and not self.allows_update(updates - 1, drawn) else updates
 
     def achieved_ratio(self, updates: int, drawn: int) -> float:
         """Return the shots optimized on per shot drawn."""
-        return updates * self.batch_size / drawn if drawn else 0.0
+        return updates * self.update_size / drawn if drawn else 0.0
 
     def sampler_must_wait(self, batch: int, updates: int, samplers: int) -> bool:
         """Return whether batch `batch` is further ahead than the double buffers and the next update need."""
-        ahead = 2 * samplers + math.ceil(1 / self.ratio)
-        return batch > updates / self.ratio + ahead
+        ahead = 2 * samplers + math.ceil(self.ranks / self.ratio)
+        return batch > updates * self.ranks / self.ratio + ahead
 
 
 def require_gap_figure(names: Sequence[str]) -> None:

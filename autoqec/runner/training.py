@@ -194,17 +194,12 @@ def train(agent: PredecoderAgent, plan: list[Phase], dsl: PredecoderDSL, logger:
 
 
 def loop_options(training: TrainingConfig, phase: Phase) -> dict[str, Any]:
-    """Return the keyword arguments that depend on the loop: device, ranks, replay."""
-    if training.sync is not None:
-        ranks = training.sync.ranks
-        devices = tuple(resolve_rank_device(training, rank) for rank in range(ranks))
-        return {
-            "build": phase.build,
-            "world_size": ranks,
-            "backend": training.sync.backend,
-            "rank_devices": devices,
-        }
-    device = resolve_device(training.device)
+    """Return the keyword arguments that depend on the loop: device or ranks, replay."""
+    options: dict[str, Any] = {} if training.loop.startswith("minibatch") else {"build": phase.build}
     if training.replay is not None:
-        return {"build": phase.build, "replay": training.replay, "device": device}
-    return {"device": device}
+        options["replay"] = training.replay
+    if training.sync is None:
+        return options | {"device": resolve_device(training.device)}
+    ranks = training.sync.ranks
+    devices = tuple(resolve_rank_device(training, rank) for rank in range(ranks))
+    return options | {"world_size": ranks, "backend": training.sync.backend, "rank_devices": devices}

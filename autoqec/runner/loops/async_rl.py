@@ -3,11 +3,12 @@
     sampler i ── double buffer i ── copier i ── replay buffer ── optimizer
         ╰────────────── published parameters ──────────────────────╯
 
-Samplers draw at full speed, copiers fill a shared replay buffer, and this process optimizes. It never exceeds the
-replay ratio, by counts. If it is slower than the samplers, the achieved ratio is lower and is logged: once the last
-batch has arrived, it takes only the updates that batches still in flight would have allowed. With `throttle: both`
-samplers wait for it, and it takes all updates. Parameters are published after every update into memory that is
-separate from the weights being optimized, with and without a GPU; samplers fetch them before each batch.
+Samplers draw at full speed, copiers fill a shared replay buffer, and this process optimizes, alone or as rank 0 of
+several (`ranks`) that each draw their own batches from the replay buffer. It never exceeds the replay ratio, by counts.
+If it is slower than the samplers, the achieved ratio is lower and is logged: once the last batch has arrived, it takes
+only the updates that batches still in flight would have allowed. With `throttle: both` samplers wait for it, and it
+takes all updates. Parameters are published after every update into memory that is separate from the weights being
+optimized, with and without a GPU; samplers fetch them before each batch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import UsageError
@@ -28,14 +30,15 @@ from autoqec.runner import replay_buffer as shared_replay
 from autoqec.runner.agents import Agent
 from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.loops.minibatch import TRAJ_WINDOW, MinibatchRl, MinibatchRlBase, MinibatchRlEval
-from autoqec.runner.loops.sync import BuildFn
-from autoqec.runner.process_group import Worker, WorkerGroup
+from autoqec.runner.loops.ranks import BuildFn, RankLoop
+from autoqec.runner.process_group import Worker
 from autoqec.runner.replay_buffer import DoubleBuffer, ReplayBuffer, Throttle
 from autoqec.runner.samplers import Samples, TrajInfos
 from autoqec.runner.shared_memory import Mutex, SharedArray
 
 POLL_S = 0.001
 VERSION_FIGURE = "ParameterVersion"
+LAST_UPDATE = -1  # announced to the other ranks instead of the number of an update
 
 
 class ParameterServer:
@@ -99,27 +102,32 @@ class SamplerTask:
     throttle: Throttle | None
 
 
-class _AsyncLoop(MinibatchRlBase):
+class _AsyncLoop(RankLoop):
     """The part that both asynchronous loops share.
 
     Args:
         args: See `MinibatchRlBase`; `n_steps` counts samples drawn, over all samplers.
-        build: See `loops.sync`.
         replay: Ratio, size, number of samplers and throttle.
-        settings: Keyword arguments of `MinibatchRlBase`. `device` is the optimizer's; samplers are on the CPU.
+        replay_buffer: The buffer that a spawned rank draws from.
+        settings: Keyword arguments of `RankLoop`. Ranks and `device` are the optimizer's; samplers are on the CPU.
     """
 
-    def __init__(self, *args: Any, build: BuildFn, replay: ReplayConfig, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, replay: ReplayConfig, replay_buffer: ReplayBuffer | None = None, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
-        self.build, self.settings, self.workers = build, replay, WorkerGroup()
+        self.settings = replay
+        if replay_buffer is not None:
+            self.replay = replay_buffer
         self._waited = 0.0
 
     def startup(self) -> int:
         """Start up as every loop does, then allocate the buffers and start the processes."""
         shared_replay.check_buffer_size(self.sampler.batch_size, self.settings.shots)
-        self.throttle = Throttle(self.settings.ratio, self.sampler.batch_size)
+        self.throttle = Throttle(self.settings.ratio, self.sampler.batch_size, self.world_size)
         n_itr = super().startup()
         self.log_interval_itrs = max(1, round(self.log_interval_itrs * self.settings.ratio))
+        self._rng = np.random.default_rng(self.sampler.train_seed("replay"))
         self.launch()
         self.start_clocks()
         return n_itr
@@ -130,7 +138,8 @@ class _AsyncLoop(MinibatchRlBase):
         Raises:
             UsageError: It allows none.
         """
-        drawn = self.n_batches * self.itr_batch_size
+        self.n_batches = max(1, self.n_steps // self.sampler.batch_size)  # of all samplers; an update may take several
+        drawn = self.n_batches * self.sampler.batch_size
         planned = self.throttle.most(drawn)
         if not planned:
             raise UsageError(
@@ -141,7 +150,10 @@ class _AsyncLoop(MinibatchRlBase):
         return planned
 
     def launch(self) -> None:
-        """Allocate the buffers and start samplers and copiers; later changes of this object do not reach them."""
+        """Allocate the buffers, then start ranks, samplers and copiers; later changes of this object do not reach them.
+
+        Ranks come first: samplers do not wait for a rank that is still starting.
+        """
         samples, figures = self.sampler.obtain_samples(0)
         if any(len(values) != len(samples) for values in figures.values()):
             raise UsageError(
@@ -154,10 +166,13 @@ class _AsyncLoop(MinibatchRlBase):
             shared_replay.require_gap_figure(tuple(known))
         self.selection = self.algo.sampler_to_buffer
         self._widths = {name: fields[name].shape[1] for name in self.selection.bits}
+        if self.rank:
+            self.start_ranks()
+            return
         self.replay = ReplayBuffer(self.settings.shots, self.selection(fields), known)
+        self.start_ranks(replay=self.settings, replay_buffer=self.replay)
         self.parameter_server, self._updates = ParameterServer(self.agent), SharedArray((1,), np.int64)
         self.parameter_server.publish(self.agent)
-        self._rng = np.random.default_rng(self.sampler.train_seed("replay"))
         for number in range(self.settings.samplers):
             self._start_sampler(number, DoubleBuffer(self.sampler.batch_size, fields, known))
         self.replay.lock.on_wait = self.parameter_server.lock.on_wait = self.workers.check
@@ -170,41 +185,48 @@ class _AsyncLoop(MinibatchRlBase):
             number=number,
             samplers=self.settings.samplers,
             n_batches=self.n_batches,
-            cpus=self.affinity.worker(number),
+            cpus=self.affinity.worker(self.world_size - 1 + number),
             throttle=self.throttle if self.settings.throttle == "both" else None,
         )
         shared = (double_buffer, self.parameter_server, self._updates)
         self.workers.start(f"sampler {number}", run_sampler, self.build, task, *shared)
 
-    def train(self) -> None:
-        """Optimize until the samplers have finished; no process is left running afterwards.
-
-        Raises:
-            RoundError: A process failed or was killed; the message names it.
-        """
+    def run(self) -> None:
+        """Optimize until the samplers have finished; ranks from 1 follow rank 0."""
         try:
             n_itr = self.startup()
+            if self.rank:
+                self._follow()
+                return
             self.before_training(n_itr)
             self.optimize(n_itr)
+            self._announce(LAST_UPDATE)
             self.workers.join()
             if self.replay.appended != self.cum_steps or self._cum_updates != self._last_updates:
                 self.log_diagnostics(self._cum_updates, n_itr, self.traj_figures(self._cum_updates - 1))
-        except Exception as error:
-            cause = self.workers.find_cause(error)
-            if cause is error:
-                raise
-            raise cause from error
         finally:
             self.sampler.shutdown()
-            self.workers.close()
+
+    def _follow(self) -> None:
+        """Take part in the updates that rank 0 announces."""
+        while (itr := self._announce(LAST_UPDATE)) != LAST_UPDATE:
+            self._step(itr)
+
+    def _announce(self, itr: int) -> int:
+        """Send rank 0's `itr` to all ranks; returns it on each of them."""
+        if self.world_size == 1:
+            return itr
+        announced = torch.tensor([itr], device=self.agent.device)
+        dist.broadcast(announced, src=0)
+        return int(announced)
 
     def optimize(self, n_itr: int) -> None:
         """Take the updates that the throttle allows until the samplers have finished; at least one."""
-        total, last = self.n_batches * self.itr_batch_size, n_itr
+        total, last = self.n_batches * self.sampler.batch_size, n_itr
         while self._cum_updates < last:
             drawn = self.replay.appended
             if drawn == total and last == n_itr and self.settings.throttle == "optimizer":
-                pending_updates = math.ceil(2 * self.settings.samplers * self.settings.ratio)
+                pending_updates = math.ceil(2 * self.settings.samplers * self.settings.ratio / self.world_size)
                 last = min(n_itr, self._cum_updates + pending_updates)
             if not self.throttle.allows_update(self._cum_updates, drawn):
                 self.workers.check()
@@ -222,14 +244,18 @@ class _AsyncLoop(MinibatchRlBase):
         Args:
             itr: Position in the learning-rate schedule: by updates, or by samples drawn if that is further.
         """
-        rows = self.replay.draw(self.sampler.batch_size, self._rng, near_failure=self.settings.near_failure)
-        self.agent.train_mode(itr)
-        samples = Samples(**self.selection.restore(rows, self._widths))
-        opt_info = self.algo.optimize_agent(itr, samples)
+        self._announce(itr)
+        opt_info = self._step(itr)
         self.store_diagnostics({}, 0, opt_info)
         self._updates.array[0] = self._cum_updates
         self.parameter_server.publish(self.agent)
         self.workers.check()
+
+    def _step(self, itr: int) -> OptInfo:
+        """Take this rank's part of an optimizer step."""
+        rows = self.replay.draw(self.sampler.batch_size, self._rng, near_failure=self.settings.near_failure)
+        self.agent.train_mode(itr)
+        return self.algo.optimize_agent(itr, Samples(**self.selection.restore(rows, self._widths)))
 
     def store_diagnostics(self, traj_infos: TrajInfos, n: int, opt_info: OptInfo) -> None:
         """Count an update; samples are counted as they arrive."""
@@ -251,6 +277,7 @@ class _AsyncLoop(MinibatchRlBase):
             "ReplayRatioSet": self.settings.ratio,
             "OptimizerWaited": round(self._waited, 3),
             "ParametersPublished": self.parameter_server.version,
+            **(self.rank_figures() if self.world_size > 1 else {}),
         }
 
     def get_itr_snapshot(self, itr: int) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_pins_that_conflict_with_a_proposal_are_reported() -> None:
         ({"training.loop": "async", "training.replay.ratio": 0}, "training.replay.ratio.*greater than 0"),
         ({"training.loop": "async", "training.batch_size": 40_000}, "larger than the replay buffer"),
         ({"training.sync.ranks": 2}, "the block `sync` belongs to the loops sync and sync_eval"),
-        ({"training.loop": "async", "training.sync.ranks": 2}, "the loop is async"),
+        ({"training.loop": "sync", "training.replay.ratio": 2}, "the loop is sync"),
         ({"gnn.layers": 3}, "belongs to type gnn.* hint: pin type=gnn too"),
         ({"training.policy_gradient.flip_cost": 0.1}, "set `output_mode: hard_flip`"),
         ({"training.init": "parent"}, "starts from the baseline has no parent"),

@@ -9,7 +9,7 @@ import torch
 from pydantic import ValidationError
 
 from autoqec.contracts.dsl import TrainingConfig, parse_dsl
-from autoqec.contracts.pins import validate_pins
+from autoqec.contracts.pins import apply_pins, validate_pins
 from autoqec.contracts.profiles import PROFILES
 from autoqec.errors import UsageError
 from autoqec.runner import round_process
@@ -27,9 +27,10 @@ def gpus(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     return count
 
 
-def nccl(ranks: int, device: str = "auto") -> TrainingConfig:
+def nccl(ranks: int, device: str = "auto", loop: str = "sync") -> TrainingConfig:
+    blocks = {"replay": {}} if loop == "async" else {}
     return TrainingConfig.model_validate(
-        {"loop": "sync", "device": device, "sync": {"ranks": ranks, "backend": "nccl"}}
+        {"loop": loop, "device": device, "sync": {"ranks": ranks, "backend": "nccl"}, **blocks}
     )
 
 
@@ -51,6 +52,8 @@ def test_devices_of_a_machine_without_gpus(gpus: int) -> None:
     require_available(TrainingConfig())
     with pytest.raises(UsageError, match="torch finds 0 CUDA GPUs.*hint: set `training.sync.backend: gloo`"):
         require_available(nccl(2))
+    with pytest.raises(UsageError, match="torch finds 0 CUDA GPUs.*hint: set `training.sync.backend: gloo`"):
+        require_available(nccl(2, loop="async"))
     with pytest.raises(UsageError, match="torch finds 0"):
         require_available(TrainingConfig(device="cuda"))
 
@@ -67,6 +70,10 @@ def test_ranks_of_gloo_are_on_the_cpu() -> None:
         {"device": "cuda:x"},
         {"loop": "sync", "sync": {"backend": "nccl"}, "device": "cpu"},
         {"loop": "sync", "sync": {"backend": "gloo"}, "device": "cuda"},
+        {"loop": "async", "replay": {}, "sync": {"backend": "gloo"}, "device": "cuda"},
+        {"loop": "minibatch", "sync": {}},
+        {"loop": "sync", "sync": {}, "replay": {}},
+        {"loop": "async", "sync": {}},
         {"snapshot_mode": "some"},
         {"snapshot_gap": 0},
     ],
@@ -89,6 +96,12 @@ def test_machine_settings_at_their_default_do_not_change_hash_or_config() -> Non
 def test_machine_settings_can_be_pinned() -> None:
     pins = {"training.device": "auto", "training.snapshot_mode": "gap", "training.snapshot_gap": "3"}
     assert validate_pins(pins) == {**pins, "training.snapshot_gap": 3}
+
+
+def test_ranks_of_an_asynchronous_optimizer_can_be_pinned() -> None:
+    pins = validate_pins({"training.loop": "async", "training.sync.ranks": "3"})
+    training = parse_dsl(apply_pins({"type": "mlp", "mlp": {}}, pins)).training
+    assert training.sync is not None and training.sync.ranks == 3 and training.replay is not None
 
 
 @pytest.mark.parametrize(("gpu", "device"), [(True, "auto"), (True, "cpu"), (False, "auto")])

@@ -79,6 +79,18 @@ def test_round_trains_over_ranks_in_every_sandbox(env_text: str, tmp_path: Path,
     assert round_.metrics.train_shots == 2048 and round_.metrics.train_steps == 8
 
 
+def test_round_optimizes_over_ranks_beside_its_samplers_in_every_sandbox(
+    env_text: str, tmp_path: Path, backend: str
+) -> None:
+    training = {"loop": "async", "replay": {"throttle": "both"}, "sync": {"ranks": 2}, "finetune_share": 0.0}
+    round_ = ran(env_text, tmp_path, "soft_priors", training)
+    assert round_.metrics.status == "ok", round_.metrics.status_reason
+    last = rows(round_.layout)[-1]
+    assert (last["Ranks"], last["EffectiveBatchSize"], last["CumReplayRatio"]) == ("2", "256", "1.0")
+    assert last["Collectives"] == ("gloo" if backend == "bubblewrap" else "shared_memory")
+    assert round_.metrics.train_shots == 2048 and round_.metrics.train_steps == 8
+
+
 @pytest.mark.long
 def test_async_round_in_landlock(env_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not sandbox.is_available("landlock"):
@@ -143,8 +155,9 @@ def test_missing_gpu_fails_the_round_with_a_hint(
         {},
         {"loop": "async", "replay": {"throttle": "both"}},
         {"loop": "sync", "sync": {"ranks": 1, "backend": "nccl"}},
+        {"loop": "async", "replay": {"throttle": "both"}, "sync": {"ranks": 1, "backend": "nccl"}},
     ],
-    ids=["minibatch", "async", "nccl"],
+    ids=["minibatch", "async", "nccl", "async_nccl"],
 )
 def test_round_trains_on_a_gpu(env_text: str, tmp_path: Path, training: dict[str, Any]) -> None:
     round_ = ran(env_text, tmp_path, "soft_priors", training)

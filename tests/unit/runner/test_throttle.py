@@ -21,6 +21,14 @@ from autoqec.runner.replay_buffer import (
 )
 
 
+def test_update_of_several_ranks_counts_a_batch_of_each() -> None:
+    throttle = Throttle(1.0, 100, ranks=3)
+    assert not throttle.allows_update(0, 299) and throttle.allows_update(0, 300)
+    assert throttle.most(899) == 2 and throttle.achieved_ratio(2, 900) == pytest.approx(2 / 3)
+    ahead = 2 + 3  # the double buffer of one sampler, and what the next update needs
+    assert not throttle.sampler_must_wait(ahead + 3, 1, 1) and throttle.sampler_must_wait(ahead + 4, 1, 1)
+
+
 class FakeClock:
     """A sampler with a batch every `draw` seconds and an optimizer with a step every `update` seconds."""
 

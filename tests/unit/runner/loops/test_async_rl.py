@@ -17,7 +17,8 @@ import pytest
 
 from autoqec.contracts.dsl import ReplayConfig
 from autoqec.errors import RoundError, UsageError
-from autoqec.runner import AsyncRl, AsyncRlEval
+from autoqec.runner import AsyncRl, AsyncRlEval, MinibatchRl
+from autoqec.runner.algorithms import OptInfo
 from autoqec.runner.logger import TrainLogger
 from autoqec.runner.loops.async_rl import ParameterServer
 from autoqec.runner.replay_buffer import FieldSelection
@@ -130,6 +131,67 @@ def test_failed_process_ends_all_and_is_named(layout: RoundLayout, who: str, wor
     with pytest.raises(RoundError, match=words) as failure:
         loop.train()
     assert failure.value.status == "train_error"
+    assert not any(map(alive, loop.pids.values())), "no process is left when the failure is raised"
+
+
+class Fixed(AsyncRl):
+    """Optimizes on the sampler's own shots instead of the replay buffer's: rank r of w takes the r-th of w parts."""
+
+    def launch(self) -> None:
+        self.steps = 0
+        super().launch()
+        self.pids = dict(self.workers.pids)
+
+    def _step(self, itr: int) -> OptInfo:
+        samples, _ = self.sampler.obtain_samples(self.steps)
+        self.steps += 1
+        return self.algo.optimize_agent(itr, samples)
+
+
+def test_two_optimizing_ranks_equal_one_with_a_double_batch(layout: RoundLayout, tmp_path: Path) -> None:
+    pair = loop_of(Fixed, Make("fixed"), layout, {"throttle": "both"}, n_steps=16 * BATCH, world_size=2)
+    start = pair.agent.state_dict()
+    pair.train()
+    (tmp_path / "alone").mkdir()
+    agent, sampler, algo = Make("fixed", batch_size=2 * BATCH)()
+    alone = MinibatchRl(algo, agent, sampler, 16 * BATCH, logger=TrainLogger(RoundLayout(tmp_path / "alone", 1)))
+    alone.train()
+    assert difference(start, agent.state_dict()) > 1e-3, "something was learnt"
+    assert difference(pair.agent.state_dict(), agent.state_dict()) < 1e-6
+    assert pair.logger.losses == pytest.approx(alone.logger.losses, rel=1e-5) and len(alone.logger.losses) == 8
+    last = rows(layout)[-1]
+    assert (last["Ranks"], last["EffectiveBatchSize"], last["Collectives"]) == ("2", str(2 * BATCH), "gloo")
+    assert (last["CumSteps"], last["CumUpdates"], last["CumReplayRatio"]) == (str(16 * BATCH), "8", "1.0")
+    assert set(pair.pids) == {"rank 1", "sampler 0", "copier 0"}
+    assert not any(map(alive, pair.pids.values())) and not multiprocessing.active_children()
+
+
+def test_ranks_draw_different_batches_of_the_replay_buffer(layout: RoundLayout) -> None:
+    pair = loop_of(AsyncRlEval, Make("edges"), layout, {"throttle": "both", "ratio": 2.0}, world_size=2)
+    pair.train()
+    table = rows(layout)
+    assert pair._cum_updates == 40 and float(table[-1]["CumReplayRatio"]) == 2.0
+    assert all(row["TrajsInEval"] == "100" for row in table), "rank 0 alone evaluates: see Troubled.evaluate_agent"
+    agent, sampler, _ = Make("edges")()
+    sampler.initialize(agent, rank=0, world_size=2)
+    seeds = {sampler.train_seed("replay")}
+    sampler.initialize(agent, rank=1, world_size=2)
+    assert len(seeds | {sampler.train_seed("replay")}) == 2
+
+
+class RankKiller(AsyncRl):
+    """Kills rank 1 before the first update."""
+
+    def optimize(self, n_itr: int) -> None:
+        self.pids = dict(self.workers.pids)
+        os.kill(self.pids["rank 1"], signal.SIGKILL)
+        super().optimize(n_itr)
+
+
+def test_killed_optimizing_rank_ends_all_and_is_named(layout: RoundLayout) -> None:
+    loop = loop_of(RankKiller, Make("edges"), layout, {"throttle": "both"}, n_steps=4000 * BATCH, world_size=2)
+    with pytest.raises(RoundError, match=r"rank 1 \(process \d+\) was ended by signal 9"):
+        loop.train()
     assert not any(map(alive, loop.pids.values())), "no process is left when the failure is raised"
 
 
