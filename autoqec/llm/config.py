@@ -203,6 +203,7 @@ def _backend(config: LMConfig) -> LanguageModel:
         "max_output_tokens": config.max_output_tokens,
     }
     network = {**limits, "base_url": config.base_url, "max_retries": config.max_retries, "temperature": temperature}
+    provider = {**network, "key_env": config.api_key_env, "thinking_budget": config.thinking_budget}
     if backend == "anthropic":
         from autoqec.llm.anthropic_client import AnthropicLM
 
@@ -210,11 +211,11 @@ def _backend(config: LMConfig) -> LanguageModel:
     if backend == "openai":
         from autoqec.llm.openai_client import OpenAIClient
 
-        return OpenAIClient(model, key_env=config.api_key_env, **network)
+        return OpenAIClient(model, **provider)
     if backend == "gemini":
         from autoqec.llm.gemini_client import GeminiClient
 
-        return GeminiClient(model, key_env=config.api_key_env, thinking_budget=config.thinking_budget, **network)
+        return GeminiClient(model, **provider)
     from autoqec.llm.cli_client import CliLM
 
     return CliLM(backend, config.model, max_call_usd=config.max_call_usd, **limits)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autoqec import optional
-from autoqec.llm.base import MIN_MAX_TOKENS, Effort, Request
+from autoqec.llm.base import Effort, Request
 from autoqec.llm.output_schema import strict_schema
-from autoqec.llm.provider import Answer, ProviderLM, RequestFailedError, api_key
+from autoqec.llm.provider import Answer, ProviderLM, RequestFailedError
 from autoqec.llm.reported import token_count
 from autoqec.llm.transport import deadline_transport
 from autoqec.llm.usage import Usage
@@ -19,66 +18,33 @@ _LEVELS = {"low": "LOW", "medium": "MEDIUM", "high": "HIGH", "xhigh": "HIGH", "m
 
 
 class GeminiClient(ProviderLM):
-    """One model behind the Gemini API. Instances may be shared by threads.
+    """One model behind the Gemini API.
 
     Not every model calls functions and answers by a schema in one request, so no tools are offered.
 
-    Args:
-        model: Name of the model.
-        base_url: Endpoint; None for Google's own.
-        key_env: Environment variable of the key; None takes GEMINI_API_KEY or GOOGLE_API_KEY, and no key with an
-            explicit `base_url`.
-        temperature: Dropped with a warning if the model does not accept it; None for the model's own.
-        thinking_budget: Tokens for thinking; 0 for none, -1 for as many as the model likes; None for its default.
-        effort: Thinking level, if there is no thinking budget.
-        max_retries: Further attempts after overload, rate limits and broken connections.
-        timeout_s: Limit of one call with all of its attempts, in seconds.
-        max_output_tokens: Limit of an answer to `call`.
-
-    Raises:
-        UsageError: The package `google-genai` is not installed.
-        LlmAuthError: There is no key.
+    Arguments and errors: see `ProviderLM`. A thinking budget is 0 for no thinking, -1 for as much as the model likes;
+    without one, `effort` sets the thinking level.
     """
 
     supports_tools = False
+    package, extra = "google.genai", "gemini"
+    key_names = ("GEMINI_API_KEY", "GOOGLE_API_KEY")
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        key_env: str | None = None,
-        temperature: float | None = None,
-        thinking_budget: int | None = None,
-        effort: Effort | None = None,
-        max_retries: int = 2,
-        timeout_s: float = 600.0,
-        max_output_tokens: int = MIN_MAX_TOKENS,
-    ) -> None:
-        options = {
-            "temperature": temperature,
-            "thinking_budget": thinking_budget,
-            "thinking_level": _LEVELS[effort] if effort is not None and thinking_budget is None else None,
-        }
-        super().__init__(
-            model,
-            options=options,
-            max_retries=max_retries,
-            timeout_s=timeout_s,
-            max_output_tokens=max_output_tokens,
-        )
-        optional.require_installed("google.genai", extra="gemini", location="lm.model")
-        key = api_key(("GEMINI_API_KEY", "GOOGLE_API_KEY"), base_url, key_env)
+    def _thinking_options(self, thinking_budget: int | None, effort: Effort | None) -> dict[str, Any]:
+        level = _LEVELS[effort] if effort is not None and thinking_budget is None else None
+        return {"thinking_budget": thinking_budget, "thinking_level": level}
+
+    def _connect(self, key: str, base_url: str | None) -> Any:
         import httpx2
         from google import genai
         from google.genai import types
 
-        self._client: Any = genai.Client(
+        return genai.Client(
             api_key=key,
             vertexai=False,
             http_options=types.HttpOptions(
                 base_url=base_url,
-                timeout=max(1, int(timeout_s * 1000)),
+                timeout=max(1, int(self._timeout_s * 1000)),
                 retry_options=types.HttpRetryOptions(attempts=1),
                 httpx_client=httpx2.Client(transport=deadline_transport()),
             ),

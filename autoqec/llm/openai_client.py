@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from autoqec import optional
-from autoqec.llm.base import MIN_MAX_TOKENS, Effort, Message, Request
+from autoqec.llm.base import Effort, Message, Request
 from autoqec.llm.output_schema import strict_schema
-from autoqec.llm.provider import Answer, ProviderLM, RequestFailedError, api_key
+from autoqec.llm.provider import Answer, ProviderLM, RequestFailedError
 from autoqec.llm.reported import token_count
 from autoqec.llm.transport import deadline_transport
 from autoqec.llm.usage import Usage
@@ -17,55 +16,28 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 
 
 class OpenAIClient(ProviderLM):
-    """One model behind the Chat Completions API. Instances may be shared by threads.
+    """One model behind the Chat Completions API.
 
-    Args:
-        model: Name of the model.
-        base_url: Endpoint; None for OpenAI's own.
-        key_env: Environment variable of the key; None takes OPENAI_API_KEY, and no key with an explicit `base_url`.
-        temperature: Dropped with a warning if the model does not accept it; None for the model's own.
-        effort: Reasoning effort, dropped in the same way.
-        max_retries: Further attempts after overload, rate limits and broken connections.
-        timeout_s: Limit of one call with all of its attempts, in seconds.
-        max_output_tokens: Limit of an answer to `call`.
-
-    Raises:
-        UsageError: The package `openai` is not installed.
-        LlmAuthError: There is no key.
+    Arguments and errors: see `ProviderLM`. The API has no thinking budget.
     """
 
-    def __init__(
-        self,
-        model: str,
-        *,
-        base_url: str | None = None,
-        key_env: str | None = None,
-        temperature: float | None = None,
-        effort: Effort | None = None,
-        max_retries: int = 2,
-        timeout_s: float = 600.0,
-        max_output_tokens: int = MIN_MAX_TOKENS,
-    ) -> None:
-        options = {"temperature": temperature, "reasoning_effort": "xhigh" if effort == "max" else effort}
-        super().__init__(
-            model,
-            options=options,
-            max_retries=max_retries,
-            timeout_s=timeout_s,
-            max_output_tokens=max_output_tokens,
-        )
-        optional.require_installed("openai", extra="openai", location="lm.model")
-        key = api_key(("OPENAI_API_KEY",), base_url, key_env)
+    package = extra = "openai"
+    key_names = ("OPENAI_API_KEY",)
+
+    def _thinking_options(self, thinking_budget: int | None, effort: Effort | None) -> dict[str, Any]:
+        return {"reasoning_effort": "xhigh" if effort == "max" else effort}
+
+    def _connect(self, key: str, base_url: str | None) -> Any:
         import httpx2
         import openai
 
         # Compatible endpoints know the older name only.
         self._limit_name = "max_completion_tokens" if base_url is None else "max_tokens"
-        self._client: Any = openai.OpenAI(
+        return openai.OpenAI(
             api_key=key,
             base_url=base_url or "https://api.openai.com/v1",
             max_retries=0,
-            timeout=openai.Timeout(timeout_s, connect=min(5.0, timeout_s)),
+            timeout=openai.Timeout(self._timeout_s, connect=min(5.0, self._timeout_s)),
             http_client=httpx2.Client(transport=deadline_transport()),
         )
 

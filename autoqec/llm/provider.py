@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autoqec import optional
 from autoqec.llm import prices
 from autoqec.llm.base import (
     MAX_RESPONSE_CHARS,
+    MIN_MAX_TOKENS,
     BaseLanguageModel,
+    Effort,
     Request,
     Response,
     ToolCall,
@@ -78,20 +81,61 @@ class Answer:
 class ProviderLM(BaseLanguageModel):
     """One model behind a provider's package. Subclasses send one request and read one answer.
 
+    Instances may be shared by threads. An option that the model rejects is dropped with a warning.
+
     Args:
         model: Name of the model.
-        options: Optional parameters of every request; one that the model rejects is dropped with a warning.
+        base_url: Endpoint; None for the provider's own.
+        key_env: Environment variable of the key; None takes the first of `key_names` that is set, and no key with an
+            explicit `base_url`.
+        temperature: None for the model's own.
+        thinking_budget: Tokens for thinking, of models that have such a limit; None for the model's default.
+        effort: Reasoning effort; None for the model's default.
         max_retries: Further attempts after overload, rate limits and broken connections.
         timeout_s: Limit of one call with all of its attempts, in seconds.
         max_output_tokens: Limit of an answer to `call`.
+
+    Attributes:
+        package: The provider's package, by the name under which it is imported.
+        extra: The extra of autoqec that installs it.
+        key_names: Environment variables of the key.
+
+    Raises:
+        UsageError: The package is not installed.
+        LlmAuthError: There is no key.
     """
 
+    package: str
+    extra: str
+    key_names: tuple[str, ...]
+
     def __init__(
-        self, model: str, *, options: dict[str, Any], max_retries: int, timeout_s: float, max_output_tokens: int
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        key_env: str | None = None,
+        temperature: float | None = None,
+        thinking_budget: int | None = None,
+        effort: Effort | None = None,
+        max_retries: int = 2,
+        timeout_s: float = 600.0,
+        max_output_tokens: int = MIN_MAX_TOKENS,
     ) -> None:
         self.model, self.max_output_tokens = model, max_output_tokens
-        self._options = {name: value for name, value in options.items() if value is not None}
         self._max_retries, self._timeout_s = max_retries, timeout_s
+        options = {"temperature": temperature, **self._thinking_options(thinking_budget, effort)}
+        self._options = {name: value for name, value in options.items() if value is not None}
+        optional.require_installed(self.package, extra=self.extra, location="lm.model")
+        self._client: Any = self._connect(api_key(self.key_names, base_url, key_env), base_url)
+
+    def _thinking_options(self, thinking_budget: int | None, effort: Effort | None) -> dict[str, Any]:
+        """Return the provider's options for thinking; those with the value None are not sent."""
+        raise NotImplementedError
+
+    def _connect(self, key: str, base_url: str | None) -> Any:
+        """Return the package's client, without retries of its own and with the transport that keeps deadlines."""
+        raise NotImplementedError
 
     def _send(self, request: Request, options: dict[str, Any]) -> dict[str, Any]:
         """Send the request once and return the JSON object of the answer, or raise RequestFailedError."""
