@@ -51,6 +51,14 @@ class RoundRow(TypedDict):
     forkable: bool
 
 
+class NextTest(Contract):
+    """The verifier's next test: later tests of a run need more evidence."""
+
+    index: int = Field(ge=1, description="its position in the run's stream of tests")
+    threshold: float = Field(gt=0, description="the e-value that it needs for a discovery")
+    first_threshold: float = Field(gt=0, description="what the first test of the run needed")
+
+
 class IdeatorView(Contract):
     """Input of the Ideator: the run, derived from the history and the verified Pareto front only.
 
@@ -69,6 +77,7 @@ class IdeatorView(Contract):
     pending: SkipValidation[tuple[RoundRow, ...]] = Field(default=(), description="planned rounds without a row")
     pareto: tuple[ParetoEntry, ...] = Field(default=(), description="the verified front")
     pareto_preview: tuple[ParetoEntry, ...] = Field(default=(), description="the part of it that is shown")
+    next_test: NextTest | None = Field(default=None, description="the verifier's next test; None if there is none")
     sampler: Any = Field(default=None, description="state of the search, if a model works beside it")
     notes: Any = Field(default=None, description="notes from earlier runs")
 

@@ -29,6 +29,7 @@ from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_role import Role
 from autoqec.ideators.llm_tools import TOOLS, ViewTools
 from autoqec.ideators.proposal_checks import PredictCost, check_cost, find_duplicate_round
+from autoqec.ideators.run_record import ReadCode, ReadEvidence, format_run_record
 from autoqec.ideators.view_text import format_ideator_view, format_loss_curves, machine_block
 from autoqec.llm.base import LanguageModel, Message, Request
 from autoqec.store.layout import RoundLayout, RunLayout
@@ -58,6 +59,8 @@ class LlmIdeator(Role):
         predict_cost: Cost of a config; a proposal beyond the env's limits is then rejected before a round is spent.
         use_tools: Whether to offer the tools to a model that supports them.
         machine: Returns the current state of the machine.
+        read_evidence: Reads what the files of a round say; with it, the model sees every recorded round in full.
+        read_code: Reads the change of code of a branch; None if the run does not allow such changes.
     """
 
     name = "ideator"
@@ -70,8 +73,11 @@ class LlmIdeator(Role):
         predict_cost: PredictCost | None = None,
         use_tools: bool = True,
         machine: Callable[[], dict[str, Any]] | None = None,
+        read_evidence: ReadEvidence | None = None,
+        read_code: ReadCode | None = None,
     ) -> None:
         super().__init__(lm, on_event=on_event)
+        self._read_evidence, self._read_code = read_evidence, read_code
         self._predict_cost, self._use_tools = predict_cost, use_tools and lm.supports_tools
         self._machine = machine
 
@@ -81,12 +87,17 @@ class LlmIdeator(Role):
         return self._request_with_retry(self.request(view), lambda answer: self._response(view, answer), tools)
 
     def request(self, view: IdeatorView) -> Request:
-        """Return the prompt for a view: at most 5k tokens for a run of any length."""
-        turn = format_ideator_view(view) + "\nPropose the next round."
+        """Return the prompt for a view: the record of the run, which a cache can keep, then its present state.
+
+        Both have a bounded length for a run of any length.
+        """
+        record = format_run_record(view, self._read_evidence, self._read_code) if self._read_evidence else ""
+        turn = format_ideator_view(view, with_rounds=not record) + "\nPropose the next round."
         return Request(
             role=self.name,
-            system=prompts.ideator_prompt(view),
+            system=prompts.ideator_prompt(view, code_may_change=self._read_code is not None),
             messages=(Message(role="user", content=turn),),
+            context=record,
             aside=machine_block(self._machine()) if self._machine is not None else "",
             output=IdeatorAnswer,
             tools=TOOLS if self._use_tools else (),
@@ -175,7 +186,7 @@ class LlmCoder(Role):
         turn = "\n".join([*blocks, "Write the config, and the edits if it needs any."])
         return Request(
             role=self.name,
-            system=(prompts.CODER_PROMPT,),
+            system=(prompts.CODER_PROMPT, *([_custom_fn_protocol()] if view.modules else [])),
             messages=(Message(role="user", content=turn),),
             output=CoderAnswer,
             max_tokens=32_000 if view.modules else 8192,
@@ -252,13 +263,27 @@ def _validated(kind: type[R], **fields: Any) -> R:
         raise ContractError(first_validation_error(error), location=kind.__name__) from error
 
 
+def _custom_fn_protocol() -> str:
+    from autoqec.decoders import custom_fn  # loads torch
+
+    imports, classes = ", ".join(sorted(custom_fn.ALLOWED_IMPORTS)), ", ".join(custom_fn.CUSTOM_CLASSES)
+    return (
+        f"{custom_fn.__doc__}\nThe lint of {custom_fn.FILE} allows imports, functions and classes at module level "
+        f"({classes} are those that a config can select) and these imports alone: {imports}."
+    )
+
+
 def _check_edit(edit: FileEdit) -> None:
+    from autoqec.decoders import custom_fn
+
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,60}\.py", edit.path):
         raise ContractError(f"{edit.path!r} is not a Python file of the editable modules", location="edits.path")
     try:
         ast.parse(edit.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ContractError(f"{edit.path} does not parse: {error}", location="edits.text") from None
+    if edit.path == custom_fn.FILE:
+        custom_fn.lint(edit.text)
 
 
 def _metrics_json(metrics: RoundMetrics) -> str:

@@ -51,8 +51,20 @@ rounds only where a finding names them. If the findings do not suffice for a con
 {_RULES}"""
 
 
-def ideator_prompt(view: IdeatorView) -> tuple[str, str]:
-    """Return the system prompt of the Ideator for the env of its view: the task, then facts about the problem."""
+_CODE_FACT = (
+    "Code may change, too: the Coder reads your hypothesis and can edit the modules of the networks. If no key "
+    "expresses an idea, state the change of code in the hypothesis and propose the config that uses it; `custom` as "
+    "`head`, `message_fn` or `aggregation` selects a class that the Coder writes into custom_fn.py."
+)
+
+
+def ideator_prompt(view: IdeatorView, *, code_may_change: bool = False) -> tuple[str, str]:
+    """Return the system prompt of the Ideator for the env of its view: the task, then facts about the problem.
+
+    Args:
+        view: The view.
+        code_may_change: Whether the Coder may edit the editable modules.
+    """
     env = view.require_env()
     decoder, variable = INNER_DECODERS[env.backend]
     task = f"""You are the Ideator of a search for neural predecoders of quantum error-correcting codes.
@@ -67,7 +79,8 @@ this order, and compose_mode is then "pure" (their configs merged, nothing else)
 Name only rounds that are listed as forkable. A config that was measured before is rejected.
 `training.init: parent` continues from the weights of the parent and requires the parent's architecture.
 {_RULES}"""
-    return task, "\n".join(["What is known:", *(f"- {fact}" for fact in _facts(env, view.inputs))])
+    facts = [*_facts(env, view.inputs), *([_CODE_FACT] if code_may_change else [])]
+    return task, "\n".join(["What is known:", *(f"- {fact}" for fact in facts)])
 
 
 def describe_baselines(names: Iterable[str]) -> str:

@@ -22,7 +22,8 @@ from autoqec.store.progress import LossCurve
 
 _SHOWN_OF_PROFILE = {"name", "train_shots", "finetune_shots", "train_gflops", "val_shots"}
 
-MAX_VIEW_CHARS = 4600  # keeps the prompt of the Ideator, with knowledge and schema, below 5k tokens
+_ROUND_SECTIONS = ("verified, best first", "last rounds, newest first")
+MAX_VIEW_CHARS = 4600  # keeps the prompt, with knowledge and schema but without the record of the run, below 5k tokens
 
 
 def describe_config(config: dict[str, Any] | None) -> str:
@@ -72,10 +73,15 @@ def round_numbers(view: IdeatorView) -> dict[str, int]:
     return {branch: row["round"] for row in [*view.history, *view.pending] if (branch := row.get("branch"))}
 
 
-def format_ideator_view(view: IdeatorView, *, limit: int = MAX_VIEW_CHARS) -> str:
-    """Return the view of the run in at most `limit` characters, most informative parts first.
+def format_ideator_view(view: IdeatorView, *, with_rounds: bool = True, limit: int = MAX_VIEW_CHARS) -> str:
+    """Return the present state of the run in at most `limit` characters, most informative parts first.
 
     Runs of any length keep: the env, the verified front, failures by frequency, the last rounds and the last advice.
+
+    Args:
+        view: The view.
+        with_rounds: Whether to list rounds; False if the model sees their record beside it.
+        limit: Maximum number of characters.
     """
     names = round_numbers(view)
     rows = [row for row in view.history if row.get("status") not in ABORTED_STATUSES]
@@ -86,9 +92,10 @@ def format_ideator_view(view: IdeatorView, *, limit: int = MAX_VIEW_CHARS) -> st
         ("env", _env(view), 700),
         ("pinned: these keys keep these values, whatever is proposed", _lines(view.pins), 400),
         ("so far", _summary_lines(rows), 400),
-        ("verified, best first", (round_line(row, names) for row in verified), 1300),
+        (_ROUND_SECTIONS[0], (round_line(row, names) for row in verified), 1300),
+        ("next test of the verifier", _next_test(view), 300),
         ("failures and rejections, most frequent first", _failures(rows), 900),
-        ("last rounds, newest first", (round_line(row, names) for row in rows[::-1]), 1300),
+        (_ROUND_SECTIONS[1], (round_line(row, names) for row in rows[::-1]), 1300),
         ("running now", pending, 300),
         (
             "last advice of the Analyst",
@@ -100,11 +107,23 @@ def format_ideator_view(view: IdeatorView, *, limit: int = MAX_VIEW_CHARS) -> st
     ]
     blocks: list[str] = []
     for name, lines, share in sections:
+        if not with_rounds and name in _ROUND_SECTIONS:
+            continue
         remaining = min(share, limit - sum(len(block) + 1 for block in blocks) - len(name) - 60)
         text = fit_lines(lines, remaining) if remaining > 40 else ""
         if text:
             blocks.append(data_block(name, text))
     return "\n".join(blocks)
+
+
+def _next_test(view: IdeatorView) -> list[str]:
+    test = view.next_test
+    if test is None:
+        return []
+    return [
+        f"number {test.index} of this run: it needs an e-value of {test.threshold:.3g}; the first needed "
+        f"{test.first_threshold:.3g}. Every test raises the threshold for the next ones, every discovery lowers it."
+    ]
 
 
 def machine_block(state: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from autoqec.llm.deadline import calls_end_within
 from autoqec.llm.errors import BudgetExceededError, CassetteMissError, LlmError
 from autoqec.reporting.machine_state import round_statistics
 from autoqec.reporting.predict_cost import predict_cost
+from autoqec.store.layout import EDITABLE_CONFIG, EDITABLE_MODULES
 from autoqec.system import machine
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class LlmRoles:
     def ideator(self) -> Callable[[IdeatorView], IdeatorResponse | None]:
         """Return the Ideator."""
         from autoqec.ideators.llm_roles import LlmIdeator
+        from autoqec.ideators.run_record import evidence_reader
 
         lm, checkpoint = self._clients["ideator"], self._choice.ideator_memory
         if checkpoint is not None:
@@ -67,8 +69,29 @@ class LlmRoles:
             agent = checkpoint_agents.ideator(checkpoint, lm)
             return self._with_ledger("ideator", self._with_fallback("ideator", agent))
         cost = partial(predict_cost, self._run.env_text)
-        role = LlmIdeator(lm, on_event=self._on_event, predict_cost=cost, machine=self._machine())
+        role = LlmIdeator(
+            lm,
+            on_event=self._on_event,
+            predict_cost=cost,
+            machine=self._machine(),
+            read_evidence=evidence_reader(self._run.layout),
+            read_code=self._code_change if self._choice.open_modules else None,
+        )
         return self._with_ledger("ideator", self._with_run_memory(role))
+
+    def _code_change(self, branch: str) -> str:
+        """Return the diff of a branch's modules against the baseline, without the config; "" if it is gone."""
+        repo = self._run.repo
+        commit = repo.rev_parse(branch)
+        if commit is None:
+            return ""
+        changed = repo.diff_entries(self._run.info.baseline_sha, commit)
+        paths = [
+            entry.path
+            for entry in changed
+            if entry.path.startswith(f"{EDITABLE_MODULES}/") and entry.path != EDITABLE_CONFIG
+        ]
+        return repo.diff_text(self._run.info.baseline_sha, commit, paths) if paths else ""
 
     def _machine(self) -> Callable[[], dict[str, Any]]:
         """As `machine_state` for the run, but without loading torch; the machine is inspected once."""

@@ -139,10 +139,7 @@ class AnthropicLM(BaseLanguageModel):
         body: dict[str, Any] = {
             "model": self.model,
             "max_tokens": request.max_tokens,
-            "messages": [
-                {"role": m.role, "content": m.content if isinstance(m.content, str) else list(m.content)}
-                for m in request.rendered_messages()
-            ],
+            "messages": self._messages(request),
         }
         if request.system:
             body["system"] = self._system(request.system)
@@ -160,6 +157,19 @@ class AnthropicLM(BaseLanguageModel):
         if self._temperature is not None:
             body["extra_body"] = {"temperature": self._temperature}
         return body
+
+    def _messages(self, request: Request) -> list[dict[str, Any]]:
+        """Return the turns; the context is a block of its own in the first one, at whose end the cache ends."""
+        turns: list[dict[str, Any]] = [
+            {"role": m.role, "content": m.content if isinstance(m.content, str) else list(m.content)}
+            for m in request.rendered_messages(with_context=False)
+        ]
+        if request.context:
+            first = turns[0]["content"]
+            rest = [{"type": "text", "text": first}] if isinstance(first, str) else first
+            cache = {"type": "ephemeral", "ttl": self._cache_ttl}
+            turns[0]["content"] = [{"type": "text", "text": request.context, "cache_control": cache}, *rest]
+        return turns
 
     def _system(self, blocks: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return the text blocks; the cache ends after the stable part: all but the last block, or the only one."""

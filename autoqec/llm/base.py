@@ -48,6 +48,7 @@ class Request(Contract):
     Attributes:
         role: Who asks (ideator, coder, analyst, agent ...), for configuration and the ledger.
         system: Blocks, the stable part first; all but the last, or the only one, are cached if the backend can.
+        context: Text above the first turn that a later request extends; cached if the backend can.
         aside: Text below the first turn that depends on the machine; it is not part of the fingerprint.
         output: Model that the answer must fit; numeric bounds are checked here, not by the provider.
         max_tokens: Limit of the answer, thinking included.
@@ -56,6 +57,7 @@ class Request(Contract):
     role: str = "agent"
     system: tuple[str, ...] = ()
     messages: tuple[Message, ...] = Field(min_length=1)
+    context: str = ""
     aside: str = ""
     output: type[BaseModel] | None = Field(default=None, exclude=True)
     tools: tuple[Tool, ...] = ()
@@ -65,15 +67,23 @@ class Request(Contract):
     def fingerprint(self, model: str) -> str:
         """Return the SHA-256 of all that can change the answer, except `aside`."""
         schema = self.output.model_json_schema() if self.output else None
-        fields = {name: value for name, value in self.dump().items() if name != "aside"}
+        fields = {name: value for name, value in self.dump().items() if name not in ("aside", "context")}
+        if self.context:  # a request without one has the fingerprint of earlier versions
+            fields["context"] = self.context
         return sha256_json({"model": model, "schema": schema, **fields})
 
-    def rendered_messages(self) -> tuple[Message, ...]:
-        """Return the messages as a backend sends them."""
+    def rendered_messages(self, *, with_context: bool = True) -> tuple[Message, ...]:
+        """Return the messages as a backend sends them.
+
+        Args:
+            with_context: Whether the first turn begins with `context`, for backends that send it as plain text.
+        """
         first, *more = self.messages
-        if not self.aside or not isinstance(first.content, str):
+        around = (self.context if with_context else "", self.aside)
+        if not any(around) or not isinstance(first.content, str):
             return self.messages
-        return (first.model_copy(update={"content": f"{first.content}\n{self.aside}"}), *more)
+        content = "\n".join(filter(None, (around[0], first.content, around[1])))
+        return (first.model_copy(update={"content": content}), *more)
 
     def text(self) -> str:
         """Return everything the model reads as one string, for estimates."""

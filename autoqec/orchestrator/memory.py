@@ -13,7 +13,7 @@ from autoqec.contracts.history import HistoryRow
 from autoqec.contracts.pareto import ParetoEntry, non_dominated, preview
 from autoqec.contracts.profiles import PROFILES
 from autoqec.contracts.round import canonical_fork
-from autoqec.contracts.views import AnalystView, IdeatorView
+from autoqec.contracts.views import AnalystView, IdeatorView, NextTest
 from autoqec.orchestrator import fork_graph, views
 from autoqec.store import atomic
 from autoqec.store.history import History
@@ -132,6 +132,12 @@ class RunMemory:
             atomic.write_text(path, wanted[path])
         return stale
 
+    def next_test_index(self) -> int:
+        """Return the index of the next test in the run's error budget; lost lines of attempts.jsonl do not lower it."""
+        tests = self.attempt_state.registered_tests
+        n_verdicts = sum(found.row.verify_verdict is not None for found in self.state.rounds.values())
+        return max([len(tests), n_verdicts, *(line.attempt_index for line in tests)]) + 1
+
     # ---- role views
 
     def l2_for_ideator(
@@ -166,8 +172,19 @@ class RunMemory:
             pins=dict(info.pins),
             history=tuple(found.summary for found in state.rounds.values()),
             pending=tuple(_pending(attempt) for attempt in planned if attempt.id not in state.rounds),
+            next_test=self._next_test(env.protocol.alpha),
             pareto=tuple(state.front),
             pareto_preview=tuple(preview(state.front)),
+        )
+
+    def _next_test(self, alpha: float) -> NextTest:
+        from autoqec.verification.sequential import e_lond_level
+
+        index, discoveries = self.next_test_index(), len(self.state.verified)
+        return NextTest(
+            index=index,
+            threshold=1 / e_lond_level(alpha, index, discoveries),
+            first_threshold=1 / e_lond_level(alpha, 1, 0),
         )
 
     def l3_for_analyst(self, round_dir: Path | str, *, hypothesis: str = "") -> AnalystView:

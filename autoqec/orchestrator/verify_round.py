@@ -76,7 +76,7 @@ def verify_candidate(
             report = verifier.verify(request, on_event=on_event)
         except InfrastructureError as error:
             run_log.LOGGER.warning("%s; retrying once", error, extra={"round": candidate.number})
-            request = replace(request, attempt_index=_next_test_index(memory))
+            request = replace(request, attempt_index=memory.next_test_index())
             request = _place_of_unrecorded_report(memory, candidate, request)
             _register_test(memory, candidate, request)
             report = verifier.verify(request, on_event=on_event)
@@ -290,7 +290,7 @@ def _build_request(memory: RunMemory, info: RunInfo, candidate: Candidate, secre
         branch=candidate.branch,
         commit_sha=candidate.commit_sha,
         claimed=candidate.metrics,
-        attempt_index=_next_test_index(memory),
+        attempt_index=memory.next_test_index(),
         discoveries_before=len(memory.state.verified),
         tested_artifacts=_earlier_artifacts(tests, candidate.attempt_id, verified=place.report_json.exists()),
         shots=layout.shots,
@@ -313,13 +313,6 @@ def _place_of_unrecorded_report(memory: RunMemory, candidate: Candidate, request
         return request
     discoveries = min(saved.test.discoveries_before, request.discoveries_before)
     return replace(request, attempt_index=saved.test.attempt_index, discoveries_before=discoveries)
-
-
-def _next_test_index(memory: RunMemory) -> int:
-    """Return the index of the next test in the run's error budget; lost lines of attempts.jsonl do not lower it."""
-    tests = memory.attempt_state.registered_tests
-    n_verdicts = sum(round_state.row.verify_verdict is not None for round_state in memory.state.rounds.values())
-    return max([len(tests), n_verdicts, *(line.attempt_index for line in tests)]) + 1
 
 
 def _restore_first_request(memory: RunMemory, round_state: RoundState, request: VerifyRequest) -> VerifyRequest:

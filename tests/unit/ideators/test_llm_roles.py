@@ -22,6 +22,7 @@ from autoqec.contracts.views import AnalystView, CoderView, IdeatorView
 from autoqec.ideators.data_blocks import data_block, sanitize
 from autoqec.ideators.llm_roles import LlmAnalyst, LlmCoder, LlmIdeator
 from autoqec.ideators.llm_tools import ViewTools
+from autoqec.ideators.run_record import RoundEvidence
 from autoqec.llm.anthropic_client import AnthropicLM
 from autoqec.llm.base import ToolCall, estimate_tokens
 from autoqec.llm.errors import (
@@ -482,6 +483,7 @@ def test_coder_edits_code_if_allowed() -> None:
     response = LlmCoder(lm)(task(modules=MODULES))
     assert response is not None and [edit.path for edit in response.edits] == ["predecoder.yaml", "gnn.py"]
     assert "import torch" in str(lm.requests[0].messages[0].content)
+    assert "Head(hidden, n_outputs).forward(h)" in lm.requests[0].system[1], "what custom_fn.py may define"
     assert "type: mlp" not in str(lm.requests[0].messages[0].content)
 
 
@@ -494,6 +496,8 @@ def test_coder_edits_code_if_allowed() -> None:
         ({"path": "conftest.pth", "text": ""}, "not a Python file"),
         ({"path": "gnn.py", "text": "def ("}, "does not parse"),
         ({"path": "gnn.py", "text": "\0"}, "does not parse"),
+        ({"path": "custom_fn.py", "text": "import os\n"}, "import of os is not allowed"),
+        ({"path": "custom_fn.py", "text": "class Other: pass\n"}, "defines none of MessageFn, Aggregation, Head"),
     ],
 )
 def test_bad_edits_are_rejected_with_the_reason(edit: dict[str, str], reason: str) -> None:
@@ -501,6 +505,17 @@ def test_bad_edits_are_rejected_with_the_reason(edit: dict[str, str], reason: st
     lm = ScriptedLM([bad, bad])
     assert LlmCoder(lm)(task(modules=MODULES)) is None
     assert reason in str(lm.requests[1].messages[-1].content)
+
+
+@pytest.mark.parametrize("code_may_change", [False, True])
+def test_ideator_knows_whether_code_may_change(code_may_change: bool) -> None:
+    read_code = {"exp/r/01-x": "+x = 1"}.__getitem__ if code_may_change else None
+    lm = ScriptedLM([answer(gnn(hidden=3))])
+    seen = view(row(1, branch="exp/r/01-x", val_shots=None))
+    assert LlmIdeator(lm, read_evidence=lambda number: RoundEvidence(), read_code=read_code)(seen) is not None
+    (sent,) = lm.requests
+    assert ("custom_fn.py" in sent.system[1]) == ("+x = 1" in sent.context) == code_may_change
+    assert "r1;" in sent.context and "r1;" not in sent.messages[0].content, "rounds are listed once"
 
 
 def test_edits_are_rejected_if_not_allowed() -> None:

@@ -188,6 +188,14 @@ def test_aside_text_follows_the_cached_turn(server: MessagesServer, stream: bool
     assert "two cores" not in json.dumps(server.requests[1]["messages"][1:])
 
 
+def test_cache_ends_after_the_context(server: MessagesServer, stream: bool) -> None:
+    server.script(say("ok"))
+    lm(server, stream=stream).complete(request("go", context="long record", aside="two cores"))
+    context, turn = server.requests[0]["messages"][0]["content"]
+    assert (context["text"], context["cache_control"]["type"]) == ("long record", "ephemeral")
+    assert turn == {"type": "text", "text": "go\ntwo cores"}
+
+
 def test_tokens_are_counted_by_the_provider(server: MessagesServer) -> None:
     server.script(say_json({"what": "gnn", "score": 7}))
     model, llm_request = lm(server), request("a" * 1000, system=("b" * 1000,), output=Guess)

@@ -106,6 +106,11 @@ def test_unrecorded_request_is_an_error(tmp_path: Path, changed: Request) -> Non
         player.complete(request("a"))
 
 
+def test_context_is_part_of_the_fingerprint() -> None:
+    fingerprints = {request("a", context=context).fingerprint("m") for context in ("", "r1", "r2")}
+    assert len(fingerprints) == 3
+
+
 def test_machine_description_is_not_part_of_the_fingerprint(tmp_path: Path) -> None:
     path = tmp_path / "tape.jsonl"
     first, second = request("a", aside="2 cores"), request("a", aside="64 cores")

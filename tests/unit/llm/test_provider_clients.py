@@ -84,6 +84,12 @@ def test_text_answer_with_system_prompt_and_usage(server, client, api):
     assert response.cost_usd is None and isinstance(client(), LanguageModel)
 
 
+def test_context_precedes_the_first_turn(server, client):
+    server.script(say("hello"))
+    client().complete(request("go", context="long record", aside="two cores"))
+    assert "long record\ngo\ntwo cores" in str(server.requests[0]).replace("\\n", "\n")
+
+
 def test_call_reserves_tokens_for_thinking(server, client):
     server.script(say("hello"))
     assert client(max_output_tokens=100).call("system", "user") == "hello"

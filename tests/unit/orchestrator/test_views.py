@@ -81,6 +81,18 @@ def test_candidates_are_a_separate_view_that_no_role_receives(tmp_path: Path) ->
     assert [entry.round_attempt_id for entry in before.pareto] == ["attempt-2"]
 
 
+def test_ideator_sees_what_the_next_test_needs(tmp_path: Path) -> None:
+    env, _ = load_env(ENV)
+    verdicts = ["FAILED", "VERIFIED", "FAILED"]
+    found = memory(
+        tmp_path, *(rounds.row(number, verify_verdict=verdict) for number, verdict in enumerate(verdicts, 1))
+    )
+    test = found.l2_for_ideator(env, rounds.CONFIG).next_test
+    assert test is not None and test.index == 4
+    assert test.threshold == pytest.approx(4 * 5 / (env.protocol.alpha * 2))  # 1 discovery before
+    assert test.first_threshold == pytest.approx(2 / env.protocol.alpha)
+
+
 def test_views_are_rebuilt_byte_for_byte(tmp_path: Path) -> None:
     found = memory(tmp_path, rounds.row(1), rounds.row(2, verify_verdict="FAILED"))
     written = found.rebuild_views()
