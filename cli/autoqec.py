@@ -34,6 +34,7 @@ COMMANDS = {
     "search-designs": ("autoqec.cli.commands.search_designs", "Search predecoder designs in batches, without a run."),
     "bench-ideators": ("autoqec.cli.commands.bench_ideators", "Compare ideators on a table of measured configs."),
     "memory": ("autoqec.cli.commands.memory", "Show or extend a file with the rounds of several runs."),
+    "board": ("autoqec.cli.commands.board", "Show and measure which decoder suits which circuit."),
     "mcp": ("autoqec.cli.commands.mcp", "Serve the runs of a repository over the Model Context Protocol."),
     "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
     "envs": ("autoqec.cli.commands.envs", "List the packaged envs."),

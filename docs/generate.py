@@ -16,6 +16,7 @@ from autoqec.continual.runtime import config as runtime
 from autoqec.contracts import (
     answers,
     archive,
+    board,
     dsl,
     env,
     history,
@@ -47,6 +48,7 @@ MODULES = (
     verdict,
     pareto,
     archive,
+    board,
     runtime,
 )
 MODELS: dict[str, type[Contract]] = {
@@ -60,6 +62,7 @@ TOP_LEVEL = (
     "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",
+    "BoardCircuit", "BoardDecoder", "BoardMeasurement",
 )  # fmt: skip
 # Forms that are sent to a model have short schemas; the field of the response that they become describes theirs.
 SHARED_FIELDS: dict[str, type[Contract]] = {

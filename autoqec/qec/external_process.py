@@ -28,7 +28,7 @@ def main() -> None:
     os.dup2(2, 1)  # what the decoder prints goes to the log
     requests = sys.stdin.buffer
     compiled, n_detectors = None, 0
-    while (payload := _receive(requests)) is not None:
+    while (payload := receive(requests)) is not None:
         try:
             if compiled is None:
                 compiled, n_detectors = load(json.loads(payload))
@@ -37,9 +37,9 @@ def main() -> None:
                 shots = np.frombuffer(payload, np.uint8).reshape(-1, -(-n_detectors // 8))
                 packed = compiled.decode_shots_bit_packed(bit_packed_detection_event_data=shots)
                 answer = np.ascontiguousarray(packed, np.uint8).tobytes()
-            _send(answers, DONE, answer)
+            send(answers, DONE, answer)
         except Exception as error:  # third-party code may raise anything
-            _send(answers, FAILED, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
+            send(answers, FAILED, f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
 
 
 def load(request: dict[str, Any]) -> tuple[Any, int]:
@@ -66,7 +66,8 @@ def load(request: dict[str, Any]) -> tuple[Any, int]:
         raise ValueError(f"does not take this problem ({type(error).__name__}: {error})") from error
 
 
-def _receive(requests: BinaryIO) -> bytes | None:
+def receive(requests: BinaryIO) -> bytes | None:
+    """Return the payload of the next request; None at the end of the stream."""
     header = requests.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -74,7 +75,8 @@ def _receive(requests: BinaryIO) -> bytes | None:
     return requests.read(length)
 
 
-def _send(answers: BinaryIO, tag: int, payload: bytes) -> None:
+def send(answers: BinaryIO, tag: int, payload: bytes) -> None:
+    """Write one answer with its header."""
     answers.write(HEADER.pack(tag, len(payload)) + payload)
     answers.flush()
 

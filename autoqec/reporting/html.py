@@ -43,16 +43,16 @@ def write(layouts: Sequence[RunLayout], path: Path) -> Path:
 
 def page(runs: Sequence[RunReport], *, following: bool = False) -> str:
     """Render the document; following: it polls its server for changes and reloads."""
-    script = _template_text("report.js")
+    script = template_text("report.js")
     # Gains on different envs are not comparable, so they share no chart.
     comparable = len({run.info.env_yaml_sha256 for run in runs}) == 1 < len(runs)
     return (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             runs=runs,
             following=following,
-            style=_template_text("report.css"),
+            style=template_text("report.css"),
             script=script,
             policy=policy(script, following=following),
             comparable=comparable,
@@ -70,9 +70,9 @@ def _figures(runs: Sequence[RunReport]) -> dict[str, str]:
 
 def notice(title: str, text: str) -> str:
     """Render a page that says why there is no report (yet)."""
-    script = _template_text("report.js")
-    template = _environment().get_template("notice.html.j2")
-    parts = {"style": _template_text("report.css"), "script": script, "policy": policy(script, following=True)}
+    script = template_text("report.js")
+    template = environment().get_template("notice.html.j2")
+    parts = {"style": template_text("report.css"), "script": script, "policy": policy(script, following=True)}
     return template.render(title=title, text=text, **parts)
 
 
@@ -122,7 +122,8 @@ def null_result_note(run: RunReport) -> str:
     return f" With {count(shots)} fresh shots, a gain below about {percent_gain:.0f}% may be missed."
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return the environment of all page templates; it escapes what it inserts."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     jinja_env = Environment(
@@ -156,7 +157,8 @@ def _environment() -> Environment:
     return jinja_env
 
 
-def _template_text(name: str) -> str:
+def template_text(name: str) -> str:
+    """Return a file of the templates, such as report.css."""
     return (resources.files("autoqec.reporting") / "templates" / name).read_text(encoding="utf-8")
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from autoqec.contracts import names
+from autoqec.installation import PACKAGE_DIR
 
 # `\Z`, because `$` also matches before a trailing newline.
 RUN_ID = re.compile(rf"(?:{names.RUN_ID})\Z")
@@ -302,3 +303,32 @@ def branch_round(branch: str) -> int | None:
     """Return the round number in a branch's name; None if it is not a round's branch."""
     match = BRANCH.match(branch)
     return int(match["round"]) if match else None
+
+
+@dataclass(frozen=True)
+class BoardLayout:
+    """Files of a decoder board: a directory of its own, or the one in the package."""
+
+    dir: Path
+
+    @property
+    def circuits(self) -> Path:
+        """`circuits.jsonl`: the pinned circuits."""
+        return self.dir / "circuits.jsonl"
+
+    @property
+    def decoders(self) -> Path:
+        """`decoders.jsonl`: decoders that the user added."""
+        return self.dir / "decoders.jsonl"
+
+    @property
+    def results(self) -> Path:
+        """`results.jsonl`: the measurements."""
+        return self.dir / "results.jsonl"
+
+    def circuit(self, sha256: str) -> Path:
+        """Return the file of an added circuit."""
+        return self.dir / "circuits" / f"{sha256}.stim"
+
+
+PACKAGED_BOARD = BoardLayout(PACKAGE_DIR / "data" / "board")

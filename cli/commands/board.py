@@ -1,0 +1,211 @@
+"""`autoqec board`: decoders on pinned circuits, a table whose every cell can be measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from autoqec.cli.common import Output, options
+from autoqec.errors import UsageError
+from autoqec.store.layout import BoardLayout
+from autoqec.system.machine import cpu_count
+
+if TYPE_CHECKING:
+    from autoqec.board.results import Cell
+    from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+
+Value = TypeVar("Value")
+FORMATS = ("csv", "json", "sinter-csv", "html")
+
+
+@click.group("board")
+def command() -> None:
+    """Show and measure which decoder suits which circuit.
+
+    The table joins the measurements in the package with those in ./board, where new ones are written. Every command
+    takes --dir, --json, --quiet and --verbose.
+    """
+
+
+board_option = click.option(
+    "--dir", "directory", type=click.Path(path_type=Path), default=Path("board"), show_default=True,
+    help="Directory of your circuits, decoders and results.",
+)  # fmt: skip
+
+
+@command.command("show")
+@click.option("--circuit", "pattern", metavar="CIRCUIT", default="*", help="Only these circuits: a name or pattern.")
+@board_option
+@options
+def show(pattern: str, directory: Path, out: Output) -> None:
+    """Show the measured cells, and how many are missing."""
+    from autoqec.board.circuits import load_circuits
+    from autoqec.board.decoders import load_decoders
+    from autoqec.board.export import to_row
+    from autoqec.board.summary import table_lines
+
+    board = BoardLayout(directory)
+    circuits = _matching(load_circuits(board), pattern, "circuit")
+    table = _table(board, circuits)
+    for line in table_lines(circuits, table, len(load_decoders(board))):
+        out.say(line)
+    for cell in table:
+        out.emit(to_row(cell))
+
+
+@command.command("measure")
+@click.argument("circuit")
+@click.argument("decoder")
+@click.option("--shots", type=click.IntRange(1), default=10_000, show_default=True, help="Rounded up to thousands.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the shots.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True,
+    help="Limit in seconds for loading a decoder, and for 1,000 shots.",
+)  # fmt: skip
+@click.option("--parallel", type=click.IntRange(1), default=1, show_default=True, help="Cells measured at a time.")
+@click.option("--again", is_flag=True, help="Also measure what the board directory already has.")
+@board_option
+@options
+def measure(
+    circuit: str,
+    decoder: str,
+    shots: int,
+    seed: int,
+    timeout: float,
+    parallel: int,
+    again: bool,
+    directory: Path,
+    out: Output,
+) -> None:
+    """Measure DECODER on CIRCUIT: names or patterns such as 'surface_d3_*'.
+
+    The same seed gives the same shots on every machine, so that the counts of a decoder that decides the same way can
+    be compared exactly. An interrupted measurement continues when the command is repeated.
+    """
+    from autoqec.board.circuits import load_circuits
+    from autoqec.board.decoders import load_decoders, missing_distribution
+    from autoqec.board.measure import Plan, measure_cells
+
+    if parallel > cpu_count():
+        raise UsageError(f"{parallel} cells on {cpu_count()} cores", location="--parallel", hint="use a smaller number")
+    board = BoardLayout(directory)
+    circuits = _matching(load_circuits(board), circuit, "circuit")
+    decoders = _matching(load_decoders(board), decoder, "decoder")
+    for name, spec in list(decoders.items()):
+        if (needed := missing_distribution(spec)) is not None:
+            if len(decoders) == 1:
+                raise UsageError(f"decoder {name!r} is not installed", hint=f"pip install {needed}")
+            out.note(f"decoder {name!r} is not installed, left out")
+            del decoders[name]
+    pairs = [(one, other) for one in circuits.values() for other in decoders.values()]
+
+    def report(measurement: BoardMeasurement) -> None:
+        failure = "" if measurement.status == "ok" else f", then {measurement.status}: {measurement.message}"
+        counts = f"{sum(measurement.failures)} failures in {measurement.shots} shots{failure}"
+        out.note(f"{measurement.circuit} {measurement.decoder}: {counts}")
+
+    measure_cells(board, pairs, Plan(shots, seed, timeout, again), parallel=parallel, on_measured=report)
+    _show_measured(board, circuits, set(decoders), out)
+
+
+@command.command("add")
+@click.argument("circuit", type=click.Path(path_type=Path), metavar="CIRCUIT.stim")
+@click.option("--name", help="Name on the board; default: that of the file.")
+@click.option("--rounds", type=click.IntRange(1), help="Rounds of syndrome measurement; default: unknown.")
+@board_option
+@options
+def add(circuit: Path, name: str | None, rounds: int | None, directory: Path, out: Output) -> None:
+    """Add a circuit and pin it by its hash."""
+    from autoqec.board.circuits import add_circuit
+
+    spec = add_circuit(circuit, BoardLayout(directory), name=name, rounds=rounds)
+    out.say(f"{spec.name}: {spec.sha256}")
+    out.emit(spec.dump())
+
+
+@command.command("add-decoder")
+@click.argument("source", metavar="MODULE:FUNCTION")
+@click.option("--sandbox", "sandboxed", is_flag=True, help="Run it in the sandbox.")
+@click.option(
+    "--timeout", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+    help="Limit in seconds for loading it.",
+)  # fmt: skip
+@board_option
+@options
+def add_decoder(source: str, sandboxed: bool, timeout: float, directory: Path, out: Output) -> None:
+    """Add the `sinter.Decoder` that MODULE.FUNCTION() returns, or each of a dict by name.
+
+    The module may lie in the current directory. Its code runs in a process of its own, with your permissions unless
+    --sandbox is given.
+    """
+    from autoqec.board.decoders import add_decoders
+    from autoqec.board.process import DecoderFailedError, decoder_process
+    from autoqec.contracts.board import BoardDecoder
+
+    probe = BoardDecoder(name="probe", source=source, sandboxed=sandboxed)
+    try:
+        with decoder_process(probe, timeout) as process:
+            keys = process.offered(probe)
+    except DecoderFailedError as error:
+        raise UsageError(str(error), location=source, hint="run the function yourself in Python") from error
+    for decoder in add_decoders(BoardLayout(directory), source, keys, sandboxed=sandboxed):
+        out.say(decoder.name)
+        out.emit(decoder.dump())
+
+
+@command.command("export")
+@click.option("--format", "form", type=click.Choice(FORMATS), required=True, help="html: one self-contained page.")
+@click.option("--out", "target", type=click.Path(path_type=Path), help="File; default: standard output.")
+@board_option
+@options
+def export(form: str, target: Path | None, directory: Path, out: Output) -> None:
+    """Export the table. Times are CPU time on one core."""
+    from autoqec.board.circuits import load_circuits
+    from autoqec.board.export import TEXT_FORMATS
+    from autoqec.board.page import page
+    from autoqec.store import atomic
+
+    board = BoardLayout(directory)
+    circuits = load_circuits(board)
+    table = _table(board, circuits)
+    text = page(circuits, table) if form == "html" else TEXT_FORMATS[form](table)
+    if target is None:
+        click.echo(text, nl=False)
+        return
+    if not target.parent.is_dir():
+        raise UsageError("its directory does not exist", location=str(target), hint=f"mkdir -p {target.parent}")
+    atomic.write_text(target, text)
+    out.say(str(target))
+    out.emit({"out": str(target), "format": form, "cells": len(table)})
+
+
+def _matching(known: Mapping[str, Value], pattern: str, what: str) -> dict[str, Value]:
+    found = {name: value for name, value in known.items() if fnmatchcase(name, pattern)}
+    if not found:
+        some = ", ".join(list(known)[:6])
+        raise UsageError(f"no {what} matches {pattern!r}", hint=f"choose a name or pattern; the first are {some}")
+    return found
+
+
+def _table(board: BoardLayout, circuits: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of these circuits, in their order."""
+    from autoqec.board.results import board_measurements, cells
+
+    order = {spec.sha256: index for index, spec in enumerate(circuits.values())}
+    found = [cell for cell in cells(board_measurements(board)) if cell.circuit_sha256 in order]
+    return sorted(found, key=lambda cell: order[cell.circuit_sha256])
+
+
+def _show_measured(board: BoardLayout, circuits: Mapping[str, BoardCircuit], decoders: set[str], out: Output) -> None:
+    """Print the cells that were asked for, and whether they agree with other measurements of the same shots."""
+    from autoqec.board.export import to_row
+    from autoqec.board.summary import cell_line
+
+    for cell in _table(board, circuits):
+        if cell.decoder in decoders:
+            out.say(cell_line(cell))
+            out.emit(to_row(cell))

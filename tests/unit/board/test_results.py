@@ -1,0 +1,176 @@
+"""Files of a board: circuits, results, and the table that they give."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sinter
+import stim
+
+from autoqec.board import export
+from autoqec.board.circuits import add_circuit, load_circuit, load_circuits
+from autoqec.board.results import append_measurement, board_measurements, cells, pareto_front, read_measurements
+from autoqec.board.summary import advice, cell_line, table_lines
+from autoqec.contracts.board import BoardCircuit, BoardMeasurement
+from autoqec.errors import ContractError, UsageError
+from autoqec.qec.stats import clopper_pearson, per_round
+from autoqec.store.layout import PACKAGED_BOARD, BoardLayout
+from benchmarks import board_circuits
+
+
+def measurement(**changes: Any) -> BoardMeasurement:
+    values: dict[str, Any] = {
+        "circuit": "c", "circuit_sha256": "a" * 64, "dem_sha256": "b" * 64, "rounds": 3, "decoder": "d",
+        "decoder_source": "m:f", "decoder_version": "m 1", "sandboxed": False, "status": "ok", "message": None,
+        "seed": 0,
+        "first_block": 0, "block_shots": 1000, "failures": (10, 20), "fixed": (4, 6), "broken": (1, 2), "cpu_s": 0.004,
+        "reference_cpu_s": 0.002, "machine": "cpu", "packages": {"stim": "1.16.0"}, "commit": None, "measured_at": None,
+    }  # fmt: skip
+    return BoardMeasurement(**{**values, **changes})
+
+
+def test_packaged_circuits_are_those_of_the_generator() -> None:
+    assert PACKAGED_BOARD.circuits.read_text() == board_circuits.text()
+    found = load_circuits(PACKAGED_BOARD)
+    assert len(found) >= 40 and len({spec.sha256 for spec in found.values()}) == len(found)
+
+
+def test_packaged_results_belong_to_packaged_circuits() -> None:
+    circuits = load_circuits(PACKAGED_BOARD)
+    for item in read_measurements(PACKAGED_BOARD.results):
+        assert circuits[item.circuit].sha256 == item.circuit_sha256 and circuits[item.circuit].rounds == item.rounds
+
+
+def test_circuit_with_another_hash_is_rejected(board: BoardLayout, circuit: BoardCircuit) -> None:
+    with pytest.raises(UsageError, match="is not the pinned circuit"):
+        load_circuit(circuit.model_copy(update={"p": 0.006}), board)
+
+
+def test_added_circuit_is_read_again(board: BoardLayout, tmp_path: Path) -> None:
+    path = tmp_path / "mine.stim"
+    path.write_text("X_ERROR(0.1) 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]\n")
+    spec = add_circuit(path, board, name=None, rounds=None)
+    assert spec.name == "mine" and add_circuit(path, board, name=None, rounds=None) == spec
+    assert load_circuit(load_circuits(board)["mine"], board) == stim.Circuit(path.read_text())
+    assert len(board.circuits.read_text().splitlines()) == 1
+    path.write_text("X_ERROR(0.2) 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]\n")
+    with pytest.raises(UsageError, match="another circuit"):
+        add_circuit(path, board, name=None, rounds=None)
+    board.circuit(spec.sha256).write_text(path.read_text())
+    with pytest.raises(UsageError, match="is not the pinned circuit"):
+        load_circuit(spec, board)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("M 0\nDETECTOR rec[-1]\n", "1 detectors and 0 observables"),
+        ("M 0\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "0 detectors and 1 observables"),
+        ("H 0\nM 0\nDETECTOR rec[-1]\nOBSERVABLE_INCLUDE(0) rec[-1]\n", "cannot compute its detector error model"),
+        ("NOT_A_GATE 0\n", "is not a stim circuit"),
+    ],
+)
+def test_unusable_circuit_is_not_added(board: BoardLayout, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.stim"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as error:
+        add_circuit(path, board, name=None, rounds=None)
+    assert error.value.hint and not board.circuits.exists()
+
+
+def test_unknown_schema_is_refused(board: BoardLayout) -> None:
+    append_measurement(board, measurement())
+    board.results.write_text(board.results.read_text() + json.dumps({"schema_version": 2}) + "\n")
+    with pytest.raises(ContractError, match=r"results.jsonl:2: unknown schema_version 2"):
+        board_measurements(board)
+
+
+def test_torn_last_line_is_ignored_and_moved_away(board: BoardLayout) -> None:
+    append_measurement(board, measurement())
+    with board.results.open("a") as stream:
+        stream.write('{"schema_version":1,"circ')
+    assert read_measurements(board.results) == [measurement()]
+    append_measurement(board, measurement(first_block=2))
+    assert [item.first_block for item in read_measurements(board.results)] == [0, 2]
+    (torn,) = (board.dir / "salvage").iterdir()
+    assert torn.read_text() == '{"schema_version":1,"circ'
+
+
+def test_conflicting_measurements_are_both_kept_and_shown(board: BoardLayout) -> None:
+    for item in (measurement(), measurement(failures=(10, 21), machine="other")):
+        append_measurement(board, item)
+    found = board_measurements(board)
+    (cell,) = cells(found)
+    assert len(found) == 2 and cell.state == "conflict" and (cell.conflicts, cell.reproduced) == (1, 1)
+    assert cell.rate is not None and cell.rate.errors == 30, "the first measurement"
+    assert "CONFLICT: 1 blocks" in cell_line(cell)
+    assert pareto_front([cell]) == [] and len(export.to_sinter_csv([cell]).splitlines()) == 1
+    assert json.loads(export.to_json([cell]))[0]["conflicting_blocks"] == 1
+
+
+def test_figures_of_a_cell() -> None:
+    (cell,) = cells([measurement(), measurement(first_block=2, cpu_s=0.006, reference_cpu_s=0.003)])
+    assert cell.rate is not None and cell.effect is not None
+    assert (cell.rate.errors, cell.rate.shots, cell.rate.rate) == (60, 4000, 0.015)
+    assert (cell.rate.low, cell.rate.high) == clopper_pearson(60, 4000)
+    assert (cell.per_round_low, cell.per_round_high) == tuple(per_round(end, 3) for end in clopper_pearson(60, 4000))
+    assert cell.effect.counts.errors_reference == 60 + 20 - 6 and cell.effect.delta == pytest.approx(14 / 4000)
+    assert cell.us_per_shot == pytest.approx(2.5) and cell.relative_time == pytest.approx(2.0)
+
+
+def test_other_version_of_a_decoder_is_not_added_up() -> None:
+    (cell,) = cells([measurement(), measurement(decoder_version="m 2", failures=(1, 2), fixed=None, broken=None)])
+    assert cell.version == "m 2" and cell.rate is not None and cell.rate.errors == 3 and cell.effect is None
+
+
+def test_unknown_rounds_give_no_rate_per_round() -> None:
+    (cell,) = cells([measurement(rounds=None)])
+    row = export.to_row(cell)
+    assert row["ler_per_round"] is None and row["ler_per_round_low"] is None and row["ler_per_shot"] == 0.015
+
+
+def test_failure_after_some_blocks_keeps_their_counts() -> None:
+    (cell,) = cells([measurement(), measurement(first_block=2, failures=(), fixed=(), broken=(), status="timeout")])
+    assert cell.state == "timeout" and cell.rate is not None and cell.rate.shots == 2000
+    assert export.to_row(cell)["timeouts"] == 1 and export.to_row(cell)["decoder_failures"] == 0
+
+
+@pytest.mark.parametrize("change", [{"fixed": (4,)}, {"broken": None}, {"failures": (10, 1001)}])
+def test_counts_that_contradict_each_other_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="differ in length|lies outside"):
+        measurement(**change)
+
+
+def test_exports_can_be_read_again(tmp_path: Path) -> None:
+    table = cells([measurement(), measurement(decoder="e", failures=(0, 0), fixed=None, broken=None)])
+    rows = list(csv.DictReader(io.StringIO(export.to_csv(table))))
+    assert [(row["decoder"], row["failures"], row["delta"]) for row in rows] == [("d", "30", "0.0035"), ("e", "0", "")]
+    (tmp_path / "stats.csv").write_text(export.to_sinter_csv(table))
+    stats = sinter.read_stats_from_csv_files(tmp_path / "stats.csv")
+    assert [(item.decoder, item.shots, item.errors) for item in stats] == [("d", 2000, 30), ("e", 2000, 0)]
+    assert stats[0].json_metadata["circuit"] == "c"
+
+
+def test_pareto_front_drops_what_another_cell_beats() -> None:
+    def cell(decoder: str, failures: int, cpu_s: float) -> BoardMeasurement:
+        return measurement(decoder=decoder, failures=(failures,), fixed=None, broken=None, cpu_s=cpu_s)
+
+    table = cells(
+        [cell("slow_good", 5, 1.0), cell("fast_bad", 50, 0.1), cell("slow_bad", 60, 2.0), cell("mid", 20, 0.5)]
+    )
+    assert [item.decoder for item in pareto_front(table)] == ["fast_bad", "mid", "slow_good"]
+
+
+def test_advice_has_five_lines_from_measured_cells_only(circuit: BoardCircuit) -> None:
+    table = cells(
+        [measurement(failures=(100, 90), fixed=(40, 50), broken=(1, 2)), measurement(decoder="e", status="error")]
+    )
+    lines = advice({"c": circuit}, table)
+    assert len(lines) == 5 and lines[2].endswith(": d (1 circuit).") and not any("e (" in line for line in lines)
+    assert advice({}, [])[0] == "Shortest time: none measured."
+    assert "circuits without any: c" in table_lines({"c": circuit}, table, 9)[-1]
