@@ -20,6 +20,9 @@ from autoqec.store import atomic
 PTB64_GROUP = 64  # shots per group of ptb64
 TEXT_FORMATS = ("01", "hits", "dets")
 FORMATS = ("b8", "r8", "ptb64", *TEXT_FORMATS)
+KINDS = ("detectors", "observables", "measurements")  # what a bit of a shot is
+COMPRESSED = {b"\x1f\x8b\x08": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz"}
+SNIFFED = 4096  # bytes at the start of a file that tell text from binary
 
 
 def guess_format(path: Path) -> str:
@@ -28,47 +31,63 @@ def guess_format(path: Path) -> str:
     return ending if ending in FORMATS else "b8"
 
 
-def read(path: Path, shot_format: str, n_detectors: int, chunk: int) -> Iterator[np.ndarray]:
-    """Read detection events chunk by chunk.
+def read(path: Path, shot_format: str, n_bits: int, chunk: int, kind: str = "detectors") -> Iterator[np.ndarray]:
+    """Read shots chunk by chunk.
 
     Args:
         path: The file.
         shot_format: One of `FORMATS`.
-        n_detectors: Number of detectors per shot.
+        n_bits: Number of bits per shot.
         chunk: Shots per chunk, a multiple of 64.
+        kind: One of `KINDS`.
 
     Yields:
-        uint8 [<= chunk, ceil(n_detectors / 8)], bit-packed.
+        uint8 [<= chunk, ceil(n_bits / 8)], bit-packed.
 
     Raises:
         UsageError: The file cannot be read, or does not hold shots of this size in this format.
     """
     try:
         with path.open("rb") as stream, tempfile.TemporaryDirectory(prefix="autoqec-shots-") as temp_dir:
-            for raw in _read_chunks(shot_format, stream, n_detectors, chunk, path):
+            check_content(path, stream, shot_format, n_bits, kind)
+            for raw in _read_chunks(shot_format, stream, n_bits, chunk, path, kind):
                 part = Path(temp_dir) / "part"
                 part.write_bytes(raw)
                 try:
                     shots = stim.read_shot_data_file(
-                        path=part, format=shot_format, num_detectors=n_detectors, bit_packed=True
+                        path=part, format=shot_format, bit_packed=True, **{f"num_{kind}": n_bits}
                     )
                 except ValueError as error:
-                    raise _format_error(path, shot_format, n_detectors, str(error).strip().splitlines()[0]) from error
+                    reason = str(error).strip().splitlines()[0]
+                    raise format_error(path, shot_format, n_bits, reason, kind) from error
                 if shot_format == "b8":
-                    _check_padding_bits(raw, n_detectors, path)
+                    check_padding_bits(shots, n_bits, path, kind)
                 yield shots
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", location=str(path), hint="check the path") from error
 
 
-def _check_padding_bits(raw: bytes, n_bits: int, path: Path) -> None:
-    """Raise UsageError if padding bits are set: the file then belongs to another circuit, which stim does not check."""
-    last = np.frombuffer(raw, np.uint8).reshape(-1, -(-n_bits // 8))[:, -1]
-    if n_bits % 8 and (last >> n_bits % 8).any():
-        raise _format_error(path, "b8", n_bits, "bits beyond the last detector are set")
+def check_content(path: Path, stream: BinaryIO, shot_format: str, n_bits: int, kind: str) -> None:
+    """Raise UsageError if a file is compressed, or is text where the format is binary; rewinds the stream."""
+    head = stream.read(SNIFFED)
+    stream.seek(0)
+    for magic, name in COMPRESSED.items():
+        if head.startswith(magic):
+            raise UsageError(f"is compressed ({name})", location=str(path), hint=f"decompress {path.name} first")
+    if shot_format not in TEXT_FORMATS and len(head) > 1 and not set(head) - set(b"01\r\n") and b"\n" in head:
+        raise format_error(path, shot_format, n_bits, "the content is text of 0 and 1, as in format 01", kind)
 
 
-def _read_chunks(shot_format: str, stream: BinaryIO, n_bits: int, chunk: int, path: Path) -> Iterator[bytes]:
+def check_padding_bits(shots: np.ndarray, n_bits: int, path: Path, kind: str) -> None:
+    """Raise UsageError if padding bits of b8 are set: the file then belongs to another circuit.
+
+    stim does not check them.
+    """
+    if n_bits % 8 and (shots[:, -1] >> n_bits % 8).any():
+        raise format_error(path, "b8", n_bits, f"bits beyond the last of the {kind} are set", kind)
+
+
+def _read_chunks(shot_format: str, stream: BinaryIO, n_bits: int, chunk: int, path: Path, kind: str) -> Iterator[bytes]:
     """Yield the file's bytes in pieces of whole shots."""
     if shot_format in TEXT_FORMATS:
         yield from _until_empty(lambda: b"".join(line for _, line in zip(range(chunk), stream, strict=False)))
@@ -79,7 +98,8 @@ def _read_chunks(shot_format: str, stream: BinaryIO, n_bits: int, chunk: int, pa
         length = os.fstat(stream.fileno()).st_size
         if length % size:
             unit = f"groups of {shots} shots" if shots > 1 else "shots"
-            raise _format_error(path, shot_format, n_bits, f"{length} bytes are not a multiple of {size} ({unit})")
+            reason = f"{length} bytes are not a multiple of {size} ({unit})"
+            raise format_error(path, shot_format, n_bits, reason, kind)
         yield from _until_empty(lambda: stream.read(size * (chunk // shots)))
 
 
@@ -127,8 +147,8 @@ def write(path: Path, shot_format: str, n_observables: int, parts: Iterator[np.n
     return total
 
 
-def _format_error(path: Path, shot_format: str, n_detectors: int, reason: str) -> UsageError:
-    message = f"is not a {shot_format} file of shots with {n_detectors} detectors: {reason}"
-    return UsageError(
-        message, location=str(path), hint="set its format with --in-format, or the env of its circuit with --env"
-    )
+def format_error(path: Path, shot_format: str, n_bits: int, reason: str, kind: str = "detectors") -> UsageError:
+    """Return the error of a file that does not hold shots of `n_bits` bits in a format."""
+    message = f"is not a {shot_format} file of shots with {n_bits} {kind}: {reason}"
+    hint = "name the format by the file extension or with --in-format, and check that the file belongs to the circuit"
+    return UsageError(message, location=str(path), hint=hint)

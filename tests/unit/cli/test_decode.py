@@ -178,7 +178,7 @@ def test_invalid_shot_files_are_rejected(
 
 def test_set_padding_bits_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "wide").write_bytes(b"\0\0\0\x80")
-    with pytest.raises(UsageError, match="beyond the last detector"):
+    with pytest.raises(UsageError, match="beyond the last of the detectors"):
         list(shotfiles.read(tmp_path / "wide", "b8", 28, 64))
 
 
