@@ -37,6 +37,7 @@ COMMANDS = {
     "board": ("autoqec.cli.commands.board", "Show and measure which decoder suits which circuit."),
     "mcp": ("autoqec.cli.commands.mcp", "Serve the runs of a repository over the Model Context Protocol."),
     "add-env": ("autoqec.cli.commands.add_env", "Create an env file interactively and check it by decoding shots."),
+    "check-data": ("autoqec.cli.commands.check_data", "Compare recorded shots with their circuit, and decode them."),
     "envs": ("autoqec.cli.commands.envs", "List the packaged envs."),
     "machine-state": ("autoqec.cli.commands.machine_state", "Show the resources of this machine and what rounds used."),
     "doctor": ("autoqec.cli.commands.doctor", "Check what AutoQEC needs on this machine, with hints."),

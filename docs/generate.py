@@ -25,6 +25,7 @@ from autoqec.contracts import (
     pareto,
     profiles,
     provenance,
+    recorded,
     round,
     settings,
     verdict,
@@ -49,6 +50,7 @@ MODULES = (
     pareto,
     archive,
     board,
+    recorded,
     runtime,
 )
 MODELS: dict[str, type[Contract]] = {
@@ -62,7 +64,7 @@ TOP_LEVEL = (
     "EnvSpec", "PredecoderDSL", "RunnerConfig", "RoundMetrics", "JobOrder", "Pointer", "Manifest", "RunInfo", "Begun",
     "Planned", "Nominated", "AlphaSpent", "HistoryRow", "ParetoEntry", "VerifyReport", "IdeatorResponse",
     "CoderResponse", "AnalystResponse", "ArchiveManifest",
-    "BoardCircuit", "BoardDecoder", "BoardMeasurement",
+    "BoardCircuit", "BoardDecoder", "BoardMeasurement", "RecordedLayout", "RecordedManifest",
 )  # fmt: skip
 # Forms that are sent to a model have short schemas; the field of the response that they become describes theirs.
 SHARED_FIELDS: dict[str, type[Contract]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,12 @@ from typing import Any
 import click
 
 from autoqec.cli.common import Output, options, trust_option
+from autoqec.cli.env_defaults import SEED_BANDS, default_baselines
 from autoqec.errors import UsageError
 from autoqec.reporting.text import pluralize
 
 MATRICES = ("hx", "hz", "lx", "lz")
 GENERATED = ("surface_code:", "repetition_code:", "color_code:")
-SEED_BANDS = {
-    "train": [0, 999_999_999],
-    "val": [1_000_000_000, 1_999_999_999],
-    "holdout": [2_000_000_000, 2_999_999_999],
-}
 HELP = "autoqec add-env --help"
 MIN_BASELINE_ERRORS = 30  # with fewer logical errors of the baseline a gain is hard to detect
 SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with a matching graph
@@ -28,6 +25,12 @@ SLOW_SHOTS, SHOTS = 300, 20_000  # default shots of the check: without and with 
 @click.argument("name", required=False)
 @click.option(
     "--code", help="Task of stim (surface_code:rotated_memory_z, …), bivariate_bicycle, or a .stim, .dem or .yaml file."
+)
+@click.option(
+    "--recorded",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of recorded shots, whose circuit becomes the code; the shots are checked against it.",
 )
 @click.option("--distance", type=click.IntRange(1), help="Code distance, for tasks of stim.")
 @click.option(
@@ -80,9 +83,45 @@ def command(
         raise UsageError(
             "already exists", location=str(path), hint="add --force to replace it, or choose another --out"
         )
-    spec: dict[str, Any] = {"name": name, "code": _code(given_options, path), "noise": {}, "seed_policy": SEED_BANDS}
+    recorded = given_options["recorded"]
+    if recorded is None:
+        code, manifest = _code(given_options, path), None
+    else:
+        code, manifest = _recorded_code(recorded, given_options, path, out)
+    spec: dict[str, Any] = {"name": name, "code": code, "noise": {}, "seed_policy": SEED_BANDS}
     spec["noise"] = _noise(given_options, spec["code"]["kind"])
     _write(spec, given_options, path, shots, out)
+    if manifest is not None:
+        from autoqec.store import atomic
+
+        manifest_path = manifest_path_of(path)
+        atomic.write_text(manifest_path, json.dumps(manifest, indent=2) + "\n")
+        out.say(f"{manifest_path}: hashes of {pluralize(len(manifest['files']), 'file')} of recorded shots")
+
+
+def manifest_path_of(env_file: Path) -> Path:
+    """Return the path of the manifest of recorded shots beside an env file."""
+    return env_file.with_name(f"{env_file.stem}.recorded.json")
+
+
+def _recorded_code(
+    directory: Path, given_options: dict[str, Any], path: Path, out: Output
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Check recorded shots; return the env's `code` and the manifest."""
+    from autoqec.cli.recorded_shots import diagnose, open_recorded, require_fit
+    from autoqec.qec.recorded.env import code_of, manifest_of
+
+    unused = [
+        f"--{name}" for name in ("code", "distance", "rounds", "basis", *MATRICES) if given_options[name] is not None
+    ]
+    if unused:
+        hint = f"remove {', '.join(unused)}; rounds of the experiment belong into recorded.yaml"
+        raise UsageError("cannot be combined with --recorded", location=unused[0], hint=hint)
+    recorded, problem, _ = open_recorded(directory)
+    checks = diagnose(recorded, problem, out)
+    require_fit(checks, directory)
+    shots = tuple(0 if check.counts is None else check.counts.shots for check in checks)
+    return code_of(recorded, path.parent), manifest_of(recorded, shots, path.parent).dump()
 
 
 def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shots: int | None, out: Output) -> None:
@@ -97,8 +136,7 @@ def _write(spec: dict[str, Any], given_options: dict[str, Any], path: Path, shot
         out.note(
             f"backend {backend}: " + ("the code has a matching graph" if backend == "mwpm" else "no matching graph")
         )
-    default = ["mwpm", "mwpm_correlated"] if backend == "mwpm" else ["bposd_cs10"]
-    spec |= {"backend": backend, "baselines": _split_list(given_options["baselines"]) or default}
+    spec |= {"backend": backend, "baselines": _split_list(given_options["baselines"]) or default_baselines(backend)}
     env = env_from_data(spec, location=location, directory=path.parent, hint=HELP)
     env_summary = summarize_env(env, shots or (SHOTS if backend == "mwpm" else SLOW_SHOTS))
     atomic.write_text(path, dump_config(spec))

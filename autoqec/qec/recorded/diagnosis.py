@@ -1,0 +1,185 @@
+"""Diagnoses of recorded shots that do not fit their model: each with a name and the most likely cause."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoqec.qec.problem import Problem
+from autoqec.qec.recorded.orders import known_orders, layers, moved_detectors
+from autoqec.qec.recorded.statistics import EventCounts, ModelStatistics, model_statistics, similarity
+
+MIN_SHOTS = 200  # fewer shots say nothing
+MIN_EXPECTED_EVENTS = 30.0  # fewer expected events say nothing about a detector that never fired
+RANDOM = (0.42, 0.58)  # detection fractions of a detector that is not deterministic
+UNLIKELY_RANDOM = 0.35  # a model with detection fractions above this may have them at 1/2
+INVERTED = 0.6
+SIMILAR, UNRELATED, BETTER = 0.97, 0.55, 0.05
+MAX_NORM_ERROR = 0.2  # relative sampling error of the correlations' squared norm
+FEW_MOVED = 0.4  # similarity below which more than a few detectors are wrong
+MANY = 0.25  # share of the detectors above which exchanges mean another circuit
+RATE_RATIO = 3.0
+LISTED = 8
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """One way in which recorded shots do not fit their model.
+
+    Attributes:
+        name: Stable identifier.
+        message: What was found, with figures.
+        cause: The most likely cause, or how to find it.
+        error: Whether figures computed from the shots would be meaningless; False for a remark.
+    """
+
+    name: str
+    message: str
+    cause: str
+    error: bool = True
+
+
+def diagnose_events(problem: Problem, counts: EventCounts) -> list[Diagnosis]:
+    """Compare detection fractions and pairwise correlations with the model.
+
+    Args:
+        problem: The env with the shots' model.
+        counts: Counts of the recorded shots.
+
+    Returns:
+        Diagnoses; empty if the shots fit, or if there are too few to tell.
+    """
+    if counts.shots < MIN_SHOTS:
+        return []
+    model = model_statistics(problem.H, problem.mechanism_probs)
+    if not counts.single.any() and model.fractions.sum() * counts.shots > MIN_EXPECTED_EVENTS:
+        return [
+            Diagnosis("no_events", "no detector fired in any shot", "the file is empty of data, or of a simulation")
+        ]
+    found = list(_single_detectors(problem, counts, model))
+    k = len(counts.pairs)
+    usable = ~_implausible(counts, model)[:k]
+    found += _correlations(problem, counts, model, usable)
+    return found or list(_rates(counts, model))
+
+
+def _implausible(counts: EventCounts, model: ModelStatistics) -> np.ndarray:
+    """Return bool [n_detectors], detectors whose fraction alone shows that they cannot fit."""
+    fractions, expected = counts.fractions, model.fractions
+    dead = (counts.single == 0) & (expected * counts.shots > MIN_EXPECTED_EVENTS)
+    implausible: np.ndarray = dead | ((fractions > RANDOM[0]) & (expected < UNLIKELY_RANDOM))
+    return implausible
+
+
+def _single_detectors(problem: Problem, counts: EventCounts, model: ModelStatistics) -> Iterator[Diagnosis]:
+    fractions, expected = counts.fractions, model.fractions
+    dead = np.nonzero((counts.single == 0) & (expected * counts.shots > MIN_EXPECTED_EVENTS))[0]
+    if len(dead):
+        yield Diagnosis(
+            "dead_detectors",
+            f"{_listed(dead)} never fired in {counts.shots} shots; the model expects up to "
+            f"{expected[dead].max() * counts.shots:.0f} events each",
+            "a qubit was switched off, its measurements are constant, or its column is missing",
+        )
+    unlikely = expected < UNLIKELY_RANDOM
+    stuck = np.nonzero(unlikely & (counts.single == counts.shots))[0]
+    if len(stuck):
+        yield Diagnosis("stuck_detectors", f"{_listed(stuck)} fired in every shot", "a measurement is constant 1")
+    inverted = np.nonzero(unlikely & (fractions > INVERTED) & (counts.single < counts.shots))[0]
+    if len(inverted):
+        yield Diagnosis(
+            "inverted_detectors",
+            f"{_listed(inverted)} fired in {_range(fractions[inverted])} of the shots, the model expects "
+            f"{_range(expected[inverted])}",
+            "their measurements or the reference values are inverted: 0 and 1 are exchanged",
+        )
+    noisy = np.nonzero(unlikely & (fractions > RANDOM[0]) & (fractions <= INVERTED))[0]
+    if len(noisy) and len(noisy) > 0.8 * unlikely.sum():
+        yield Diagnosis(
+            "random_events",
+            f"{len(noisy)} of {len(fractions)} detectors fired in about half of the shots",
+            "the file does not hold detection events: raw measurements, another circuit, or a wrong format",
+        )
+    elif len(noisy):
+        yield _random_detectors(layers(problem), noisy, fractions)
+
+
+def _random_detectors(time: np.ndarray, noisy: np.ndarray, fractions: np.ndarray) -> Diagnosis:
+    message = f"{_listed(noisy)} fired in {_range(fractions[noisy])} of the shots, as if at random"
+    if set(time[noisy]) == {0} and time.max() > 0:
+        cause = "the initial state is not the one of the circuit: sweep bits are missing or of other shots"
+        return Diagnosis("random_first_round", message, cause)
+    if set(time[noisy]) == {time.max()} and time.max() > 0:
+        cause = "the final data measurements are of another basis or of other shots, or are missing from the detectors"
+        return Diagnosis("random_final_round", message, cause)
+    return Diagnosis("random_detectors", message, "their measurements belong to another qubit or to other shots")
+
+
+def _correlations(
+    problem: Problem, counts: EventCounts, model: ModelStatistics, usable: np.ndarray
+) -> Iterator[Diagnosis]:
+    """Compare the pattern of pairwise correlations, which does not depend on the overall rate."""
+    mask = np.outer(usable, usable)
+    observed, expected = np.where(mask, counts.correlations, 0), np.where(mask, model.correlations, 0)
+    strength = counts.shots * (expected**2).sum() / max(usable.sum(), 1)
+    few_events = counts.single.mean() < MIN_EXPECTED_EVENTS
+    if not mask.any() or few_events or strength * MAX_NORM_ERROR < np.sqrt(2):
+        return
+    direct = similarity(observed, expected, counts.shots)
+    if direct < SIMILAR:
+        text, best = _best_order(problem, counts, model)
+        if best > max(UNRELATED, direct + BETTER):
+            yield Diagnosis(
+                "detectors_permuted",
+                f"the detectors are {text}: similarity of the correlations {best:.2f}, as they are {direct:.2f}",
+                "the tool that wrote the file uses another order of the detectors than the circuit",
+            )
+            return
+    moved = moved_detectors(observed, expected, counts.shots) if direct > FEW_MOVED else {}
+    if 0 < len(moved) < MANY * usable.sum():
+        pairs = ", ".join(f"D{place} looks like D{detector}" for place, detector in list(moved.items())[:LISTED])
+        yield Diagnosis(
+            "detectors_swapped",
+            f"{len(moved)} detectors have the correlations of other detectors: {pairs}",
+            "columns or qubits are exchanged",
+        )
+    elif moved or direct < UNRELATED:
+        yield Diagnosis(
+            "wrong_model",
+            f"similarity of the events' correlations with the model's is {direct:.2f}; no known order explains it",
+            "the circuit or detector error model belongs to another experiment: basis, code, rounds or layout",
+        )
+
+
+def _best_order(problem: Problem, counts: EventCounts, model: ModelStatistics) -> tuple[str, float]:
+    """Return the known order under which the correlations fit best, with its similarity."""
+    if len(counts.pairs) < problem.n_detectors:  # an order of all detectors cannot be applied to the first ones
+        return "as in the circuit", -1.0
+    values = {
+        text: similarity(counts.correlations[np.ix_(order, order)], model.correlations, counts.shots)
+        for text, order in known_orders(problem).items()
+    }
+    return max(values.items(), key=lambda item: item[1])
+
+
+def _rates(counts: EventCounts, model: ModelStatistics) -> Iterator[Diagnosis]:
+    ratio = counts.fractions.mean() / max(model.fractions.mean(), 1e-12)
+    if not 1 / RATE_RATIO < ratio < RATE_RATIO:
+        yield Diagnosis(
+            "other_noise_strength",
+            f"detection fractions are {ratio:.2g} times those of the model",
+            "the model has another noise strength; estimate one with `autoqec check-data --dem-out`",
+            error=False,
+        )
+
+
+def _listed(detectors: np.ndarray) -> str:
+    names = ", ".join(f"D{detector}" for detector in detectors[:LISTED])
+    return names + (f" and {len(detectors) - LISTED} more detectors" if len(detectors) > LISTED else "")
+
+
+def _range(values: np.ndarray) -> str:
+    low, high = f"{values.min():.2f}", f"{values.max():.2f}"
+    return low if low == high else f"{low} to {high}"

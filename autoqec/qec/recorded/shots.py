@@ -1,0 +1,192 @@
+"""Recorded shots, read in place, block by block and chunk by chunk."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import stim
+
+from autoqec.contracts.recorded import RecordedBlock, RecordedFile, RecordedLayout
+from autoqec.errors import UsageError
+from autoqec.qec import shotfiles
+from autoqec.qec.codes import Source
+from autoqec.qec.recorded.layout import find_layout
+from autoqec.qec.sampling import Shots, unpack
+
+CHUNK = 16_384  # shots held in memory at a time; a multiple of 64
+HASHED = 1 << 20
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedShots:
+    """Recorded shots of one circuit.
+
+    Attributes:
+        directory: Directory of the files.
+        layout: Model and blocks.
+        source: The circuit, or the detector error model if there is no circuit.
+    """
+
+    directory: Path
+    layout: RecordedLayout
+    source: Source
+
+    @classmethod
+    def open(cls, directory: Path) -> RecordedShots:
+        """Find the layout of a directory and read its model.
+
+        Raises:
+            UsageError: The layout is not known, or stim cannot read the model.
+        """
+        layout = find_layout(directory)
+        path = directory / layout.model
+        try:
+            reader = stim.Circuit if path.suffix == ".stim" else stim.DetectorErrorModel
+            source: Source = reader.from_file(path)
+        except (ValueError, IndexError, OSError) as error:
+            message = f"stim cannot read this model ({str(error).strip().splitlines()[0]})"
+            raise UsageError(message, location=str(path), hint="check the file with `stim analyze_errors`") from error
+        if isinstance(source, stim.Circuit):
+            _check_deterministic(source, path)
+        if source.num_detectors == 0 or source.num_observables == 0:
+            message = f"has {source.num_detectors} detectors and {source.num_observables} observables"
+            raise UsageError(message, location=str(path), hint="add DETECTOR and OBSERVABLE_INCLUDE lines")
+        return cls(directory, layout, source)
+
+    def chunks(self, block: RecordedBlock) -> Iterator[Shots]:
+        """Read the shots of one block in order.
+
+        Yields:
+            At most `CHUNK` shots each.
+
+        Raises:
+            UsageError: A file is not readable, not in its format, of another circuit, or of another number of shots.
+        """
+        if block.detection_events is not None and block.observables is not None:
+            events = self._read(block.detection_events, self.source.num_detectors, "detectors")
+            flips = self._read(block.observables, self.source.num_observables, "observables")
+            for event_part, flip_part in _aligned(events, flips, block.detection_events, block.observables):
+                yield Shots(event_part, unpack(flip_part, self.source.num_observables).astype(bool))
+        else:
+            yield from self.converted(block)
+
+    def converted(self, block: RecordedBlock) -> Iterator[Shots]:
+        """Convert the raw measurements of one block to detection events and observable flips.
+
+        Yields:
+            At most `CHUNK` shots each.
+
+        Raises:
+            UsageError: As `chunks`, or the circuit uses sweep bits and there is no file of them.
+        """
+        circuit = self.source
+        if not isinstance(circuit, stim.Circuit) or block.measurements is None:
+            raise ValueError("only measurements of a circuit can be converted")
+        converter = circuit.compile_m2d_converter()
+        measured = self._read(block.measurements, circuit.num_measurements, "measurements")
+        pairs: Iterator[tuple[np.ndarray, np.ndarray | None]]
+        if circuit.num_sweep_bits == 0:
+            pairs = ((part, None) for part in measured)
+        elif block.sweep_bits is None:
+            raise UsageError(
+                f"the circuit uses {circuit.num_sweep_bits} sweep bits, but there is no file of them",
+                location=str(self.directory / block.measurements),
+                hint="add `sweep_bits` to the block; without them the initial states are wrong",
+            )
+        else:
+            # stim has no kind for sweep bits; they are stored as measurements are
+            swept = self._read(block.sweep_bits, circuit.num_sweep_bits, "measurements")
+            pairs = _aligned(measured, swept, block.measurements, block.sweep_bits)
+        for bits, sweep in pairs:
+            events, flips = converter.convert(
+                measurements=bits, sweep_bits=sweep, separate_observables=True, bit_packed=True
+            )
+            yield Shots(events, unpack(flips, circuit.num_observables).astype(bool))
+
+    def predictions(self, block: RecordedBlock, name: str) -> Iterator[np.ndarray]:
+        """Read predicted observable flips of another decoder, bool [<= CHUNK, n_observables] each."""
+        for part in self._read(block.predictions[name], self.source.num_observables, "observables"):
+            yield unpack(part, self.source.num_observables).astype(bool)
+
+    def files(self) -> tuple[RecordedFile, ...]:
+        """Hash the model and every file of every block."""
+        names = dict.fromkeys((self.layout.model, *(name for block in self.layout.blocks for name in block.files)))
+        return tuple(_hashed(self.directory, name) for name in names)
+
+    def _read(self, name: str, n_bits: int, kind: str) -> Iterator[np.ndarray]:
+        path = self.directory / name
+        shot_format = shotfiles.guess_format(path)
+        if shot_format == "b8":
+            return read_mapped(path, n_bits, kind)
+        return shotfiles.read(path, shot_format, n_bits, CHUNK, kind)
+
+
+def read_mapped(path: Path, n_bits: int, kind: str) -> Iterator[np.ndarray]:
+    """Read a b8 file through a memory map.
+
+    Yields:
+        uint8 [<= CHUNK, ceil(n_bits / 8)], bit-packed.
+
+    Raises:
+        UsageError: The file does not hold shots of `n_bits` bits.
+    """
+    with path.open("rb") as stream:
+        shotfiles.check_content(path, stream, "b8", n_bits, kind)
+    width = -(-n_bits // 8)
+    size = path.stat().st_size
+    if size % width:
+        raise shotfiles.format_error(path, "b8", n_bits, f"{size} bytes are not a multiple of {width} (shots)", kind)
+    if not size:
+        return
+    mapped = np.memmap(path, np.uint8, "r", shape=(size // width, width))
+    for start in range(0, len(mapped), CHUNK):
+        part = np.array(mapped[start : start + CHUNK])
+        shotfiles.check_padding_bits(part, n_bits, path, kind)
+        yield part
+
+
+def _aligned(
+    first: Iterator[np.ndarray], second: Iterator[np.ndarray], first_name: str, second_name: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield chunks of two files of the same shots; UsageError if their numbers of shots differ."""
+    shots = [0, 0]
+    mismatch = False
+    for a, b in itertools.zip_longest(first, second):
+        shots[0] += 0 if a is None else len(a)
+        shots[1] += 0 if b is None else len(b)
+        mismatch = mismatch or shots[0] != shots[1]
+        if not mismatch:
+            yield a, b
+    if mismatch:
+        raise UsageError(
+            f"has {shots[0]} shots, but {second_name} has {shots[1]}",
+            location=first_name,
+            hint="use files of the same recording; one of them may be truncated or belong to another circuit",
+        )
+
+
+def _check_deterministic(circuit: stim.Circuit, path: Path) -> None:
+    try:
+        circuit.without_noise().detector_error_model()
+    except ValueError as error:
+        raise UsageError(
+            "a detector or observable of the circuit without noise is not deterministic",
+            location=str(path),
+            hint="check DETECTOR and OBSERVABLE_INCLUDE with `stim analyze_errors --in FILE`",
+        ) from error
+
+
+def _hashed(directory: Path, name: str) -> RecordedFile:
+    digest = hashlib.sha256()
+    size = 0
+    with (directory / name).open("rb") as stream:
+        read: Callable[[], bytes] = lambda: stream.read(HASHED)  # noqa: E731 (typed for iter)
+        for part in iter(read, b""):
+            digest.update(part)
+            size += len(part)
+    return RecordedFile(path=name, bytes=size, sha256=digest.hexdigest())

@@ -1,0 +1,167 @@
+"""Recorded shots: layouts, formats, conversion of measurements, and files that are rejected."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import stim
+import yaml
+
+from autoqec.errors import UsageError
+from autoqec.qec.recorded import shots as shots_module
+from autoqec.qec.recorded.shots import RecordedShots
+from autoqec.qec.sampling import Shots, sample
+from tests.support.envs import problem
+from tests.support.recorded import google_directory, plain_directory, unpacked, write_shots
+
+
+def read_all(recorded: RecordedShots, block: int = 0) -> Shots:
+    parts = list(recorded.chunks(recorded.layout.blocks[block]))
+    return Shots(*(np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])))
+
+
+@pytest.mark.parametrize("event_format", ["b8", "01", "r8", "ptb64", "hits", "dets"])
+def test_every_format_of_stim_is_read(tmp_path: Path, event_format: str) -> None:
+    recorded = RecordedShots.open(plain_directory(tmp_path, 640, 1, event_format))
+    found, written = read_all(recorded), sample(problem(3), 640, 100)
+    assert (found.detection_events == written.detection_events).all()
+    assert (found.observables == written.observables).all()
+
+
+def test_chunks_are_aligned_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shots_module, "CHUNK", 256)
+    recorded = RecordedShots.open(plain_directory(tmp_path, 1000, 1))
+    parts = list(recorded.chunks(recorded.layout.blocks[0]))
+    assert [len(part) for part in parts] == [256, 256, 256, 232]
+    assert all(len(part.observables) == len(part.detection_events) for part in parts)
+
+
+def test_layout_of_google_is_recognized(tmp_path: Path) -> None:
+    recorded = RecordedShots.open(google_directory(tmp_path))
+    block = recorded.layout.blocks[0]
+    assert (recorded.layout.model, recorded.layout.rounds) == ("circuit_noisy.stim", 3)
+    assert (block.basis, block.patch) == ("Z", "3_5")
+    assert block.predictions == {"constant": "obs_flips_predicted_by_constant.01"}
+
+
+def test_layout_of_google_with_decoding_results(tmp_path: Path) -> None:
+    google_directory(tmp_path)
+    results = tmp_path / "decoding_results" / "matching"
+    results.mkdir(parents=True)
+    (tmp_path / "obs_flips_predicted_by_constant.01").rename(results / "obs_flips_predicted.01")
+    (tmp_path / "properties.yml").unlink()
+    (tmp_path / "metadata.json").write_text(json.dumps({"rounds": 3, "processor": "chip"}))
+    layout = RecordedShots.open(tmp_path).layout
+    assert layout.blocks[0].predictions == {"matching": "decoding_results/matching/obs_flips_predicted.01"}
+    assert layout.blocks[0].device == "chip" and layout.rounds == 3
+
+
+def test_measurements_with_sweep_bits_give_the_recorded_events(tmp_path: Path) -> None:
+    recorded = RecordedShots.open(google_directory(tmp_path))
+    block = recorded.layout.blocks[0]
+    converted = next(recorded.converted(block))
+    stored = read_all(recorded)
+    assert (converted.detection_events == stored.detection_events).all()
+    assert (converted.observables == stored.observables).all()
+    without = block.model_copy(update={"sweep_bits": None})
+    with pytest.raises(UsageError, match="9 sweep bits, but there is no file"):
+        list(recorded.converted(without))
+
+
+def _truncate(directory: Path) -> None:
+    path = directory / "events0.b8"
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def _drop_shots(directory: Path) -> None:
+    path = directory / "events0.b8"
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def _compress(directory: Path) -> None:
+    path = directory / "events0.b8"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def _text(directory: Path) -> None:
+    write_shots(directory / "text.01", unpacked(sample(problem(3), 100, 1), 24))
+    (directory / "text.01").replace(directory / "events0.b8")
+
+
+def _padding(directory: Path) -> None:
+    (directory / "flips0.01").unlink()
+    (directory / "flips0.b8").write_bytes(b"\xff" * 640)
+    _edit(directory, "flips0.01", "flips0.b8")
+
+
+def _missing(directory: Path) -> None:
+    (directory / "flips0.01").unlink()
+
+
+def _outside(directory: Path) -> None:
+    (directory.parent / "elsewhere.01").write_bytes((directory / "flips0.01").read_bytes())
+    _edit(directory, "flips0.01", "../elsewhere.01")
+
+
+def _random_detector(directory: Path) -> None:
+    text = str(problem(3).circuit)
+    (directory / "circuit.stim").write_text("H 1\nM 1\nDETECTOR rec[-1]\n" + text)
+
+
+def _no_circuit(directory: Path) -> None:
+    (directory / "circuit.stim").write_text("this is not a circuit")
+
+
+def _unpaired(directory: Path) -> None:
+    _edit(directory, "observables: flips0.01", "time: yesterday")
+
+
+def _edit(directory: Path, old: str, new: str) -> None:
+    path = directory / "recorded.yaml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+BAD: dict[str, tuple[Callable[[Path], None], str]] = {
+    "truncated": (_truncate, "not a multiple of 3"),
+    "shots missing": (_drop_shots, "has 630 shots, but flips0.01 has 640"),
+    "gzip": (_compress, "compressed .gzip"),
+    "text where binary is expected": (_text, "text of 0 and 1"),
+    "padding bits": (_padding, "beyond the last of the observables"),
+    "missing file": (_missing, "is not a file"),
+    "outside the directory": (_outside, "outside the directory"),
+    "random detector": (_random_detector, "not deterministic"),
+    "no circuit": (_no_circuit, "stim cannot read"),
+    "observables missing": (_unpaired, "must be given together"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_rejected(tmp_path: Path, name: str) -> None:
+    directory = plain_directory(tmp_path / "data", 640, 1)
+    damage, message = BAD[name]
+    damage(directory)
+    with pytest.raises(UsageError, match=message) as error:
+        read_all(RecordedShots.open(directory))
+    assert error.value.hint and error.value.location
+
+
+def test_directory_without_layout_names_its_experiments(tmp_path: Path) -> None:
+    google_directory(tmp_path / "experiment")
+    with pytest.raises(UsageError, match="neither recorded.yaml nor circuit_noisy.stim") as error:
+        RecordedShots.open(tmp_path)
+    assert "experiment" in str(error.value.hint)
+
+
+def test_detector_error_model_as_model(tmp_path: Path) -> None:
+    plain_directory(tmp_path, 640, 1)
+    (tmp_path / "model.dem").write_text(str(problem(3).dem))
+    layout = yaml.safe_load((tmp_path / "recorded.yaml").read_text()) | {"model": "model.dem"}
+    (tmp_path / "recorded.yaml").write_text(yaml.safe_dump(layout))
+    recorded = RecordedShots.open(tmp_path)
+    assert isinstance(recorded.source, stim.DetectorErrorModel) and len(read_all(recorded)) == 640
